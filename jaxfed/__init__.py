@@ -1,0 +1,21 @@
+"""jaxfed: federated, personalized, unsupervised learning in JAX."""
+
+from jaxfed import linalg as linalg
+from jaxfed import manifolds as manifolds
+from jaxfed import pca as pca
+from jaxfed.core import backend as backend
+from jaxfed.core import channel as channel
+from jaxfed.core import participation as participation
+from jaxfed.core.algorithm import Algorithm as Algorithm
+from jaxfed.core.algorithm import Personalized as Personalized
+from jaxfed.core.checkpoint import Checkpoint as Checkpoint
+from jaxfed.core.clients import Clients as Clients
+from jaxfed.core.clients import Samples as Samples
+from jaxfed.core.run import EarlyStopping as EarlyStopping
+from jaxfed.core.run import Solution as Solution
+from jaxfed.core.run import fit as fit
+from jaxfed.core.run import rollout as rollout
+from jaxfed.core.sweep import stack as stack
+from jaxfed.core.sweep import sweep as sweep
+
+__version__ = "0.1.0"

@@ -1,0 +1,111 @@
+"""Checkpoints of a run through Orbax: saved between chunks of rounds, resumed bit for bit."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed._optional import require
+
+
+class Checkpoint:
+    """Where and how often a run is saved."""
+
+    def __init__(self, path: str | Path, *, every: int = 50, keep: int = 2):
+        """Save into a folder.
+
+        Args:
+            path: the folder; made if it is not there. One run per folder.
+            every: save every so many rounds, and at the end.
+            keep: how many of the newest checkpoints stay.
+
+        Raises:
+            ValueError: if `every` or `keep` is not positive.
+            ImportError: if Orbax is not installed.
+        """
+        if every <= 0 or keep <= 0:
+            raise ValueError(f"every and keep must be positive, got {every} and {keep}")
+        require("orbax.checkpoint", extra="checkpoint")
+        self.path, self.every, self.keep = Path(path).resolve(), every, keep
+
+    def save(self, identity: Any, state: PyTree, pieces: list[dict[str, np.ndarray]]) -> None:
+        """Write the state and the history so far; complete or not at all."""
+        history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
+        self.path.mkdir(parents=True, exist_ok=True)
+        described = self.path / "run.json"
+        if not described.exists():
+            described.write_text(json.dumps(identity, indent=1))
+        ocp = require("orbax.checkpoint", extra="checkpoint")
+        with self._manager() as manager:
+            tree = {"state": _numbered(state), "history": history}
+            manager.save(int(state.round), args=ocp.args.StandardSave(tree))
+            manager.wait_until_finished()
+
+    def restore(self, identity: Any, like: PyTree) -> tuple[PyTree, dict[str, np.ndarray]] | None:
+        """The newest state and its history, or None where nothing was saved yet.
+
+        Raises:
+            ValueError: if what was saved belongs to another run; the message names what differs.
+        """
+        described = self.path / "run.json"
+        if not described.exists():
+            return None
+        saved = json.loads(described.read_text())
+        for name, value in identity.items():
+            if saved.get(name) != value:
+                raise ValueError(
+                    f"checkpoint {self.path}: belongs to another run; its {name} is "
+                    f"{saved.get(name)}, this run's is {value}"
+                )
+        ocp = require("orbax.checkpoint", extra="checkpoint")
+        with self._manager() as manager:
+            newest = manager.latest_step()
+            if newest is None:
+                return None
+            tree = manager.restore(newest, args=ocp.args.StandardRestore())
+        leaves, structure = jax.tree.flatten(like)
+        stored = [tree["state"][name] for name in sorted(tree["state"])]
+        # The devices' layout is this run's, not the saved one's.
+        placed = [
+            jax.device_put(jnp.asarray(np.asarray(value), leaf.dtype), leaf.sharding)
+            for value, leaf in zip(stored, leaves, strict=True)
+        ]
+        history = {name: np.asarray(values) for name, values in tree["history"].items()}
+        return jax.tree.unflatten(structure, placed), history
+
+    def _manager(self):
+        ocp = require("orbax.checkpoint", extra="checkpoint")
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self.keep, create=True, enable_async_checkpointing=False
+        )
+        return ocp.CheckpointManager(self.path / "rounds", options=options)
+
+
+def fingerprint(algorithm, clients, *, key, start, **arguments) -> dict[str, str]:
+    """What tells one run from another: everything that its numbers depend on."""
+    return {
+        "algorithm": f"{algorithm!r} {_digest(algorithm)}",
+        "clients": f"{len(clients)} clients {_digest(clients)}",
+        "key": _digest(key),
+        "warm_start": _digest(start),
+        **{name: f"{value!r} {_digest(value)}" for name, value in arguments.items()},
+    }
+
+
+def _numbered(tree: PyTree) -> dict[str, Any]:
+    return {f"{position:04d}": leaf for position, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def _digest(tree: PyTree) -> str:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array | np.ndarray | float | int):
+            digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:16]

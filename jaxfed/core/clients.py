@@ -1,0 +1,202 @@
+"""Clients: who takes part, with what data and which weight."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxfed.linalg import Moment
+
+
+class Samples(eqx.Module):
+    """One client's samples as rows, padded with zero rows up to the longest client.
+
+    With a leading client axis on both fields it holds all clients.
+    """
+
+    values: Float[Array, "*clients samples features"]
+    count: Float[Array, "*clients"]
+
+    @property
+    def mask(self) -> Float[Array, "*clients samples"]:
+        """1 for a real row, 0 for padding."""
+        rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
+        return (rows < self.count[..., None]).astype(self.values.dtype)
+
+
+class Clients(eqx.Module):
+    """All clients: their data (leading axis = clients), ids and aggregation weights.
+
+    Random numbers fold in a client's *id*, so results do not depend on the order of clients or
+    on how they are spread over devices. Weights sum to one over the clients.
+    """
+
+    data: PyTree
+    ids: Int[Array, " clients"]
+    weights: Float[Array, " clients"]
+
+    @classmethod
+    def from_samples(
+        cls,
+        arrays: Sequence[ArrayLike] | ArrayLike,
+        *,
+        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+    ) -> Self:
+        """Clients from their samples.
+
+        Args:
+            arrays: a list of `(samples_i, features)` arrays of any lengths, or one
+                `(clients, samples, features)` array. Not centred: that is the caller's choice.
+            weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024),
+                `"samples"` (by number of samples), or one non-negative number per client.
+
+        Returns:
+            The clients, in single precision unless the arrays are double and JAX has 64 bits
+            enabled.
+
+        Raises:
+            ValueError: for an empty list, a client without samples, samples that are not
+                two-dimensional, feature counts that differ, data that are not real floating
+                point numbers or not finite, and unfit weights. The message names the client.
+        """
+        if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
+            values = _checked(arrays, "arrays")
+            if 0 in values.shape:
+                raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
+            sizes = np.full(values.shape[0], values.shape[1])
+        else:
+            values, sizes = _padded(arrays)
+        count = jnp.asarray(sizes, dtype=values.dtype)
+        shares = _shares(weights, len(sizes), sizes, values.dtype)
+        return cls(Samples(values, count), jnp.arange(len(sizes), dtype=jnp.int32), shares)
+
+    @classmethod
+    def from_moments(
+        cls,
+        matrices: Float[ArrayLike, "clients features features"],
+        *,
+        counts: Sequence[int] | None = None,
+        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+    ) -> Self:
+        """Clients from their second moments `S_i = Y_iᵀ Y_i / n_i` alone.
+
+        Args:
+            matrices: symmetric positive semi-definite matrices, one per client.
+            counts: numbers of samples behind them; only needed for `weights="samples"`.
+            weights: as in `from_samples`.
+
+        Raises:
+            ValueError: if the matrices are not `(clients, features, features)`, not finite or
+                not symmetric, or the weights do not fit.
+        """
+        values = _checked(matrices, "matrices")
+        if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
+            raise ValueError(
+                f"matrices: wanted shape (clients, features, features), got {values.shape}"
+            )
+        if not _traced(values):
+            symmetric = np.asarray(values)
+            slack = 1e-4 * np.abs(symmetric).max(initial=1e-30)
+            if np.abs(symmetric - symmetric.swapaxes(1, 2)).max() > slack:
+                raise ValueError("matrices: a second moment is symmetric, these are not")
+        if counts is None and isinstance(weights, str) and weights == "samples":
+            raise ValueError("counts: weights='samples' needs the numbers of samples")
+        sizes = np.ones(len(values)) if counts is None else np.asarray(counts)
+        if len(sizes) != len(values) or (sizes <= 0).any():
+            raise ValueError(f"counts: wanted {len(values)} positive numbers, got {counts}")
+        moments = jax.vmap(Moment.from_dense)(values)
+        shares = _shares(weights, len(sizes), sizes, values.dtype)
+        return cls(moments, jnp.arange(len(sizes), dtype=jnp.int32), shares)
+
+    def __len__(self) -> int:
+        return self.ids.shape[-1]
+
+    @property
+    def features(self) -> int:
+        """Number of features of the samples or moments."""
+        return jax.tree.leaves(self.data)[0].shape[-1]
+
+    def take(self, indices: Int[ArrayLike, " chosen"]) -> Self:
+        """The clients at these positions, in this order, with their ids; weights sum to one."""
+        chosen = jax.tree.map(lambda leaf: leaf[jnp.asarray(indices)], self)
+        return eqx.tree_at(lambda c: c.weights, chosen, chosen.weights / chosen.weights.sum())
+
+
+def _traced(value: object) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _checked(array: ArrayLike, name: str) -> Array:
+    """The array in a floating type of JAX, refused if it is not real, floating and finite."""
+    if not isinstance(array, jax.Array):
+        array = np.asarray(array)
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 4:
+        raise ValueError(
+            f"{name}: wanted real floating point numbers (float32 or float64), got {array.dtype}; "
+            "convert with .astype(numpy.float32)"
+        )
+    if not _traced(array):
+        finite = np.isfinite(np.asarray(array))
+        if not finite.all():
+            where = tuple(int(index) for index in np.argwhere(~finite)[0])
+            raise ValueError(f"{name}: NaN or infinite value at index {where}")
+    return jnp.asarray(array)
+
+
+def _padded(arrays: Sequence[ArrayLike] | ArrayLike) -> tuple[Array, np.ndarray]:
+    if not isinstance(arrays, Sequence | tuple):
+        raise ValueError(
+            "arrays: wanted a list of (samples, features) arrays or one (clients, samples, "
+            f"features) array, got {type(arrays).__name__} of shape {np.shape(arrays)}"  # pyright: ignore[reportArgumentType, reportCallIssue]
+        )
+    if len(arrays) == 0:
+        raise ValueError("arrays: at least one client is needed, got an empty list")
+    values = [_checked(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
+    for i, value in enumerate(values):
+        if value.ndim != 2:
+            raise ValueError(f"arrays[{i}]: wanted shape (samples, features), got {value.shape}")
+        if value.shape[0] == 0:
+            raise ValueError(f"arrays[{i}]: a client needs at least one sample, got none")
+        if value.shape[1] == 0:
+            raise ValueError(f"arrays[{i}]: at least one feature is needed, got none")
+        if value.shape[1] != values[0].shape[1]:
+            raise ValueError(
+                f"arrays[{i}]: has {value.shape[1]} features where arrays[0] has "
+                f"{values[0].shape[1]}; all clients need the same features"
+            )
+        if value.dtype != values[0].dtype:
+            raise ValueError(
+                f"arrays[{i}]: is {value.dtype} where arrays[0] is {values[0].dtype}"
+            )
+    sizes = np.asarray([len(value) for value in values])
+    longest = int(sizes.max())
+    if any(_traced(value) for value in values):
+        padded = [jnp.pad(value, ((0, longest - len(value)), (0, 0))) for value in values]
+        return jnp.stack(padded), sizes
+    # Filled on the host: one device operation instead of one (and one compilation) per length.
+    block = np.zeros((len(values), longest, values[0].shape[1]), values[0].dtype)
+    for row, value in zip(block, values, strict=True):
+        row[: len(value)] = value
+    return jnp.asarray(block), sizes
+
+
+def _shares(
+    weights: Literal["equal", "samples"] | ArrayLike, clients: int, sizes: np.ndarray, dtype
+) -> Float[Array, " clients"]:
+    if isinstance(weights, str):
+        if weights not in ("equal", "samples"):
+            raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
+        raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
+        return jnp.asarray(raw / raw.sum(), dtype)
+    if _traced(weights):
+        return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
+    raw = np.asarray(weights, float)
+    if raw.shape != (clients,):
+        raise ValueError(f"weights: wanted {clients} numbers, one per client, got {raw.shape}")
+    if not np.isfinite(raw).all() or (raw < 0).any() or raw.sum() <= 0:
+        raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
+    return jnp.asarray(raw / raw.sum(), dtype)

@@ -1,0 +1,114 @@
+"""Who takes part in a round."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
+
+
+class Participation(eqx.Module):
+    """Chooses each round's clients. Absent clients keep their state; nothing recompiles."""
+
+    size: eqx.AbstractVar[int | None]
+    """Number of participants a round where it is fixed, so that only they need be computed."""
+
+    @abc.abstractmethod
+    def inclusion(
+        self, key: Key[Array, ""], round_index: Int[Array, ""], clients: int
+    ) -> Float[Array, " clients"]:
+        """Each client's factor on its weight: 0 if absent, else one over its chance to take part.
+
+        With these factors a weighted sum over the participants is an unbiased estimate of the
+        weighted sum over everybody (Horvitz-Thompson).
+        """
+
+    def check(self, clients: int) -> None:  # noqa: B027 - a hook with an empty default
+        """Refuse a number of clients that this participation does not fit.
+
+        Raises:
+            ValueError: saying which number was given and what fits.
+        """
+
+
+class _Everybody(Participation):
+    size: int | None = eqx.field(static=True, default=None, init=False)
+
+    def inclusion(self, key, round_index, clients):
+        del key, round_index
+        return jnp.ones(clients)
+
+
+class _Uniform(Participation):
+    size: int | None = eqx.field(static=True)
+
+    def inclusion(self, key, round_index, clients):
+        del round_index
+        assert self.size is not None
+        chosen = jax.random.choice(key, clients, (self.size,), replace=False)
+        return jnp.zeros(clients).at[chosen].set(clients / self.size)
+
+    def check(self, clients):
+        if self.size is not None and self.size > clients:
+            raise ValueError(
+                f"participation: {self.size} clients a round were asked for, there are {clients}"
+            )
+
+
+class _Given(Participation):
+    present: Bool[Array, "rounds clients"]
+    size: int | None = eqx.field(static=True, default=None, init=False)
+
+    def inclusion(self, key, round_index, clients):
+        del key
+        present = self.present[round_index % self.present.shape[0]].astype(jnp.float32)
+        return present * (clients / jnp.maximum(present.sum(), 1.0))
+
+    def check(self, clients):
+        if self.present.shape[1] != clients:
+            raise ValueError(
+                f"participation: the mask is for {self.present.shape[1]} clients, "
+                f"there are {clients}"
+            )
+
+
+def everybody() -> Participation:
+    """Every client, every round."""
+    return _Everybody()
+
+
+def uniform(size: int) -> Participation:
+    """A fixed number of clients a round, drawn without replacement.
+
+    Args:
+        size: number of clients a round.
+
+    Raises:
+        ValueError: if `size` is not a positive whole number (larger than the number of clients
+            is refused when a run starts).
+    """
+    if not isinstance(size, int | np.integer) or size <= 0:
+        raise ValueError(f"participation size: wanted a positive whole number, got {size!r}")
+    return _Uniform(int(size))
+
+
+def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
+    """Given participants: row t says who is there in round t; rows repeat after the last.
+
+    Args:
+        present: `(clients,)` for the same clients each round, or `(rounds, clients)`.
+
+    Raises:
+        ValueError: if it is not a boolean array of one or two axes, or a round has nobody.
+    """
+    table = np.atleast_2d(np.asarray(present))
+    if table.dtype != bool or table.ndim != 2:
+        raise ValueError(
+            "participation mask: wanted a boolean array (clients,) or (rounds, clients), got "
+            f"{table.dtype} of shape {np.shape(present)}"
+        )
+    if not table.any(axis=1).all():
+        raise ValueError("participation mask: each round needs at least one client")
+    return _Given(jnp.asarray(table))

@@ -1,0 +1,653 @@
+"""The loop: `rollout` is one traced computation, `fit` drives it from the host."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from jaxfed._optional import require
+from jaxfed.core import aggregation, backend, channel, participation
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checkpoint import Checkpoint, fingerprint
+from jaxfed.core.clients import Clients
+
+Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]
+Callback = Callable[["Solution"], bool | None]
+
+
+class State(eqx.Module):
+    """Everything that changes from round to round."""
+
+    round: Int[Array, ""]
+    server: PyTree
+    local: PyTree
+    uplink_memory: PyTree  # one per client
+    uplink_mean_memory: PyTree  # the server's
+    downlink_memory: PyTree  # the server's, as sender
+    downlink_copy: PyTree  # the clients', all alike
+    diagnostics: Mapping[str, Float[Array, ""]]  # of the last round
+    measure: Float[Array, ""]  # what a tolerance is compared with
+
+
+class Solution(eqx.Module):
+    """What a run returns.
+
+    Attributes:
+        server: the algorithm's final server state.
+        local: the clients' final states, leading axis = clients.
+        history: `(rounds,)` arrays: the weighted means of the clients' diagnostics
+            (`"objective"` is evaluated at the iterate that enters the round), the server's
+            diagnostics, the requested metrics, `"participants"`, and `"bits_up"` and
+            `"bits_down"`, cumulative per client, the first uplink included. Entries that were
+            not computed (metrics between their rounds, rounds after the tolerance was met) are
+            NaN.
+        rounds: number of rounds that ran.
+        result: the learned models, `result.shared` and `result.local`.
+        state: what the next round would start from.
+    """
+
+    server: PyTree
+    local: PyTree
+    history: dict[str, Any]
+    rounds: int | Int[Array, ""]
+    result: Personalized
+    state: State
+
+
+class _Problem(eqx.Module):
+    """Everything that does not change from round to round."""
+
+    algorithm: Algorithm
+    clients: Clients  # prepared, and padded to what the backend needs
+    uplink: channel.Channel
+    downlink: channel.Channel
+    participation: participation.Participation
+    backend: backend.Backend
+    key: Key[Array, ""]
+    size: int = eqx.field(static=True)  # clients without the padding
+
+
+def rollout(
+    algorithm: Algorithm,
+    clients: Clients,
+    *,
+    rounds: int,
+    key: Key[Array, ""],
+    warm_start: Solution | Personalized | None = None,
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = channel.lossless(),
+    participation: participation.Participation | None = None,
+    backend: backend.Backend = backend.vmap(),
+    tol: float | None = None,
+    metrics: Metrics | None = None,
+    metrics_every: int = 1,
+    remat: bool = False,
+) -> Solution:
+    """Run an algorithm as one traced computation, to be put under `jit`, `vmap` and `grad`.
+
+    Args:
+        algorithm: what to run; its float hyperparameters may be traced.
+        clients: whom to run it on.
+        rounds: how many rounds; at most that many with `tol`.
+        key: random key; each client's draws fold in its id and the round.
+        warm_start: another algorithm's solution (or just its `result`) to start from.
+        channel: what messages go through: one channel for both ways, or `(uplink, downlink)`.
+        participation: who takes part in each round; everybody by default.
+        backend: how clients are mapped: `vmap`, `chunked`, `pmap` or `shard`.
+        tol: stop once the algorithm's stopping measure (by default the relative change of the
+            objective) is at most this. The loop is then a `while_loop`, which has no reverse
+            derivative.
+        metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
+        metrics_every: evaluate `metrics` every so many rounds.
+        remat: recompute each round in the backward pass instead of storing it.
+
+    Returns:
+        The solution; all of it traced, `history` with `rounds` entries.
+
+    Raises:
+        ValueError: for arguments that do not fit together, before anything is computed.
+    """
+    problem, start = _problem(
+        algorithm, clients, rounds, key, warm_start, channel, participation, backend
+    )
+    _check_loop(tol, metrics_every)
+    problem = _prepared(problem, rounds)
+    state = _begin(problem, start)
+    options = _Options(rounds, tol is not None, metrics, metrics_every, remat)
+    state, history = _advance(problem, state, tol, options)
+    cost = _bits(problem, start)
+    history = {**history, **_cumulative_bits(history["participants"], cost, problem.size, jnp)}
+    return _finish(problem, state, history, state.round)
+
+
+def fit(
+    algorithm: Algorithm,
+    clients: Clients,
+    *,
+    rounds: int,
+    key: Key[Array, ""],
+    warm_start: Solution | Personalized | None = None,
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = channel.lossless(),
+    participation: participation.Participation | None = None,
+    backend: backend.Backend = backend.vmap(),
+    tol: float | None = None,
+    metrics: Metrics | None = None,
+    metrics_every: int = 1,
+    progress: bool = False,
+    checkpoint: Checkpoint | None = None,
+    callbacks: Sequence[Callback] = (),
+    every: int | None = None,
+) -> Solution:
+    """Run an algorithm from the host, in compiled chunks of rounds.
+
+    The numbers are those of `rollout`; between chunks there is room for a progress bar,
+    checkpoints and callbacks.
+
+    Args:
+        algorithm: what to run.
+        clients: whom to run it on.
+        rounds: how many rounds; at most that many with `tol` or a callback that stops.
+        key: random key.
+        warm_start: another algorithm's solution (or just its `result`) to start from.
+        channel: one channel for both ways, or `(uplink, downlink)`.
+        participation: who takes part in each round; everybody by default.
+        backend: `vmap`, `chunked`, `pmap` or `shard`.
+        tol: stop once the algorithm's stopping measure is at most this.
+        metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
+        metrics_every: evaluate `metrics` every so many rounds.
+        progress: show a progress bar with the objective.
+        checkpoint: where and how often to save; a run with the same arguments resumes from it,
+            bit for bit.
+        callbacks: called after each chunk with the solution so far; True stops the run. One
+            with an attribute `best` (see `EarlyStopping`) has that solution returned.
+        every: rounds per chunk. By default all of them where nothing happens in between.
+
+    Returns:
+        The solution, with `history` as NumPy arrays of the rounds that ran.
+
+    Raises:
+        ValueError: for arguments that do not fit together, before anything is computed, and for
+            a checkpoint that belongs to another run.
+        FloatingPointError: if the objective becomes NaN or infinite, with the round.
+        ImportError: if a progress bar or checkpoints are asked for and their packages are
+            missing.
+    """
+    problem, start = _problem(
+        algorithm, clients, rounds, key, warm_start, channel, participation, backend
+    )
+    _check_loop(tol, metrics_every)
+    if every is not None and (not isinstance(every, int) or every <= 0):
+        raise ValueError(f"every: wanted a positive whole number of rounds, got {every!r}")
+    if every is None:
+        watched = progress or checkpoint is not None or callbacks
+        every = max(1, rounds // 50) if watched else rounds
+        if checkpoint is not None:
+            every = min(every, checkpoint.every)
+    bar = _bar(rounds) if progress else None
+    identity = None
+    if checkpoint is not None:
+        identity = fingerprint(
+            algorithm, clients, rounds=rounds, key=key, start=start, channel=channel,
+            participation=participation, backend=backend, tol=tol, every=every,
+            metrics_every=metrics_every,
+        )  # fmt: skip
+
+    compiled = _compiled(_is_small(clients))
+    problem = compiled.prepare(problem, rounds)
+    state = compiled.begin(problem, start)
+    cost = _bits(problem, start)
+    pieces: list[dict[str, np.ndarray]] = []
+    if checkpoint is not None and (saved := checkpoint.restore(identity, state)) is not None:
+        state, history = saved
+        pieces.append(history)
+
+    def snapshot() -> Solution:
+        history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
+        history |= _cumulative_bits(history["participants"], cost, problem.size, np)
+        return compiled.finish(problem, state, history, int(state.round))
+
+    done = int(state.round)
+    if bar is not None:
+        bar.update(done)
+    while done < rounds and not (tol is not None and float(state.measure) <= tol):
+        length = min(every - done % every, rounds - done)
+        options = _Options(length, tol is not None, metrics, metrics_every, remat=False)
+        state, piece = compiled.advance(problem, state, tol, options)
+        ran = int(state.round) - done
+        done += ran
+        piece = {name: np.asarray(values)[:ran] for name, values in piece.items()}
+        pieces.append(piece)
+        _refuse_divergence(piece["objective"], done - ran)
+        if bar is not None:
+            bar.update(ran)
+            bar.set_postfix(objective=f"{piece['objective'][-1]:.6g}")
+        if checkpoint is not None and (done % checkpoint.every == 0 or done == rounds):
+            checkpoint.save(identity, state, pieces)
+        if callbacks:
+            so_far = snapshot()
+            if any([callback(so_far) for callback in callbacks]):
+                break
+    if bar is not None:
+        bar.close()
+    for callback in callbacks:
+        if (best := getattr(callback, "best", None)) is not None:
+            return best
+    return snapshot()
+
+
+class EarlyStopping:
+    """Callback that stops when a metric has not improved for a while, and keeps the best models.
+
+    Use it with a metric of held-out samples: on few, noisy samples the optimum of the training
+    objective can lie far from the truth, and stopping early is what keeps close to it.
+    """
+
+    def __init__(self, monitor: str, *, patience: int = 5, min_delta: float = 0.0):
+        """Watch `history[monitor]`, smaller is better.
+
+        Args:
+            monitor: name of a metric or diagnostic in the history.
+            patience: how many chunks without an improvement are waited for.
+            min_delta: what counts as an improvement.
+
+        Raises:
+            ValueError: if `patience` or `min_delta` is negative.
+        """
+        if patience < 0 or min_delta < 0:
+            raise ValueError(
+                f"patience and min_delta must not be negative, got {patience} and {min_delta}"
+            )
+        self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
+        self.best: Solution | None = None
+        self._lowest, self._waited = np.inf, 0
+
+    def __call__(self, solution: Solution) -> bool:
+        """True when it is time to stop."""
+        if self.monitor not in solution.history:
+            raise ValueError(
+                f"monitor: the history has {sorted(solution.history)}, not {self.monitor!r}"
+            )
+        values = solution.history[self.monitor]
+        value = values[~np.isnan(values)][-1] if (~np.isnan(values)).any() else np.inf
+        if value < self._lowest - self.min_delta:
+            self._lowest, self._waited, self.best = value, 0, solution
+        else:
+            self._waited += 1
+        return self._waited > self.patience
+
+
+# ---------------------------------------------------------------------------------------------
+# One round, and the loop over rounds.
+
+
+class _Options(eqx.Module):
+    rounds: int = eqx.field(static=True)
+    stops: bool = eqx.field(static=True)
+    metrics: Metrics | None = eqx.field(static=True)
+    metrics_every: int = eqx.field(static=True)
+    remat: bool = eqx.field(static=True)
+
+
+def _prepared(problem: _Problem, rounds: int) -> _Problem:
+    """Pad the clients to what the backend needs and let the algorithm prepare their data."""
+    clients, shortage = problem.clients, -problem.size % problem.backend.multiple
+    if shortage:
+        # Copies of real clients with weight 0: zeros could make NaN in a derivative.
+        index = jnp.arange(problem.size + shortage) % problem.size
+        weights = jnp.pad(clients.weights, (0, shortage))
+        clients = eqx.tree_at(lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights)
+
+    def prepare(_, own):
+        data, client_id = own
+        return _NOTHING, problem.algorithm.prepare(data, client_id, rounds)
+
+    _, data = problem.backend.map_reduce(prepare, (), (clients.data, clients.ids))
+    return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
+
+
+_NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": ()}
+
+
+def _client_messages(problem: _Problem, key, data, start, client_id):
+    """ONE client's start: its first payload and state."""
+    key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
+    uplink, local = problem.algorithm.client_init(key, data, start)
+    payload, _ = problem.uplink.encode(channel_key, uplink, problem.uplink.memory(uplink))
+    return payload, local
+
+
+def _begin(problem: _Problem, start: Personalized | None) -> State:
+    """Everybody's first state, from the clients' first messages."""
+    algorithm, clients = problem.algorithm, problem.clients
+    rules = algorithm.start_aggregation
+    padded = len(clients) - problem.size
+
+    def work(shared, own):
+        key, shared_start = shared
+        data, client_id, weight, local_start = own
+        start = None if shared_start is None else Personalized(shared_start, local_start)
+        payload, local = _client_messages(problem, key, data, start, client_id)
+        return aggregation.split(rules, problem.uplink.decode(payload), weight), local
+
+    key = jax.random.fold_in(problem.key, 0)
+    shared_start, local_start = (None, None) if start is None else start
+    index = jnp.arange(len(clients)) % problem.size
+    local_start = jax.tree.map(lambda x: x[index] if padded else x, local_start)
+    sent, local = problem.backend.map_reduce(
+        work, (key, shared_start), (clients.data, clients.ids, clients.weights, local_start)
+    )
+    if padded:
+        sent["stack"] = jax.tree.map(lambda x: x[: problem.size], sent["stack"])
+    server = algorithm.server_init(_server_key(key), aggregation.join(rules, sent), start)
+
+    downlink = algorithm.downlink(server)
+    one = jax.tree.map(lambda x: x[0], (clients.data, local))
+    uplink, _, diagnostics = jax.eval_shape(algorithm.client_step, key, downlink, one[1], one[0])
+    memory = problem.uplink.memory(uplink)
+    dtype = diagnostics["objective"].dtype
+    blank = {name: jnp.full((), jnp.nan, leaf.dtype) for name, leaf in diagnostics.items()}
+    for name, value in algorithm.server_diagnostics(server).items():
+        blank[name] = jnp.full((), jnp.nan, jnp.asarray(value).dtype)
+    return State(
+        round=jnp.zeros((), jnp.int32),
+        server=server,
+        local=local,
+        uplink_memory=jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), memory
+        ),
+        uplink_mean_memory=memory,
+        downlink_memory=problem.downlink.memory(downlink),
+        downlink_copy=problem.downlink.memory(downlink),
+        diagnostics=blank,
+        measure=jnp.full((), jnp.inf, dtype),
+    )
+
+
+def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
+    # Client ids are non-negative, so no client ever folds in this number.
+    return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
+
+
+def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
+    """One federated round: down the wire, every participant's step, up the wire, the server."""
+    algorithm, clients = problem.algorithm, problem.clients
+    rules = algorithm.aggregation
+    key = jax.random.fold_in(problem.key, state.round + 1)
+    server_key, choice_key, down_key = jax.random.split(_server_key(key), 3)
+
+    payload, downlink_memory = problem.downlink.encode(
+        down_key, algorithm.downlink(state.server), state.downlink_memory
+    )
+    downlink, downlink_copy = problem.downlink.receive(
+        problem.downlink.decode(payload), state.downlink_copy
+    )
+    inclusion = problem.participation.inclusion(choice_key, state.round, problem.size)
+    inclusion = jnp.pad(inclusion, (0, len(clients) - problem.size))
+
+    def work(shared, own):
+        key, downlink = shared
+        data, local, memory, client_id, weight, present = own
+        step_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
+        uplink, new_local, diagnostics = algorithm.client_step(step_key, downlink, local, data)
+        payload, new_memory = problem.uplink.encode(channel_key, uplink, memory)
+        share = weight * present.astype(weight.dtype)
+        sent = aggregation.split(rules, problem.uplink.decode(payload), share)
+        sent["sum"] = (sent["sum"], {k: share * v for k, v in diagnostics.items()}, share)
+        if not everybody:
+            new_local, new_memory = jax.tree.map(
+                lambda new, old: jnp.where(present > 0, new, old),
+                (new_local, new_memory),
+                (local, memory),
+            )
+        return sent, (new_local, new_memory)
+
+    everybody = isinstance(problem.participation, type(participation.everybody()))
+    own = (
+        clients.data, state.local, state.uplink_memory, clients.ids, clients.weights, inclusion,
+    )  # fmt: skip
+    if problem.participation.size is not None and problem.backend.gathers:
+        # Only the participants are computed; the others' states are left where they are.
+        chosen = jnp.nonzero(inclusion, size=problem.participation.size)[0]
+        picked = jax.tree.map(lambda x: x[chosen], own)
+        sent, kept = problem.backend.map_reduce(work, (key, downlink), picked)
+        local, uplink_memory = jax.tree.map(
+            lambda whole, part: whole.at[chosen].set(part),
+            (state.local, state.uplink_memory),
+            kept,
+        )
+    else:
+        sent, (local, uplink_memory) = problem.backend.map_reduce(work, (key, downlink), own)
+    totals, diagnostics, share = sent["sum"]
+    message = aggregation.join(rules, {**sent, "sum": totals})
+    message, uplink_mean_memory = problem.uplink.receive(message, state.uplink_mean_memory)
+    server = algorithm.server_step(server_key, state.server, message)
+
+    # Diagnostics are means over the participants, so that they stay comparable between rounds.
+    diagnostics = {name: value / share for name, value in diagnostics.items()}
+    diagnostics |= {k: jnp.asarray(v) for k, v in algorithm.server_diagnostics(server).items()}
+    measure = algorithm.stopping_measure(state.diagnostics, diagnostics)
+    new_state = State(
+        round=state.round + 1,
+        server=server,
+        local=local,
+        uplink_memory=uplink_memory,
+        uplink_mean_memory=uplink_mean_memory,
+        downlink_memory=downlink_memory,
+        downlink_copy=downlink_copy,
+        diagnostics=diagnostics,
+        measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
+    )
+    return new_state, {**diagnostics, "participants": (inclusion > 0).sum(dtype=jnp.int32)}
+
+
+def _advance(
+    problem: _Problem, state: State, tol: Array | float | None, options: _Options
+) -> tuple[State, dict[str, Array]]:
+    """So many more rounds, with their history."""
+
+    def measured(state):
+        state, record = _round(problem, state)
+        if options.metrics is not None:
+
+            def evaluate(state):
+                assert options.metrics is not None
+                return dict(options.metrics(_result(problem, state)))
+
+            blank = jax.tree.map(
+                lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(evaluate, state)
+            )
+            due = state.round % options.metrics_every == 0
+            if options.metrics_every == 1:
+                record |= evaluate(state)
+            else:
+                record |= jax.lax.cond(due, evaluate, lambda _: blank, state)
+        return state, record
+
+    if not options.stops:
+        step = jax.checkpoint(measured) if options.remat else measured
+        return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
+
+    assert tol is not None
+    first = state.round
+    blank = jax.tree.map(
+        lambda x: jnp.full(
+            (options.rounds,), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype
+        ),
+        jax.eval_shape(measured, state)[1],
+    )
+
+    def unfinished(carry):
+        state, _ = carry
+        return (state.round - first < options.rounds) & (state.measure > tol)
+
+    def body(carry):
+        state, history = carry
+        position = state.round - first
+        state, record = measured(state)
+        return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
+
+    return jax.lax.while_loop(unfinished, body, (state, blank))
+
+
+def _result(problem: _Problem, state: State) -> Personalized:
+    """The models at this state; the padding clients are cut off."""
+    algorithm = problem.algorithm
+    downlink = algorithm.downlink(state.server)
+
+    def work(downlink, own):
+        local, data = own
+        return _NOTHING, algorithm.client_result(downlink, local, data)
+
+    _, local = problem.backend.map_reduce(work, downlink, (state.local, problem.clients.data))
+    local = jax.tree.map(lambda x: x[: problem.size], local)
+    return Personalized(algorithm.shared_result(state.server), local)
+
+
+def _finish(problem: _Problem, state: State, history: dict[str, Any], rounds) -> Solution:
+    local = jax.tree.map(lambda x: x[: problem.size], state.local)
+    return Solution(state.server, local, history, rounds, _result(problem, state), state)
+
+
+# ---------------------------------------------------------------------------------------------
+# What messages cost.
+
+
+def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int]:
+    """Bits of one client's first uplink, of a round's uplink and of a round's downlink."""
+
+    def messages(key, data, start):
+        first, local = _client_messages(problem, key, data, start, jnp.int32(0))
+        return first, local
+
+    one = jax.tree.map(lambda x: x[0], problem.clients.data)
+    one_start = None
+    if start is not None:
+        one_start = Personalized(start.shared, jax.tree.map(lambda x: x[0], start.local))
+    first, _ = jax.eval_shape(messages, problem.key, one, one_start)
+    state = jax.eval_shape(_begin, problem, start)
+
+    def payloads(state):
+        algorithm, key = problem.algorithm, problem.key
+        local = jax.tree.map(lambda x: x[0], state.local)
+        downlink = algorithm.downlink(state.server)
+        down, _ = problem.downlink.encode(key, downlink, state.downlink_memory)
+        uplink, _, _ = algorithm.client_step(key, downlink, local, one)
+        up, _ = problem.uplink.encode(key, uplink, problem.uplink.memory(uplink))
+        return up, down
+
+    up, down = jax.eval_shape(payloads, state)
+    return channel.bits(first), channel.bits(up), channel.bits(down)
+
+
+def _cumulative_bits(participants, cost: tuple[int, int, int], clients: int, xp) -> dict[str, Any]:
+    first, up, down = cost
+    # On the host in whole numbers and double precision: counts pass 2^24 soon.
+    dtype = np.float64 if xp is np else float
+    messages = xp.cumsum(participants).astype(dtype) / clients
+    return {"bits_up": first + up * messages, "bits_down": down * messages}
+
+
+# ---------------------------------------------------------------------------------------------
+# The host's side.
+
+
+class _Compiled(eqx.Module):
+    prepare: Callable = eqx.field(static=True)
+    begin: Callable = eqx.field(static=True)
+    advance: Callable = eqx.field(static=True)
+    finish: Callable = eqx.field(static=True)
+
+
+def _compile(**options) -> _Compiled:
+    jit = partial(jax.jit, **options)
+    finish = jit(lambda problem, state: _result(problem, state))
+
+    def finished(problem, state, history, rounds):
+        result = finish(problem, state)
+        local = jax.tree.map(lambda x: x[: problem.size], state.local)
+        return Solution(state.server, local, history, rounds, result, state)
+
+    return _Compiled(
+        prepare=jit(_prepared, static_argnums=1),
+        begin=jit(_begin),
+        advance=jit(_advance),
+        finish=finished,
+    )
+
+
+_DEFAULT = _compile()
+# On a processor, threads cost more than they bring for products this small (and the option is
+# one of the compiled function, not of the process).
+_SINGLE_THREAD = _compile(compiler_options={"xla_cpu_multi_thread_eigen": False})
+
+
+def _compiled(small: bool) -> _Compiled:
+    return _SINGLE_THREAD if small and jax.default_backend() == "cpu" else _DEFAULT
+
+
+def _is_small(clients: Clients) -> bool:
+    leaves = jax.tree.leaves(clients.data)
+    return max(int(np.prod(leaf.shape[1:])) for leaf in leaves) <= 2**15 and clients.features <= 64
+
+
+def _problem(
+    algorithm, clients, rounds, key, warm_start, channels, participants, mapped
+) -> tuple[_Problem, Personalized | None]:
+    """The checked arguments."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
+    if not isinstance(clients, Clients):
+        raise ValueError(
+            f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
+            "build them with Clients.from_samples(arrays)"
+        )
+    if not isinstance(rounds, int | np.integer) or isinstance(rounds, bool) or rounds <= 0:
+        raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
+    if not isinstance(mapped, backend.Backend):
+        raise ValueError(f"backend: wanted one of jaxfed.backend, got {mapped!r}")
+    up, down = channel.pair(channels)
+    participants = participation.everybody() if participants is None else participants
+    if not isinstance(participants, participation.Participation):
+        raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
+    participants.check(len(clients))
+    start = warm_start.result if isinstance(warm_start, Solution) else warm_start
+    if start is not None:
+        if not isinstance(start, Personalized):
+            raise ValueError(
+                f"warm_start: wanted a solution or its result, got {type(start).__name__}"
+            )
+        for leaf in jax.tree.leaves(start.local):
+            if leaf.shape[0] != len(clients):
+                raise ValueError(
+                    f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                    f"there are {len(clients)}"
+                )
+    algorithm.check(clients, start)
+    if not jax.dtypes.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32))
+    problem = _Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
+    return problem, start
+
+
+def _check_loop(tol, metrics_every) -> None:
+    if tol is not None and not isinstance(tol, jax.core.Tracer) and not tol >= 0:
+        raise ValueError(f"tol: wanted a non-negative number or None, got {tol!r}")
+    if not isinstance(metrics_every, int) or metrics_every <= 0:
+        raise ValueError(f"metrics_every: wanted a positive whole number, got {metrics_every!r}")
+
+
+def _refuse_divergence(objective: np.ndarray, first: int) -> None:
+    bad = ~np.isfinite(objective)
+    if bad.any():
+        raise FloatingPointError(
+            f"the objective is {objective[bad][0]} in round {first + int(np.argmax(bad)) + 1}; "
+            "a smaller step size may help"
+        )
+
+
+def _bar(rounds: int):
+    return require("tqdm.auto", extra="cli").tqdm(total=rounds, unit="round", leave=True)

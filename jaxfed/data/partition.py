@@ -1,0 +1,352 @@
+"""Splitting one data set over clients, and each client's samples into training and test.
+
+These run once, on the host, before anything is compiled: NumPy arrays in and out, of different
+lengths per client. Every sample goes to at most one client. A random key decides everything, so
+the same key gives the same split.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray, Shaped
+
+ArrayLike = Array | np.ndarray
+
+
+class Partition(NamedTuple):
+    """One data set split over clients.
+
+    Attributes:
+        samples: each client's samples.
+        labels: each client's labels; empty where none were given.
+        indices: which samples of the whole each client has.
+    """
+
+    samples: list[Shaped[np.ndarray, "n_i ..."]]
+    labels: list[Shaped[np.ndarray, " n_i"]]
+    indices: list[Int[np.ndarray, " n_i"]]
+
+
+def partition_iid(
+    samples: Shaped[ArrayLike, "n ..."],
+    labels: Shaped[ArrayLike, " n"] | None,
+    clients: int,
+    *,
+    key: PRNGKeyArray,
+    sizes: int | Sequence[int] | None = None,
+) -> Partition:
+    """Split at random: every client has samples of the same law.
+
+    Args:
+        samples: the whole data set.
+        labels: a label for each sample, or None.
+        clients: number of clients.
+        key: random key.
+        sizes: samples per client, one number or one per client. Default: everything is shared out
+            as equally as possible.
+
+    Returns:
+        Samples, labels and indices of each client.
+
+    Raises:
+        ValueError: if lengths differ or there are too few samples.
+    """
+    samples, labels, clients = _check(samples, labels, clients)
+    if sizes is None:
+        sizes = _equal(len(samples), clients)
+    sizes = _sizes(sizes, clients)
+    if sum(sizes) > len(samples):
+        raise ValueError(f"sizes add up to {sum(sizes)}, but there are {len(samples)} samples")
+    order = _generator(key).permutation(len(samples))[: sum(sizes)]
+    return _take(samples, labels, np.split(order, np.cumsum(sizes)[:-1]))
+
+
+def partition_by_class(
+    samples: Shaped[ArrayLike, "n ..."],
+    labels: Shaped[ArrayLike, " n"],
+    clients: int,
+    classes_per_client: int,
+    *,
+    key: PRNGKeyArray,
+    sizes: int | Sequence[int] | None = None,
+) -> Partition:
+    """Give each client samples of a few classes only (pathological label skew).
+
+    Each client in turn draws its classes at random among those drawn least so far, so classes are
+    used equally often up to one. A class is shared out among its clients without overlap.
+
+    Args:
+        samples: the whole data set.
+        labels: the class of each sample.
+        clients: number of clients.
+        classes_per_client: number of distinct classes of each client.
+        key: random key.
+        sizes: samples per client, one number or one per client, taken equally (up to one) from
+            its classes. Default: the clients of a class share all of it.
+
+    Returns:
+        Samples, labels and indices of each client.
+
+    Raises:
+        ValueError: if lengths differ, there are fewer classes than `classes_per_client`, or a
+            class has too few samples for its clients.
+
+    Source:
+        McMahan et al. (2017), Communication-efficient learning of deep networks from
+        decentralized data, section 3.
+    """
+    samples, labels, clients = _check(samples, labels, clients)
+    labels = _require_labels(labels)
+    classes = np.unique(labels)
+    if not 1 <= classes_per_client <= len(classes):
+        raise ValueError(
+            f"classes_per_client must be from 1 to the number of classes = {len(classes)}, "
+            f"got {classes_per_client}"
+        )
+    rng = _generator(key)
+    owns = np.zeros((clients, len(classes)), bool)
+    for client in range(clients):
+        least_drawn = np.lexsort((rng.random(len(classes)), owns.sum(axis=0)))
+        owns[client, least_drawn[:classes_per_client]] = True
+
+    available = np.array([np.sum(labels == value) for value in classes])
+    quota = np.zeros(owns.shape, int)  # samples of each class for each client
+    if sizes is None:
+        for c in range(len(classes)):
+            quota[owns[:, c], c] = _equal(available[c], owns[:, c].sum())
+    else:
+        for client, size in enumerate(_sizes(sizes, clients)):
+            quota[client, owns[client]] = _equal(size, classes_per_client)
+    needed = np.maximum(quota, owns).sum(axis=0)
+    if np.any(needed > available):
+        c = int(np.argmax(needed > available))
+        raise ValueError(
+            f"class {classes[c]} has {available[c]} samples, but its {owns[:, c].sum()} clients "
+            f"need {needed[c]}"
+        )
+    if np.any(quota[owns] == 0):
+        raise ValueError(f"sizes must be at least classes_per_client = {classes_per_client}")
+
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for c, value in enumerate(classes):
+        own = rng.permutation(np.flatnonzero(labels == value))
+        for part, share in zip(parts, np.split(own, np.cumsum(quota[:, c])), strict=False):
+            part.append(share)
+    return _take(samples, labels, [np.concatenate(part) for part in parts])
+
+
+def partition_dirichlet(
+    samples: Shaped[ArrayLike, "n ..."],
+    labels: Shaped[ArrayLike, " n"],
+    clients: int,
+    alpha: float,
+    *,
+    key: PRNGKeyArray,
+    min_samples: int = 1,
+) -> Partition:
+    """Share out each class in Dirichlet(alpha, ..., alpha) proportions (graded label skew).
+
+    Small `alpha` gives a class to few clients, large `alpha` to all equally; sizes are unequal
+    too. Every sample is used. A client left with fewer than `min_samples` is given random samples
+    of the client that then has most, which always succeeds, where redrawing may not.
+
+    Args:
+        samples: the whole data set.
+        labels: the class of each sample.
+        clients: number of clients.
+        alpha: concentration, positive.
+        key: random key.
+        min_samples: fewest samples of a client.
+
+    Returns:
+        Samples, labels and indices of each client.
+
+    Raises:
+        ValueError: if lengths differ, `alpha` is not positive or there are too few samples.
+
+    Source:
+        Hsu, Qi & Brown (2019), Measuring the effects of non-identical data distribution for
+        federated visual classification.
+    """
+    samples, labels, clients = _check(samples, labels, clients)
+    labels = _require_labels(labels)
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    _check_min_samples(len(samples), clients, min_samples)
+    rng = _generator(key)
+    shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for value in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(labels == value))
+        # Gamma variables of a tiny shape underflow to 0 together; the limit law is one owner.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            proportions = rng.dirichlet(np.full(clients, alpha))
+        if not np.isclose(proportions.sum(), 1):
+            proportions = np.eye(clients)[rng.integers(clients)]
+        ends = np.round(np.cumsum(proportions) * len(own)).astype(int)
+        for share, part in zip(shares, np.split(own, ends[:-1]), strict=True):
+            share.append(part)
+    indices = [rng.permutation(np.concatenate(share)) for share in shares]
+    for i in range(clients):
+        while (missing := min_samples - len(indices[i])) > 0:
+            richest = max(range(clients), key=lambda j: len(indices[j]))
+            spare = min(missing, len(indices[richest]) - min_samples)
+            indices[i] = np.concatenate([indices[i], indices[richest][:spare]])
+            indices[richest] = indices[richest][spare:]
+    return _take(samples, labels, indices)
+
+
+def partition_sizes(
+    key: PRNGKeyArray,
+    total: int,
+    clients: int,
+    skew: float = 0.0,
+    *,
+    min_samples: int = 1,
+) -> Int[np.ndarray, " m"]:
+    """Draw unequal numbers of samples, proportional to log-normal weights exp(skew z).
+
+    Args:
+        key: random key.
+        total: samples to share out.
+        clients: number of clients m.
+        skew: standard deviation of the logarithm of a client's size; 0 gives equal sizes up to
+            one.
+        min_samples: fewest samples of a client.
+
+    Returns:
+        Sizes that add up to `total`.
+
+    Raises:
+        ValueError: if `skew` is negative or there are too few samples.
+    """
+    if clients < 1:
+        raise ValueError(f"clients must be a positive integer, got {clients}")
+    if not (skew >= 0 and np.isfinite(skew)):
+        raise ValueError(f"skew must be non-negative and finite, got {skew}")
+    _check_min_samples(total, clients, min_samples)
+    logits = skew * _generator(key).standard_normal(clients)
+    weights = np.exp(logits - logits.max())
+    exact = (total - min_samples * clients) * weights / weights.sum()
+    sizes = np.floor(exact).astype(int)
+    # The largest remainders round up.
+    rest = total - min_samples * clients - sizes.sum()
+    sizes[np.argsort(sizes - exact, kind="stable")[:rest]] += 1
+    return sizes + min_samples
+
+
+def train_test_split(
+    arrays: Sequence[Shaped[ArrayLike, "n_i ..."]] | Shaped[ArrayLike, "m n ..."],
+    test: float | int | Sequence[int],
+    *,
+    key: PRNGKeyArray,
+) -> tuple[list[Shaped[np.ndarray, "..."]], list[Shaped[np.ndarray, "..."]]]:
+    """Hold out random samples of every client to test on.
+
+    The split depends on the key and the lengths only: the same call on the labels splits them
+    alike.
+
+    Args:
+        arrays: each client's samples.
+        test: the fraction held out, between 0 and 1 (rounded, but neither side is left empty), or
+            the number of samples held out, one integer or one per client.
+        key: random key.
+
+    Returns:
+        Training samples and test samples of each client.
+
+    Raises:
+        ValueError: if the fraction is not between 0 and 1, or a side of a client would be empty.
+    """
+    arrays = [np.asarray(array) for array in arrays]
+    if not arrays:
+        raise ValueError("arrays must hold at least one client, got none")
+    if isinstance(test, float | np.floating):
+        if not 0 < test < 1:
+            raise ValueError(f"test must be a fraction between 0 and 1 or a count, got {test}")
+        counts = [min(max(round(test * len(a)), 1), len(a) - 1) for a in arrays]
+    else:
+        counts = _sizes(test, len(arrays), name="test")
+    rng = _generator(key)
+    train, held_out = [], []
+    for i, (array, count) in enumerate(zip(arrays, counts, strict=True)):
+        if not 1 <= count < len(array):
+            raise ValueError(
+                f"client {i} has {len(array)} samples: cannot hold out {max(count, 1)} "
+                "and keep one to train on"
+            )
+        order = rng.permutation(len(array))
+        held_out.append(array[order[:count]])
+        train.append(array[order[count:]])
+    return train, held_out
+
+
+def _generator(key: PRNGKeyArray) -> np.random.Generator:
+    data = np.asarray(jax.random.key_data(key))
+    if data.ndim != 1:
+        raise ValueError(f"key must be one random key, got shape {data.shape[:-1]}")
+    return np.random.default_rng(data)
+
+
+def _check(samples, labels, clients):
+    samples = np.asarray(samples)
+    if samples.ndim < 1:
+        raise ValueError("samples must have a leading axis, got a number")
+    if labels is not None:
+        labels = np.asarray(labels)
+        if labels.shape != (len(samples),):
+            raise ValueError(
+                f"labels must hold one label per sample, got shape {labels.shape} for "
+                f"{len(samples)} samples"
+            )
+    if not isinstance(clients, int | np.integer) or clients < 1:
+        raise ValueError(f"clients must be a positive integer, got {clients!r}")
+    if clients > len(samples):
+        raise ValueError(
+            f"clients must be at most the number of samples = {len(samples)}, got {clients}"
+        )
+    return samples, labels, int(clients)
+
+
+def _require_labels(labels: np.ndarray | None) -> np.ndarray:
+    if labels is None:
+        raise ValueError("labels must hold one label per sample, got None")
+    return labels
+
+
+def _check_min_samples(total: int, clients: int, min_samples: int) -> None:
+    if min_samples < 1:
+        raise ValueError(f"min_samples must be at least 1, got {min_samples}")
+    if min_samples * clients > total:
+        raise ValueError(
+            f"{clients} clients of at least {min_samples} samples need "
+            f"{min_samples * clients}, but there are {total}"
+        )
+
+
+def _sizes(sizes, clients: int, name: str = "sizes") -> list[int]:
+    if isinstance(sizes, int | np.integer):
+        sizes = [sizes] * clients
+    sizes = list(sizes)
+    if len(sizes) != clients:
+        raise ValueError(
+            f"{name} must be one number or one per client, got {len(sizes)} for {clients} clients"
+        )
+    for size in sizes:
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"{name} must be positive integers, got {size!r}")
+    return [int(size) for size in sizes]
+
+
+def _equal(total: int, parts: int) -> list[int]:
+    """Near-equal integers that add up to the total."""
+    return [total // parts + (k < total % parts) for k in range(parts)]
+
+
+def _take(samples, labels, indices) -> Partition:
+    return Partition(
+        samples=[samples[i] for i in indices],
+        labels=[] if labels is None else [labels[i] for i in indices],
+        indices=list(indices),
+    )

@@ -1,0 +1,178 @@
+"""Riemannian versions of Optax optimizers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import GetAttrKey, keystr
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed.manifolds import grassmann, stiefel
+
+MANIFOLDS = {"stiefel": stiefel, "grassmann": grassmann}
+
+# Names that Optax gives to averages of gradients: they are tangent vectors, and are transported.
+_TANGENT_STATE = frozenset({"mu", "trace", "ema"})
+
+
+def riemannian(
+    transformation: optax.GradientTransformation,
+    *,
+    manifold: PyTree[str] = "stiefel",
+    retraction: str = "polar",
+    mask: PyTree[bool] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Make an Optax optimizer keep some parameters on a manifold.
+
+    At a point x with gradient g, with P_x the tangent projection and R_x the retraction::
+
+        s = transformation(P_x g)           e.g. a step with momentum
+        x_new = R_x(P_x s)                  the returned update is x_new - x
+        m <- P_{x_new} m                    for every first moment m in the state
+
+    so that ``optax.apply_updates(params, updates)`` is on the manifold up to rounding, whatever
+    the transformation does. Parameters marked ``"euclidean"`` are optimized as without it, and see
+    the others only where the transformation itself looks at all of them (a clipped global norm).
+
+    The first moments are the arrays shaped as the parameters in a field named ``mu``, ``trace`` or
+    ``ema`` anywhere in the state: all of Optax's momenta, Adam's first moment among them. Nothing
+    else is touched: second moments (``nu``) are averages of squared entries rather than tangent
+    vectors, and the curvature pairs of L-BFGS would need more than a projection, so that
+    optimizer is not for here. Weight decay of a parameter with orthonormal columns is normal to
+    the manifold and hence without effect.
+
+    The state is that of ``transformation``. Anything chained after this would leave the manifold:
+    put it last in an `optax.chain`.
+
+    Example::
+
+        optimizer = riemannian(
+            optax.adam(1e-2), manifold={"basis": "stiefel", "bias": "euclidean"}
+        )
+
+    Args:
+        transformation: Any Optax gradient transformation.
+        manifold: ``"stiefel"``, ``"grassmann"`` or ``"euclidean"`` for all parameters, or a pytree
+            of these names that is a prefix of the parameters. Parameters on a manifold have shape
+            (..., d, r) with d >= r; each matrix of the leading axes is a point.
+        retraction: ``"polar"``, ``"qr"`` or ``"cayley"``, as in
+            `jaxfed.manifolds.stiefel.RETRACTIONS`.
+        mask: Pytree of booleans that is a prefix of the parameters; where False the parameter is
+            Euclidean whatever ``manifold`` says.
+
+    Returns:
+        An Optax transformation whose ``update`` needs the parameters and passes further keyword
+        arguments on.
+
+    Raises:
+        ValueError: If a manifold or the retraction is unknown; from ``init`` and ``update``, if a
+            parameter on a manifold is not of shape (..., d, r) with d >= r; from ``init``, if its
+            columns are not orthonormal; from ``update``, if it gets no parameters.
+
+    Source:
+        Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds, Section 4.2;
+        Bécigneul & Ganea (2019), Riemannian adaptive optimization methods, for the transport of
+        first moments.
+    """
+    choices = sorted([*MANIFOLDS, "euclidean"])
+    for name in jax.tree.leaves(manifold):
+        if name not in choices:
+            raise ValueError(f"manifold must be made of names among {choices}, got {name!r}.")
+    retract = stiefel.retraction(retraction)
+    inner = optax.with_extra_args_support(transformation)
+
+    def names_of(params):
+        """The manifold of every parameter, after checking that it can be on it."""
+        names = jax.tree.broadcast(manifold, params)
+        if mask is not None:
+            on_manifold = jax.tree.broadcast(mask, params)
+            names = jax.tree.map(lambda n, on: n if on else "euclidean", names, on_manifold)
+        jax.tree_util.tree_map_with_path(_check_leaf, params, names)
+        return names
+
+    def init(params):
+        # Optax asks for the state of a placeholder without leaves (`optax.tree_map_params`).
+        if jax.tree.leaves(params):
+            jax.tree_util.tree_map_with_path(_check_point, params, names_of(params))
+        return inner.init(params)
+
+    def update(updates, state, params=None, **extra_args):
+        if params is None:
+            raise ValueError("params must be given to update: a retraction starts from them.")
+        names = names_of(params)
+        gradients = jax.tree.map(_project, names, params, updates)
+        steps, state = inner.update(gradients, state, params, **extra_args)
+        steps = jax.tree.map(_project, names, params, steps)
+        updates = jax.tree.map(
+            lambda name, x, step: (
+                step if name == "euclidean" else _over_points(retract)(x, step) - x
+            ),
+            names,
+            params,
+            steps,
+        )
+        new_params = optax.apply_updates(params, updates)
+        return updates, _transport(state, names, new_params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _over_points(function):
+    """Map a function of matrices over leading axes."""
+    return jnp.vectorize(function, signature="(d,r),(d,r)->(d,r)")
+
+
+def _project(
+    name: str, x: Float[Array, "*points d r"], g: Float[Array, "*points d r"]
+) -> Float[Array, "*points d r"]:
+    if name == "euclidean":
+        return g
+    # A momentum may be kept in a shorter type than the parameters.
+    return _over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
+
+
+def _check_leaf(path, x, name: str) -> None:
+    shape = jnp.shape(x)
+    if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
+        raise ValueError(
+            f"params{keystr(path)} is to be on the manifold {name!r} and must have shape "
+            f"(..., d, r) with d >= r, got {shape}; mark it 'euclidean' or transpose it."
+        )
+
+
+def _check_point(path, x, name: str) -> None:
+    if name == "euclidean" or isinstance(x, jax.core.Tracer):
+        return
+    if not jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all():
+        raise ValueError(
+            f"params{keystr(path)} is to be on the manifold {name!r} but its columns are not "
+            "orthonormal; start from jaxfed.manifolds.stiefel.random or "
+            "jaxfed.linalg.orthonormalize."
+        )
+
+
+def _transport(state: Any, names: PyTree[str], params: PyTree[Array]) -> Any:
+    """Project the first moments found in an optimizer state onto the tangent spaces at params.
+
+    A leaf of the state belongs to the parameter whose path ends its own, the longest such if
+    there are several, and is a first moment if the field just before is named like one.
+    """
+    points = {
+        path: (name, x)
+        for (path, x), name in zip(
+            jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(names), strict=True
+        )
+    }
+
+    def transport(path, value):
+        for start in range(1, len(path) + 1):
+            if path[start:] in points:
+                field = path[start - 1]
+                if isinstance(field, GetAttrKey) and field.name in _TANGENT_STATE:
+                    name, x = points[path[start:]]
+                    return _project(name, x, value)
+                return value
+        return value
+
+    return jax.tree_util.tree_map_with_path(transport, state)

@@ -1,0 +1,6 @@
+"""Personalized and federated principal component analysis."""
+
+from jaxfed.pca.one_shot import Local as Local
+from jaxfed.pca.one_shot import OneShot as OneShot
+from jaxfed.pca.one_shot import Pooled as Pooled
+from jaxfed.pca.perpca import PerPCA as PerPCA

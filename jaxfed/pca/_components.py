@@ -1,0 +1,129 @@
+"""What the PCA algorithms share: their data, their ranks, their orthonormal factors."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxfed.core.aggregation import outer
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.linalg import Moment, orthonormalize, polar, should_densify
+
+Frame = Float[Array, "features rank"]
+
+RETRACTIONS: dict[str, Callable[[Frame], Frame]] = {"polar": polar, "qr": orthonormalize}
+
+
+def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
+    """One client's second moment, as a matrix or as the samples behind it, whichever is cheaper."""
+    if isinstance(data, Moment):
+        return data
+    moment = Moment.from_samples(data.values, data.count)
+    samples, features = data.values.shape
+    return moment.densified() if should_densify(samples, features, rank, rounds) else moment
+
+
+def check_name(argument: str, given: object, known: tuple[str, ...]) -> None:
+    """Refuse a name that is not among the known ones."""
+    if given not in known:
+        raise ValueError(f"{argument}: wanted one of {', '.join(known)}, got {given!r}")
+
+
+def check_positive(argument: str, given) -> None:
+    """Refuse a number that is known and not positive and finite; None is for the caller."""
+    if given is None or isinstance(given, jax.core.Tracer):
+        return
+    values = np.asarray(given)
+    if not np.issubdtype(values.dtype, np.number) or not np.isfinite(values).all():
+        raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
+    if (values <= 0).any():
+        raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
+
+
+def check_data(clients: Clients) -> None:
+    """Refuse clients whose data are neither samples nor second moments."""
+    if not isinstance(clients.data, Samples | Moment):
+        raise ValueError(
+            "clients: PCA needs Clients.from_samples or Clients.from_moments, got data of type "
+            f"{type(clients.data).__name__}"
+        )
+
+
+def check_rank(name: str, rank: object, *, least: int = 1) -> None:
+    """Refuse a rank that is not a whole number of at least `least`."""
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < least:
+        raise ValueError(f"{name}: wanted a whole number of at least {least}, got {rank!r}")
+
+
+def check_fits(names: str, total: int, clients: Clients) -> None:
+    """Refuse ranks that need more dimensions than there are features."""
+    if total > clients.features:
+        raise ValueError(
+            f"{names}: {total} orthonormal components do not fit into {clients.features} features"
+        )
+
+
+def check_start(start: Personalized | None, features: int, shared_rank: int | None) -> None:
+    """Refuse a warm start whose shared components have another shape."""
+    if start is None or shared_rank is None:
+        return
+    if start.shared.shape != (features, shared_rank):
+        raise ValueError(
+            f"warm_start: wanted shared components of shape {(features, shared_rank)}, "
+            f"got {start.shared.shape}"
+        )
+
+
+def retract(
+    w: Frame, retraction: str, active: Float[Array, " rank"] | None = None
+) -> Frame:
+    """Orthonormal columns spanning those of `w`; columns that are not active stay zero.
+
+    Source: the generalized retractions of Shi & Kontar (2024), Proposition 6.
+    """
+    if active is None:
+        return RETRACTIONS[retraction](w)
+    # An inactive column is given a direction of its own beyond the features, where it is
+    # orthonormal to everything and disturbs nothing.
+    beyond = jnp.diag(1 - active)
+    return RETRACTIONS[retraction](jnp.concatenate([w * active, beyond]))[: len(w)] * active
+
+
+def deflate(w: Frame, basis: Frame) -> Frame:
+    """The part of `w` orthogonal to `basis`."""
+    return w - basis @ (basis.T @ w)
+
+
+def top_components(
+    moment: Moment, rank: int, active: Float[Array, " rank"] | None = None
+) -> Frame:
+    """Top eigenvectors of a second moment; columns that are not active are zero."""
+    vectors = moment.top(rank)[1]
+    return vectors if active is None else vectors * active
+
+
+def moment_message(moment: Moment) -> Array:
+    """A message from which the server can form the exact second moment; see `moment_lift`."""
+    if moment.dense is not None:
+        return moment.dense[jnp.triu_indices(moment.dim)]
+    assert moment.samples is not None
+    return moment.samples.T / jnp.sqrt(moment.count)
+
+
+def moment_lift(message: Array) -> Float[Array, "features features"]:
+    """The second moment behind a message: of a thin factor, or of a packed upper triangle."""
+    if message.ndim == 2:
+        return outer(message)
+    # d (d + 1) / 2 = size
+    dim = int(((8 * message.size + 1) ** 0.5 - 1) / 2)
+    rows, columns = jnp.triu_indices(dim)
+    upper = jnp.zeros((dim, dim), message.dtype).at[rows, columns].set(message)
+    return upper.at[columns, rows].set(message)
+
+
+def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
+    """Variance within the span of an orthonormal basis, tr(BᵀSB)."""
+    return moment.quadratic(basis)

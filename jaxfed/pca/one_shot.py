@@ -1,0 +1,274 @@
+"""PCA in one exchange: each client alone, all data pooled, and distributed estimates.
+
+All of them need a single round (`rounds=1`); more change nothing.
+"""
+
+from typing import Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed.core.aggregation import Mean, Sum, outer
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.linalg import Moment
+from jaxfed.pca._components import (
+    Frame,
+    captured,
+    check_data,
+    check_fits,
+    check_name,
+    check_rank,
+    deflate,
+    moment_lift,
+    moment_message,
+    moment_of,
+    retract,
+    top_components,
+)
+
+
+class Local(Algorithm):
+    """PCA of each client alone, without any exchange ("indivPCA").
+
+    Source: Shi & Kontar (2024), Section 7.1.5.
+    """
+
+    rank: int = eqx.field(static=True)
+
+    def __init__(self, rank: int):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of components of each client.
+
+        Raises:
+            ValueError: if `rank` is not a positive whole number.
+        """
+        check_rank("rank", rank)
+        self.rank = rank
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse a rank that does not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        del start
+        check_data(clients)
+        check_fits("rank", self.rank, clients)
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment."""
+        del client_id, rounds
+        return moment_of(data, rank=self.rank, rounds=1)
+
+    def client_init(self, key, data, start):
+        """Top components; nothing is sent but the empty shared frame that tells the features."""
+        del key, start
+        return jnp.zeros((data.dim, 0), data.trace.dtype), top_components(data, self.rank)
+
+    def server_init(self, key, uplink, start):
+        """Nothing shared."""
+        del key, start
+        return uplink
+
+    def downlink(self, server):
+        """Nothing shared."""
+        return server
+
+    def client_step(self, key, downlink, local, data):
+        """Report the variance left over."""
+        del key
+        return downlink, local, {"objective": data.trace - captured(data, local)}
+
+    def server_step(self, key, server, uplink):
+        """Nothing changes."""
+        del key, server
+        return uplink
+
+    def client_result(self, downlink, local, data):
+        """The client's components."""
+        del downlink, data
+        return local
+
+
+class Pooled(Algorithm):
+    """PCA of all samples together ("CPCA"): what could be had if data might be moved.
+
+    Every sample counts the same, so a client counts by its number of samples. The messages are
+    exact: they amount to the data or their second moments.
+
+    Source: Shi & Kontar (2024), Section 7.1.5.
+    """
+
+    rank: int = eqx.field(static=True)
+
+    def __init__(self, rank: int):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of shared components.
+
+        Raises:
+            ValueError: if `rank` is not a positive whole number.
+        """
+        check_rank("rank", rank)
+        self.rank = rank
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse a rank that does not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        del start
+        check_data(clients)
+        check_fits("rank", self.rank, clients)
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment."""
+        del client_id, rounds
+        return moment_of(data, rank=self.rank, rounds=1)
+
+    @property
+    def start_aggregation(self):
+        """Plain sums: weights are the numbers of samples."""
+        return Sum(moment_lift)
+
+    def client_init(self, key, data, start):
+        """Send the sum of the samples' products, exactly."""
+        del key, start
+        # A thin factor is multiplied with itself by the server: the square root of the count.
+        factor = data.count if data.dense is not None else jnp.sqrt(data.count)
+        return factor * moment_message(data), ()
+
+    def server_init(self, key, uplink, start):
+        """Top eigenvectors of the sum."""
+        del key, start
+        return Moment.from_dense(uplink).top(self.rank)[1]
+
+    def downlink(self, server):
+        """The components."""
+        return server
+
+    def client_step(self, key, downlink, local, data):
+        """Report the variance left over."""
+        del key
+        return (), local, {"objective": data.trace - captured(data, downlink)}
+
+    def server_step(self, key, server, uplink):
+        """Nothing changes."""
+        del key, uplink
+        return server
+
+    def client_result(self, downlink, local, data):
+        """No own components."""
+        del local, data
+        return downlink[:, :0]
+
+
+class OneShot(Algorithm):
+    """Shared and own components from one exchange.
+
+    Three estimates of the shared components, each followed by own components as the top
+    eigenvectors of the client's second moment deflated by them:
+
+    * `"projector"` (distPCA of Fan et al. 2019, with the personal second shot of Shi & Kontar
+      2024, Section 7.1.2): top eigenvectors of the mean projector onto the clients' top
+      `shared_rank + local_rank` components;
+    * `"spectrum"` (the start of Qu et al. in Shi & Kontar 2024, Section 5): the same with the
+      components scaled by their standard deviations, i.e. of the mean of best rank
+      `shared_rank + local_rank` approximations of the second moments;
+    * `"local_first"`: own components first, as the client's top `local_rank` eigenvectors, then
+      the shared ones as top eigenvectors of the mean of second moments deflated by them. Right
+      where own variance is large and shared variance small. Its messages are exact deflated
+      second moments, the largest of the three.
+    """
+
+    shared_rank: int = eqx.field(static=True)
+    local_rank: int = eqx.field(static=True)
+    method: Literal["projector", "spectrum", "local_first"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        shared_rank: int,
+        local_rank: int,
+        *,
+        method: Literal["projector", "spectrum", "local_first"] = "projector",
+    ):
+        """Set up the algorithm.
+
+        Args:
+            shared_rank: number of shared components.
+            local_rank: number of each client's own components.
+            method: how the shared components are estimated; see the class.
+
+        Raises:
+            ValueError: for ranks that are not positive whole numbers or an unknown method.
+        """
+        check_rank("shared_rank", shared_rank)
+        check_rank("local_rank", local_rank)
+        check_name("method", method, ("projector", "spectrum", "local_first"))
+        self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse ranks that do not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        del start
+        check_data(clients)
+        check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment."""
+        del client_id, rounds
+        return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=1)
+
+    @property
+    def start_aggregation(self):
+        """The mean of the products of the factors that clients send."""
+        return Mean(moment_lift if self.method == "local_first" else outer)
+
+    def client_init(self, key, data, start):
+        """The one shot."""
+        del key, start
+        if self.method == "local_first":
+            local = top_components(data, self.local_rank)
+            return moment_message(data.deflate(local)), local
+        values, vectors = data.top(self.shared_rank + self.local_rank)
+        if self.method == "spectrum":
+            vectors = vectors * jnp.sqrt(jnp.maximum(values, 0))
+        return vectors, jnp.zeros((data.dim, self.local_rank), data.trace.dtype)
+
+    def server_init(self, key, uplink: Float[Array, "features features"], start) -> Frame:
+        """Top eigenvectors of the mean."""
+        del key, start
+        return Moment.from_dense(uplink).top(self.shared_rank)[1]
+
+    def downlink(self, server):
+        """The shared components."""
+        return server
+
+    def client_step(self, key, downlink, local, data):
+        """The personal second shot; nothing is sent any more."""
+        del key
+        if self.method == "local_first":
+            local = retract(deflate(local, downlink), "polar")
+        else:
+            local = top_components(data.deflate(downlink), self.local_rank)
+        left = data.trace - captured(data, downlink) - captured(data, local)
+        return (), local, {"objective": left}
+
+    def server_step(self, key, server, uplink):
+        """Nothing changes."""
+        del key, uplink
+        return server
+
+    def client_result(self, downlink, local, data):
+        """The client's own components."""
+        del downlink, data
+        return local

@@ -1,0 +1,272 @@
+"""Personalized PCA: components shared by all clients beside components of each client's own.
+
+min over U, V_1..V_N of  mean_i tr((I - UUᵀ - V_i V_iᵀ) S_i)  with [U, V_i] orthonormal.
+
+Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed.core.aggregation import Max, Mean
+from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
+from jaxfed.core.clients import Clients
+from jaxfed.linalg import Moment
+from jaxfed.pca._components import (
+    RETRACTIONS,
+    Frame,
+    check_data,
+    check_fits,
+    check_name,
+    check_positive,
+    check_rank,
+    check_start,
+    deflate,
+    moment_lift,
+    moment_message,
+    moment_of,
+    retract,
+    top_components,
+)
+
+
+class Member(NamedTuple):
+    """One client's prepared data: its second moment and which of its columns are in use."""
+
+    moment: Moment
+    active: Float[Array, " local_rank"] | None  # None: all of them
+
+
+class Message(NamedTuple):
+    """Uplink and downlink: the shared components and what the step rule needs."""
+
+    shared: Frame
+    scalar: Float[Array, ""] | None  # up: the objective; down: the step size
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    shared: Frame
+    step_size: Float[Array, ""] | None  # None: given and fixed, so that all know it
+    objective: Float[Array, ""] | None  # of the round before, where the step rule compares
+
+
+class PerPCA(Algorithm):
+    r"""Personalized PCA by Stiefel gradient descent.
+
+    Each round a client deflates its own components by the shared ones and retracts them,
+    \(V \leftarrow GR(V - UU^\top V)\), takes a step, and sends its copy of the shared
+    components; the server averages the copies and retracts.
+
+    Source: Shi & Kontar (2024), Algorithm 2 (Algorithm 1 is `variant="polar"` with the polar
+    retraction).
+    """
+
+    step_size: Float[Array, ""] | None
+    decay: Float[Array, ""] | None
+    shared_rank: int = eqx.field(static=True)
+    local_rank: int | tuple[int, ...] = eqx.field(static=True)
+    variant: Literal["tangent", "polar"] = eqx.field(static=True)
+    retraction: Literal["polar", "qr"] = eqx.field(static=True)
+    start: Literal["local_first", "random"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        shared_rank: int,
+        local_rank: int | tuple[int, ...],
+        *,
+        step_size: float | Array | None = None,
+        variant: Literal["tangent", "polar"] = "tangent",
+        retraction: Literal["polar", "qr"] = "polar",
+        start: Literal["local_first", "random"] = "local_first",
+        decay: float | Array | None = None,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            shared_rank: number of shared components.
+            local_rank: number of each client's own components, one for all or one per client.
+            step_size: of the gradient steps; None for one over the largest eigenvalue of any
+                client's second moment. The `"tangent"` variant converges for step sizes up to
+                two over that eigenvalue.
+            variant: `"tangent"` (choice 1 of Algorithm 2): a step along the gradient's tangent
+                part, the shared copy not retracted by the client; its fixed points are the
+                stationary points of the objective. `"polar"` (choice 2): a step along `S [U, V]`
+                retracted as a whole; converges for any step size, but on noisy data its fixed
+                point is off the stationary points, more so for large steps.
+            retraction: `"polar"` or `"qr"` (R's diagonal made positive); the joint step of
+                `variant="polar"` takes the polar factor in any case.
+            start: where to start if no warm start is given. `"local_first"`: each client's own
+                top components first, then the shared ones as the top eigenvectors of the mean
+                deflated second moment (`OneShot(method="local_first")`); its one exchange sends
+                exact deflated moments. `"random"`: random shared and own components.
+            decay: multiply the step size by this whenever the mean objective has risen
+                (the authors' scripts use exp(-1)); None never does.
+
+        Raises:
+            ValueError: for ranks that are not positive whole numbers (a local rank may be 0 for
+                some clients), unknown names, and a step size or decay that is not positive and
+                finite.
+        """
+        check_rank("shared_rank", shared_rank)
+        ranks = local_rank if isinstance(local_rank, tuple | list) else (local_rank,)
+        for rank in ranks:
+            check_rank("local_rank", rank, least=1 if len(ranks) == 1 else 0)
+        if not ranks or max(ranks) == 0:
+            raise ValueError(f"local_rank: at least one client needs components, got {local_rank}")
+        check_name("variant", variant, ("tangent", "polar"))
+        check_name("retraction", retraction, tuple(RETRACTIONS))
+        check_name("start", start, ("local_first", "random"))
+        check_positive("step_size", step_size)
+        check_positive("decay", decay)
+        self.shared_rank = shared_rank
+        self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
+        self.step_size, self.decay = hyperparameter(step_size), hyperparameter(decay)
+        self.variant, self.retraction, self.start = variant, retraction, start
+
+    @property
+    def _width(self) -> int:
+        return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse ranks or a warm start that do not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_data(clients)
+        if isinstance(self.local_rank, tuple) and len(self.local_rank) != len(clients):
+            raise ValueError(
+                f"local_rank: {len(self.local_rank)} ranks for {len(clients)} clients"
+            )
+        check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
+        check_start(start, clients.features, self.shared_rank)
+        if start is not None and start.local.shape[-1] not in (0, self._width):
+            raise ValueError(
+                f"warm_start: wanted {self._width} local components (or none), "
+                f"got {start.local.shape[-1]}"
+            )
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment, and its mask where ranks differ."""
+        moment = moment_of(data, rank=self.shared_rank + self._width, rounds=rounds)
+        if isinstance(self.local_rank, int):
+            return Member(moment, None)
+        rank = jnp.asarray(self.local_rank)[client_id]
+        return Member(moment, (jnp.arange(self._width) < rank).astype(moment.trace.dtype))
+
+    # --- start ---------------------------------------------------------------------------------
+
+    @property
+    def start_aggregation(self):
+        """A mean for the components; the largest eigenvalue is a maximum."""
+        rule = Mean(moment_lift) if self.start == "local_first" else Mean()
+        return {"start": rule, "curvature": Max()}
+
+    def client_init(self, key, data, start):
+        """Own components, and what the server needs for its start."""
+        moment, active = data
+        uplink = {"start": (), "curvature": ()}
+        if self.step_size is None:
+            uplink["curvature"] = moment.largest_eigenvalue()
+        if start is not None:
+            if start.local.shape[-1] > 0:
+                local = start.local if active is None else start.local * active
+            else:
+                local = top_components(moment.deflate(start.shared), self._width, active)
+        elif self.start == "local_first":
+            local = top_components(moment, self._width, active)
+            uplink["start"] = moment_message(moment.deflate(local))
+        else:
+            draw = jax.random.normal(
+                key, (moment.dim, self.shared_rank + self._width), moment.trace.dtype
+            )
+            local = retract(draw[:, self.shared_rank :], "qr", active)
+            # The mean of random directions is one; the server alone could draw it as well, but
+            # only the clients know how many features there are.
+            uplink["start"] = draw[:, : self.shared_rank]
+        return uplink, local
+
+    def server_init(self, key, uplink, start):
+        """The shared components and the first step size."""
+        del key
+        if start is not None:
+            shared = start.shared
+        elif self.start == "local_first":
+            shared = Moment.from_dense(uplink["start"]).top(self.shared_rank)[1]
+        else:
+            shared = retract(uplink["start"], "qr")
+        step_size = objective = None
+        if self.step_size is None:
+            step_size = 1 / jnp.maximum(uplink["curvature"], jnp.finfo(shared.dtype).tiny)
+        if self.decay is not None:
+            step_size = self.step_size if step_size is None else step_size
+            objective = jnp.full((), jnp.inf, shared.dtype)
+        if step_size is not None:
+            step_size = step_size.astype(shared.dtype)
+        return Server(shared, step_size, objective)
+
+    # --- a round (Algorithm 2) -----------------------------------------------------------------
+
+    def downlink(self, server):
+        """The shared components, and the step size where it is not given and fixed."""
+        return Message(server.shared, server.step_size)
+
+    def client_step(self, key, downlink, local, data):
+        """Deflate and retract the own components, take a step, send the shared copy."""
+        del key
+        moment, active = data
+        shared, step = downlink
+        step = (self.step_size if step is None else step).astype(shared.dtype)
+
+        local = self._correct(shared, local, active)
+        w = jnp.concatenate([shared, local], axis=1)
+        sw = moment.mv(w)
+        wsw = w.T @ sw
+        objective = moment.trace - jnp.trace(wsw)
+        if self.variant == "tangent":
+            # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
+            moved = w + step * (sw - w @ wsw)
+            copy = moved[:, : self.shared_rank]
+            local = retract(moved[:, self.shared_rank :], self.retraction, active)
+        else:
+            used = None
+            if active is not None:
+                used = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
+            # Always the polar factor: QR would keep the span of the shared copy alone, and the
+            # average would drift to pooled PCA.
+            moved = retract(w + step * sw, "polar", used)
+            copy, local = moved[:, : self.shared_rank], moved[:, self.shared_rank :]
+        uplink = Message(copy, None if self.decay is None else objective)
+        return uplink, local, {"objective": objective}
+
+    def server_step(self, key, server, uplink):
+        """Retract the mean of the copies; shrink the step if the objective rose."""
+        del key
+        step_size, objective = server.step_size, uplink.scalar
+        if self.decay is not None:
+            shrunk = step_size * self.decay.astype(step_size.dtype)
+            step_size = jnp.where(objective > server.objective, shrunk, step_size)
+        return Server(retract(uplink.shared, self.retraction), step_size, objective)
+
+    def server_diagnostics(self, server):
+        """The step size, where it is not given and fixed."""
+        return {} if server.step_size is None else {"step_size": server.step_size}
+
+    # --- result --------------------------------------------------------------------------------
+
+    def client_result(self, downlink, local, data):
+        """The own components, deflated by the final shared ones and retracted."""
+        return self._correct(downlink.shared, local, data.active)
+
+    def shared_result(self, server):
+        """The shared components."""
+        return server.shared
+
+    def _correct(self, shared: Frame, local: Frame, active) -> Frame:
+        return retract(deflate(local, shared), self.retraction, active)

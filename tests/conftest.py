@@ -1,0 +1,31 @@
+"""Settings of every test: eight devices on the processor, keys, double precision on request."""
+
+import os
+
+# Before JAX starts: the device backends are tested without any accelerator.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jax
+import pytest
+from hypothesis import settings
+
+# Compilation makes the first example slow, whatever the code under test does.
+settings.register_profile("jaxfed", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("jaxfed")
+
+
+@pytest.fixture
+def key():
+    """A fixed random key."""
+    return jax.random.key(0)
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield

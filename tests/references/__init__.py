@@ -1,0 +1,1 @@
+"""Plain NumPy references, in double precision, that the library is compared with."""
