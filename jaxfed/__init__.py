@@ -1,5 +1,6 @@
 """jaxfed: federated, personalized, unsupervised learning in JAX."""
 
+from jaxfed import data as data
 from jaxfed import linalg as linalg
 from jaxfed import manifolds as manifolds
 from jaxfed import pca as pca

@@ -80,7 +80,7 @@ class _Chunked(Backend):
 
     @property
     def multiple(self):
-        return self.size
+        return 1
 
     @property
     def gathers(self):

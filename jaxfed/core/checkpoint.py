@@ -39,7 +39,10 @@ class Checkpoint:
         self.path.mkdir(parents=True, exist_ok=True)
         described = self.path / "run.json"
         if not described.exists():
-            described.write_text(json.dumps(identity, indent=1))
+            # Complete or not at all, like the checkpoints themselves.
+            draft = described.with_suffix(".tmp")
+            draft.write_text(json.dumps(identity, indent=1))
+            draft.replace(described)
         ocp = require("orbax.checkpoint", extra="checkpoint")
         with self._manager() as manager:
             tree = {"state": _numbered(state), "history": history}

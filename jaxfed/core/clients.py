@@ -108,7 +108,7 @@ class Clients(eqx.Module):
         sizes = np.ones(len(values)) if counts is None else np.asarray(counts)
         if len(sizes) != len(values) or (sizes <= 0).any():
             raise ValueError(f"counts: wanted {len(values)} positive numbers, got {counts}")
-        moments = jax.vmap(Moment.from_dense)(values)
+        moments = jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes, values.dtype))
         shares = _shares(weights, len(sizes), sizes, values.dtype)
         return cls(moments, jnp.arange(len(sizes), dtype=jnp.int32), shares)
 
@@ -134,6 +134,10 @@ def _checked(array: ArrayLike, name: str) -> Array:
     """The array in a floating type of JAX, refused if it is not real, floating and finite."""
     if not isinstance(array, jax.Array):
         array = np.asarray(array)
+        if array.dtype == np.float64:
+            # Before the check below: what is too large for single precision becomes infinite.
+            with np.errstate(over="ignore"):
+                array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
     if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 4:
         raise ValueError(
             f"{name}: wanted real floating point numbers (float32 or float64), got {array.dtype}; "

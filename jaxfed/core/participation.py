@@ -17,7 +17,7 @@ class Participation(eqx.Module):
 
     @abc.abstractmethod
     def inclusion(
-        self, key: Key[Array, ""], round_index: Int[Array, ""], clients: int
+        self, key: Key[Array, ""], round_index: Int[Array, ""], ids: Int[Array, " clients"]
     ) -> Float[Array, " clients"]:
         """Each client's factor on its weight: 0 if absent, else one over its chance to take part.
 
@@ -36,19 +36,21 @@ class Participation(eqx.Module):
 class _Everybody(Participation):
     size: int | None = eqx.field(static=True, default=None, init=False)
 
-    def inclusion(self, key, round_index, clients):
+    def inclusion(self, key, round_index, ids):
         del key, round_index
-        return jnp.ones(clients)
+        return jnp.ones(len(ids))
 
 
 class _Uniform(Participation):
     size: int | None = eqx.field(static=True)
 
-    def inclusion(self, key, round_index, clients):
+    def inclusion(self, key, round_index, ids):
         del round_index
         assert self.size is not None
-        chosen = jax.random.choice(key, clients, (self.size,), replace=False)
-        return jnp.zeros(clients).at[chosen].set(clients / self.size)
+        # A lot for each id, so that the choice does not depend on the order of clients.
+        lots = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(ids)
+        chosen = jax.lax.top_k(lots, self.size)[1]
+        return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
 
     def check(self, clients):
         if self.size is not None and self.size > clients:
@@ -61,10 +63,10 @@ class _Given(Participation):
     present: Bool[Array, "rounds clients"]
     size: int | None = eqx.field(static=True, default=None, init=False)
 
-    def inclusion(self, key, round_index, clients):
+    def inclusion(self, key, round_index, ids):
         del key
         present = self.present[round_index % self.present.shape[0]].astype(jnp.float32)
-        return present * (clients / jnp.maximum(present.sum(), 1.0))
+        return present * (len(ids) / jnp.maximum(present.sum(), 1.0))
 
     def check(self, clients):
         if self.present.shape[1] != clients:
@@ -98,7 +100,8 @@ def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
     """Given participants: row t says who is there in round t; rows repeat after the last.
 
     Args:
-        present: `(clients,)` for the same clients each round, or `(rounds, clients)`.
+        present: `(clients,)` for the same clients each round, or `(rounds, clients)`; the columns
+            are in the order of the clients.
 
     Raises:
         ValueError: if it is not a boolean array of one or two axes, or a round has nobody.
@@ -109,6 +112,6 @@ def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
             "participation mask: wanted a boolean array (clients,) or (rounds, clients), got "
             f"{table.dtype} of shape {np.shape(present)}"
         )
-    if not table.any(axis=1).all():
+    if len(table) == 0 or not table.any(axis=1).all():
         raise ValueError("participation mask: each round needs at least one client")
     return _Given(jnp.asarray(table))

@@ -114,7 +114,7 @@ def rollout(
     problem, start = _problem(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
-    _check_loop(tol, metrics_every)
+    _check_loop(tol, metrics, metrics_every)
     problem = _prepared(problem, rounds)
     state = _begin(problem, start)
     options = _Options(rounds, tol is not None, metrics, metrics_every, remat)
@@ -179,7 +179,9 @@ def fit(
     problem, start = _problem(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
-    _check_loop(tol, metrics_every)
+    _check_loop(tol, metrics, metrics_every)
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise ValueError(f"checkpoint: wanted jaxfed.Checkpoint(path), got {checkpoint!r}")
     if every is not None and (not isinstance(every, int) or every <= 0):
         raise ValueError(f"every: wanted a positive whole number of rounds, got {every!r}")
     if every is None:
@@ -188,33 +190,39 @@ def fit(
         if checkpoint is not None:
             every = min(every, checkpoint.every)
     bar = _bar(rounds) if progress else None
-    identity = None
-    if checkpoint is not None:
-        identity = fingerprint(
-            algorithm, clients, rounds=rounds, key=key, start=start, channel=channel,
-            participation=participation, backend=backend, tol=tol, every=every,
-            metrics_every=metrics_every,
-        )  # fmt: skip
 
     compiled = _compiled(_is_small(clients))
     problem = compiled.prepare(problem, rounds)
     state = compiled.begin(problem, start)
     cost = _bits(problem, start)
     pieces: list[dict[str, np.ndarray]] = []
-    if checkpoint is not None and (saved := checkpoint.restore(identity, state)) is not None:
-        state, history = saved
-        pieces.append(history)
+    identity = None
+    if checkpoint is not None:
+        measured = sorted(jax.eval_shape(partial(_measure, problem, metrics), state))
+        identity = fingerprint(
+            algorithm, clients, rounds=rounds, key=key, start=start, channel=channel,
+            participation=participation, backend=backend, tol=tol, every=every,
+            metrics=measured, metrics_every=metrics_every,
+        )  # fmt: skip
+        if (saved := checkpoint.restore(identity, state)) is not None:
+            state, history = saved
+            pieces.append(history)
 
     def snapshot() -> Solution:
         history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
         history |= _cumulative_bits(history["participants"], cost, problem.size, np)
         return compiled.finish(problem, state, history, int(state.round))
 
+    def finished() -> bool:
+        return done >= rounds or (tol is not None and float(state.measure) <= tol)
+
     done = int(state.round)
     if bar is not None:
         bar.update(done)
-    while done < rounds and not (tol is not None and float(state.measure) <= tol):
+    while not finished():
         length = min(every - done % every, rounds - done)
+        if checkpoint is not None:
+            length = min(length, checkpoint.every - done % checkpoint.every)
         options = _Options(length, tol is not None, metrics, metrics_every, remat=False)
         state, piece = compiled.advance(problem, state, tol, options)
         ran = int(state.round) - done
@@ -225,7 +233,7 @@ def fit(
         if bar is not None:
             bar.update(ran)
             bar.set_postfix(objective=f"{piece['objective'][-1]:.6g}")
-        if checkpoint is not None and (done % checkpoint.every == 0 or done == rounds):
+        if checkpoint is not None and (done % checkpoint.every == 0 or finished()):
             checkpoint.save(identity, state, pieces)
         if callbacks:
             so_far = snapshot()
@@ -251,7 +259,7 @@ class EarlyStopping:
 
         Args:
             monitor: name of a metric or diagnostic in the history.
-            patience: how many chunks without an improvement are waited for.
+            patience: how many measurements, one a chunk, without an improvement are waited for.
             min_delta: what counts as an improvement.
 
         Raises:
@@ -263,7 +271,7 @@ class EarlyStopping:
             )
         self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
         self.best: Solution | None = None
-        self._lowest, self._waited = np.inf, 0
+        self._lowest, self._waited, self._seen = np.inf, 0, 0
 
     def __call__(self, solution: Solution) -> bool:
         """True when it is time to stop."""
@@ -272,9 +280,12 @@ class EarlyStopping:
                 f"monitor: the history has {sorted(solution.history)}, not {self.monitor!r}"
             )
         values = solution.history[self.monitor]
-        value = values[~np.isnan(values)][-1] if (~np.isnan(values)).any() else np.inf
-        if value < self._lowest - self.min_delta:
-            self._lowest, self._waited, self.best = value, 0, solution
+        values = values[~np.isnan(values)]
+        if len(values) == self._seen:
+            return False  # nothing new was measured
+        self._seen = len(values)
+        if values[-1] < self._lowest - self.min_delta:
+            self._lowest, self._waited, self.best = values[-1], 0, solution
         else:
             self._waited += 1
         return self._waited > self.patience
@@ -385,7 +396,9 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
     downlink, downlink_copy = problem.downlink.receive(
         problem.downlink.decode(payload), state.downlink_copy
     )
-    inclusion = problem.participation.inclusion(choice_key, state.round, problem.size)
+    inclusion = problem.participation.inclusion(
+        choice_key, state.round, clients.ids[: problem.size]
+    )
     inclusion = jnp.pad(inclusion, (0, len(clients) - problem.size))
 
     def work(shared, own):
@@ -451,21 +464,15 @@ def _advance(
 
     def measured(state):
         state, record = _round(problem, state)
-        if options.metrics is not None:
-
-            def evaluate(state):
-                assert options.metrics is not None
-                return dict(options.metrics(_result(problem, state)))
-
-            blank = jax.tree.map(
-                lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(evaluate, state)
-            )
-            due = state.round % options.metrics_every == 0
-            if options.metrics_every == 1:
-                record |= evaluate(state)
-            else:
-                record |= jax.lax.cond(due, evaluate, lambda _: blank, state)
-        return state, record
+        evaluate = partial(_measure, problem, options.metrics)
+        shapes = jax.eval_shape(evaluate, state)
+        if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
+            raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
+        if options.metrics_every == 1:
+            return state, record | evaluate(state)
+        blank = {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
+        due = state.round % options.metrics_every == 0
+        return state, record | jax.lax.cond(due, evaluate, lambda _: blank, state)
 
     if not options.stops:
         step = jax.checkpoint(measured) if options.remat else measured
@@ -491,6 +498,17 @@ def _advance(
         return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
 
     return jax.lax.while_loop(unfinished, body, (state, blank))
+
+
+def _measure(problem: _Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
+    """The requested metrics, in a type that can be NaN."""
+    if metrics is None:
+        return {}
+    values = {name: jnp.asarray(x) for name, x in metrics(_result(problem, state)).items()}
+    return {
+        name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        for name, value in values.items()
+    }
 
 
 def _result(problem: _Problem, state: State) -> Personalized:
@@ -627,15 +645,28 @@ def _problem(
                     f"there are {len(clients)}"
                 )
     algorithm.check(clients, start)
-    if not jax.dtypes.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(jnp.asarray(key, jnp.uint32))
+    key = _one_key(key)
     problem = _Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
     return problem, start
 
 
-def _check_loop(tol, metrics_every) -> None:
-    if tol is not None and not isinstance(tol, jax.core.Tracer) and not tol >= 0:
-        raise ValueError(f"tol: wanted a non-negative number or None, got {tol!r}")
+def _one_key(key) -> Key[Array, ""]:
+    """A key of the old style becomes one of the new."""
+    if isinstance(key, jax.Array | np.ndarray):
+        if key.dtype == np.uint32 and key.ndim > 0:
+            key = jax.random.wrap_key_data(jnp.asarray(key))
+        if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return key
+    raise ValueError(f"key: wanted one random key, such as jax.random.key(0), got {key!r}")
+
+
+def _check_loop(tol, metrics, metrics_every) -> None:
+    if tol is not None and not isinstance(tol, jax.core.Tracer):
+        number = np.asarray(tol)
+        if number.ndim > 0 or number.dtype.kind not in "fiu" or not number >= 0:
+            raise ValueError(f"tol: wanted a non-negative number or None, got {tol!r}")
+    if metrics is not None and not callable(metrics):
+        raise ValueError(f"metrics: wanted a function of the result or None, got {metrics!r}")
     if not isinstance(metrics_every, int) or metrics_every <= 0:
         raise ValueError(f"metrics_every: wanted a positive whole number, got {metrics_every!r}")
 

@@ -97,8 +97,7 @@ def partition_by_class(
         McMahan et al. (2017), Communication-efficient learning of deep networks from
         decentralized data, section 3.
     """
-    samples, labels, clients = _check(samples, labels, clients)
-    labels = _require_labels(labels)
+    samples, labels, clients = _check(samples, np.asarray(labels), clients)
     classes = np.unique(labels)
     if not 1 <= classes_per_client <= len(classes):
         raise ValueError(
@@ -170,8 +169,7 @@ def partition_dirichlet(
         Hsu, Qi & Brown (2019), Measuring the effects of non-identical data distribution for
         federated visual classification.
     """
-    samples, labels, clients = _check(samples, labels, clients)
-    labels = _require_labels(labels)
+    samples, labels, clients = _check(samples, np.asarray(labels), clients)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
     _check_min_samples(len(samples), clients, min_samples)
@@ -307,12 +305,6 @@ def _check(samples, labels, clients):
             f"clients must be at most the number of samples = {len(samples)}, got {clients}"
         )
     return samples, labels, int(clients)
-
-
-def _require_labels(labels: np.ndarray | None) -> np.ndarray:
-    if labels is None:
-        raise ValueError("labels must hold one label per sample, got None")
-    return labels
 
 
 def _check_min_samples(total: int, clients: int, min_samples: int) -> None:

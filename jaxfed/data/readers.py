@@ -135,8 +135,8 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
 
     A folder holds one table for each client, or `client_column` names the column of one table
     that tells whose row it is. The first row of a `.csv` file is its header if it holds
-    `client_column`, if no cell is a number, or if it counts 0, 1, 2, ... as unnamed columns of
-    data frames do. Where tables have column names, all must have the same.
+    `client_column`, if no cell is a number, or if it counts 0, 1, 2, ... (three columns or more) as
+    unnamed columns of data frames do. Where tables have column names, all must have the same.
 
     Args:
         path: a folder of tables or one table.
@@ -371,7 +371,7 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
     is_header = (
         client_column in table[0]
         or not any(map(_is_number, table[0]))
-        or (width > 1 and table[0] == names)
+        or (width > 2 and table[0] == names)
     )
     if is_header:
         names = table.pop(0)

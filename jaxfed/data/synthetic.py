@@ -38,7 +38,7 @@ class PerPCAData(NamedTuple):
         noise_variance: variance of the noise in each feature.
     """
 
-    samples: Float[Array, "m n d"] | list[Float[Array, "n_i d"]]
+    samples: Any
     shared: Float[Array, "d r1"]
     local: Float[Array, "m d r2"]
     labels: Int[Array, " m"]
@@ -46,9 +46,7 @@ class PerPCAData(NamedTuple):
     local_scale: Float[Array, "..."]
     noise_variance: Float[Array, ""]
 
-    def draw(
-        self, key: PRNGKeyArray, samples: int | Sequence[int]
-    ) -> Float[Array, "m n d"] | list[Float[Array, "n_i d"]]:
+    def draw(self, key: PRNGKeyArray, samples: int | Sequence[int]) -> Any:
         """Draw fresh samples of the same law, e.g. to test on.
 
         Args:
@@ -63,36 +61,53 @@ class PerPCAData(NamedTuple):
         """
         clients, _, _ = self.local.shape
         sizes = _sizes(samples, clients)
-        dtype = self.shared.dtype
-        shared = self.shared * jnp.asarray(self.shared_scale, dtype)
-        local = self.local * jnp.asarray(self.local_scale, dtype)
-        deviation = jnp.sqrt(jnp.asarray(self.noise_variance, dtype))
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(clients))
+        law = (
+            self.shared,
+            self.local,
+            self.shared_scale,
+            self.local_scale,
+            self.noise_variance,
+        )
         if isinstance(sizes, int):
-            return _draw(keys, shared, local, deviation, samples=sizes)
-        # One compiled call per distinct size, not per client.
+            return _draw(key, np.arange(clients), *law, samples=sizes)
+        # Compiled once per power of two, not once per client: the surplus is cut off.
+        ceilings = np.asarray([1 << (size - 1).bit_length() for size in sizes])
         drawn: list[Any] = [None] * clients
-        for size in sorted(set(sizes)):
-            which = np.flatnonzero(np.asarray(sizes) == size)
-            block = _draw(keys[which], shared, local[which], deviation, samples=size)
-            for client, y in zip(which, block, strict=True):
-                drawn[client] = y
+        for ceiling in sorted(set(ceilings.tolist())):
+            ids = np.flatnonzero(ceilings == ceiling)
+            block = _draw(key, ids, *law, samples=ceiling)
+            for k, i in enumerate(ids):
+                drawn[i] = block[k, : sizes[i]]
         return drawn
 
 
 @partial(jax.jit, static_argnames="samples")
-def _draw(keys, shared, local, deviation, *, samples):
-    d, r1 = shared.shape
-    r2 = local.shape[-1]
+def _draw(key, ids, shared, local, shared_scale, local_scale, noise_variance, *, samples):
+    (d, r1), r2, dtype = shared.shape, local.shape[-1], shared.dtype
+    deviations = [(shared_scale, r1), (local_scale, r2), (jnp.sqrt(noise_variance), d)]
+    scale = jnp.concatenate([jnp.broadcast_to(jnp.asarray(s), n) for s, n in deviations]).astype(
+        dtype
+    )
 
-    def client(key, v):
-        key_shared, key_local, key_noise = jax.random.split(key, 3)
-        phi = jax.random.normal(key_shared, (samples, r1), shared.dtype)
-        psi = jax.random.normal(key_local, (samples, r2), shared.dtype)
-        noise = jax.random.normal(key_noise, (samples, d), shared.dtype)
-        return phi @ shared.T + psi @ v.T + deviation * noise
+    def client(i):
+        # All scores and noise in one call: random numbers are most of the time to compile.
+        z = scale * jax.random.normal(jax.random.fold_in(key, i), (samples, r1 + r2 + d), dtype)
+        phi, psi, noise = jnp.split(z, [r1, r1 + r2], axis=1)
+        return phi @ shared.T + psi @ local[i].T + noise
 
-    return jax.vmap(client)(keys, local)
+    return jax.vmap(client)(ids)
+
+
+@partial(jax.jit, static_argnames=("groups", "free", "rank", "dtype"))
+def _random_subspaces(key, *, groups, free, rank, dtype):
+    return jax.vmap(orthonormalize)(jax.random.normal(key, (groups, free, rank), dtype))
+
+
+@jax.jit
+def _rotate(key, u, v):
+    d = u.shape[0]
+    q = orthonormalize(jax.random.normal(key, (d, d), u.dtype))
+    return q @ u, q @ v
 
 
 def perpca_synthetic(
@@ -116,8 +131,9 @@ def perpca_synthetic(
 
     The shared components are the first `shared_rank` coordinate axes. The local components lie
     in the other coordinates: `"window"` gives client i the axes i, i + 1, ... modulo `window`, so
-    that client i and client i + window agree and their mean projection has largest eigenvalue
-    local_rank / window; `"random"` gives each group of clients its own random subspace.
+    that client i and client i + window agree, and the mean of their projections has largest
+    eigenvalue local_rank / window where `window` divides `clients`; `"random"` gives each group
+    of clients its own random subspace.
 
     Scales may be arrays under a transformation, so a `vmap` over them (or over `key`) is a sweep.
 
@@ -178,32 +194,32 @@ def perpca_synthetic(
                 f"{free}, got {window}"
             )
         # With window == local_rank every shift spans the same subspace: one group.
-        labels = jnp.arange(clients) % (window if window > local_rank else 1)
-        axes = (jnp.arange(clients)[:, None] + jnp.arange(local_rank)) % window
-        basis = jax.nn.one_hot(axes, free, dtype=dtype, axis=1)
+        labels = np.arange(clients) % (window if window > local_rank else 1)
+        axes = (np.arange(clients)[:, None] + np.arange(local_rank)) % window
+        basis = jnp.asarray(np.eye(free)[axes].transpose(0, 2, 1), dtype)
     else:
         groups = clients if groups is None else groups
         _check_positive("groups", groups)
         if groups > clients:
             raise ValueError(f"groups must be at most clients = {clients}, got {groups}")
-        labels = jnp.arange(clients) % groups
-        gaussian = jax.random.normal(key_local, (groups, free, local_rank), dtype)
-        basis = jax.vmap(orthonormalize)(gaussian)[labels]
+        labels = np.arange(clients) % groups
+        basis = _random_subspaces(
+            key_local, groups=groups, free=free, rank=local_rank, dtype=jnp.dtype(dtype)
+        )[labels]
 
     # Zeros in the shared coordinates: orthogonal to the shared components to the last bit.
-    v = jnp.pad(basis, ((0, 0), (shared_rank, 0), (0, 0)))
-    u = jnp.eye(features, shared_rank, dtype=dtype)
+    v = jnp.concatenate([jnp.zeros((clients, shared_rank, local_rank), dtype), basis], axis=1)
+    u = jnp.asarray(np.eye(features, shared_rank), dtype)
     if rotate:
-        q = orthonormalize(jax.random.normal(key_rotation, (features, features), dtype))
-        u, v = q @ u, q @ v
+        u, v = _rotate(key_rotation, u, v)
     data = PerPCAData(
         samples=[],
         shared=u,
         local=v,
-        labels=labels,
+        labels=jnp.asarray(labels),
         shared_scale=_scale("shared_scale", shared_scale, shared_rank, dtype),
         local_scale=_scale("local_scale", local_scale, local_rank, dtype),
-        noise_variance=_non_negative("noise_variance", noise_variance, dtype),
+        noise_variance=_scale("noise_variance", noise_variance, None, dtype),
     )
     return data._replace(samples=data.draw(key_samples, sizes))
 
@@ -255,7 +271,7 @@ def misalignment_pair(
         labels=jnp.arange(2),
         shared_scale=_scale("shared_scale", shared_scale, 1, dtype),
         local_scale=_scale("local_scale", local_scale, 1, dtype),
-        noise_variance=_non_negative("noise_variance", noise_variance, dtype),
+        noise_variance=_scale("noise_variance", noise_variance, None, dtype),
     )
     return data._replace(samples=data.draw(key, sizes))
 
@@ -379,12 +395,26 @@ def image_sequence_synthetic(
             f"radius must be positive and 2 * radius less than height - 1 and width - 1, "
             f"got radius={radius} in frames of {height} x {width}"
         )
-    variance = _non_negative("noise_variance", noise_variance, dtype)
+    variance = _scale("noise_variance", noise_variance, None, dtype)
+    return _image_sequence(
+        key,
+        radius,
+        brightness,
+        variance,
+        shape=(frames, height, width),
+        blobs=blobs,
+        waves=background_rank - 1,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+@partial(jax.jit, static_argnames=("shape", "blobs", "waves", "dtype"))
+def _image_sequence(key, radius, brightness, variance, *, shape, blobs, waves, dtype):
+    frames, height, width = shape
     key_wave, key_phase, key_start, key_angle, key_speed, key_noise = jax.random.split(key, 6)
 
-    waves = (2, background_rank - 1, 1)
-    frequency = jax.random.uniform(key_wave, waves, dtype, 0.5, 2.0)
-    phase = jax.random.uniform(key_phase, waves, dtype, 0.0, 2 * jnp.pi)
+    frequency = jax.random.uniform(key_wave, (2, waves, 1), dtype, 0.5, 2.0)
+    phase = jax.random.uniform(key_phase, (2, waves, 1), dtype, 0.0, 2 * jnp.pi)
     rows, columns = jnp.arange(height, dtype=dtype), jnp.arange(width, dtype=dtype)
     vertical = jnp.cos(jnp.pi * frequency[0] * rows / height + phase[0])
     horizontal = jnp.cos(jnp.pi * frequency[1] * columns / width + phase[1])
@@ -460,6 +490,18 @@ def topics_synthetic(
     ):
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
+    return _topics(
+        key,
+        words_per_document,
+        groups=groups,
+        documents=documents,
+        words_per_topic=words_per_topic,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+@partial(jax.jit, static_argnames=("groups", "documents", "words_per_topic", "dtype"))
+def _topics(key, words_per_document, *, groups, documents, words_per_topic, dtype):
     key_topic, key_share, key_count = jax.random.split(key, 3)
     weights = jax.random.normal(key_topic, (groups + 1, words_per_topic), dtype)
     topics = (
@@ -494,16 +536,11 @@ def _sizes(samples, clients: int) -> int | tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def _scale(name: str, value, rank: int, dtype) -> Float[Array, "..."]:
-    if np.shape(value) not in ((), (rank,)):
-        raise ValueError(
-            f"{name} must be one number or one per component, got shape {np.shape(value)} "
-            f"for rank {rank}"
-        )
-    return _non_negative(name, value, dtype)
-
-
-def _non_negative(name: str, value, dtype) -> Float[Array, "..."]:
+def _scale(name: str, value, rank: int | None, dtype) -> Float[Array, "..."]:
+    shapes = ((),) if rank is None else ((), (rank,))
+    if np.shape(value) not in shapes:
+        wanted = "one number" if rank is None else f"one number or one per component ({rank})"
+        raise ValueError(f"{name} must be {wanted}, got shape {np.shape(value)}")
     # NumPy, because inside a compiled function even the test of a constant would be traced.
     if _is_concrete(value) and not np.all((np.asarray(value) >= 0) & np.isfinite(value)):
         raise ValueError(f"{name} must be non-negative and finite, got {value}")

@@ -84,9 +84,9 @@ def riemannian(
 
     def names_of(params):
         """The manifold of every parameter, after checking that it can be on it."""
-        names = jax.tree.broadcast(manifold, params)
+        names = _broadcast("manifold", manifold, params)
         if mask is not None:
-            on_manifold = jax.tree.broadcast(mask, params)
+            on_manifold = _broadcast("mask", mask, params)
             names = jax.tree.map(lambda n, on: n if on else "euclidean", names, on_manifold)
         jax.tree_util.tree_map_with_path(_check_leaf, params, names)
         return names
@@ -118,6 +118,15 @@ def riemannian(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
+    try:
+        return jax.tree.broadcast(prefix, params)
+    except ValueError as error:
+        raise ValueError(
+            f"{argument} must be a prefix of the pytree of parameters: {error}"
+        ) from None
+
+
 def _over_points(function):
     """Map a function of matrices over leading axes."""
     return jnp.vectorize(function, signature="(d,r),(d,r)->(d,r)")
@@ -144,7 +153,10 @@ def _check_leaf(path, x, name: str) -> None:
 def _check_point(path, x, name: str) -> None:
     if name == "euclidean" or isinstance(x, jax.core.Tracer):
         return
-    if not jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all():
+    # The point may be a constant of a function that is being traced.
+    with jax.ensure_compile_time_eval():
+        orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
+    if not orthonormal:
         raise ValueError(
             f"params{keystr(path)} is to be on the manifold {name!r} but its columns are not "
             "orthonormal; start from jaxfed.manifolds.stiefel.random or "

@@ -248,8 +248,8 @@ def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array,
 
     Args:
         x: Matrix, (d, r).
-        tolerance: Largest accepted Frobenius norm; 1e-12 r in double precision and 1e-5 r
-            otherwise when not given.
+        tolerance: Largest accepted Frobenius norm; when not given, r times 1e-12 in double
+            precision, 1e-5 in single, and four roundings in shorter ones.
 
     Returns:
         A boolean scalar.
@@ -260,5 +260,6 @@ def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array,
     _check_frames(x)
     rank = x.shape[1]
     if tolerance is None:
-        tolerance = (1e-12 if x.dtype == jnp.float64 else 1e-5) * rank
+        eps = float(jnp.finfo(x.dtype).eps)
+        tolerance = (1e-12 if x.dtype == jnp.float64 else max(1e-5, 4 * eps)) * rank
     return jnp.linalg.norm(x.T @ x - jnp.eye(rank, dtype=x.dtype)) <= tolerance

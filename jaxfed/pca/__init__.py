@@ -4,3 +4,5 @@ from jaxfed.pca.one_shot import Local as Local
 from jaxfed.pca.one_shot import OneShot as OneShot
 from jaxfed.pca.one_shot import Pooled as Pooled
 from jaxfed.pca.perpca import PerPCA as PerPCA
+from jaxfed.pca.varpro import VarProPerPCA as VarProPerPCA
+from jaxfed.pca.shrinkage import shrink as shrink

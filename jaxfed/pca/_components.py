@@ -37,9 +37,8 @@ def check_positive(argument: str, given) -> None:
     if given is None or isinstance(given, jax.core.Tracer):
         return
     values = np.asarray(given)
-    if not np.issubdtype(values.dtype, np.number) or not np.isfinite(values).all():
-        raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
-    if (values <= 0).any():
+    real = values.dtype.kind in "fiu"
+    if not real or not np.isfinite(values).all() or (values <= 0).any():
         raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
 
 
@@ -67,7 +66,7 @@ def check_fits(names: str, total: int, clients: Clients) -> None:
 
 
 def check_start(start: Personalized | None, features: int, shared_rank: int | None) -> None:
-    """Refuse a warm start whose shared components have another shape."""
+    """Refuse a warm start of other shapes, or with values that are known not to be numbers."""
     if start is None or shared_rank is None:
         return
     if start.shared.shape != (features, shared_rank):
@@ -75,6 +74,14 @@ def check_start(start: Personalized | None, features: int, shared_rank: int | No
             f"warm_start: wanted shared components of shape {(features, shared_rank)}, "
             f"got {start.shared.shape}"
         )
+    if start.local.ndim != 3 or start.local.shape[1] != features:
+        raise ValueError(
+            f"warm_start: wanted local components of shape (clients, {features}, rank), "
+            f"got {start.local.shape}"
+        )
+    for part in start:
+        if not isinstance(part, jax.core.Tracer) and not np.isfinite(np.asarray(part)).all():
+            raise ValueError("warm_start: NaN or infinite components")
 
 
 def retract(

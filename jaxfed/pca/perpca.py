@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.core.aggregation import Max, Mean
@@ -32,12 +33,14 @@ from jaxfed.pca._components import (
     retract,
     top_components,
 )
+from jaxfed.pca.shrinkage import shrink
 
 
 class Member(NamedTuple):
-    """One client's prepared data: its second moment and which of its columns are in use."""
+    """One client's prepared data: its second moments and which of its columns are in use."""
 
-    moment: Moment
+    moment: Moment  # what the steps use
+    unshrunk: Moment | None  # what start and result use, where that is another
     active: Float[Array, " local_rank"] | None  # None: all of them
 
 
@@ -74,6 +77,7 @@ class PerPCA(Algorithm):
     variant: Literal["tangent", "polar"] = eqx.field(static=True)
     retraction: Literal["polar", "qr"] = eqx.field(static=True)
     start: Literal["local_first", "random"] = eqx.field(static=True)
+    shrinkage: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -85,12 +89,14 @@ class PerPCA(Algorithm):
         retraction: Literal["polar", "qr"] = "polar",
         start: Literal["local_first", "random"] = "local_first",
         decay: float | Array | None = None,
+        shrinkage: bool = False,
     ):
         """Set up the algorithm.
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own components, one for all or one per client.
+            local_rank: number of each client's own components, one for all or one per client
+                (in the order of the clients' ids).
             step_size: of the gradient steps; None for one over the largest eigenvalue of any
                 client's second moment. The `"tangent"` variant converges for step sizes up to
                 two over that eigenvalue.
@@ -107,6 +113,10 @@ class PerPCA(Algorithm):
                 exact deflated moments. `"random"`: random shared and own components.
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
+            shrinkage: take the noise out of the second moments before the iteration (see
+                `jaxfed.pca.shrink`). On few noisy samples the objective's optimum can lie far
+                from the true shared components; this keeps the iteration near them. The own
+                components of the result are the best ones for the observed moments.
 
         Raises:
             ValueError: for ranks that are not positive whole numbers (a local rank may be 0 for
@@ -128,6 +138,7 @@ class PerPCA(Algorithm):
         self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
         self.step_size, self.decay = hyperparameter(step_size), hyperparameter(decay)
         self.variant, self.retraction, self.start = variant, retraction, start
+        self.shrinkage = shrinkage
 
     @property
     def _width(self) -> int:
@@ -140,10 +151,15 @@ class PerPCA(Algorithm):
             ValueError: as said above.
         """
         check_data(clients)
-        if isinstance(self.local_rank, tuple) and len(self.local_rank) != len(clients):
-            raise ValueError(
-                f"local_rank: {len(self.local_rank)} ranks for {len(clients)} clients"
-            )
+        if isinstance(self.local_rank, tuple):
+            given = len(self.local_rank)
+            if given != len(clients):
+                raise ValueError(f"local_rank: {given} ranks for {len(clients)} clients")
+            if not isinstance(clients.ids, jax.core.Tracer) and np.max(clients.ids) >= given:
+                raise ValueError(
+                    f"local_rank: the {given} ranks are those of the ids 0 to {given - 1}, "
+                    f"got clients with ids up to {np.max(clients.ids)}"
+                )
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         check_start(start, clients.features, self.shared_rank)
         if start is not None and start.local.shape[-1] not in (0, self._width):
@@ -154,11 +170,16 @@ class PerPCA(Algorithm):
 
     def prepare(self, data, client_id, rounds):
         """The client's second moment, and its mask where ranks differ."""
-        moment = moment_of(data, rank=self.shared_rank + self._width, rounds=rounds)
-        if isinstance(self.local_rank, int):
-            return Member(moment, None)
-        rank = jnp.asarray(self.local_rank)[client_id]
-        return Member(moment, (jnp.arange(self._width) < rank).astype(moment.trace.dtype))
+        total = self.shared_rank + self._width
+        moment = moment_of(data, rank=total, rounds=1 if self.shrinkage else rounds)
+        unshrunk = None
+        if self.shrinkage:
+            moment, unshrunk = shrink(moment, total), moment
+        active = None
+        if isinstance(self.local_rank, tuple):
+            rank = jnp.asarray(self.local_rank)[client_id]
+            active = (jnp.arange(self._width) < rank).astype(moment.trace.dtype)
+        return Member(moment, unshrunk, active)
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -170,7 +191,8 @@ class PerPCA(Algorithm):
 
     def client_init(self, key, data, start):
         """Own components, and what the server needs for its start."""
-        moment, active = data
+        moment, unshrunk, active = data
+        moment = moment if unshrunk is None else unshrunk
         uplink = {"start": (), "curvature": ()}
         if self.step_size is None:
             uplink["curvature"] = moment.largest_eigenvalue()
@@ -220,7 +242,7 @@ class PerPCA(Algorithm):
     def client_step(self, key, downlink, local, data):
         """Deflate and retract the own components, take a step, send the shared copy."""
         del key
-        moment, active = data
+        moment, _, active = data
         shared, step = downlink
         step = (self.step_size if step is None else step).astype(shared.dtype)
 
@@ -262,6 +284,9 @@ class PerPCA(Algorithm):
 
     def client_result(self, downlink, local, data):
         """The own components, deflated by the final shared ones and retracted."""
+        if data.unshrunk is not None:
+            left = data.unshrunk.deflate(downlink.shared)
+            return top_components(left, self._width, data.active)
         return self._correct(downlink.shared, local, data.active)
 
     def shared_result(self, server):

@@ -201,13 +201,13 @@ def misalignment(locals_):
 
 
 def client_distances(locals_):
-    """rho_ij = ||P_Vi - P_Vj||_F^2 / r2 (31)."""
+    """rho_ij = ||P_Vi - P_Vj||_F^2 / r2 (31); for unequal ranks, over the mean of the two."""
     m = len(locals_)
     rho = np.zeros((m, m))
     for i in range(m):
         for j in range(m):
             gap = projector(locals_[i]) - projector(locals_[j])
-            rho[i, j] = np.sum(gap**2) / locals_[i].shape[1]
+            rho[i, j] = 2 * np.sum(gap**2) / (locals_[i].shape[1] + locals_[j].shape[1])
     return rho
 
 
@@ -276,12 +276,12 @@ def local_first(samples, r1, r2):
     """Local components first, then the shared ones from what they leave.
 
     V_i = top r2 eigenvectors of S_i; U = top r1 eigenvectors of the mean of the S_i deflated by
-    V_i on both sides. The V_i returned are deflated by U and retracted, hence feasible.
+    V_i on both sides; then every V_i again, the best one for this U.
     """
     first = local_pca(samples, r2)
     rest = [deflate(moment(y), v) for y, v in zip(samples, first, strict=True)]
     shared = top(sum(rest) / len(rest), r1)
-    return shared, [polar(v - shared @ (shared.T @ v)) for v in first]
+    return shared, [best_local(moment(y), shared, r2) for y in samples]
 
 
 def exact_local(samples, shared, r2, rounds):

@@ -1,0 +1,47 @@
+"""The command line: `jaxfed COMMAND`, the same as `python -m jaxfed COMMAND`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+# Each command is the module of its name in this package, with an `add_parser(subparsers)`.
+COMMANDS = {
+    "demo": "shared and unique components of real handwritten digits, in under a minute",
+    "fit": "fit an algorithm to your own files",
+    "reproduce": "reproduce a table or figure of a paper",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        The exit status: 0, 2 for what the user can put right (told in one line), or 130 after an
+        interruption.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="jaxfed", description="Federated, personalized, unsupervised learning in JAX."
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if arguments[:1] == [name]:
+            # Only the command that is asked for is imported.
+            importlib.import_module(f"jaxfed.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary)
+    parsed = parser.parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+        print(f"jaxfed: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxfed: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,129 @@
+"""What every command does besides computing: its folder, its files, its table."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULT = ("result.npz", "result.json")
+CHECKPOINT = "checkpoint"
+
+
+def claim(
+    out: str | os.PathLike[str],
+    *,
+    force: bool,
+    pictures: Iterable[str] = (),
+    resumable: bool = False,
+) -> Path:
+    """Make sure that nothing of value is overwritten, before anything is computed.
+
+    Args:
+        out: the folder that results go to; made if it is not there.
+        force: whether earlier results may go. Only what a command writes (results, pictures,
+            checkpoints) is removed, never another file.
+        pictures: names of the pictures that the command writes.
+        resumable: whether a folder with checkpoints and without results, which an interrupted
+            run left, is taken up again.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: if the folder is in use and `force` is not given, or is a file.
+    """
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out: {folder} is a file, wanted a folder")
+    interrupted = (folder / CHECKPOINT).is_dir() and not (folder / "result.json").exists()
+    if force:
+        for name in (*RESULT, *pictures):
+            (folder / name).unlink(missing_ok=True)
+        if (folder / CHECKPOINT).is_dir():
+            shutil.rmtree(folder / CHECKPOINT)
+    elif folder.exists() and any(folder.iterdir()) and not (resumable and interrupted):
+        raise ValueError(
+            f"--out: {folder} is not empty; name another folder, or overwrite with --force"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write(folder: Path, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """Write `result.npz` and then `result.json`, whose presence says that a run is complete.
+
+    Args:
+        folder: where to.
+        arrays: what goes into `result.npz`.
+        summary: what goes into `result.json`, beside the versions that made it.
+    """
+    with _replacing(folder / "result.npz") as part:
+        np.savez(part, **{name: np.asarray(value) for name, value in arrays.items()})  # pyright: ignore[reportArgumentType]
+    with _replacing(folder / "result.json") as part:
+        text = json.dumps({**summary, "versions": versions()}, indent=2, default=_plain)
+        part.write_text(text + "\n", encoding="utf-8")
+
+
+def versions() -> dict[str, str]:
+    """What the numbers may depend on: versions of the language and of the packages."""
+    packages = ("jaxfed", "jax", "jaxlib", "equinox", "numpy")
+    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as text, columns aligned: words to the left, numbers to the right.
+
+    Args:
+        rows: cells by the name of their column, the same columns in each; None is left empty.
+    """
+    names = list(rows[0])
+    cells = [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    words = [isinstance(rows[0][name], str) for name in names]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            text.ljust(width) if left else text.rjust(width)
+            for text, width, left in zip(row, widths, words, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(names), "  ".join("-" * width for width in widths), *map(line, cells)])
+
+
+def on_terminal() -> bool:
+    """Whether somebody watches, so that a progress bar is of use and does not fill a log."""
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside the wanted one, put in its place once it is complete."""
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    yield part
+    part.replace(path)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy and JAX scalars and arrays, and paths, as JSON knows them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return np.asarray(value).tolist()

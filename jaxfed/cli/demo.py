@@ -1,0 +1,205 @@
+"""`jaxfed demo`: what do clients with different handwritten digits share, what is their own?"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxfed import data, pca, plot
+from jaxfed._optional import require
+from jaxfed.cli import _evaluate, _report
+from jaxfed.core.clients import Clients
+from jaxfed.core.run import Solution, fit
+from jaxfed.plot import _figure
+
+SHARED_RANK, LOCAL_RANK = 10, 3
+PICTURE = "demo.png"
+IMAGE = (8, 8)
+
+
+class Digits(NamedTuple):
+    """Clients with images of one or two digits each, in two halves, the mean image removed."""
+
+    train: list[Float[np.ndarray, "n_i 64"]]
+    held_out: list[Float[np.ndarray, "n_i 64"]]
+    classes: list[tuple[int, ...]]
+    mean: Float[np.ndarray, " 64"]
+
+
+def add_parser(subparsers) -> None:
+    """Add the `demo` command.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "demo",
+        help="shared and unique components of real handwritten digits, in under a minute",
+        description=(
+            "Split scikit-learn's 1,797 images of handwritten digits over 50 clients of one or "
+            "two digits each, fit shared and own components, compare with PCA of each client "
+            "alone, of all data pooled, and in one shot, and draw what was learned."
+        ),
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("jaxfed-demo"), metavar="DIR", help="default: %(default)s"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.add_argument("--seed", type=int, default=0, help="of the split; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=200, help="of PerPCA; default: %(default)s")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: if results would be overwritten, or rounds are not positive.
+        ImportError: if an optional package is missing.
+    """
+    for module, extra in (("sklearn.datasets", "data"), ("matplotlib.figure", "plot")):
+        require(module, extra=extra)
+    folder = _report.claim(arguments.out, force=arguments.force, pictures=[PICTURE])
+    key = jax.random.key(arguments.seed)
+    digits = load(key)
+    sizes = [len(samples) for samples in digits.train]
+    print(
+        f"{len(sizes)} clients with one or two digits each and {min(sizes)} to {max(sizes)} images "
+        f"of 8 x 8 pixels to learn from;\n{sum(map(len, digits.held_out))} more images are held "
+        f"out. {SHARED_RANK} shared and {LOCAL_RANK} own components.\n"
+    )
+    solutions, held_out = fit_all(digits, key, arguments.rounds)
+    rows = compare(solutions, Clients.from_samples(digits.train), held_out)
+    print(_report.table(rows))
+    print(
+        "\nPer cent of the energy (squared deviation from the mean image). left over: not "
+        "reconstructed.\nmisalignment: 0 if a direction is in every client's own part, where it "
+        "does not belong."
+    )
+    perpca = solutions["PerPCA"]
+    figure = picture(digits, perpca, rows)
+    figure.savefig(folder / PICTURE, dpi=150)
+    arrays = {
+        "shared": perpca.result.shared,
+        "local": perpca.result.local,
+        "mean": digits.mean,
+        **{f"history_{name}": values for name, values in perpca.history.items()},
+    }
+    settings = {"seed": arguments.seed, "rounds": arguments.rounds}
+    settings |= {"shared_rank": SHARED_RANK, "local_rank": LOCAL_RANK}
+    _report.write(folder, arrays, {"settings": settings, "classes": digits.classes, "table": rows})
+    print(f"\nThe picture is {folder / PICTURE}, the numbers are in {folder / 'result.json'}.")
+    return 0
+
+
+def load(key) -> Digits:
+    """The digits on 50 clients: 30 of one class, 20 of two; 40 % of each client held out."""
+    bundled = require("sklearn.datasets", extra="data").load_digits()
+    pixels, labels = (bundled.data / 16).astype(np.float32), bundled.target
+    keys = jax.random.split(key, 5)
+    halves = data.partition_iid(pixels, labels, 2, key=keys[0])
+    samples, classes = [], []
+    for half, (clients, each) in enumerate([(30, 1), (20, 2)]):
+        part = data.partition_by_class(
+            halves.samples[half], halves.labels[half], clients, each, key=keys[1 + half]
+        )
+        samples += part.samples
+        classes += [tuple(np.unique(labels).tolist()) for labels in part.labels]
+    # Unequal clients: each keeps between ten and all but one of its images.
+    chance = np.asarray(jax.random.uniform(keys[3], (len(samples),)))
+    dropped = [1 + int(u * (len(y) - 10)) for y, u in zip(samples, chance, strict=True)]
+    samples, _ = data.train_test_split(samples, dropped, key=keys[3])
+    train, held_out = data.train_test_split(samples, 0.4, key=keys[4])
+    # What a server learns from one sum and one count of each client.
+    mean = np.concatenate(train).mean(axis=0)
+    return Digits([y - mean for y in train], [y - mean for y in held_out], classes, mean)
+
+
+def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clients]:
+    """Every method with as many components for each client as the others; and the held-out data."""
+    clients = Clients.from_samples(digits.train)
+    held_out = Clients.from_samples(digits.held_out)
+    rank = SHARED_RANK + LOCAL_RANK
+    solutions = {
+        "Local": fit(pca.Local(rank), clients, rounds=1, key=key),
+        "Pooled": fit(pca.Pooled(rank), clients, rounds=1, key=key),
+        "OneShot": fit(pca.OneShot(SHARED_RANK, LOCAL_RANK), clients, rounds=1, key=key),
+    }
+    solutions["PerPCA"] = fit(
+        pca.PerPCA(SHARED_RANK, LOCAL_RANK),
+        clients,
+        rounds=rounds,
+        key=key,
+        warm_start=solutions["OneShot"],
+        metrics=lambda result: {"held out": 100 * _evaluate.shares(result, held_out.data).residual},
+        progress=_report.on_terminal(),
+        every=max(1, rounds // 20),
+    )
+    return solutions, held_out
+
+
+def compare(
+    solutions: dict[str, Solution], train: Clients, held_out: Clients
+) -> list[dict[str, Any]]:
+    """The table: a row for each method."""
+    rows = []
+    for name, solution in solutions.items():
+        learned = _evaluate.shares(solution.result, train.data)
+        unseen = _evaluate.shares(solution.result, held_out.data)
+        rows.append(
+            {
+                "method": name,
+                "left over, training": 100 * float(learned.residual),
+                "left over, held out": 100 * float(unseen.residual),
+                "in shared": 100 * float(learned.shared),
+                "in own": 100 * float(learned.local),
+                "misalignment": _evaluate.theta(solution.result),
+            }
+        )
+    return rows
+
+
+def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) -> Any:
+    """Shared components, own components of two clients, samples taken apart, convergence."""
+    shared, local = (np.asarray(part) for part in solution.result)
+    # Clients of one digit each, of digits that look different.
+    owners = {digit: digits.classes.index((digit,)) for digit in (0, 4, 7, 2, 6, 3)}
+    figure = _figure.canvas(None, 11.0, 6.6)
+    figure.suptitle(
+        f"Handwritten digits on {len(digits.train)} clients: what they share, what is their own",
+        fontsize=13,
+    )
+    left, right = figure.subfigures(1, 2, width_ratios=[1.0, 1.05], wspace=0.03)
+    groups = {f"{SHARED_RANK} shared components": _evaluate.principal(shared, digits.train)}
+    for digit in (0, 4):
+        client = owners[digit]
+        name = f"own components of client {client + 1}, which only has the digit {digit}"
+        groups[name] = _evaluate.principal(local[client], [digits.train[client]])
+    plot.components(groups, IMAGE, columns=6, figure=left)
+
+    upper, lower = right.subfigures(2, 1, height_ratios=[1.9, 1.0], hspace=0.03)
+    chosen = np.stack([digits.held_out[client][0] for client in owners.values()])
+    bases = local[list(owners.values())]
+    plot.separation(
+        chosen + digits.mean,
+        chosen @ shared @ shared.T,
+        np.einsum("kd,kdr,ker->ke", chosen, bases, bases),
+        IMAGE,
+        mean=digits.mean,
+        names=tuple(f"a {digit}" for digit in owners),
+        figure=upper,
+    )
+    upper.suptitle("held-out images: original - mean = shared part + own part + rest", fontsize=9)
+    levels = {row["method"]: row["left over, held out"] for row in rows[:-1]}
+    history = {"PerPCA": solution.history["held out"]}
+    plot.convergence(
+        history, ["PerPCA"], levels=levels, label="left over, held out (%)", figure=lower
+    )
+    return figure

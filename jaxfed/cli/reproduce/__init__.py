@@ -1,0 +1,272 @@
+"""`jaxfed reproduce TARGET`: the tables and figures of the papers, each by one command.
+
+A target is a function that runs an experiment over several seeds and returns a `Report`, whose
+cells hold what is measured beside what the paper prints and what an independent NumPy
+implementation of the same experiment gives, with a verdict.
+"""
+
+import argparse
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxfed.cli import _report
+
+# Each module has a dict TARGETS; they are imported when a target is looked up.
+_MODULES = ("perpca", "perpca_data")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a value is compared with: reproduced if it lies from `low` to `high`."""
+
+    low: float
+    high: float
+    text: str
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def distance(self, value: float) -> float:
+        """How far a value lies above (or, negative, below) the interval."""
+        return value - min(max(value, self.low), self.high)
+
+
+def around(value: float, spread: float) -> Interval:
+    """A mean and its standard deviation over seeds; within two of them counts as the same."""
+    return Interval(value - 2 * spread, value + 2 * spread, f"{value:.4g} ± {spread:.2g}")
+
+
+def between(low: float, high: float) -> Interval:
+    """The range of several runs."""
+    return Interval(low, high, f"{low:.4g} to {high:.4g}")
+
+
+def at_least(value: float) -> Interval:
+    """A lower bound."""
+    return Interval(value, math.inf, f">= {value:.4g}")
+
+
+def at_most(value: float) -> Interval:
+    """An upper bound."""
+    return Interval(-math.inf, value, f"<= {value:.4g}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table, measured once per seed, beside what it is compared with.
+
+    Attributes:
+        measured: the value of each seed.
+        reference: what the independent NumPy implementation of the same experiment gives.
+        paper: what the paper prints, as a number or as an interval.
+        incomparable: why there is nothing to compare with, if so.
+    """
+
+    measured: Sequence[float]
+    reference: Interval | None = None
+    paper: Interval | float | None = None
+    incomparable: str | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return float(np.mean(self.measured))
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation over seeds; None for a single one."""
+        return float(np.std(self.measured, ddof=1)) if len(self.measured) > 1 else None
+
+    @property
+    def verdict(self) -> str:
+        """`"reproduced"`, `"differs by ..."` or `"not comparable: ..."`.
+
+        Against the reference where there is one, else against the paper.
+        """
+        if self.incomparable is not None:
+            return f"not comparable: {self.incomparable}"
+        target = self.reference if self.reference is not None else self.paper
+        if target is None:
+            return "not comparable: no published value"
+        if not isinstance(target, Interval):
+            # A printed number is known to its last digit; five per cent is what rounding to two
+            # significant digits may hide.
+            target = around(target, 0.025 * abs(target))
+        if not math.isfinite(self.mean):
+            return f"differs: {self.mean}"
+        if self.mean in target:
+            return "reproduced"
+        return f"differs by {target.distance(self.mean):+.2g}"
+
+    def texts(self) -> dict[str, str]:
+        """The four printed columns."""
+        paper = "" if self.paper is None else _text(self.paper)
+        spread = "" if self.sd is None else f" ± {self.sd:.2g}"
+        return {
+            "paper": paper,
+            "reference": "" if self.reference is None else self.reference.text,
+            "measured": f"{self.mean:.4g}{spread}",
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A reproduced table or figure.
+
+    Attributes:
+        title: what was reproduced.
+        columns: the columns that tell the rows apart, in printed order.
+        rows: one dict per row: an entry for each of `columns` and, where something was measured,
+            a `Cell` under `"cell"`.
+        notes: what a reader of the table must know.
+        figures: functions that draw a matplotlib figure, by the name of its file.
+        arrays: curves and raw values that belong to it, for the `.npz` file.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = ()
+    figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+
+    def verdicts(self) -> list[str]:
+        """The verdicts of all cells."""
+        return [row["cell"].verdict for row in self.rows if "cell" in row]
+
+
+class Target(Protocol):
+    """A function that reproduces one table or figure."""
+
+    def __call__(self, *, data: Path | None, seeds: int, out: Path | None) -> Report:
+        """Run it.
+
+        Args:
+            data: folder of the data files, for targets on real data.
+            seeds: how many seeds.
+            out: folder that the report will be written to, if any.
+        """
+        ...
+
+
+def targets() -> dict[str, Target]:
+    """All targets by name."""
+    found: dict[str, Target] = {}
+    for module in _MODULES:
+        found |= importlib.import_module(f"{__name__}.{module}").TARGETS
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> Target:
+    """The target of this name.
+
+    Raises:
+        ValueError: if there is none; the message lists those there are.
+    """
+    known = targets()
+    if name not in known:
+        raise ValueError(f"target: {name!r} is not one of {', '.join(known)}")
+    return known[name]
+
+
+def add_parser(subparsers) -> None:
+    """Add the `reproduce` command.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="reproduce a table or figure of a paper",
+        description="Reproduce a table or figure of a paper, beside the published numbers.",
+    )
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="e.g. perpca/table2")
+    parser.add_argument("--list", action="store_true", help="list all targets and stop")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write results to")
+    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: for an unknown target, no target, seeds that are not positive, a data folder
+            that does not exist, and results that would be overwritten without `--force`.
+    """
+    if arguments.list:
+        known = targets()
+        width = max(map(len, known))
+        for name, target in known.items():
+            print(f"{name:{width}}  {(target.__doc__ or '').strip().splitlines()[0]}")
+        return 0
+    if arguments.target is None:
+        raise ValueError(f"TARGET: wanted one of {', '.join(targets())}")
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds: wanted a positive number, got {arguments.seeds}")
+    if arguments.data is not None and not arguments.data.is_dir():
+        raise ValueError(f"--data: {arguments.data} is not a folder")
+    target = find(arguments.target)
+    out = arguments.out
+    if out is not None:
+        out = _report.claim(out, force=arguments.force)
+    report = target(data=arguments.data, seeds=arguments.seeds, out=out)
+    print(text(report))
+    if out is not None:
+        for path in write(report, out):
+            print(f"wrote {path}")
+    return 0
+
+
+def text(report: Report) -> str:
+    """The report as text: its table, how many cells were reproduced, its notes."""
+    compared = [row["cell"].texts() if "cell" in row else {} for row in report.rows]
+    columns = [*report.columns, *dict.fromkeys(name for texts in compared for name in texts)]
+    rows = [
+        {column: {**row, **texts}.get(column, "") for column in columns}
+        for row, texts in zip(report.rows, compared, strict=True)
+    ]
+    parts = [report.title, _report.table(rows)]
+    if verdicts := report.verdicts():
+        good = verdicts.count("reproduced")
+        bad = sum(verdict.startswith("differs") for verdict in verdicts)
+        rest = len(verdicts) - good - bad
+        parts.append(f"{good} reproduced, {bad} differ, {rest} not comparable")
+    if report.notes:
+        parts.append("\n".join(f"* {note}" for note in report.notes))
+    return "\n\n".join(parts)
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write `result.json`, `result.npz` and the pictures; returns their paths."""
+    rows = []
+    for row in report.rows:
+        entry = {column: row.get(column) for column in report.columns}
+        if "cell" in row:
+            cell = row["cell"]
+            values = [float(value) for value in cell.measured]
+            entry |= cell.texts() | {"mean": cell.mean, "sd": cell.sd, "values": values}
+        rows.append(entry)
+    summary = {"title": report.title, "rows": rows, "notes": list(report.notes)}
+    _report.write(folder, report.arrays, summary)
+    paths = [folder / name for name in _report.RESULT]
+    for name, draw in report.figures.items():
+        paths.append(folder / f"{name}.png")
+        draw().savefig(paths[-1], dpi=150)
+    return paths
+
+
+def _text(value: Interval | float) -> str:
+    return value.text if isinstance(value, Interval) else f"{value:.4g}"

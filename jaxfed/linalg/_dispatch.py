@@ -1,0 +1,2 @@
+def inverse_sqrt_kernel(gram):
+    raise NotImplementedError

@@ -1,0 +1,240 @@
+"""How much of the clients' samples shared and local components hold.
+
+Wherever `samples` is asked for, one of these will do:
+
+* an array `(m, n, d)`; with `counts` only the first `counts[i]` rows of client i are looked at;
+* a list of arrays `(n_i, d)`;
+* a `jaxfed.linalg.Moment` with a leading client axis, from samples or from matrices.
+
+Errors are sums of squared residuals. Energies of moments that came as matrices have to be
+differences and lose digits near zero; samples do not.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from jaxfed.linalg import Moment
+from jaxfed.metrics.subspaces import components
+
+Data: TypeAlias = Float[Array, "m n d"] | Sequence[Float[Array, "n_i d"]] | Moment
+
+
+class EnergyShares(NamedTuple):
+    """Shares of the energy `||Y_i||_F^2 / n_i`: in the shared, in the local part, in neither."""
+
+    shared: Array
+    local: Array
+    residual: Array
+
+
+def reconstruction_error(
+    samples: Data,
+    shared: Float[Array, "d r1"],
+    local: Float[Array, "m d r2"],
+    counts: Float[Array, " m"] | None = None,
+    *,
+    per_client: bool = False,
+) -> Float[Array, ""] | Float[Array, " m"]:
+    """Reconstruction error, `mean_i ||Y_i - Y_i (P_U + P_Vi)||_F^2 / n_i`.
+
+    Every client weighs the same, whatever its number of samples.
+
+    Source: Shi & Kontar (2024), (29).
+
+    Args:
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
+        shared: shared components, `(d, r1)`.
+        local: local components, `(m, d, r2)`.
+        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+        per_client: return the terms of the mean instead.
+
+    Returns:
+        The mean error, a scalar; or the clients' errors, `(m,)`.
+
+    Raises:
+        ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
+    """
+    data, shared, local = _checked(samples, counts, shared, local)
+    return _reduced(_left(data, _joined(shared, local)), per_client)
+
+
+def captured_energy(
+    samples: Data,
+    shared: Float[Array, "d r1"],
+    local: Float[Array, "m d r2"],
+    counts: Float[Array, " m"] | None = None,
+    *,
+    per_client: bool = False,
+) -> Float[Array, ""] | Float[Array, " m"]:
+    """Share of the energy that shared and local components capture together.
+
+    `mean_i ||Y_i [U, V_i]||_F^2 / n_i` over `mean_i ||Y_i||_F^2 / n_i`: twice the objective (7) of
+    Shi & Kontar (2024) over the clients' mean energy.
+
+    Args:
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
+        shared: shared components, `(d, r1)`.
+        local: local components, `(m, d, r2)`.
+        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+        per_client: return every client's own share instead.
+
+    Returns:
+        The share, between 0 and 1; 0 for data without energy.
+
+    Raises:
+        ValueError: as `reconstruction_error`.
+    """
+    shares = separation(samples, shared, local, counts, per_client=per_client)
+    return shares.shared + shares.local
+
+
+def separation(
+    samples: Data,
+    shared: Float[Array, "d r1"],
+    local: Float[Array, "m d r2"],
+    counts: Float[Array, " m"] | None = None,
+    *,
+    per_client: bool = False,
+) -> EnergyShares:
+    """How the energy splits: into the shared part, the local part, and what is left.
+
+    Shares of `mean_i ||Y_i||_F^2 / n_i`. They add up to one where U is orthogonal to the V_i.
+
+    Args:
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
+        shared: shared components, `(d, r1)`.
+        local: local components, `(m, d, r2)`.
+        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+        per_client: return every client's own shares instead, three arrays `(m,)`.
+
+    Returns:
+        The three shares; zeros for data without energy.
+
+    Raises:
+        ValueError: as `reconstruction_error`.
+    """
+    data, shared, local = _checked(samples, counts, shared, local)
+    everywhere = jnp.broadcast_to(shared, (local.shape[0], *shared.shape))
+    parts = _held(data, everywhere), _held(data, local), _left(data, _joined(shared, local))
+    total = _reduced(data.trace, per_client)
+    scale = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+    return EnergyShares(*(_reduced(part, per_client) * scale for part in parts))
+
+
+def kkt_violation(
+    samples: Data,
+    shared: Float[Array, "d r1"],
+    local: Float[Array, "m d r2"],
+    counts: Float[Array, " m"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """How far the first-order conditions of personalized PCA are from being met.
+
+    With the parallel gradients `G_i = (I - P_U - P_Vi) S_i [U, V_i]`, whose first r1 columns
+    belong to U, the conditions are that `mean_i G_i,U` and every `G_i,V` vanish.
+
+    Source: Shi & Kontar (2024), (24), where the slice of the second line should end at r1.
+
+    Args:
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
+        shared: shared components, `(d, r1)`, orthonormal.
+        local: local components, `(m, d, r2)`, orthonormal and orthogonal to `shared`.
+        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+
+    Returns:
+        `||mean_i G_i,U||_F` and `sqrt(mean_i ||G_i,V||_F^2)`.
+
+    Raises:
+        ValueError: as `reconstruction_error`.
+    """
+    data, shared, local = _checked(samples, counts, shared, local)
+    basis = _joined(shared, local)
+    product = jax.vmap(Moment.mv)(data, basis)
+    gradient = product - basis @ (basis.mT @ product)
+    # A column of zeros has no gradient: S_i 0 = 0.
+    r1 = shared.shape[1]
+    mean = jnp.mean(gradient[..., :r1], axis=0)
+    return jnp.linalg.norm(mean), jnp.sqrt(jnp.mean(jnp.sum(gradient[..., r1:] ** 2, axis=(1, 2))))
+
+
+def _joined(shared, local):
+    everywhere = jnp.broadcast_to(shared, (local.shape[0], *shared.shape))
+    return jnp.concatenate([everywhere, local], axis=-1)
+
+
+def _left(data, basis):
+    """`||Y_i - Y_i W_i W_i^T||_F^2 / n_i` for every client."""
+    if data.samples is not None:
+        residual = data.samples - (data.samples @ basis) @ basis.mT
+        return _per_sample(residual, data)
+    half = data.dense - basis @ (basis.mT @ data.dense)
+    rest = half - (half @ basis) @ basis.mT
+    return jnp.maximum(jnp.trace(rest, axis1=-2, axis2=-1), 0)
+
+
+def _held(data, basis):
+    """`||Y_i W_i||_F^2 / n_i` for every client."""
+    if data.samples is not None:
+        return _per_sample(data.samples @ basis, data)
+    return jnp.sum(basis * (data.dense @ basis), axis=(-2, -1))
+
+
+def _per_sample(rows, data):
+    return jnp.sum(rows**2, axis=(-2, -1)) / jnp.maximum(data.count, 1)
+
+
+def _reduced(values, per_client):
+    return values if per_client else jnp.mean(values)
+
+
+def _checked(samples, counts, shared, local):
+    shared, local = components(shared, local)
+    data = _moments(samples, counts)
+    m, d = data.count.shape[0], data.dim
+    if (m, d) != local.shape[:2]:
+        raise ValueError(
+            f"samples of {m} clients with {d} features do not fit local components {local.shape}"
+        )
+    return data, shared, local
+
+
+def _moments(samples, counts) -> Moment:
+    """The second moments of all clients, without forming them."""
+    if isinstance(samples, Moment):
+        if counts is not None:
+            raise ValueError("counts must be None with a Moment, which has its own")
+        if samples.count.ndim != 1:
+            raise ValueError("samples must be a Moment with a leading client axis")
+        return samples
+    if isinstance(samples, Sequence):
+        if counts is not None:
+            raise ValueError("counts must be None with a list, whose arrays have their own lengths")
+        samples, counts = _padded(samples)
+    samples = jnp.asarray(samples)
+    if samples.ndim != 3:
+        raise ValueError(f"samples must have the shape (m, n, d), got {samples.shape}")
+    m, n, _ = samples.shape
+    counts = jnp.full(m, n) if counts is None else jnp.asarray(counts)
+    if counts.shape != (m,):
+        raise ValueError(f"counts must have the shape ({m},), got {counts.shape}")
+    if not isinstance(counts, Tracer) and bool(jnp.any((counts < 0) | (counts > n))):
+        raise ValueError(f"counts must lie between 0 and the {n} rows of samples, got {counts}")
+    # `where`, not a product: rows beyond a client's count may hold anything.
+    samples = jnp.where((jnp.arange(n) < counts[:, None])[..., None], samples, 0)
+    return jax.vmap(Moment.from_samples)(samples, counts)
+
+
+def _padded(arrays):
+    """A list of `(n_i, d)` as one array with rows of zeros at the end, and the lengths."""
+    arrays = [jnp.asarray(y) for y in arrays]
+    shapes = [y.shape for y in arrays]
+    if not arrays or any(len(s) != 2 or s[1] != shapes[0][-1] for s in shapes):
+        raise ValueError(f"samples must be a list of arrays (n_i, d), got shapes {shapes}")
+    rows = max(s[0] for s in shapes)
+    padded = [jnp.pad(y, ((0, rows - len(y)), (0, 0))) for y in arrays]
+    return jnp.stack(padded), np.array([s[0] for s in shapes])

@@ -1,0 +1,186 @@
+"""Personalized PCA's objective with the own components eliminated: a fraction of the rounds.
+
+For given shared components the best own components are known: the top eigenvectors of the
+client's second moment deflated by the shared ones. What is left is a function of the shared
+subspace alone,
+
+    F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
+
+whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U: one thin message per
+client and round, of which the server needs only the mean. The server climbs with Barzilai-Borwein
+steps, safeguarded by a non-monotone line search; a round is one evaluation.
+
+Source: the objective is (7) of Shi & Kontar (2024); eliminating the own components is variable
+projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A feasible method for
+optimization with orthogonality constraints, Algorithm 1 and equation 18.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxfed.core.aggregation import Mean
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.linalg import Moment, polar
+from jaxfed.pca._components import (
+    Frame,
+    check_data,
+    check_fits,
+    check_rank,
+    check_start,
+    deflate,
+    moment_lift,
+    moment_message,
+    moment_of,
+    top_components,
+)
+
+# Accepted objectives that a new one is compared with, and how the step changes.
+WINDOW = 5
+SUFFICIENT, SHRINK = 1e-4, 0.25
+
+
+class Evaluation(NamedTuple):
+    """Uplink: a client's part of the gradient, and of the objective, at the trial point."""
+
+    product: Frame  # (I - V Vᵀ) S U
+    captured: Float[Array, ""]
+
+
+class Server(NamedTuple):
+    """The last accepted point, and the trial that is being evaluated."""
+
+    base: Frame
+    gradient: Frame  # at the base
+    trial: Frame
+    step: Float[Array, ""]
+    captured: Float[Array, " window"]  # of the last accepted points, infinite while unknown
+    accepted: Int[Array, ""]
+
+
+class VarProPerPCA(Algorithm):
+    """The objective of personalized PCA, its own components eliminated by variable projection.
+
+    Its stationary points are those of `PerPCA(variant="tangent")`, and there is no step size to
+    choose. Clients do more work, an eigendecomposition each round. Objectives of different
+    rounds are compared, so everybody should take part in each; with few participants `PerPCA`
+    is the method.
+    """
+
+    shared_rank: int = eqx.field(static=True)
+    local_rank: int = eqx.field(static=True)
+
+    def __init__(self, shared_rank: int, local_rank: int):
+        """Set up the algorithm.
+
+        Args:
+            shared_rank: number of shared components.
+            local_rank: number of each client's own components.
+
+        Raises:
+            ValueError: for ranks that are not positive whole numbers.
+        """
+        check_rank("shared_rank", shared_rank)
+        check_rank("local_rank", local_rank)
+        self.shared_rank, self.local_rank = shared_rank, local_rank
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse ranks or a warm start that do not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_data(clients)
+        check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
+        check_start(start, clients.features, self.shared_rank)
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment."""
+        del client_id
+        return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=rounds)
+
+    @property
+    def start_aggregation(self):
+        """The mean of the deflated second moments."""
+        return Mean(moment_lift)
+
+    def client_init(self, key, data, start):
+        """The local-first start of `OneShot`, unless there is a warm one."""
+        del key
+        if start is not None:
+            return (), ()
+        return moment_message(data.deflate(top_components(data, self.local_rank))), ()
+
+    def server_init(self, key, uplink, start):
+        """The first trial is the start itself."""
+        del key
+        shared = Moment.from_dense(uplink).top(self.shared_rank)[1] if start is None else start.shared
+        return Server(
+            base=shared,
+            gradient=jnp.zeros_like(shared),
+            trial=shared,
+            step=jnp.zeros((), shared.dtype),
+            captured=jnp.full(WINDOW, jnp.inf, shared.dtype),
+            accepted=jnp.zeros((), jnp.int32),
+        )
+
+    def downlink(self, server):
+        """The trial point."""
+        return server.trial
+
+    def client_step(self, key, downlink, local, data):
+        """Evaluate the gradient and the objective with the best own components."""
+        del key
+        shared = downlink
+        own = top_components(data.deflate(shared), self.local_rank)
+        product = data.mv(jnp.concatenate([shared, own], axis=1))
+        by_shared, by_own = product[:, : self.shared_rank], product[:, self.shared_rank :]
+        captured = jnp.vdot(shared, by_shared) + jnp.vdot(own, by_own)
+        uplink = Evaluation(deflate(by_shared, own), captured / 2)
+        return uplink, local, {"objective": data.trace - captured}
+
+    def server_step(self, key, server, uplink):
+        """Accept the trial and step on from it, or try a shorter step from the base."""
+        del key
+        base, old_gradient, trial, step, captured, accepted = server
+        gradient = deflate(uplink.product, trial)
+        scale = jnp.linalg.norm(uplink.product)
+        scale = jnp.maximum(scale, jnp.finfo(scale.dtype).tiny)
+        # Differences below the rounding of the objective must not count as a fall.
+        slack = 8 * jnp.finfo(captured.dtype).eps * jnp.abs(uplink.captured)
+        wanted = jnp.min(captured) + SUFFICIENT * step * jnp.sum(old_gradient**2) - slack
+        first = accepted == 0
+        good = first | (uplink.captured >= wanted)
+
+        s = deflate(trial - base, trial)
+        y = deflate(old_gradient, trial) - gradient
+        ss, sy, yy = jnp.vdot(s, s), jnp.abs(jnp.vdot(s, y)), jnp.vdot(y, y)
+        # The two step lengths of Barzilai & Borwein in turn.
+        long = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 1 / scale)
+        short = jnp.where(yy > 0, sy / jnp.where(yy > 0, yy, 1), 1 / scale)
+        spectral = jnp.clip(
+            jnp.where(accepted % 2 == 1, long, short), 1e-2 / scale, 1e4 / scale
+        )
+        step = jnp.where(good, jnp.where(first, 1 / scale, spectral), SHRINK * step)
+        base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
+        captured = jnp.where(good, jnp.roll(captured, 1).at[0].set(uplink.captured), captured)
+        return Server(
+            base=base,
+            gradient=gradient,
+            trial=polar(base + step * gradient),
+            step=step,
+            captured=captured,
+            accepted=accepted + good,
+        )
+
+    def client_result(self, downlink, local, data):
+        """The best own components for the final shared ones."""
+        del local
+        return top_components(data.deflate(downlink), self.local_rank)
+
+    def shared_result(self, server):
+        """The last trial point: near convergence as good as the base, and one step further."""
+        return server.trial

@@ -1,0 +1,12 @@
+"""Pictures of what was learned.
+
+Each function returns a Matplotlib `Figure`, to be shown by a notebook or saved with
+`figure.savefig`. Nothing here keeps state or needs a screen. Given `figure`, a function draws into
+that figure or subfigure instead, so that pictures can be put together.
+"""
+
+from jaxfed.plot._clusters import clusters
+from jaxfed.plot._curves import convergence
+from jaxfed.plot._images import components, separation
+
+__all__ = ["clusters", "components", "convergence", "separation"]

@@ -1,0 +1,56 @@
+"""Clients as points of a plane."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from jaxfed.plot._figure import canvas, colour, host, light
+
+
+def clusters(
+    embedding: Float[Array | np.ndarray, "m 2"],
+    labels: Shaped[Array | np.ndarray, " m"] | Sequence[object],
+    *,
+    names: Sequence[str] | None = None,
+    figure: Any = None,
+) -> Any:
+    """Draw clients as points, coloured by cluster or class.
+
+    Args:
+        embedding: a point for each client, e.g. from multidimensional scaling of their distances.
+        labels: each client's cluster or class.
+        names: a text beside each point.
+        figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+
+    Returns:
+        The Matplotlib figure.
+
+    Raises:
+        ValueError: if points are not `(clients, 2)`, or labels or names are not one per client.
+        ImportError: if Matplotlib is not installed.
+    """
+    points = host("embedding", embedding, 2, "points of shape (clients, 2)")
+    if points.shape[1] != 2:
+        raise ValueError(f"embedding: wanted points of shape (clients, 2), got {points.shape}")
+    for name, given in (("labels", labels), ("names", names)):
+        if given is not None and len(given) != len(points):
+            raise ValueError(f"{name}: wanted {len(points)}, one per client, got {len(given)}")
+    figure = canvas(figure, 5.0, 4.0)
+    axes = figure.subplots()
+    classes = np.asarray(labels)
+    for position, value in enumerate(np.unique(classes)):
+        own = points[classes == value]
+        # Colours repeat after eight classes, markers then change.
+        marker = "osD^vP"[position // 8 % 6]
+        style = {"s": 36, "marker": marker, "color": colour(position), "alpha": 0.85}
+        axes.scatter(*own.T, label=str(value), linewidths=0.5, edgecolors="white", **style)
+    for point, name in zip(points, names or (), strict=False):
+        axes.annotate(name, point, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    light(axes)
+    # Only distances mean something.
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.tick_params(labelbottom=False, labelleft=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure

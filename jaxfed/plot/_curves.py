@@ -1,0 +1,61 @@
+"""Curves over rounds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Array, Shaped
+
+from jaxfed.plot._figure import GREY, canvas, colour, light
+
+
+def convergence(
+    history: Mapping[str, Shaped[Array | np.ndarray, " rounds"]],
+    quantities: Sequence[str] = ("objective",),
+    *,
+    levels: Mapping[str, float] | None = None,
+    against: Literal["rounds", "bits_up"] = "rounds",
+    label: str | None = None,
+    figure: Any = None,
+) -> Any:
+    """Draw entries of a history over the rounds, each curve under its own name.
+
+    Args:
+        history: `solution.history`. Rounds in which an entry was not computed are left out.
+        quantities: which entries.
+        levels: what to compare with: a horizontal line at each value, under its name.
+        against: the horizontal axis: rounds, or bits that a client has sent.
+        label: the vertical axis; by default the name of the only entry.
+        figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+
+    Returns:
+        The Matplotlib figure.
+
+    Raises:
+        ValueError: if an entry is not in the history.
+        ImportError: if Matplotlib is not installed.
+    """
+    wanted = [*quantities, *(["bits_up"] if against == "bits_up" else [])]
+    for name in wanted:
+        if name not in history:
+            raise ValueError(f"quantities: the history has {sorted(history)}, not {name!r}")
+    figure = canvas(figure, 5.0, 3.0)
+    axes = figure.subplots()
+    for position, name in enumerate(quantities):
+        values = np.asarray(history[name], float)
+        places = np.arange(1, len(values) + 1)
+        if against == "bits_up":
+            places = np.asarray(history["bits_up"], float)
+        known = np.isfinite(values)
+        style = "." if known.sum() == 1 else "-"
+        axes.plot(places[known], values[known], style, color=colour(position), label=name)
+    for position, (name, value) in enumerate((levels or {}).items()):
+        style = {"linestyle": ("--", ":", "-.")[position % 3], "color": GREY, "linewidth": 1.0}
+        axes.axhline(value, label=name, **style)
+    light(axes)
+    axes.set_xlabel("round" if against == "rounds" else "bits sent by a client", fontsize=9)
+    if label is not None or len(quantities) == 1:
+        axes.set_ylabel(label or quantities[0], fontsize=9)
+    if len(quantities) + len(levels or ()) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    return figure

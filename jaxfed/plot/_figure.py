@@ -1,0 +1,73 @@
+"""What all pictures share: how a figure is made, and its colours."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxfed._optional import require
+
+SIGNED = "RdBu_r"  # components and parts of a sample: white is zero
+INK = "gray_r"  # samples with values from zero up
+COLOURS = ("#0b5fa5", "#d1495b", "#2a9d6f", "#e09f3e", "#7b5ea7", "#5c6770", "#17a2b8", "#a3543a")
+GREY = "#6b7280"
+
+
+def canvas(figure: Any, width: float, height: float) -> Any:
+    """The figure to draw into, or a new one of this size in inches.
+
+    A `Figure` made without pyplot is garbage like any other object once nobody holds it.
+    """
+    if figure is not None:
+        return figure
+    new = require("matplotlib.figure", extra="plot").Figure(
+        figsize=(width, height), layout="constrained"
+    )
+    new.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
+    return new
+
+
+def bare(axes: Any) -> None:
+    """An image's axes: no ticks, a hairline as frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set(linewidth=0.4, color="#c5c9d0")
+
+
+def light(axes: Any) -> None:
+    """A graph's axes: open to the top and right, small grey ticks."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, labelsize=8)
+    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
+
+
+def colour(position: int) -> str:
+    """The colour of the curve or class at this position; they repeat after eight."""
+    return COLOURS[position % len(COLOURS)]
+
+
+def limit(values: Any) -> float:
+    """The end of a colour scale that is symmetric about zero."""
+    return float(np.max(np.abs(values), initial=0.0)) or 1.0
+
+
+def host(name: str, array: Any, ndim: int, wanted: str) -> np.ndarray:
+    """An array on the host, refused if it has another number of axes or is empty."""
+    values = np.asarray(array)
+    if values.ndim != ndim or 0 in values.shape:
+        raise ValueError(f"{name}: wanted {wanted}, got shape {values.shape}")
+    return values
+
+
+def image_shape_of(features: int, image_shape: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width, checked against the number of features."""
+    if image_shape is None:
+        raise ValueError(f"image_shape: wanted (height, width) of the {features} features")
+    height, width = image_shape
+    if height * width != features:
+        raise ValueError(
+            f"image_shape: {height} x {width} is {height * width} pixels, "
+            f"there are {features} features"
+        )
+    return height, width

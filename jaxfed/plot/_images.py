@@ -1,0 +1,136 @@
+"""Components and samples as images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxfed.plot._figure import INK, SIGNED, bare, canvas, host, image_shape_of, limit
+
+ArrayLike = Array | np.ndarray
+
+
+def components(
+    groups: Mapping[str, Float[ArrayLike, "d r"]],
+    image_shape: tuple[int, int] | None = None,
+    *,
+    columns: int = 12,
+    figure: Any = None,
+) -> Any:
+    """Draw groups of components, each group under its name and on one colour scale.
+
+    Args:
+        groups: components in columns by the group's name, e.g. `{"shared": solution.result.shared,
+            "client 3": solution.result.local[3]}`.
+        image_shape: height and width if features are pixels: each component is then an image.
+            Otherwise a group is one picture with a row for each component and a column for each
+            feature.
+        columns: images in a row.
+        figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+
+    Returns:
+        The Matplotlib figure.
+
+    Raises:
+        ValueError: if there is no group, or a group is not `(features, rank)` or does not fit
+            `image_shape`.
+        ImportError: if Matplotlib is not installed.
+    """
+    if not groups:
+        raise ValueError("groups: wanted at least one group of components, got none")
+    arrays = {
+        name: host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
+        for name, group in groups.items()
+    }
+    if image_shape is None:
+        return _as_rows(arrays, figure)
+    for group in arrays.values():
+        height, width = image_shape_of(len(group), image_shape)
+    columns = min(columns, max(group.shape[1] for group in arrays.values()))
+    rows = [-(-group.shape[1] // columns) for group in arrays.values()]
+    if figure is None:
+        size = 0.75
+        figure = canvas(None, size * columns, size * height / width * sum(rows) + 0.3 * len(rows))
+    parts = np.atleast_1d(figure.subfigures(len(arrays), 1, height_ratios=[r + 0.3 for r in rows]))
+    for (name, group), part, height_in_images in zip(arrays.items(), parts, rows, strict=True):
+        part.suptitle(name, fontsize=9, x=0.01, ha="left")
+        grid = np.atleast_1d(part.subplots(height_in_images, columns, squeeze=False)).ravel()
+        for position, axes in enumerate(grid):
+            if position < group.shape[1]:
+                _signed(axes, group[:, position].reshape(height, width), limit(group))
+            else:
+                axes.set_axis_off()
+    return figure
+
+
+def separation(
+    original: Float[ArrayLike, "k d"],
+    shared: Float[ArrayLike, "k d"],
+    own: Float[ArrayLike, "k d"],
+    image_shape: tuple[int, int],
+    *,
+    mean: Float[ArrayLike, " d"] | None = None,
+    names: tuple[str, ...] | None = None,
+    figure: Any = None,
+) -> Any:
+    """Draw samples beside the shared part, the own part, and what the two make together.
+
+    Args:
+        original: the samples.
+        shared: their projections onto the shared components, `(x - mean) @ U @ U.T`.
+        own: their projections onto their clients' own components.
+        image_shape: height and width of an image.
+        mean: what was subtracted before the fit; added to the parts again in the last row.
+        names: a title for each sample.
+        figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+
+    Returns:
+        The Matplotlib figure, one column per sample.
+
+    Raises:
+        ValueError: if shapes do not fit together.
+        ImportError: if Matplotlib is not installed.
+    """
+    samples = host("original", original, 2, "samples of shape (samples, features)")
+    parts = [np.asarray(shared), np.asarray(own)]
+    for name, part in zip(("shared", "own"), parts, strict=True):
+        if part.shape != samples.shape:
+            raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")
+    if names is not None and len(names) != len(samples):
+        raise ValueError(f"names: wanted {len(samples)}, got {len(names)}")
+    height, width = image_shape_of(samples.shape[1], image_shape)
+    together = sum(parts) + (0 if mean is None else np.asarray(mean))
+    rows = ("original", "shared part", "own part", "together")
+    figure = canvas(figure, 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3)
+    grid = figure.subplots(len(rows), len(samples), squeeze=False)
+    # Originals and reconstructions share one scale, the two parts another.
+    low, high = float(min(samples.min(), 0)), float(samples.max())
+    signed = limit(parts)
+    for label, line, images in zip(rows, grid, (samples, *parts, together), strict=True):
+        for axes, image in zip(line, images, strict=True):
+            if label.endswith("part"):
+                _signed(axes, image.reshape(height, width), signed)
+            else:
+                axes.imshow(image.reshape(height, width), cmap=INK, vmin=low, vmax=high)
+                bare(axes)
+        line[0].set_ylabel(label, fontsize=8)
+    for axes, name in zip(grid[0], names or (), strict=False):
+        axes.set_title(name, fontsize=8)
+    return figure
+
+
+def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
+    ranks = [group.shape[1] for group in groups.values()]
+    figure = canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
+    grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
+    for axes, (name, group) in zip(grid, groups.items(), strict=True):
+        _signed(axes, group.T, limit(group), aspect="auto")
+        axes.set_title(name, fontsize=9, loc="left")
+    grid[-1].set_xlabel("feature", fontsize=8)
+    return figure
+
+
+def _signed(axes: Any, image: np.ndarray, end: float, **options: Any) -> None:
+    axes.imshow(image, cmap=SIGNED, vmin=-end, vmax=end, interpolation="nearest", **options)
+    bare(axes)

@@ -1,0 +1,208 @@
+"""Clients one after the other, at once, or spread over devices: the same numbers."""
+
+import functools
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import jaxfed as jf
+
+FEATURES, ROUNDS = 6, 12
+COUNTS = (12, 9, 10, 12, 7, 5, 11)  # seven clients: no number of devices divides them
+CLIENTS = len(COUNTS)
+
+pytestmark = pytest.mark.usefixtures("x64")
+TIGHT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def mesh(*shape):
+    devices = np.asarray(jax.devices()[: np.prod(shape)]).reshape(shape)
+    return Mesh(devices, ("silos", "spare")[: len(shape)])
+
+
+# By name, because the devices are not to be asked for before a test runs.
+ONE_DEVICE = {
+    "one by one": lambda: jf.backend.chunked(1),
+    "chunks of 3": lambda: jf.backend.chunked(3),
+    "one chunk": lambda: jf.backend.chunked(CLIENTS),
+    "chunks larger than needed": lambda: jf.backend.chunked(100),
+}
+SEVERAL_DEVICES = {
+    "pmap 1": lambda: jf.backend.pmap(1),
+    "pmap 2": lambda: jf.backend.pmap(2),
+    "pmap 4": lambda: jf.backend.pmap(4),
+    "shard 1": lambda: jf.backend.shard(1),
+    "shard 2": lambda: jf.backend.shard(2),
+    "shard 4": lambda: jf.backend.shard(4),
+    "more devices than clients": lambda: jf.backend.shard(),
+    "a named axis": lambda: jf.backend.shard(mesh(2, 2), axis="silos"),
+    "chunks on devices": lambda: jf.backend.shard(mesh(2), inner=jf.backend.chunked(3)),
+    "chunks on devices by pmap": lambda: jf.backend.pmap(2, inner=jf.backend.chunked(3)),
+}
+# A collective whose devices wait for each other on a busy machine must not hang the whole suite.
+spread = functools.partial(pytest.param, marks=pytest.mark.timeout(120))
+EVERY = [*map(pytest.param, ONE_DEVICE), *map(spread, SEVERAL_DEVICES)]
+ONE_OF_EACH = [pytest.param("chunks of 3"), spread("pmap 2"), spread("shard 2")]
+
+
+def backend(name):
+    return (ONE_DEVICE | SEVERAL_DEVICES)[name]()
+
+
+def draw():
+    rng = np.random.default_rng(0)
+    scales = np.array([3, 2.5, 2, 1.5, 0.4, 0.3])
+    arrays = [rng.normal(size=(n, FEATURES)) * rng.permutation(scales) for n in COUNTS]
+    return jf.Clients.from_samples(arrays, weights="samples")
+
+
+def perpca(clients=CLIENTS):
+    """With everything that travels: an automatic step, its decay, ranks that differ, draws."""
+    ranks = tuple(2 - i % 3 for i in range(clients))
+    return jf.pca.PerPCA(2, ranks, decay=0.7, start="random")
+
+
+OTHERS = {
+    "PerPCA": lambda: jf.pca.PerPCA(2, 2, variant="polar", step_size=0.1),
+    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(2, 2),
+    "OneShot": lambda: jf.pca.OneShot(2, 2),
+    "Pooled": lambda: jf.pca.Pooled(2),
+    "Local": lambda: jf.pca.Local(2),
+}
+
+
+@functools.partial(jax.jit, static_argnames="half")
+def solve(algorithm, clients, backend, half=False):
+    participation = jf.participation.uniform(CLIENTS // 2) if half else None
+    return jf.rollout(
+        algorithm, clients, rounds=ROUNDS, key=jax.random.key(3),
+        backend=backend, participation=participation,
+    )  # fmt: skip
+
+
+def essence(solution):
+    spans = jax.tree.map(lambda w: w @ jnp.swapaxes(w, -1, -2), solution.result)
+    return spans, solution.local, solution.history
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_equals_vmap(name):
+    clients = draw()
+    wanted = solve(perpca(), clients, jf.backend.vmap())
+    given = solve(perpca(), clients, backend(name))
+    chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_equals_vmap_for_every_algorithm(algorithm, name):
+    algorithm, clients = OTHERS[algorithm](), draw()
+    wanted = solve(algorithm, clients, jf.backend.vmap())
+    given = solve(algorithm, clients, backend(name))
+    chex.assert_trees_all_close(essence(given), essence(wanted), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["chunks of 3", spread("pmap 2"), spread("shard 4")])
+def test_half_of_the_clients_take_part(name):
+    clients = draw()
+    wanted = solve(perpca(), clients, jf.backend.vmap(), half=True)
+    given = solve(perpca(), clients, backend(name), half=True)
+    assert (wanted.history["participants"] == CLIENTS // 2).all()
+    chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
+    everybody = solve(perpca(), clients, jf.backend.vmap())
+    assert jnp.abs(given.result.shared - everybody.result.shared).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_host_driven_runs_too(name):
+    clients = draw()
+    given = jf.fit(perpca(), clients, rounds=ROUNDS, key=jax.random.key(3), backend=backend(name))
+    wanted = solve(perpca(), clients, jf.backend.vmap())
+    chex.assert_trees_all_close(essence(given)[:2], essence(wanted)[:2], **TIGHT)
+    assert jax.tree.leaves(given.local)[0].shape[0] == CLIENTS
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_gradients_equal_those_of_vmap(name):
+    clients = draw()
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def gradients(differentiated, backend):
+        def loss(differentiated):
+            algorithm, values, weights = differentiated
+            changed = eqx.tree_at(
+                lambda c: (c.data.values, c.weights), clients, (values, weights / weights.sum())
+            )
+            shared, local = jf.rollout(
+                algorithm, changed, rounds=4, key=jax.random.key(3), backend=backend
+            ).result
+            return (shared**3).sum() + (local**4).sum()
+
+        return jax.grad(loss)(differentiated)
+
+    at = (perpca(), clients.data.values, clients.weights)
+    wanted = gradients(at, jf.backend.vmap())
+    chex.assert_trees_all_close(gradients(at, backend(name)), wanted, rtol=1e-7, atol=1e-9)
+    assert all(jnp.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(wanted.__class__(wanted)))
+
+
+@pytest.mark.parametrize("name", [pytest.param("chunks of 3"), spread("shard 2")])
+def test_a_client_without_weight_and_the_order_change_nothing(name):
+    clients = draw()
+    wanted = solve(perpca(), clients, jf.backend.vmap())
+    order = np.array([6, 2, 0, 5, 1, 3, 4])
+    permuted = solve(perpca(), clients.take(order), backend(name))
+    spans, local, _ = essence(wanted)
+    chex.assert_trees_all_close(essence(permuted)[0].shared, spans.shared, **TIGHT)
+    chex.assert_trees_all_close(permuted.local, local[order], **TIGHT)
+
+    weightless = jax.tree.map(lambda x: jnp.concatenate([x, 2 * x[:1]]), clients)
+    weightless = jf.Clients(
+        weightless.data, jnp.arange(CLIENTS + 1, dtype=jnp.int32), jnp.append(clients.weights, 0)
+    )
+    more = solve(perpca(CLIENTS + 1), weightless, backend(name))
+    chex.assert_trees_all_close(essence(more)[0].shared, spans.shared, **TIGHT)
+    chex.assert_trees_all_close(more.local[:CLIENTS], local, **TIGHT)
+    chex.assert_trees_all_close(more.history["objective"], wanted.history["objective"], **TIGHT)
+
+
+def test_a_large_chunk_does_not_make_work():
+    def flops(backend):
+        return solve.lower(perpca(), draw(), backend).cost_analysis()["flops"]
+
+    assert flops(jf.backend.chunked(10_000)) < 1.1 * flops(jf.backend.vmap())
+
+
+def test_chunks_need_less_memory():
+    rng = np.random.default_rng(0)
+    clients = jf.Clients.from_samples(rng.normal(size=(512, 40, 20)))
+    algorithm = jf.pca.OneShot(2, 2, method="local_first")
+
+    def temporary(backend):
+        compiled = solve.lower(algorithm, clients, backend).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(jf.backend.chunked(16)) < 0.5 * temporary(jf.backend.vmap())
+
+
+def test_meshes_and_devices_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"devices: 9 were asked for, there are 8"):
+        jf.backend.pmap(9)
+    with pytest.raises(ValueError, match=r"devices: 100 were asked for, there are 8"):
+        jf.backend.shard(100)
+    with pytest.raises(ValueError, match=r"devices: 0 were asked for"):
+        jf.backend.shard(0)
+    with pytest.raises(ValueError, match=r"devices: wanted some of"):
+        jf.backend.pmap([])
+    with pytest.raises(ValueError, match=r"axis: the mesh has the axes .*name the one"):
+        jf.backend.shard(mesh(2, 2))
+    with pytest.raises(ValueError, match=r"axis: the mesh has the axes .*not 'clients'"):
+        jf.backend.shard(mesh(2, 2), axis="clients")
+    for size in (0, -1, 2.5):
+        with pytest.raises(ValueError, match=r"chunked size: wanted a positive whole number"):
+            jf.backend.chunked(size)

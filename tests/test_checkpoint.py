@@ -1,0 +1,207 @@
+"""Runs that are interrupted and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+ROUNDS = 12
+
+
+class Interruption(Exception):
+    """What ends a run in these tests."""
+
+
+def draw(seed=0):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(4, 8, 5)) * [3, 2.5, 2, 1, 0.5]
+    return jf.Clients.from_samples(values.astype(np.float32))
+
+
+def perpca():
+    return jf.pca.PerPCA(1, 2, decay=0.9, start="random")
+
+
+def error(result):
+    return {"error": (result.local**3).sum()}
+
+
+def fit(path, *, algorithm=None, every=5, callbacks=(), **changed):
+    arguments = {
+        "rounds": ROUNDS, "key": jax.random.key(0), "every": 3, "metrics": error,
+        "participation": jf.participation.uniform(2), **changed,
+    }  # fmt: skip
+    checkpoint = None if path is None else jf.Checkpoint(path, every=every)
+    clients = arguments.pop("clients", None) or draw()
+    return jf.fit(
+        algorithm or perpca(), clients, checkpoint=checkpoint, callbacks=callbacks, **arguments
+    )
+
+
+def interrupted(path, at, **arguments):
+    def stop(solution):
+        if solution.rounds >= at:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        fit(path, callbacks=[stop], **arguments)
+
+
+def saved_rounds(path):
+    return sorted(int(step.name) for step in (path / "rounds").iterdir() if step.name.isdigit())
+
+
+def identical(given, wanted):
+    chex.assert_trees_all_equal(
+        (given.result, given.server, given.local, given.history, given.state),
+        (wanted.result, wanted.server, wanted.local, wanted.history, wanted.state),
+    )
+    assert given.rounds == wanted.rounds
+    for name, values in given.history.items():
+        assert values.dtype == wanted.history[name].dtype
+
+
+def test_saving_changes_no_bit_and_happens_when_said(tmp_path):
+    identical(fit(tmp_path / "run"), fit(None))
+    # Every five rounds and at the end, whatever the chunks; the two newest are kept.
+    assert saved_rounds(tmp_path / "run") == [10, 12]
+
+
+@pytest.mark.parametrize("at", [6, 10, 11])
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, at):
+    interrupted(tmp_path, at)
+    seen = []
+    resumed = fit(tmp_path, callbacks=[lambda s: seen.append(s.rounds)])
+    identical(resumed, fit(None))
+    assert min(seen) > 5
+
+
+def test_a_run_interrupted_before_its_first_checkpoint_starts_anew(tmp_path):
+    interrupted(tmp_path, 3)
+    identical(fit(tmp_path), fit(None))
+
+
+def test_a_finished_run_is_only_read(tmp_path):
+    first, seen = fit(tmp_path), []
+    identical(fit(tmp_path, callbacks=[seen.append]), first)
+    assert seen == []
+
+
+def test_a_run_that_met_its_tolerance_is_only_read(tmp_path):
+    arguments = {"tol": 1e-2, "rounds": 200, "participation": None, "every": 7}
+    first, seen = fit(tmp_path, **arguments), []
+    assert first.rounds < 200
+    identical(fit(tmp_path, callbacks=[seen.append], **arguments), first)
+    assert seen == []
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_only_the_newest_are_kept(tmp_path, keep):
+    checkpoint = jf.Checkpoint(tmp_path, every=3, keep=keep)
+    jf.fit(perpca(), draw(), rounds=ROUNDS, key=jax.random.key(0), checkpoint=checkpoint)
+    assert saved_rounds(tmp_path) == [3, 6, 9, 12][-keep:]
+
+
+ALGORITHMS = [
+    jf.pca.PerPCA(1, 2),
+    jf.pca.PerPCA(1, (2, 1, 0, 2), step_size=0.1),
+    jf.pca.VarProPerPCA(1, 2),
+    jf.pca.OneShot(1, 2, method="local_first"),
+    jf.pca.Pooled(2),
+    jf.pca.Local(2),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+def test_every_algorithm_can_be_resumed(tmp_path, algorithm):
+    arguments = {"algorithm": algorithm, "participation": None, "rounds": 6, "every": 3}
+    interrupted(tmp_path, 3, **arguments)
+    assert saved_rounds(tmp_path) == [3]
+    identical(fit(tmp_path, **arguments), fit(None, **arguments))
+
+
+@pytest.mark.timeout(120)
+def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
+    arguments = {"backend": jf.backend.shard(2)}
+    interrupted(tmp_path, 6, **arguments)
+    identical(fit(tmp_path, **arguments), fit(None, **arguments))
+
+
+OTHERS = {
+    "algorithm": {"algorithm": jf.pca.PerPCA(1, 2, decay=0.8, start="random")},
+    "clients": {"clients": draw(1)},
+    "key": {"key": jax.random.key(1)},
+    "rounds": {"rounds": ROUNDS + 1},
+    "warm_start": {
+        "warm_start": jf.Personalized(np.eye(5, 1, dtype="f"), np.zeros((4, 5, 0), "f"))
+    },
+    "participation": {"participation": jf.participation.uniform(3)},
+    "backend": {"backend": jf.backend.chunked(2)},
+    "tol": {"tol": 1e-3},
+    "every": {"every": 4},
+    "metrics": {"metrics": lambda result: {"other": result.shared.sum()}},
+    "metrics_every": {"metrics_every": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("finished")
+    fit(path)
+    return path
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_runs_checkpoint_is_refused(finished, name):
+    with pytest.raises(ValueError, match=rf"belongs to another run; its {name} "):
+        fit(finished, **OTHERS[name])
+
+
+def test_another_algorithms_checkpoint_is_refused(finished):
+    with pytest.raises(ValueError, match=r"its algorithm is PerPCA\(.*, this run's is OneShot\("):
+        fit(finished, algorithm=jf.pca.OneShot(1, 2))
+
+
+def test_what_is_saved_describes_the_run(finished):
+    described = json.loads((finished / "run.json").read_text())
+    assert described["algorithm"].startswith("PerPCA(")
+    assert described["rounds"].startswith(f"{ROUNDS} ")
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"every": -5}, {"keep": 0}])
+def test_bad_intervals_are_refused(tmp_path, wrong):
+    with pytest.raises(ValueError, match="every and keep must be positive"):
+        jf.Checkpoint(tmp_path, **wrong)
+
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_checkpoint
+
+def die(solution):
+    if solution.rounds >= 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+test_checkpoint.fit(sys.argv[1], callbacks=[die])
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_process_is_resumed_bit_for_bit(tmp_path):
+    script = SCRIPT.format(tests=str(Path(__file__).parent))
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], env=os.environ, capture_output=True, timeout=200
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert saved_rounds(tmp_path) == [5]
+    identical(fit(tmp_path), fit(None))

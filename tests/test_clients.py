@@ -1,0 +1,140 @@
+"""Clients from what a user has."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.linalg import Moment
+
+COUNTS = (4, 2, 5)
+
+
+def draw(dtype=np.float32, counts=COUNTS, features=3):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(n, features)).astype(dtype) for n in counts]
+
+
+def test_ragged_lists_are_padded_with_zero_rows():
+    arrays = draw()
+    clients = jf.Clients.from_samples(arrays)
+    assert len(clients) == 3
+    assert clients.features == 3
+    assert clients.data.values.shape == (3, 5, 3)
+    np.testing.assert_array_equal(clients.data.count, COUNTS)
+    np.testing.assert_array_equal(clients.data.mask.sum(axis=1), COUNTS)
+    for values, mask, array in zip(clients.data.values, clients.data.mask, arrays, strict=True):
+        np.testing.assert_array_equal(values[: len(array)], array)
+        assert (values[len(array) :] == 0).all()
+        np.testing.assert_array_equal(mask, np.arange(5) < len(array))
+    np.testing.assert_array_equal(clients.ids, [0, 1, 2])
+
+
+def test_one_array_is_a_list_of_equal_lengths():
+    block = np.stack(draw(counts=(4, 4)))
+    chex.assert_trees_all_equal(
+        jf.Clients.from_samples(block), jf.Clients.from_samples(list(block))
+    )
+    chex.assert_trees_all_equal(
+        jf.Clients.from_samples(jnp.asarray(block)), jf.Clients.from_samples(tuple(block))
+    )
+
+
+def test_weights():
+    arrays = draw()
+    for weights, wanted in (
+        ("equal", [1 / 3, 1 / 3, 1 / 3]),
+        ("samples", [4 / 11, 2 / 11, 5 / 11]),
+        ([2, 0, 6], [0.25, 0, 0.75]),
+        (jnp.asarray([1.0, 1.0, 2.0]), [0.25, 0.25, 0.5]),
+    ):
+        clients = jf.Clients.from_samples(arrays, weights=weights)
+        np.testing.assert_allclose(clients.weights, wanted, rtol=1e-6)
+        assert clients.weights.dtype == jnp.float32
+
+
+def test_double_precision_is_kept_where_it_is_enabled():
+    with jax.enable_x64(True):
+        clients = jf.Clients.from_samples(draw(np.float64))
+        for leaf in (clients.data.values, clients.data.count, clients.weights):
+            assert leaf.dtype == jnp.float64
+        single = jf.Clients.from_samples(draw(np.float32))
+        for leaf in (single.data.values, single.data.count, single.weights):
+            assert leaf.dtype == jnp.float32
+    assert jf.Clients.from_samples(draw(np.float64)).data.values.dtype == jnp.float32
+
+
+def test_take_keeps_ids_and_renormalizes():
+    clients = jf.Clients.from_samples(draw(), weights=[1, 2, 5])
+    chosen = clients.take([2, 0])
+    np.testing.assert_array_equal(chosen.ids, [2, 0])
+    np.testing.assert_allclose(chosen.weights, [5 / 6, 1 / 6], rtol=1e-6)
+    np.testing.assert_array_equal(chosen.data.values, clients.data.values[np.array([2, 0])])
+    assert len(chosen) == 2
+
+
+def test_moments_are_as_good_as_samples(key, x64):
+    arrays = draw(np.float64, counts=(9, 7, 8), features=5)
+    moments = np.stack([y.T @ y / len(y) for y in arrays])
+    from_samples = jf.Clients.from_samples(arrays, weights="samples")
+    from_moments = jf.Clients.from_moments(moments, counts=(9, 7, 8), weights="samples")
+    assert from_moments.features == 5
+    np.testing.assert_allclose(from_moments.weights, from_samples.weights)
+    algorithm = jf.pca.PerPCA(1, 2)
+    one, other = (
+        jf.fit(algorithm, clients, rounds=20, key=key) for clients in (from_samples, from_moments)
+    )
+    chex.assert_trees_all_close(other.result, one.result, atol=1e-9)
+    np.testing.assert_allclose(other.history["objective"], one.history["objective"], rtol=1e-9)
+
+
+def test_pooled_of_moments_counts_samples(key, x64):
+    arrays = draw(np.float64, counts=(20, 3, 6), features=4)
+    moments = np.stack([y.T @ y / len(y) for y in arrays])
+    clients = jf.Clients.from_moments(moments, counts=(20, 3, 6))
+    shared = jf.fit(jf.pca.Pooled(2), clients, rounds=1, key=key).result.shared
+    together = np.concatenate(arrays)
+    wanted = np.linalg.eigh(together.T @ together)[1][:, 2:]
+    np.testing.assert_allclose(shared @ shared.T, wanted @ wanted.T, atol=1e-10)
+
+
+def test_made_under_a_transformation():
+    """Derivatives with respect to samples, equally long or not, and to weights."""
+    arrays = [jnp.asarray(array) for array in draw()]
+
+    def loss(arrays, weights):
+        clients = jf.Clients.from_samples(arrays, weights=weights)
+        moments = jax.vmap(lambda one: Moment.from_samples(one.values, one.count).trace)
+        return clients.weights @ moments(clients.data)
+
+    weights = jnp.asarray([1.0, 2.0, 1.0])
+    by_arrays, by_weights = jax.jit(jax.grad(loss, argnums=(0, 1)))(arrays, weights)
+    shares = weights / 4
+    for gradient, array, share in zip(by_arrays, arrays, shares, strict=True):
+        np.testing.assert_allclose(gradient, 2 * share * array / len(array), rtol=1e-5)
+    traces = np.asarray([(array**2).sum() / len(array) for array in arrays])
+    np.testing.assert_allclose(by_weights, (traces - shares @ traces) / 4, rtol=1e-4)
+    block = jnp.stack(arrays[:1] * 2)
+    assert jnp.isfinite(jax.grad(lambda x: loss(x, "equal"))(block)).all()
+
+
+def test_clients_are_a_pytree():
+    clients = jf.Clients.from_samples(draw())
+    doubled = jax.jit(lambda c: jax.tree.map(lambda leaf: leaf + leaf, c))(clients)
+    assert isinstance(doubled, jf.Clients)
+    np.testing.assert_array_equal(doubled.data.values, 2 * clients.data.values)
+
+
+def test_samples_of_one_client_know_their_mask():
+    one = jf.Samples(jnp.ones((4, 2)), jnp.asarray(3.0))
+    np.testing.assert_array_equal(one.mask, [1, 1, 1, 0])
+
+
+@pytest.mark.parametrize("extra", [0, 3])
+def test_longer_padding_changes_no_moment(extra):
+    (array,) = draw(counts=(6,))
+    padded = np.pad(array, ((0, extra), (0, 0)))
+    moment = Moment.from_samples(jnp.asarray(padded), jnp.asarray(6.0))
+    np.testing.assert_allclose(moment.matrix(), array.T @ array / 6, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,293 @@
+"""Every exported algorithm of `jaxfed.pca` runs through one common list.
+
+A new algorithm is found through the package's exports; it only needs an entry in `EXAMPLES`.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+FEATURES, CLIENTS, ROUNDS = 6, 5, 150
+COUNTS = (12, 9, 10, 12, 7)
+
+
+class Examples(NamedTuple):
+    """How an algorithm is made, and how it must not be."""
+
+    good: dict[str, Callable[[int], jf.Algorithm]]  # from the number of clients
+    refused: dict[str, Callable[[], jf.Algorithm]]  # by the argument that the message names
+
+
+EXAMPLES = {
+    jf.pca.PerPCA: Examples(
+        good={
+            "tangent": lambda _: jf.pca.PerPCA(2, 2, step_size=0.05),
+            "polar": lambda _: jf.pca.PerPCA(2, 2, variant="polar", retraction="qr", decay=0.7),
+            "shrinkage": lambda _: jf.pca.PerPCA(2, 2, shrinkage=True),
+            "ranks": lambda m: jf.pca.PerPCA(1, tuple(2 - i % 3 for i in range(m)), start="random"),
+        },
+        refused={
+            "shared_rank": lambda: jf.pca.PerPCA(0, 2),
+            "local_rank": lambda: jf.pca.PerPCA(2, 0),
+            "step_size": lambda: jf.pca.PerPCA(2, 2, step_size=-0.1),
+            "decay": lambda: jf.pca.PerPCA(2, 2, decay=float("nan")),
+            "variant": lambda: jf.pca.PerPCA(2, 2, variant="tangential"),
+            "retraction": lambda: jf.pca.PerPCA(2, 2, retraction="cayley"),
+            "start": lambda: jf.pca.PerPCA(2, 2, start="zeros"),
+        },
+    ),
+    jf.pca.VarProPerPCA: Examples(
+        good={"": lambda _: jf.pca.VarProPerPCA(2, 2)},
+        refused={
+            "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
+            "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
+        },
+    ),
+    jf.pca.OneShot: Examples(
+        good={
+            method: lambda _, method=method: jf.pca.OneShot(2, 2, method=method)
+            for method in ("projector", "spectrum", "local_first")
+        },
+        refused={
+            "shared_rank": lambda: jf.pca.OneShot(True, 2),
+            "local_rank": lambda: jf.pca.OneShot(2, -2),
+            "method": lambda: jf.pca.OneShot(2, 2, method="mean"),
+        },
+    ),
+    jf.pca.Pooled: Examples(
+        good={"": lambda _: jf.pca.Pooled(2)}, refused={"rank": lambda: jf.pca.Pooled(0)}
+    ),
+    jf.pca.Local: Examples(
+        good={"": lambda _: jf.pca.Local(2)}, refused={"rank": lambda: jf.pca.Local(1.5)}
+    ),
+}
+
+GOOD = [
+    pytest.param(make, id=f"{kind.__name__}{'-' if name else ''}{name}")
+    for kind, examples in EXAMPLES.items()
+    for name, make in examples.good.items()
+]
+REFUSED = [
+    pytest.param(make, argument, id=f"{kind.__name__}-{argument}")
+    for kind, examples in EXAMPLES.items()
+    for argument, make in examples.refused.items()
+]
+every_algorithm = pytest.mark.parametrize("make", GOOD)
+
+
+def draw(seed=0, dtype=np.float64):
+    """Clients of different lengths, each with two directions in common and two of its own."""
+    rng = np.random.default_rng(seed)
+    shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [3.0, 2.5]
+    arrays = []
+    for n in COUNTS:
+        own = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [2.0, 1.5]
+        signal = rng.normal(size=(n, 2)) @ shared.T + rng.normal(size=(n, 2)) @ own.T
+        arrays.append((signal + 0.3 * rng.normal(size=(n, FEATURES))).astype(dtype))
+    return jf.Clients.from_samples(arrays)
+
+
+# One compiled function for all tests: what one of them compiles is there for the next.
+@jax.jit
+def solve(algorithm, clients, key):
+    return jf.rollout(algorithm, clients, rounds=ROUNDS, key=key)
+
+
+def shapes_of(algorithm, clients, key, rounds):
+    """Shapes and types of a solution, without computing it."""
+    return jax.eval_shape(functools.partial(jf.rollout, rounds=rounds), algorithm, clients, key=key)
+
+
+def essence(solution):
+    """What a solution says, free of the choice of bases."""
+    spans = jax.tree.map(lambda w: w @ jnp.swapaxes(w, -1, -2), solution.result)
+    return spans, solution.history["objective"]
+
+
+def scaled(algorithm, factor):
+    """The same algorithm with other hyperparameters."""
+    return jax.tree.map(lambda leaf: factor * leaf, algorithm)
+
+
+@contextlib.contextmanager
+def nothing_compiles(caplog):
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        yield
+        compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
+    assert not compiled, compiled
+
+
+def test_every_exported_algorithm_has_examples():
+    exported = {
+        value
+        for value in vars(jf.pca).values()
+        if isinstance(value, type) and issubclass(value, jf.Algorithm)
+    }
+    missing = sorted(kind.__name__ for kind in exported - EXAMPLES.keys())
+    assert not missing, f"add an entry for {', '.join(missing)} to EXAMPLES in {__file__}"
+    assert all(examples.good and examples.refused for examples in EXAMPLES.values())
+
+
+@every_algorithm
+def test_traced_and_driven_from_the_host_are_the_same(make, key, x64):
+    algorithm, clients = make(CLIENTS), draw()
+    traced = solve(algorithm, clients, key)
+    driven = jf.fit(algorithm, clients, rounds=ROUNDS, key=key)
+    assert driven.rounds == traced.rounds == ROUNDS
+    chex.assert_trees_all_equal_shapes_and_dtypes(driven.result, traced.result)
+    chex.assert_trees_all_close(essence(driven), essence(traced), rtol=1e-6, atol=1e-6)
+    assert driven.history.keys() == traced.history.keys()
+    for name, values in driven.history.items():
+        np.testing.assert_allclose(values, traced.history[name], rtol=1e-6, err_msg=name)
+
+
+@every_algorithm
+def test_a_second_call_compiles_nothing(make, key, caplog, x64):
+    first = make(CLIENTS), draw()
+    second = scaled(make(CLIENTS), 0.9), draw(seed=1)
+    other = jax.random.key(7)
+    solve(*first, key)
+    jf.fit(*first, rounds=ROUNDS, key=key)
+    with nothing_compiles(caplog):
+        solve(*second, other)
+        jf.fit(*second, rounds=ROUNDS, key=other)
+
+
+def test_compilation_is_seen(caplog):
+    with pytest.raises(AssertionError, match="Compiling"), nothing_compiles(caplog):
+        jax.jit(lambda x: x + 1)(jnp.zeros(3))
+
+
+@every_algorithm
+def test_vmap_is_a_loop(make, key, x64):
+    algorithms = [make(CLIENTS), scaled(make(CLIENTS), 0.8)]
+    clients, keys = [draw(0), draw(1)], jax.random.split(key)
+    several = jax.jit(jax.vmap(solve))(jf.stack(algorithms), jf.stack(clients), keys)
+    for i, one in enumerate(map(solve, algorithms, clients, keys)):
+        chosen = jax.tree.map(lambda leaf, i=i: leaf[i], essence(several))
+        chex.assert_trees_all_close(chosen, essence(one), rtol=1e-6, atol=1e-6)
+
+
+@every_algorithm
+def test_gradients_are_finite(make, key, x64):
+    algorithm, clients = make(CLIENTS), draw()
+    held_out = draw(seed=1).data.values
+
+    @jax.jit
+    @jax.grad
+    def gradient(differentiated):
+        algorithm, values = differentiated
+        changed = eqx.tree_at(lambda c: c.data.values, clients, values)
+        shared, local = jf.rollout(algorithm, changed, rounds=ROUNDS, key=key).result
+        missed = held_out - held_out @ shared @ shared.T
+        missed -= held_out @ local @ jnp.swapaxes(local, 1, 2)
+        return (missed**2).sum()
+
+    gradients = gradient((algorithm, clients.data.values))
+    chex.assert_tree_all_finite(gradients)
+    assert jnp.abs(gradients[1]).max() > 1e-3
+
+
+@every_algorithm
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float32 where 64 bits are enabled"])
+def test_the_data_decide_the_type(make, dtype, key):
+    with jax.enable_x64(dtype != "float32"):
+        wanted = jnp.dtype(dtype.split()[0])
+        solution = shapes_of(make(CLIENTS), draw(dtype=wanted), key, rounds=2)
+        history = {k: v for k, v in solution.history.items() if not k.startswith("bits")}
+        for leaf in jax.tree.leaves((solution.result, solution.server, solution.local, history)):
+            assert leaf.dtype in (wanted, jnp.int32)
+
+
+@every_algorithm
+def test_shapes_are_stable(make, key):
+    algorithm, clients = make(CLIENTS), draw()
+    one, three = (shapes_of(algorithm, clients, key, rounds) for rounds in (1, 3))
+    chex.assert_trees_all_equal_shapes_and_dtypes(one.state, three.state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(one.result, three.result)
+    assert three.result.shared.shape[:1] == (FEATURES,)
+    assert three.result.local.shape[:2] == (CLIENTS, FEATURES)
+    assert {leaf.shape for leaf in jax.tree.leaves(three.history)} == {(3,)}
+    for leaf in jax.tree.leaves(three.local):
+        assert leaf.shape[0] == CLIENTS
+
+
+@every_algorithm
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
+def test_components_stay_orthonormal(make, dtype, tolerance, key):
+    with jax.enable_x64(dtype is np.float64):
+        algorithm = make(CLIENTS)
+        shared, local = solve(algorithm, draw(dtype=dtype), key).result
+        for own in local:
+            w = np.concatenate([shared, own], axis=1, dtype=np.float64)
+            gram = w.T @ w
+            # A client with fewer components than others has columns of zeros in their place.
+            used = np.diag(gram) > 0.5
+            assert np.linalg.norm(gram - np.diag(used)) <= tolerance * w.shape[1]
+            assert used[: shared.shape[1]].all()
+        if isinstance(getattr(algorithm, "local_rank", None), tuple):
+            ranks = np.linalg.norm(local, axis=1).round().sum(axis=1)
+            assert tuple(ranks) == algorithm.local_rank
+
+
+@every_algorithm
+def test_padding_and_weightless_clients_are_ignored(make, key, x64):
+    clients = draw()
+    values, count = clients.data.values, clients.data.count
+    stranger = 5 * draw(seed=3).data.values[:1]
+    # More zero rows than the longest client needs, and one client more that weighs nothing.
+    larger = jf.Clients(
+        data=jf.Samples(
+            values=jnp.pad(jnp.concatenate([values, stranger]), ((0, 0), (0, 4), (0, 0))),
+            count=jnp.append(count, count[0]),
+        ),
+        ids=jnp.arange(CLIENTS + 1, dtype=jnp.int32),
+        weights=jnp.append(clients.weights, 0.0),
+    )
+    (shared, local), objective = essence(solve(make(CLIENTS), clients, key))
+    (shared_2, local_2), objective_2 = essence(solve(make(CLIENTS + 1), larger, key))
+    chex.assert_trees_all_close(shared_2, shared, atol=1e-6)
+    chex.assert_trees_all_close(local_2[:CLIENTS], local, atol=1e-6)
+    chex.assert_trees_all_close(objective_2, objective, rtol=1e-6)
+
+
+@every_algorithm
+def test_the_order_of_clients_does_not_matter(make, key, x64):
+    algorithm, clients = make(CLIENTS), draw()
+    order = np.array([3, 0, 4, 1, 2])
+    (shared, local), objective = essence(solve(algorithm, clients, key))
+    (shared_2, local_2), objective_2 = essence(solve(algorithm, clients.take(order), key))
+    chex.assert_trees_all_close(shared_2, shared, atol=1e-6)
+    chex.assert_trees_all_close(local_2, local[order], atol=1e-6)
+    chex.assert_trees_all_close(objective_2, objective, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("make", "argument"), REFUSED)
+def test_bad_hyperparameters_are_refused(make, argument):
+    with pytest.raises(ValueError, match=rf"^{argument}: .*(got|needs)"):
+        make()
+
+
+@every_algorithm
+def test_bad_arguments_are_refused(make, key):
+    algorithm, clients = make(CLIENTS), draw()
+    narrow = jf.Clients.from_samples(np.ones((CLIENTS, 4, 1), np.float32))
+    with pytest.raises(ValueError, match=r"rank.* do not fit into 1 features"):
+        jf.fit(algorithm, narrow, rounds=1, key=key)
+    with pytest.raises(ValueError, match="^rounds: "):
+        jf.fit(algorithm, clients, rounds=0, key=key)
+    foreign = eqx.tree_at(lambda c: c.data, clients, clients.data.values)
+    with pytest.raises(ValueError, match="^clients: "):
+        jf.fit(algorithm, foreign, rounds=1, key=key)

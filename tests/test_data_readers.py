@@ -1,0 +1,488 @@
+"""Readers: each format as written, and each malformation refused with the file's name."""
+
+import gzip
+import struct
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from jaxfed.data import (
+    SPOKEN_FILLERS,
+    bag_of_words,
+    english_stop_words,
+    paragraphs,
+    read_arrays,
+    read_folder,
+    read_idx,
+    read_images,
+    read_table,
+    read_text,
+    repair_mojibake,
+    strip_transcript,
+)
+
+A = np.arange(6, dtype=np.float32).reshape(3, 2)
+B = A[:2] + 0.5
+
+
+def check(read, arrays, names, dtype: type = np.float32):
+    got, got_names = read
+    assert got_names == names
+    assert len(got) == len(arrays)
+    for x, y in zip(got, arrays, strict=True):
+        assert x.dtype == dtype
+        np.testing.assert_array_equal(x, y)
+
+
+# Arrays -----------------------------------------------------------------------------------------
+
+
+def test_npy_folder_in_natural_order(tmp_path):
+    for name, array in (("client10", B), ("client2", A), ("client1", B)):
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / ".hidden").write_text("")
+    (tmp_path / "notes.md").write_text("ignored")
+    check(read_arrays(tmp_path), [B, A, B], ["client1", "client2", "client10"])
+    check(read_folder(tmp_path), [B, A, B], ["client1", "client2", "client10"])
+
+
+def test_npz_folder(tmp_path):
+    np.savez(tmp_path / "a.npz", x=A)
+    np.savez(tmp_path / "b.npz", x=B)
+    check(read_folder(tmp_path), [A, B], ["a", "b"])
+
+
+def test_names_stay_distinct(tmp_path):
+    np.save(tmp_path / "a.npy", A)
+    np.savez(tmp_path / "a.npz", x=B)
+    check(read_arrays(tmp_path), [A, B], ["a.npy", "a.npz"])
+
+
+def test_one_npz_holds_the_clients(tmp_path):
+    path = tmp_path / "all.npz"
+    np.savez(path, site10=A, site9=B, labels=np.zeros(3))
+    check(read_arrays(path, names=["site9", "site10"]), [B, A], ["site9", "site10"])
+    with pytest.raises(ValueError, match=r"all.npz: labels: wanted shape"):
+        read_arrays(path)
+
+
+def test_one_array_of_three_axes_holds_the_clients(tmp_path):
+    np.save(tmp_path / "all.npy", np.stack([A, A + 1]))
+    check(read_folder(tmp_path / "all.npy"), [A, A + 1], ["all[0]", "all[1]"])
+    np.savez(tmp_path / "all.npz", x=np.stack([A, A + 1]))
+    check(read_folder(tmp_path / "all.npz"), [A, A + 1], ["x[0]", "x[1]"])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool", "float16", ">f4"])
+def test_other_numbers_become_float32(tmp_path, dtype):
+    np.save(tmp_path / "a.npy", A.astype(dtype))
+    check(read_arrays(tmp_path), [A.astype(dtype).astype(np.float32)], ["a"])
+
+
+def test_one_float64_makes_all_float64(tmp_path):
+    np.save(tmp_path / "a.npy", A)
+    np.save(tmp_path / "b.npy", B.astype(np.float64))
+    check(read_arrays(tmp_path), [A, B], ["a", "b"], dtype=np.float64)
+
+
+def test_views_may_differ_in_features(tmp_path):
+    path = tmp_path / "views.npz"
+    np.savez(path, one=A, two=np.ones((3, 5)))
+    with pytest.raises(ValueError, match="one has 2 and two has 5"):
+        read_arrays(path)
+    arrays, _ = read_arrays(path, same_features=False)
+    assert [x.shape for x in arrays] == [(3, 2), (3, 5)]
+
+
+def write_truncated(path):
+    np.save(path, A)
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda p: np.save(p, np.array([[1, None]])), "Object arrays cannot be loaded"),
+        (lambda p: np.save(p, np.array([["a", "b"]])), "wanted real numbers"),
+        (lambda p: np.save(p, A * 1j), "wanted real numbers, got complex"),
+        (lambda p: np.save(p, np.zeros((2, 2), [("x", "f4")])), "wanted real numbers"),
+        (lambda p: np.save(p, A[0]), r"wanted shape \(samples, features\), got \(2,\)"),
+        (lambda p: np.save(p, A[:0]), "is empty"),
+        (lambda p: np.save(p, np.array([[1.0, 2.0], [3.0, np.nan]])), "row 1, column 1.* is nan"),
+        (lambda p: np.save(p, np.array([[np.inf, 2.0]])), "row 0, column 0.* is inf"),
+        (lambda p: np.save(p, np.ones((3, 4))), "bad.npy has 4"),
+        (lambda p: p.write_bytes(b""), "bad.npy"),
+        (lambda p: p.write_text("not an array"), "bad.npy"),
+        (write_truncated, "bad.npy"),
+    ],
+)
+def test_malformed_arrays_are_refused(tmp_path, write, message):
+    np.save(tmp_path / "another.npy", A)
+    write(tmp_path / "bad.npy")
+    with pytest.raises(ValueError, match=message) as caught:
+        read_arrays(tmp_path)
+    assert "bad.npy" in str(caught.value)
+
+
+def test_malformed_archives_are_refused(tmp_path):
+    path = tmp_path / "bad.npz"
+    np.savez(path, x=A, y=B)
+    with pytest.raises(ValueError, match=r"bad.npz: holds the arrays x, y"):
+        read_arrays(tmp_path)
+    with pytest.raises(ValueError, match=r"bad.npz: holds x, y, not z"):
+        read_arrays(path, names=["z"])
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"bad.npz"):
+        read_arrays(path)
+    np.savez(path)
+    with pytest.raises(ValueError, match=r"bad.npz: wanted an archive of arrays"):
+        read_arrays(path)
+    np.save(tmp_path / "flat.npy", A)
+    with pytest.raises(ValueError, match=r"flat.npy: holds one array of shape \(3, 2\)"):
+        read_arrays(tmp_path / "flat.npy")
+    with pytest.raises(ValueError, match=r"names choose arrays of an .npz"):
+        read_arrays(tmp_path / "flat.npy", names=["x"])
+
+
+# Tables -----------------------------------------------------------------------------------------
+
+
+def test_csv_folder_with_and_without_header(tmp_path):
+    (tmp_path / "b.csv").write_text("x,y\n0.5,1.5\n\n2.5,3.5\n")
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf"x","y"\r\n0,1\r\n2,3\r\n4,5\r\n')
+    check(read_folder(tmp_path), [A, B], ["a", "b"], dtype=np.float64)
+    (tmp_path / "a.csv").write_text("0,1\n2,3\n4,5\n")
+    (tmp_path / "b.csv").write_text("0.5, 1.5\n2.5, 3.5\n")
+    check(read_table(tmp_path), [A, B], ["a", "b"], np.float64)
+
+
+def test_csv_header_that_counts_is_a_header(tmp_path):
+    wide = np.hstack([A, A])
+    pd.DataFrame(wide).to_csv(tmp_path / "a.csv", index=False)
+    check(read_table(tmp_path), [wide], ["a"], dtype=np.float64)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_one_table_with_a_client_column(tmp_path, suffix):
+    table = pd.DataFrame({"x": A[:, 0], "site": ["s10", "s9", "s10"], "y": A[:, 1]})
+    path = tmp_path / f"all.{suffix}"
+    if suffix == "csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path)
+    dtype = np.float64 if suffix == "csv" else np.float32
+    expected = [A[1:2], A[[0, 2]]]
+    check(read_folder(path, client_column="site"), expected, ["s9", "s10"], dtype)
+    check(read_folder(tmp_path, client_column="site"), expected, ["s9", "s10"], dtype)
+    with pytest.raises(ValueError, match=f"all.{suffix}: wanted one column 'who'.* x, site, y"):
+        read_folder(path, client_column="who")
+    with pytest.raises(ValueError, match=f"all.{suffix}: one table holds all clients"):
+        read_folder(path)
+    with pytest.raises(ValueError, match=f"all.{suffix}: column 'site' holds|row 0.*'s10'"):
+        read_folder(tmp_path)
+
+
+def test_numbered_clients_of_a_table(tmp_path):
+    (tmp_path / "t.csv").write_text("site,x\n10,1\n9,2\n")
+    arrays, names = read_table(tmp_path / "t.csv", client_column="site")
+    assert names == ["9", "10"]
+    np.testing.assert_array_equal(np.concatenate(arrays), [[2], [1]])
+
+
+def test_parquet_folder(tmp_path):
+    pd.DataFrame({"x": [1, 2], "y": [True, False]}).to_parquet(tmp_path / "a.parquet")
+    check(read_folder(tmp_path), [np.array([[1, 1], [2, 0]])], ["a"], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x,y\n1,2\n3\n", "ragged, line 3 has 1 cells and line 1 has 2"),
+        ("x,y\n1,2\n3,four\n", "column 'y', row 1 .* is 'four', not a number"),
+        ("x,y\n1,\n", "column 'y', row 0 .* is '', not a number"),
+        ("site,1,2\n1,2,3\n", "is 'site', not a number"),
+        ("x,y\n1,nan\n", "row 0, column 1 .* is nan"),
+        ("x,y\n1,inf\n", "is inf"),
+        ("x,y\n", "has a header and no rows"),
+        ("", "is empty"),
+        ('x,y\n1,"2\n', "bad.csv"),
+        ("x,y,z\n1,2,3\n", "another.csv has 2 and bad.csv has 3"),
+        ("y,x\n1,2\n", "another.csv and bad.csv have different columns, x, y against y, x"),
+    ],
+)
+def test_malformed_csv_is_refused(tmp_path, content, message):
+    (tmp_path / "another.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "bad.csv").write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_table(tmp_path)
+    assert "bad.csv" in str(caught.value)
+
+
+def test_other_malformed_tables_are_refused(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"x\n\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"bad.csv: not UTF-8"):
+        read_table(tmp_path)
+    path.write_text("site\na\n")
+    with pytest.raises(ValueError, match=r"bad.csv: has no column besides 'site'"):
+        read_table(path, client_column="site")
+    path.write_text("site,x\n,1\n")
+    with pytest.raises(ValueError, match=r"bad.csv: column 'site' has empty cells"):
+        read_table(path, client_column="site")
+    path.rename(tmp_path / "table.txt")
+    with pytest.raises(ValueError, match=r"table.txt: wanted a .csv or .parquet"):
+        read_table(tmp_path / "table.txt", client_column="site")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"x": [1.0, None]}, "column 'x' has 1 missing"),
+        ({"x": ["a", "b"]}, "column 'x' holds object, not numbers"),
+        ({"x": pd.to_datetime(["2020-01-01"])}, "column 'x' holds datetime64"),
+        ({"x": [1.0, np.inf]}, "is inf"),
+    ],
+)
+def test_malformed_parquet_is_refused(tmp_path, table, message):
+    pd.DataFrame(table).to_parquet(tmp_path / "bad.parquet")
+    with pytest.raises(ValueError, match=message) as caught:
+        read_table(tmp_path)
+    assert "bad.parquet" in str(caught.value)
+
+
+def test_damaged_parquet_is_refused(tmp_path):
+    (tmp_path / "bad.parquet").write_text("no table")
+    with pytest.raises(ValueError, match=r"bad.parquet: not a Parquet file"):
+        read_table(tmp_path)
+
+
+# Any format -------------------------------------------------------------------------------------
+
+
+def test_folder_without_known_files_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_folder(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no file"):
+        read_folder(tmp_path)
+    (tmp_path / "notes.md").write_text("text")
+    with pytest.raises(ValueError, match=r"no file with a recognised suffix.*found notes.md"):
+        read_folder(tmp_path)
+
+
+def test_mixed_formats_and_misplaced_columns_are_refused(tmp_path):
+    np.save(tmp_path / "a.npy", A)
+    with pytest.raises(ValueError, match="client_column='site' is for tables"):
+        read_folder(tmp_path, client_column="site")
+    (tmp_path / "b.csv").write_text("1,2\n")
+    with pytest.raises(ValueError, match=r"formats are mixed, e.g. a.npy and b.csv"):
+        read_folder(tmp_path)
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "c.parquet")
+    with pytest.raises(ValueError, match=r"holds .csv and .parquet"):
+        read_table(tmp_path)
+    (tmp_path / "c.parquet").rename(tmp_path / "c.csv")
+    with pytest.raises(ValueError, match="is for one table, but the folder holds 2"):
+        read_table(tmp_path, client_column="site")
+
+
+@pytest.mark.parametrize("read", [read_arrays, read_table, read_images, read_text, read_idx])
+def test_missing_path_is_not_found(tmp_path, read):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such"):
+        read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("read", [read_arrays, read_table, read_images, read_text])
+def test_empty_folder_is_refused(tmp_path, read):
+    with pytest.raises(ValueError, match="holds no file with suffix"):
+        read(tmp_path)
+
+
+def test_file_for_folder_and_folder_for_file_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"a.txt: is a file, wanted a folder"):
+        read_text(tmp_path / "a.txt")
+    with pytest.raises(ValueError, match="is a folder, wanted a file"):
+        read_idx(tmp_path)
+    with pytest.raises(ValueError, match=r"a.txt: wanted a .npy or .npz"):
+        read_arrays(tmp_path / "a.txt")
+
+
+# IDX --------------------------------------------------------------------------------------------
+
+
+def idx(array, code):
+    header = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [(0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8")],
+)
+def test_idx_of_every_type(tmp_path, code, dtype, compress):
+    array = (np.arange(24).reshape(2, 3, 4) - (0 if dtype == "u1" else 7)).astype(dtype)
+    content = idx(array, code)
+    path = tmp_path / "images"
+    path.write_bytes(gzip.compress(content) if compress else content)
+    got = read_idx(path)
+    assert got.dtype == np.dtype(dtype)
+    assert got.flags.writeable
+    np.testing.assert_array_equal(got, array)
+
+
+GOOD_IDX = idx(np.arange(6, dtype="u1").reshape(2, 3), 0x08)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not an IDX file, it begins with nothing"),
+        (b"\1" + GOOD_IDX[1:], "not an IDX file, it begins with 01 00 08 02"),
+        (GOOD_IDX[:2] + b"\x0a" + GOOD_IDX[3:], "not an IDX file, it begins with 00 00 0a 02"),
+        (GOOD_IDX[:7], "truncated inside the header of 2 dimensions"),
+        (GOOD_IDX[:-1], r"truncated, shape \(2, 3\) of uint8 needs 18 bytes, got 17"),
+        (GOOD_IDX + b"\0", "too long"),
+        (b"\0\0\x08\2" + b"\xff" * 8, "truncated"),
+        (gzip.compress(GOOD_IDX)[:-9], "damaged gzip"),
+        (b"\x1f\x8b rubbish", "damaged gzip"),
+    ],
+)
+def test_malformed_idx_is_refused(tmp_path, content, message):
+    (tmp_path / "digits").write_bytes(content)
+    with pytest.raises(ValueError, match="digits: .*" + message):
+        read_idx(tmp_path / "digits")
+
+
+# Images -----------------------------------------------------------------------------------------
+
+
+def test_images_are_gray_in_the_unit_interval(tmp_path):
+    pixels = np.array([[0, 51, 255], [102, 153, 204]], np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "frame10.png")
+    Image.fromarray(255 - pixels).save(tmp_path / "frame9.PNG")
+    (tmp_path / "readme.txt").write_text("ignored")
+    images = read_images(tmp_path)
+    assert images.dtype == np.float32
+    np.testing.assert_allclose(images, np.stack([255 - pixels, pixels]) / 255, rtol=1e-6)
+    check(read_folder(tmp_path), list(images), ["frame9", "frame10"])
+
+
+def test_images_in_colour_and_of_sixteen_bits(tmp_path):
+    colour = np.zeros((2, 3, 3), np.uint8)
+    colour[..., 0] = 255
+    Image.fromarray(colour).save(tmp_path / "a.png")
+    Image.fromarray(np.full((2, 3), 13107, np.uint16)).save(tmp_path / "b.png")
+    images = read_images(tmp_path, color=True)
+    assert images.shape == (2, 2, 3, 3)
+    np.testing.assert_allclose(images[0], colour / 255)
+    np.testing.assert_allclose(images[1], np.full((2, 3, 3), 0.2), rtol=1e-6)
+    assert read_images(tmp_path).shape == (2, 2, 3)
+
+
+def test_malformed_images_are_refused(tmp_path):
+    Image.fromarray(np.zeros((2, 3), np.uint8)).save(tmp_path / "a.png")
+    Image.fromarray(np.zeros((3, 2), np.uint8)).save(tmp_path / "bad.png")
+    with pytest.raises(ValueError, match=r"bad.png: is 3 x 2 pixels, but a.png is 2 x 3"):
+        read_images(tmp_path)
+    whole = (tmp_path / "a.png").read_bytes()
+    for content in (b"no image", b"", whole[:45]):
+        (tmp_path / "bad.png").write_bytes(content)
+        with pytest.raises(ValueError, match=r"bad.png: not a readable image"):
+            read_images(tmp_path)
+    (tmp_path / "bad.png").unlink()
+    Image.fromarray(np.zeros((2, 3), np.float32)).save(tmp_path / "bad.tif")
+    with pytest.raises(ValueError, match=r"bad.tif: .*floating-point"):
+        read_images(tmp_path)
+    Image.fromarray(np.full((2, 3), 70_000, np.int32)).save(tmp_path / "bad.tif")
+    with pytest.raises(ValueError, match=r"bad.tif: pixels are beyond 16 bits"):
+        read_images(tmp_path)
+
+
+# Text -------------------------------------------------------------------------------------------
+
+
+def test_text_folder(tmp_path):
+    (tmp_path / "day10.txt").write_text("zweiter – Tag", encoding="utf-8")
+    (tmp_path / "day9.txt").write_text("first day", encoding="utf-8-sig")
+    (tmp_path / "data.bin").write_bytes(b"\xff")
+    assert read_text(tmp_path) == (["first day", "zweiter – Tag"], ["day9", "day10"])
+    (tmp_path / "day11.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"day11.txt: not UTF-8"):
+        read_text(tmp_path)
+    (tmp_path / "day11.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"day11.txt: is empty"):
+        read_text(tmp_path)
+
+
+def test_paragraphs():
+    assert paragraphs("\none\ntwo\n\n \n three \n\n") == ["one\ntwo", "three"]
+
+
+@pytest.mark.parametrize("text", ["don’t – “quote” … naïve Zürich é ≥ π €", "日本 𝄞", "café”"])
+def test_mojibake_is_repaired_once_and_twice(text):
+    def damage(text):
+        # The five bytes that Windows-1252 leaves free read as control characters.
+        return "".join(
+            bytes([byte]).decode("cp1252", errors="ignore") or chr(byte)
+            for byte in text.encode("utf-8")
+        )
+
+    assert damage(text) != text
+    assert repair_mojibake(damage(text)) == text
+    assert repair_mojibake(damage(damage(text))) == text
+    assert repair_mojibake(text) == text
+
+
+def test_transcript_keeps_what_was_said():
+    text = (
+        "Jim Lehrer: Good evening.\n\n"
+        "Norma-Jean O'Brien: My view is: no. [crosstalk 01:07] Really (LAUGHTER) no.\n\n"
+        "Audience questioner: Why?"
+    )
+    said = [" ".join(turn.split()) for turn in paragraphs(strip_transcript(text))]
+    assert said == ["Good evening.", "My view is: no. Really no.", "Why?"]
+
+
+def test_bag_of_words_counts_by_hand():
+    groups = [["Tax cut, tax CUT!", "a x."], ["The war and the tax", "War_2 war"]]
+    counts, words = bag_of_words(groups, min_count=2, stop_words={"the"}, drop_empty=False)
+    assert words == ["cut", "tax", "war"]
+    np.testing.assert_array_equal(counts[0], [[2, 2, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(counts[1], [[0, 1, 1], [0, 0, 1]])
+    assert counts[0].dtype == np.float32
+    dropped, _ = bag_of_words(groups, min_count=2, stop_words={"the"})
+    np.testing.assert_array_equal(dropped[0], [[2, 2, 0]])
+
+
+def test_bag_of_words_on_a_given_vocabulary():
+    counts, words = bag_of_words([["war tax war"]], vocabulary=["war", "oil"])
+    assert words == ["war", "oil"]
+    np.testing.assert_array_equal(counts[0], [[2, 0]])
+
+
+def test_stop_words_complete_each_other():
+    assert {"the", "and"} <= english_stop_words()
+    assert {"going", "think", "know"} <= SPOKEN_FILLERS
+    assert len(SPOKEN_FILLERS - english_stop_words()) >= 60
+    groups = [["the economy is going well I think", "economy economy"]]
+    _, words = bag_of_words(groups, min_count=1, stop_words=english_stop_words() | SPOKEN_FILLERS)
+    assert words == ["economy"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "arguments", "message"),
+    [
+        ([], {}, "at least one group"),
+        (["just text"], {}, "group 0 must be a list of texts, got str"),
+        ([["fine"], [1]], {}, "group 1 must be a list of texts"),
+        ([["rare words"]], {}, "no word occurs min_count=6"),
+        ([["tax"], ["x"]], {"min_count": 1}, "group 1 has no document"),
+        ([["tax"]], {"min_count": 0}, "min_count must be at least 1"),
+        ([["tax"]], {"stop_words": "english"}, "stop_words must be a collection"),
+    ],
+)
+def test_impossible_bags_are_refused(groups, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bag_of_words(groups, **arguments)

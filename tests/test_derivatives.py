@@ -1,0 +1,242 @@
+"""Derivatives through whole runs, against finite differences in double precision."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.linalg import polar_smooth
+
+FEATURES, CLIENTS, SAMPLES, ROUNDS = 5, 3, 8, 50
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def draw(seed):
+    """Samples of clients, and others of the same clients that are held out."""
+    rng = np.random.default_rng(seed)
+    shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [3.0, 2.0]
+    values = []
+    for _ in range(CLIENTS):
+        own = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [2.0, 1.5]
+        scores = rng.normal(size=(2, 2 * SAMPLES, 2))
+        signal = scores[0] @ shared.T + scores[1] @ own.T
+        values.append(signal + 0.5 * rng.normal(size=signal.shape))
+    return jnp.split(jnp.asarray(np.stack(values)), 2, axis=1)
+
+
+def held_out_error(algorithm, values, held_out, rounds=ROUNDS, **arguments):
+    """Mean squared reconstruction error of other samples, after some rounds."""
+    shared, local = jf.rollout(
+        algorithm, jf.Clients.from_samples(values), rounds=rounds, key=jax.random.key(0),
+        **arguments,
+    ).result  # fmt: skip
+    rest = held_out - held_out @ shared @ shared.T
+    rest = rest - held_out @ local @ jnp.swapaxes(local, 1, 2)
+    return (rest**2).mean()
+
+
+def along(function, at, direction, step):
+    """Central difference of fourth order."""
+    def value(t):
+        return float(function(at + t * direction))
+
+    near, far = value(step) - value(-step), value(2 * step) - value(-2 * step)
+    return (8 * near - far) / (12 * step)
+
+
+ALGORITHMS = {
+    "tangent": lambda step: jf.pca.PerPCA(2, 2, step_size=step),
+    "tangent, QR, random start": lambda step: jf.pca.PerPCA(
+        2, 2, step_size=step, retraction="qr", start="random"
+    ),
+    "polar": lambda step: jf.pca.PerPCA(2, 2, step_size=10 * step, variant="polar"),
+    "ranks": lambda step: jf.pca.PerPCA(2, (2, 0, 1), step_size=step, variant="polar"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_with_respect_to_the_step_size_and_the_data(name):
+    values, held_out = draw(0)
+
+    def error(step, values):
+        return held_out_error(ALGORITHMS[name](step), values, held_out)
+
+    step = jnp.asarray(0.01)  # not yet converged: the step size matters
+    value, forward = jax.jit(jax.value_and_grad(error, argnums=(0, 1))), jax.jit(error)
+    _, (by_step, by_values) = value(step, values)
+    wanted = along(lambda s: forward(s, values), step, 1.0, 1e-4)
+    assert abs(wanted) > 1e-3
+    np.testing.assert_allclose(by_step, wanted, rtol=1e-5)
+    for seed in range(3):
+        direction = np.random.default_rng(seed).normal(size=values.shape)
+        wanted = along(lambda v: forward(step, v), values, direction, 1e-4)
+        np.testing.assert_allclose((by_values * direction).sum(), wanted, rtol=1e-5)
+
+
+def test_through_an_automatic_step_size_and_participation():
+    values, held_out = draw(1)
+
+    @jax.jit
+    def error(values):
+        return held_out_error(
+            jf.pca.PerPCA(2, 2, start="random"), values, held_out,
+            participation=jf.participation.uniform(2), rounds=8,
+        )  # fmt: skip
+
+    gradient = jax.jit(jax.grad(error))(values)
+    for seed in range(3):
+        direction = np.random.default_rng(seed).normal(size=values.shape)
+        wanted = along(error, values, direction, 1e-4)
+        np.testing.assert_allclose((gradient * direction).sum(), wanted, rtol=1e-5)
+
+
+ONE_SHOT = {
+    "Local": lambda: jf.pca.Local(2),
+    "Pooled": lambda: jf.pca.Pooled(2),
+    "OneShot": lambda: jf.pca.OneShot(1, 2),
+    "OneShot local_first": lambda: jf.pca.OneShot(1, 2, method="local_first"),
+    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_of_algorithms_without_a_step_size(name):
+    values, held_out = draw(0)
+    rounds = 4 if name.startswith("VarPro") else 1
+    error = jax.jit(lambda v: held_out_error(ONE_SHOT[name](), v, held_out, rounds=rounds))
+    gradient = jax.jit(jax.grad(error))(values)
+    for seed in range(3):
+        direction = np.random.default_rng(seed).normal(size=values.shape)
+        wanted = along(error, values, direction, 1e-4)
+        np.testing.assert_allclose((gradient * direction).sum(), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tangent", "polar"])
+def test_rematerialization_changes_nothing(name):
+    values, held_out = draw(0)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    @jax.grad
+    def gradient(at, remat):
+        step, values = at
+        return held_out_error(ALGORITHMS[name](step), values, held_out, remat=remat)
+
+    at = jnp.asarray(0.01), values
+    plain, again = gradient(at, False), gradient(at, True)
+    for one, other in zip(plain, again, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-14)
+
+
+def test_rematerialization_saves_memory():
+    values, held_out = (jnp.tile(part, (40, 1, 1)) for part in draw(0))
+
+    def memory(remat):
+        def error(values):
+            algorithm = jf.pca.PerPCA(2, 2, step_size=0.01, start="random")
+            return held_out_error(algorithm, values, held_out, remat=remat)
+
+        compiled = jax.jit(jax.grad(error)).lower(values).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert memory(True) < 0.7 * memory(False)
+
+
+# --- repeated singular values and eigenvalues ---------------------------------------------------
+
+
+def repeated():
+    """Samples whose second moments have eigenvalues 4, 4, 4, 1, 1, the same for all clients."""
+    one = np.sqrt(FEATURES) * np.diag([2.0, 2.0, 2.0, 1.0, 1.0])
+    return jnp.asarray(np.stack(CLIENTS * [one]))
+
+
+@pytest.mark.parametrize("start", ["local_first", "random"])
+@pytest.mark.parametrize("retraction", ["polar", "qr"])
+@pytest.mark.parametrize("variant", ["tangent", "polar"])
+def test_repeated_eigenvalues_of_the_data_make_no_nan(variant, retraction, start):
+    values = repeated()
+    held_out = draw(0)[1]
+
+    @jax.jit
+    @jax.grad
+    def gradient(at):
+        step, values = at
+        algorithm = jf.pca.PerPCA(
+            2, 2, step_size=step, variant=variant, retraction=retraction, start=start
+        )
+        return held_out_error(algorithm, values, held_out, rounds=5)
+
+    for part in gradient((jnp.asarray(0.05), values)):
+        assert jnp.isfinite(part).all()
+
+
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_repeated_eigenvalues_make_no_nan_in_one_shot_algorithms(name):
+    values, held_out = repeated(), draw(0)[1]
+    gradient = jax.jit(
+        jax.grad(lambda v: held_out_error(ONE_SHOT[name](), v, held_out, rounds=2))
+    )(values)
+    assert jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("retraction", ["polar", "qr"])
+@pytest.mark.parametrize("variant", ["tangent", "polar"])
+def test_orthonormal_iterates(variant, retraction):
+    """A feasible start is retracted as it is: all its singular values are one.
+
+    With second moments that are multiples of projectors, so are those of every step.
+    """
+    values, held_out = repeated(), draw(0)[1]
+    frame = jnp.linalg.qr(jnp.asarray(np.random.default_rng(3).normal(size=(FEATURES, 4))))[0]
+    start = jf.Personalized(frame[:, :2], jnp.stack(CLIENTS * [frame[:, 2:]]))
+
+    @jax.jit
+    def error(step, values):
+        algorithm = jf.pca.PerPCA(2, 2, step_size=step, variant=variant, retraction=retraction)
+        return held_out_error(algorithm, values, held_out, rounds=5, warm_start=start)
+
+    step = jnp.asarray(0.05)
+    by_step, by_values = jax.jit(jax.grad(error, argnums=(0, 1)))(step, values)
+    wanted = along(lambda s: error(s, values), step, 1.0, 1e-4)
+    np.testing.assert_allclose(by_step, wanted, rtol=1e-5)
+    direction = np.random.default_rng(4).normal(size=values.shape)
+    wanted = along(lambda v: error(step, v), values, direction, 1e-4)
+    np.testing.assert_allclose((by_values * direction).sum(), wanted, rtol=1e-5)
+
+
+# --- second order -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (2.0, 2.0, 0.5), (3.0, 2.0, 1.0)])
+def test_second_derivatives_of_the_smooth_polar_factor(scales):
+    rng = np.random.default_rng(0)
+    w = np.linalg.qr(rng.normal(size=(FEATURES, 3)))[0] * np.asarray(scales)
+    w = jnp.asarray(w @ np.linalg.qr(rng.normal(size=(3, 3)))[0])
+    cost = jnp.asarray(rng.normal(size=w.shape))
+
+    def loss(w):
+        return (cost * polar_smooth(w) ** 3).sum()
+
+    gradient, direction = jax.jit(jax.grad(loss)), jnp.asarray(rng.normal(size=w.shape))
+    _, product = jax.jit(lambda w, v: jax.jvp(jax.grad(loss), (w,), (v,)))(w, direction)
+    step = 1e-4
+    near = gradient(w + step * direction) - gradient(w - step * direction)
+    far = gradient(w + 2 * step * direction) - gradient(w - 2 * step * direction)
+    np.testing.assert_allclose(product, (8 * near - far) / (12 * step), rtol=1e-7, atol=1e-8)
+
+
+def test_second_derivative_of_a_run_with_respect_to_the_step_size():
+    values, held_out = draw(0)
+
+    def error(step):
+        algorithm = jf.pca.PerPCA(2, 2, step_size=step, start="random")
+        return held_out_error(algorithm, values, held_out, rounds=10)
+
+    step = jnp.asarray(0.02)
+    second = jax.jit(jax.jacfwd(jax.grad(error)))(step)
+    wanted = along(jax.jit(jax.grad(error)), step, 1.0, 1e-4)
+    np.testing.assert_allclose(second, wanted, rtol=1e-6)

@@ -1,0 +1,280 @@
+"""Bad input is refused before anything runs, by a message that names the argument."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+NAN, INF = float("nan"), float("inf")
+FEATURES, CLIENTS = 4, 3
+
+
+def block(**changed):
+    values = np.random.default_rng(0).normal(size=(CLIENTS, 6, FEATURES)).astype(np.float32)
+    for index, value in changed.get("put", {}).items():
+        values[index] = value
+    return values
+
+
+def clients():
+    return jf.Clients.from_samples(block())
+
+
+def run(algorithm=None, *, with_rollout=True, **changed):
+    """Both ways to run must refuse alike."""
+    algorithm = algorithm or jf.pca.PerPCA(1, 1)
+    arguments = {"clients": clients(), "rounds": 2, "key": jax.random.key(0), **changed}
+    given = arguments.pop("clients")
+    messages = []
+    for way in (jf.fit, jf.rollout) if with_rollout else (jf.fit,):
+        with pytest.raises(ValueError) as refusal:
+            way(algorithm, given, **arguments)
+        messages.append(str(refusal.value))
+    assert len(set(messages)) == 1
+    raise ValueError(messages[0])
+
+
+def start(shared, local):
+    return jf.Personalized(jnp.ones(shared), jnp.ones(local))
+
+
+def mixed(*arrays):
+    return jf.Clients.from_samples([block()[0], *arrays])
+
+
+ONE = block()[1]
+SYMMETRIC = np.stack([np.eye(FEATURES, dtype=np.float32)] * CLIENTS)
+
+DATA = {
+    "no clients": (lambda: jf.Clients.from_samples([]), "arrays: at least one client is needed"),
+    "no clients in a block": (
+        lambda: jf.Clients.from_samples(np.zeros((0, 3, 4), "f")), "arrays: no axis may be empty"
+    ),
+    "no samples in a block": (
+        lambda: jf.Clients.from_samples(np.zeros((3, 0, 4), "f")), "arrays: no axis may be empty"
+    ),
+    "a client without samples": (
+        lambda: mixed(np.zeros((0, FEATURES), "f")),
+        r"arrays\[1\]: a client needs at least one sample, got none",
+    ),
+    "no features": (
+        lambda: jf.Clients.from_samples([np.zeros((3, 0), "f")]),
+        r"arrays\[0\]: at least one feature is needed",
+    ),
+    "other features": (
+        lambda: mixed(ONE, ONE[:, :3]), r"arrays\[2\]: has 3 features where arrays\[0\] has 4"
+    ),
+    "NaN": (
+        lambda: jf.Clients.from_samples(block(put={(1, 2, 3): NAN})),
+        r"arrays: NaN or infinite value at index \(1, 2, 3\)",
+    ),
+    "infinite": (
+        lambda: mixed(np.where(ONE == ONE[4, 1], -INF, ONE)),
+        r"arrays\[1\]: NaN or infinite value at index \(4, 1\)",
+    ),
+    "infinite in single precision": (
+        lambda: jf.Clients.from_samples(block().astype(np.float64) * 1e300),
+        r"arrays: NaN or infinite value at index \(0, 0, 0\)",
+    ),
+    "integers": (
+        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), int)),
+        r"arrays: wanted real floating point numbers .*got int64; convert",
+    ),
+    "integers of one client": (
+        lambda: mixed(np.ones((3, FEATURES), np.int32)), r"arrays\[1\]: wanted real.*got int32"
+    ),
+    "booleans": (
+        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), bool)), "arrays: wanted real.*got bool"
+    ),
+    "complex": (
+        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), complex)), "arrays: wanted.*complex128"
+    ),
+    "half precision": (
+        lambda: jf.Clients.from_samples(jnp.ones((2, 3, 4), jnp.bfloat16)), "arrays: .*bfloat16"
+    ),
+    "text": (lambda: mixed(np.full((2, FEATURES), "a")), r"arrays\[1\]: wanted real"),
+    "one client's array": (
+        lambda: jf.Clients.from_samples(ONE), r"arrays: wanted a list.*of shape \(6, 4\)"
+    ),
+    "vectors": (lambda: mixed(ONE[0]), r"arrays\[1\]: wanted shape \(samples, features\)"),
+    "not a list": (lambda: jf.Clients.from_samples({"a": ONE}), "arrays: wanted a list.*dict"),
+    "weights by another name": (
+        lambda: jf.Clients.from_samples(block(), weights="size"), "weights: wanted 'equal', 'samp"
+    ),
+    "too few weights": (
+        lambda: jf.Clients.from_samples(block(), weights=[1, 2]), "weights: wanted 3 numbers"
+    ),
+    "negative weights": (
+        lambda: jf.Clients.from_samples(block(), weights=[1, 2, -1]), "weights: .*non-negative"
+    ),
+    "no weight": (lambda: jf.Clients.from_samples(block(), weights=[0, 0, 0]), "weights: .*zero"),
+    "NaN as a weight": (
+        lambda: jf.Clients.from_samples(block(), weights=[1, NAN, 1]), "weights: wanted finite"
+    ),
+    "matrices that are not square": (
+        lambda: jf.Clients.from_moments(block()), r"matrices: wanted shape .*got \(3, 6, 4\)"
+    ),
+    "matrices that are not symmetric": (
+        lambda: jf.Clients.from_moments(SYMMETRIC + np.triu(SYMMETRIC + 1, 1)),
+        "matrices: a second moment is symmetric",
+    ),
+    "NaN in a matrix": (
+        lambda: jf.Clients.from_moments(SYMMETRIC * np.float32(NAN)), "matrices: NaN or infinite"
+    ),
+    "integer matrices": (
+        lambda: jf.Clients.from_moments(SYMMETRIC.astype(int)), "matrices: wanted real"
+    ),
+    "too few counts": (
+        lambda: jf.Clients.from_moments(SYMMETRIC, counts=[3, 4]), "counts: wanted 3 positive"
+    ),
+    "no samples behind a matrix": (
+        lambda: jf.Clients.from_moments(SYMMETRIC, counts=[3, 0, 4]), "counts: wanted 3 positive"
+    ),
+    "weights without counts": (
+        lambda: jf.Clients.from_moments(SYMMETRIC, weights="samples"), "counts: weights='samples'"
+    ),
+}  # fmt: skip
+
+HYPERPARAMETERS = {
+    "no shared component": (lambda: jf.pca.PerPCA(0, 1), "shared_rank: .*at least 1, got 0"),
+    "negative rank": (lambda: jf.pca.PerPCA(1, -2), "local_rank: .*at least 1, got -2"),
+    "fraction": (lambda: jf.pca.PerPCA(1.5, 1), "shared_rank: wanted a whole number.*got 1.5"),
+    "a negative rank among several": (lambda: jf.pca.PerPCA(1, (1, -1)), "local_rank: .*got -1"),
+    "no client has components": (lambda: jf.pca.PerPCA(1, (0, 0)), "local_rank: at least one"),
+    "no ranks": (lambda: jf.pca.PerPCA(1, ()), "local_rank: at least one client"),
+    "negative step": (
+        lambda: jf.pca.PerPCA(1, 1, step_size=-0.1), "step_size: wanted a positive .*got -0.1"
+    ),
+    "no step": (lambda: jf.pca.PerPCA(1, 1, step_size=0.0), "step_size: wanted a positive"),
+    "NaN step": (lambda: jf.pca.PerPCA(1, 1, step_size=NAN), "step_size: wanted.*got nan"),
+    "infinite step": (lambda: jf.pca.PerPCA(1, 1, step_size=INF), "step_size: wanted.*got inf"),
+    "a step in words": (lambda: jf.pca.PerPCA(1, 1, step_size="auto"), "step_size: .*'auto'"),
+    "complex step": (lambda: jf.pca.PerPCA(1, 1, step_size=1j), "step_size: wanted a positive"),
+    "one bad step of several": (
+        lambda: jf.pca.PerPCA(1, 1, step_size=jnp.asarray([0.1, -0.1])), "step_size: wanted"
+    ),
+    "negative decay": (lambda: jf.pca.PerPCA(1, 1, decay=-1.0), "decay: wanted a positive"),
+    "unknown retraction": (
+        lambda: jf.pca.PerPCA(1, 1, retraction="cayley"),
+        "retraction: wanted one of polar, qr, got 'cayley'",
+    ),
+    "unknown variant": (
+        lambda: jf.pca.PerPCA(1, 1, variant=2), "variant: wanted one of tangent, polar, got 2"
+    ),
+    "unknown start": (lambda: jf.pca.PerPCA(1, 1, start="qu"), "start: wanted one of local_first"),
+    "unknown method": (lambda: jf.pca.OneShot(1, 1, method="qu"), "method: wanted one of proj"),
+}  # fmt: skip
+
+RUNS = {
+    "more components than features": (
+        lambda: run(jf.pca.PerPCA(3, 2)),
+        "shared_rank [+] local_rank: 5 orthonormal components do not fit into 4 features",
+    ),
+    "more components of one client": (
+        lambda: run(jf.pca.PerPCA(3, (1, 2, 0))), "shared_rank [+] local_rank: 5 ortho"
+    ),
+    "as many ranks as other clients": (
+        lambda: run(jf.pca.PerPCA(1, (1, 2))), "local_rank: 2 ranks for 3 clients"
+    ),
+    "ranks of clients that are gone": (
+        lambda: run(jf.pca.PerPCA(1, (1, 2)), clients=clients().take([1, 2])),
+        "local_rank: the 2 ranks are those of the ids 0 to 1",
+    ),
+    "pooled components": (lambda: run(jf.pca.Pooled(5)), "rank: 5 orthonormal components"),
+    "local components": (lambda: run(jf.pca.Local(5)), "rank: 5 orthonormal components"),
+    "one shot": (lambda: run(jf.pca.OneShot(2, 3)), "shared_rank [+] local_rank: 5 ortho"),
+    "no rounds": (lambda: run(rounds=0), "rounds: wanted a positive whole number, got 0"),
+    "negative rounds": (lambda: run(rounds=-5), "rounds: wanted a positive whole number, got -5"),
+    "half a round": (lambda: run(rounds=2.5), "rounds: wanted a positive whole number, got 2.5"),
+    "True as rounds": (lambda: run(rounds=True), "rounds: wanted a positive whole"),
+    "not an algorithm": (lambda: run("PerPCA"), "algorithm: wanted a jaxfed algorithm, got str"),
+    "the class itself": (lambda: run(jf.pca.PerPCA), "algorithm: wanted a jaxfed algorithm"),
+    "samples": (
+        lambda: run(clients=block()), r"clients: wanted jaxfed.Clients, got ndarray; build them"
+    ),
+    "no key": (lambda: run(key=None), "key: wanted .*got None"),
+    "a seed": (lambda: run(key=0), "key: wanted .*got 0"),
+    "several keys": (lambda: run(key=jax.random.split(jax.random.key(0))), "key: wanted one"),
+    "backend by name": (lambda: run(backend="vmap"), "backend: wanted one of jaxfed.backend"),
+    "backend not made": (lambda: run(backend=jf.backend.vmap), "backend: wanted one of"),
+    "channel by name": (lambda: run(channel="sign"), "channel: wanted a channel or a pair"),
+    "participation as a share": (lambda: run(participation=0.5), "participation: wanted one of"),
+    "more participants than clients": (
+        lambda: run(participation=jf.participation.uniform(4)),
+        "participation: 4 clients a round were asked for, there are 3",
+    ),
+    "another mask": (
+        lambda: run(participation=jf.participation.mask(np.ones((2, 5), bool))),
+        "participation: the mask is for 5 clients, there are 3",
+    ),
+    "negative tolerance": (lambda: run(tol=-1e-3), "tol: wanted a non-negative number .*-0.001"),
+    "NaN as tolerance": (lambda: run(tol=NAN), "tol: wanted a non-negative number"),
+    "tolerance in words": (lambda: run(tol="small"), "tol: wanted a non-negative .*'small'"),
+    "no metrics_every": (lambda: run(metrics_every=0), "metrics_every: wanted a positive whole"),
+    "metrics as a name": (lambda: run(metrics="error"), "metrics: wanted a function"),
+    "no every": (lambda: run(every=0, with_rollout=False), "every: wanted a positive whole"),
+    "half an every": (lambda: run(every=1.5, with_rollout=False), "every: wanted a positive"),
+    "checkpoint as a path": (
+        lambda: run(checkpoint="runs", with_rollout=False), "checkpoint: wanted .*'runs'"
+    ),
+    "warm start of another kind": (
+        lambda: run(warm_start=np.eye(4)), "warm_start: wanted a solution or its result, got nda"
+    ),
+    "warm start of other clients": (
+        lambda: run(warm_start=start((4, 1), (2, 4, 1))), "warm_start: .*2 clients, there are 3"
+    ),
+    "warm start of other features": (
+        lambda: run(warm_start=start((5, 1), (3, 5, 1))), r"warm_start: .*\(4, 1\), got \(5, 1\)"
+    ),
+    "warm start of another shared rank": (
+        lambda: run(warm_start=start((4, 2), (3, 4, 1))), r"warm_start: .*\(4, 1\), got \(4, 2\)"
+    ),
+    "warm start of another local rank": (
+        lambda: run(warm_start=start((4, 1), (3, 4, 2))), "warm_start: .*1 local .*got 2"
+    ),
+    "warm start of other local features": (
+        lambda: run(warm_start=start((4, 1), (3, 5, 1))), r"warm_start: .*local.*\(3, 5, 1\)"
+    ),
+    "warm start that is not finite": (
+        lambda: run(warm_start=jf.Personalized(jnp.full((4, 1), NAN), jnp.ones((3, 4, 1)))),
+        "warm_start: NaN or infinite",
+    ),
+    "warm start of a variable projection": (
+        lambda: run(jf.pca.VarProPerPCA(1, 1), warm_start=start((4, 2), (3, 4, 1))),
+        r"warm_start: .*\(4, 1\), got \(4, 2\)",
+    ),
+}  # fmt: skip
+
+CASES = [
+    pytest.param(make, message, id=name)
+    for table in (DATA, HYPERPARAMETERS, RUNS)
+    for name, (make, message) in table.items()
+]
+
+
+@pytest.mark.parametrize(("make", "message"), CASES)
+def test_refused(make, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
+def test_two_precisions_do_not_mix_where_both_are_there(x64):
+    with pytest.raises(ValueError, match=r"^arrays\[1\]: is float64 where arrays\[0\] is float32"):
+        mixed(ONE.astype(np.float64))
+
+
+def test_values_are_not_looked_at_under_a_transformation():
+    """What is traced has no values to refuse yet; shapes are refused all the same."""
+
+    @jax.jit
+    def loss(values, step_size):
+        algorithm = jf.pca.PerPCA(1, 1, step_size=step_size)
+        given = jf.Clients.from_samples(values)
+        return jf.rollout(algorithm, given, rounds=1, key=jax.random.key(0)).history["objective"]
+
+    assert jnp.isfinite(loss(block(), 0.1)).all()
+    assert jnp.isnan(loss(block(put={(0, 0, 0): NAN}), 0.1)).all()
+    with pytest.raises(ValueError, match="do not fit into 1 features"):
+        loss(block()[:, :, :1], 0.1)

@@ -1,0 +1,285 @@
+"""Metrics against the NumPy references, against each other, near zero, and on bad input."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxfed import metrics
+from jaxfed.linalg import Moment
+from tests.references import perpca as reference
+
+M, D, R1, R2 = 5, 9, 2, 3
+COUNTS = np.array([4, 12, 7, 12, 1])
+RANKS = [3, 1, 2, 3, 3]
+
+
+def bases(rng, ranks=(R2,) * M, d=D):
+    """Shared and local components that are feasible, as lists."""
+    shared = reference.polar(rng.standard_normal((d, R1)))
+    locals_ = [rng.standard_normal((d, r)) for r in ranks]
+    return shared, [reference.polar(v - shared @ (shared.T @ v)) for v in locals_]
+
+
+def stack(locals_, rank=R2):
+    """Local components of different ranks as one array, padded with columns of zeros."""
+    return jnp.stack([jnp.pad(v, ((0, 0), (0, rank - v.shape[1]))) for v in locals_])
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def samples(rng):
+    return [rng.standard_normal((n, D)) * np.arange(1, D + 1) for n in COUNTS]
+
+
+def forms(samples):
+    """The same clients in every form that is accepted, with their counts."""
+    padded = np.full((M, COUNTS.max(), D), 7.0)  # rows beyond the counts must not matter
+    for row, y in zip(padded, samples, strict=True):
+        row[: len(y)] = y
+    zeros = np.where((np.arange(COUNTS.max()) < COUNTS[:, None])[..., None], padded, 0)
+    moments = np.stack([reference.moment(y) for y in samples])
+    return {
+        "list": (samples, None),
+        "padded": (padded, COUNTS),
+        "moment": (jax.vmap(Moment.from_samples)(jnp.asarray(zeros), jnp.asarray(COUNTS)), None),
+        "matrix": (jax.vmap(Moment.from_dense)(jnp.asarray(moments)), None),
+    }
+
+
+@pytest.mark.parametrize("form", ["list", "padded", "moment", "matrix"])
+@pytest.mark.parametrize("ranks", [(R2,) * M, RANKS], ids=["equal", "unequal"])
+def test_reconstruction_metrics_equal_the_reference(rng, x64, samples, form, ranks):
+    shared, locals_ = bases(rng, ranks)
+    data, counts = forms(samples)[form]
+    local = stack(locals_)
+
+    errors = metrics.reconstruction_error(data, shared, local, counts, per_client=True)
+    expected = reference.reconstruction_errors(samples, shared, locals_)
+    np.testing.assert_allclose(errors, expected, rtol=1e-12, atol=1e-11)
+    mean = metrics.reconstruction_error(data, shared, local, counts)
+    np.testing.assert_allclose(mean, expected.mean(), rtol=1e-12)
+
+    energies = np.array([np.sum(y**2) / len(y) for y in samples])
+    objective = reference.objective(samples, shared, locals_)
+    captured = metrics.captured_energy(data, shared, local, counts)
+    np.testing.assert_allclose(captured, 2 * objective / energies.mean(), rtol=1e-12)
+
+    shares = metrics.separation(data, shared, local, counts, per_client=True)
+    in_shared = np.array([np.sum((y @ shared) ** 2) / len(y) for y in samples])
+    np.testing.assert_allclose(shares.shared, in_shared / energies, rtol=1e-12)
+    np.testing.assert_allclose(sum(shares), np.ones(M), rtol=1e-12)
+
+    found = metrics.kkt_violation(data, shared, local, counts)
+    np.testing.assert_allclose(found, reference.kkt_violation(samples, shared, locals_), rtol=1e-11)
+
+
+@pytest.mark.parametrize("ranks", [(R2,) * M, RANKS], ids=["equal", "unequal"])
+def test_subspace_metrics_equal_the_reference(rng, x64, ranks):
+    shared, locals_ = bases(rng, ranks)
+    true_shared, true_locals = bases(rng, ranks)
+    local, true_local = stack(locals_), stack(true_locals)
+
+    parts = reference.subspace_errors(shared, locals_, true_shared, true_locals)
+    found = metrics.subspace_error(shared, local, true_shared, true_local)
+    np.testing.assert_allclose(found, sum(parts), rtol=1e-12)
+    np.testing.assert_allclose(
+        metrics.projector_distance(shared, true_shared), parts[0], rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        metrics.client_distances(local), reference.client_distances(locals_), rtol=1e-12, atol=1e-28
+    )
+    np.testing.assert_allclose(
+        metrics.misalignment(local), reference.misalignment(locals_), rtol=1e-12
+    )
+
+
+def test_distance_of_different_dimensions(rng, x64):
+    x, y = bases(rng)[0], bases(rng)[1][0]
+    expected = np.sum((reference.projector(x) - reference.projector(y)) ** 2)
+    np.testing.assert_allclose(metrics.projector_distance(x, y), expected, rtol=1e-12)
+
+
+def test_misalignment_of_few_clients_in_many_dimensions(rng, x64):
+    locals_ = bases(rng, d=60)[1]
+    np.testing.assert_allclose(
+        metrics.misalignment(stack(locals_)), reference.misalignment(locals_), rtol=1e-12
+    )
+
+
+@given(st.floats(1e-12, 1e-3), st.integers(0, 5))
+def test_small_distances_keep_their_digits_in_single_precision(angle, seed):
+    rng = np.random.default_rng(seed)
+    q = reference.polar(rng.standard_normal((8, 2))).astype(np.float32)
+    u, v = q[:, :1], q[:, 1:]
+    # A rotation by the angle: ||P - P'||_F^2 = 2 sin^2(angle). Rounding may turn u by about 1e-7.
+    turned = jnp.asarray(np.cos(angle) * u + np.sin(angle) * v)
+    distance = float(metrics.projector_distance(jnp.asarray(u), turned))
+    assert abs(np.sqrt(distance / 2) - np.sin(angle)) < 3e-7
+
+
+def test_small_misalignment_is_told_from_none():
+    # v_i = e_1 turned by ± 1e-4 towards e_2: θ = sin^2(1e-4) = 1e-8, below float32's epsilon.
+    angle = 1e-4
+    local = jnp.array([[[np.cos(angle)], [s * np.sin(angle)], [0.0]] for s in (1, -1)], jnp.float32)
+    theta = float(metrics.misalignment(local))
+    assert 0.99e-8 < theta < 1.01e-8
+    assert 0 <= float(metrics.misalignment(local[:1])) < 1e-13
+    assert 0 <= float(metrics.misalignment(jnp.repeat(local[:1], 4, axis=0))) < 1e-13
+
+
+def test_noiseless_reconstruction_reaches_zero_in_single_precision(rng):
+    shared, locals_ = bases(rng)
+    y = np.stack(
+        [
+            rng.standard_normal((10, R1 + R2)) @ np.concatenate([shared, v], axis=1).T
+            for v in locals_
+        ]
+    )
+    arrays = [jnp.asarray(a, jnp.float32) for a in (y, shared, stack(locals_))]
+    error = metrics.reconstruction_error(*arrays)
+    assert error.dtype == jnp.float32
+    assert float(error) < 1e-11
+
+
+def test_no_components_at_all(samples, x64):
+    shared, local = jnp.zeros((D, 0)), jnp.zeros((M, D, 0))
+    energies = np.array([np.sum(y**2) / len(y) for y in samples])
+    chex.assert_trees_all_close(
+        metrics.reconstruction_error(samples, shared, local), jnp.asarray(energies.mean())
+    )
+    for d in (D, 3):  # more, and fewer, dimensions than components
+        assert float(metrics.misalignment(jnp.zeros((M, d, 1)))) == pytest.approx(1.0)
+    chex.assert_trees_all_equal(metrics.client_distances(jnp.zeros((2, 3, 1))), jnp.zeros((2, 2)))
+    chex.assert_trees_all_equal(
+        metrics.captured_energy(jnp.zeros((M, 2, D)), shared, local), jnp.asarray(0.0)
+    )
+
+
+def test_jit_and_vmap_over_solutions(rng, x64, samples):
+    several = [bases(rng) for _ in range(3)]
+    shared = jnp.stack([s for s, _ in several])
+    local = jnp.stack([stack(v) for _, v in several])
+    data, counts = forms(samples)["padded"]
+    data, counts = jnp.asarray(data), jnp.asarray(counts)
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def everything(shared, local, data, counts):
+        return {
+            "error": metrics.reconstruction_error(data, shared, local, counts),
+            "shares": metrics.separation(data, shared, local, counts),
+            "kkt": metrics.kkt_violation(data, shared, local, counts),
+            "theta": metrics.misalignment(local),
+            "rho": metrics.client_distances(local),
+        }
+
+    mapped = jax.vmap(everything, in_axes=(0, 0, None, None))(shared, local, data, counts)
+    for i, (u, v) in enumerate(several):
+        one = jax.tree.map(lambda x, i=i: x[i], mapped)
+        expected = reference.reconstruction_errors(samples, u, v).mean()
+        np.testing.assert_allclose(one["error"], expected, rtol=1e-12)
+        np.testing.assert_allclose(one["theta"], reference.misalignment(v), rtol=1e-11)
+        np.testing.assert_allclose(one["rho"], reference.client_distances(v), atol=1e-13)
+        np.testing.assert_allclose(one["kkt"], reference.kkt_violation(samples, u, v), rtol=1e-11)
+
+
+def test_gradients_equal_finite_differences(rng, x64, samples):
+    shared, locals_ = bases(rng)
+    local = stack(locals_)
+    data, counts = forms(samples)["padded"]
+
+    def moved(t, direction):
+        """Local components along a curve of orthonormal matrices."""
+        return stack([reference.polar(v + t * x) for v, x in zip(locals_, direction, strict=True)])
+
+    direction = [rng.standard_normal(v.shape) for v in locals_]
+    direction = [x - v @ (v.T @ x) for v, x in zip(locals_, direction, strict=True)]
+    functions = {
+        "theta": metrics.misalignment,
+        "error": lambda v: metrics.reconstruction_error(data, shared, v, counts),
+        "distance": lambda v: jnp.sum(metrics.client_distances(v) ** 2),
+    }
+    for name, function in functions.items():
+        slope = jnp.sum(jax.grad(function)(local) * jnp.asarray(np.stack(direction)))
+        h = 1e-5
+        expected = (function(moved(h, direction)) - function(moved(-h, direction))) / (2 * h)
+        np.testing.assert_allclose(slope, expected, rtol=1e-6, err_msg=name)
+
+
+def test_gradient_of_misalignment_is_finite_at_a_repeated_eigenvalue():
+    local = jnp.eye(4)[None, :, :2].repeat(3, axis=0)  # the mean projector is diag(1, 1, 0, 0)
+    chex.assert_tree_all_finite(jax.grad(metrics.misalignment)(local))
+    chex.assert_tree_all_finite(jax.jit(jax.grad(metrics.misalignment))(local[:1]))
+
+
+def test_clustering_scores():
+    labels = [0, 0, 0, 1, 1, 2]
+    assert metrics.clustering_accuracy(labels, [5, 5, 5, 9, 9, 7]) == 1.0
+    assert metrics.adjusted_rand_index(labels, [5, 5, 5, 9, 9, 7]) == 1.0
+    # The first groups share three items, the second ones one; the third is left over.
+    assert metrics.clustering_accuracy(labels, [0, 0, 0, 0, 1, 1]) == pytest.approx(4 / 6)
+    # Pairs together: 4 of 4 in the labels (3 + 1), 7 in the other (6 + 1), 3 in both, 15 in all.
+    expected = (3 - 4 * 7 / 15) / ((4 + 7) / 2 - 4 * 7 / 15)
+    assert metrics.adjusted_rand_index(labels, [0, 0, 0, 0, 1, 1]) == pytest.approx(expected)
+    assert metrics.clustering_accuracy(labels, np.zeros(6)) == pytest.approx(0.5)
+    assert metrics.adjusted_rand_index(labels, np.zeros(6)) == 0.0
+    assert metrics.adjusted_rand_index([1, 1], [2, 2]) == 1.0
+    assert metrics.adjusted_rand_index([1, 2], [2, 3]) == 1.0
+
+
+@given(st.integers(0, 1000))
+def test_adjusted_rand_index_counts_pairs(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 3, 12), rng.integers(0, 4, 12)
+    i, j = np.triu_indices(12, 1)
+    same_a, same_b = a[i] == a[j], b[i] == b[j]
+    chance = same_a.sum() * same_b.sum() / len(i)
+    largest = (same_a.sum() + same_b.sum()) / 2
+    expected = ((same_a & same_b).sum() - chance) / (largest - chance)
+    assert metrics.adjusted_rand_index(a, b) == pytest.approx(expected)
+    assert metrics.adjusted_rand_index(b, a) == pytest.approx(expected)
+
+
+Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: metrics.reconstruction_error(Y, U[:3], V), "shared"),
+        (lambda: metrics.reconstruction_error(Y, U, V[0]), "local"),
+        (lambda: metrics.reconstruction_error(Y[0], U, V), "samples"),
+        (lambda: metrics.reconstruction_error(Y[:, :, :3], U, V), "samples"),
+        (lambda: metrics.reconstruction_error(Y[:1], U, V), "samples"),
+        (lambda: metrics.reconstruction_error([Y[0], Y[1, :, :2]], U, V), "samples"),
+        (lambda: metrics.reconstruction_error([], U, V), "samples"),
+        (
+            lambda: metrics.reconstruction_error(Moment.from_samples(jnp.asarray(Y[0])), U, V),
+            "axis",
+        ),
+        (lambda: metrics.reconstruction_error(list(Y), U, V, [3, 3]), "counts"),
+        (lambda: metrics.separation(Y, U, V, np.ones(3)), "counts"),
+        (lambda: metrics.captured_energy(Y, U, V, np.array([-1, 1])), "counts"),
+        (lambda: metrics.kkt_violation(Y, U, V, np.array([4, 1])), "counts"),
+        (lambda: metrics.projector_distance(U, U[:3]), "bases"),
+        (lambda: metrics.projector_distance(U[:, 0], U[:, 0]), "bases"),
+        (lambda: metrics.subspace_error(U, V, U, V[:1]), "true_local"),
+        (lambda: metrics.subspace_error(U, V, U[:2], V), "true_shared"),
+        (lambda: metrics.misalignment(U), "local"),
+        (lambda: metrics.misalignment(V[:0]), "local"),
+        (lambda: metrics.client_distances(U), "local"),
+        (lambda: metrics.clustering_accuracy([0, 1], [0]), "labels"),
+        (lambda: metrics.adjusted_rand_index([], []), "labels"),
+    ],
+)
+def test_bad_input_is_refused(call, name):
+    with pytest.raises(ValueError, match=name):
+        call()

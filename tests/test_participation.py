@@ -1,0 +1,207 @@
+"""Who takes part in a round, and what becomes of those who do not."""
+
+import contextlib
+import logging
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+FEATURES, CLIENTS, ROUNDS = 5, 6, 8
+
+
+def draw(clients=CLIENTS, seed=0):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(clients, 9, FEATURES)) * [3, 2.5, 2, 1.5, 1]
+    return jf.Clients.from_samples(values.astype(np.float32))
+
+
+def perpca():
+    return jf.pca.PerPCA(1, 2, step_size=0.05, start="random")
+
+
+def trajectory(participation, backend, key):
+    """The clients' states before the first round and after each round."""
+    states = []
+
+    def record(solution):
+        states.append(np.asarray(solution.local))
+
+    solution = jf.fit(
+        perpca(), draw(), rounds=ROUNDS, key=key, participation=participation, backend=backend,
+        callbacks=[record], every=1,
+    )  # fmt: skip
+    return np.stack(states), solution
+
+
+PRESENT = np.array(
+    [
+        [True, False, True, False, False, True],
+        [False, False, False, False, True, False],
+        [True, True, True, True, True, True],
+    ]
+)
+
+
+@pytest.mark.parametrize("name", ["vmap", "chunked", pytest.param("shard", marks=pytest.mark.timeout(120))])
+def test_the_absent_keep_their_state_to_the_bit(name, key):
+    backend = {"vmap": jf.backend.vmap, "chunked": lambda: jf.backend.chunked(4), "shard": lambda: jf.backend.shard(4)}[name]()
+    states, solution = trajectory(jf.participation.mask(PRESENT), backend, key)
+    for t in range(1, ROUNDS):
+        # Rows repeat after the last.
+        present = PRESENT[t % len(PRESENT)]
+        changed = (states[t] != states[t - 1]).any(axis=(1, 2))
+        np.testing.assert_array_equal(changed, present)
+    np.testing.assert_array_equal(
+        solution.history["participants"], np.resize(PRESENT.sum(axis=1), ROUNDS)
+    )
+
+
+@pytest.mark.parametrize("name", ["vmap", pytest.param("shard", marks=pytest.mark.timeout(120))])
+def test_a_fixed_number_is_drawn_anew_each_round(name, key):
+    backend = {"vmap": jf.backend.vmap, "shard": lambda: jf.backend.shard(2)}[name]()
+    states, solution = trajectory(jf.participation.uniform(2), backend, key)
+    changed = (states[1:] != states[:-1]).any(axis=(2, 3))
+    assert (changed.sum(axis=1) == 2).all()
+    assert len({tuple(row) for row in changed}) > 1
+    assert (solution.history["participants"] == 2).all()
+
+
+def test_weighted_sums_over_participants_are_unbiased():
+    size, draws = 2, 4000
+    participation = jf.participation.uniform(size)
+    factors = jax.vmap(lambda key: participation.inclusion(key, jnp.int32(0), CLIENTS))(
+        jax.random.split(jax.random.key(1), draws)
+    )
+    assert set(np.unique(factors)) == {0.0, CLIENTS / size}
+    assert ((factors > 0).sum(axis=1) == size).all()
+    # Each client's chance, then any weighted sum, within five standard errors.
+    chance = (factors > 0).mean(axis=0)
+    expected = size / CLIENTS
+    assert np.abs(chance - expected).max() < 5 * np.sqrt(expected * (1 - expected) / draws)
+    rng = np.random.default_rng(0)
+    weights, messages = rng.dirichlet(np.ones(CLIENTS)), rng.normal(size=CLIENTS)
+    sums = np.asarray(factors) @ (weights * messages)
+    assert abs(sums.mean() - weights @ messages) < 5 * sums.std() / np.sqrt(draws)
+    assert sums.std() > 0.1
+
+
+def test_the_mean_that_the_server_sees_is_unbiased():
+    """Through a whole round: over keys, the mean of sums is that of everybody's sum."""
+
+    class Report(jf.pca.Local):
+        """Sends a client's id, of which the server keeps the mean."""
+
+        def client_init(self, key, data, start):
+            local = super().client_init(key, data, start)[1]
+            return jnp.zeros(()), local
+
+        def server_init(self, key, uplink, start):
+            return uplink
+
+        def client_step(self, key, downlink, local, data):
+            _, local, diagnostics = super().client_step(key, downlink, local, data)
+            return data.trace, local, diagnostics
+
+        def shared_result(self, server):
+            return server
+
+    clients = draw()
+    weights = jnp.asarray([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
+    clients = jf.Clients(clients.data, clients.ids, weights)
+
+    @jax.jit
+    @jax.vmap
+    def server(key):
+        participation = jf.participation.uniform(2)
+        return jf.rollout(Report(1), clients, rounds=1, key=key, participation=participation).server
+
+    sums = np.asarray(server(jax.random.split(jax.random.key(0), 2000)))
+    traces = np.einsum("mnd,mnd->m", clients.data.values, clients.data.values) / 9
+    assert abs(sums.mean() - weights @ traces) < 5 * sums.std() / np.sqrt(len(sums))
+    assert sums.std() > 0.1
+
+
+def test_everybody_in_other_words(key, x64):
+    """Drawing all, or a mask with all, is the same as not saying anything."""
+    run = jax.jit(lambda p: jf.rollout(perpca(), draw(), rounds=ROUNDS, key=key, participation=p))
+    wanted = run(None)
+    for participation in (
+        jf.participation.everybody(),
+        jf.participation.uniform(CLIENTS),
+        jf.participation.mask(np.ones(CLIENTS, bool)),
+    ):
+        given = run(participation)
+        chex.assert_trees_all_close(given.result, wanted.result, atol=1e-6)
+        chex.assert_trees_all_close(given.history, wanted.history, rtol=1e-6)
+
+
+def test_bits_count_participants_only(key):
+    solution = jf.fit(
+        perpca(), draw(), rounds=ROUNDS, key=key, participation=jf.participation.mask(PRESENT)
+    )
+    rounds_of_a_client = np.cumsum(np.resize(PRESENT.sum(axis=1), ROUNDS)) / CLIENTS
+    frame = 32 * FEATURES
+    np.testing.assert_array_equal(solution.history["bits_up"], frame * (1 + rounds_of_a_client))
+    np.testing.assert_array_equal(solution.history["bits_down"], frame * rounds_of_a_client)
+
+
+@contextlib.contextmanager
+def nothing_compiles(caplog):
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        yield
+        compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
+    assert not compiled, compiled
+
+
+def test_other_participants_compile_nothing(key, caplog):
+    clients = draw()
+
+    def fit(participation, key):
+        return jf.fit(perpca(), clients, rounds=ROUNDS, key=key, participation=participation)
+
+    fit(jf.participation.mask(PRESENT), key)
+    fit(jf.participation.uniform(3), key)
+    other, another_key = jf.participation.mask(PRESENT[::-1]), jax.random.key(5)
+    with nothing_compiles(caplog):
+        fit(other, key)
+        fit(jf.participation.uniform(3), another_key)
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5, "all", None])
+def test_sizes_that_are_refused(size):
+    with pytest.raises(ValueError, match=r"^participation size: wanted a positive whole number"):
+        jf.participation.uniform(size)
+
+
+@pytest.mark.parametrize(
+    ("present", "message"),
+    [
+        (np.ones(CLIENTS), "wanted a boolean array"),
+        (np.ones((2, 3, CLIENTS), bool), "wanted a boolean array"),
+        (PRESENT & [[True], [False], [True]], "each round needs at least one client"),
+        (np.ones((0, CLIENTS), bool), "at least one"),
+    ],
+)
+def test_masks_that_are_refused(present, message):
+    with pytest.raises(ValueError, match=rf"^participation mask: .*{message}"):
+        jf.participation.mask(present)
+
+
+@pytest.mark.parametrize(
+    ("participation", "message"),
+    [
+        (jf.participation.uniform(CLIENTS + 1), "7 clients a round were asked for, there are 6"),
+        (jf.participation.mask(np.ones(4, bool)), "the mask is for 4 clients, there are 6"),
+        (0.5, "wanted one of jaxfed.participation, got 0.5"),
+    ],
+)
+def test_what_does_not_fit_the_clients_is_refused(participation, message, key):
+    for run in (jf.fit, jf.rollout):
+        with pytest.raises(ValueError, match=rf"^participation: {message}"):
+            run(perpca(), draw(), rounds=2, key=key, participation=participation)

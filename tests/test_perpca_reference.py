@@ -1,0 +1,219 @@
+"""Agreement with plain float64 NumPy, and with the paper's two ways of writing the method."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import perpca as reference
+
+import jaxfed as jf
+
+FEATURES, SHARED, ROUNDS, STEP = 7, 2, 50, 0.03
+COUNTS = (20, 9, 14, 11, 30, 17)
+CLIENTS = len(COUNTS)
+RANKS = {"equal": 3, "unequal": (3, 1, 2, 3, 0, 2)}
+TOLERANCE = 1e-8
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@functools.cache
+def draw():
+    """Samples of clients with two strong directions in common and others of their own."""
+    rng = np.random.default_rng(0)
+    shared = np.linalg.qr(rng.normal(size=(FEATURES, SHARED)))[0] * [3.0, 2.5]
+    samples = []
+    for n in COUNTS:
+        own = np.linalg.qr(rng.normal(size=(FEATURES, 3)))[0] * [2.0, 1.5, 1.0]
+        signal = rng.normal(size=(n, SHARED)) @ shared.T + rng.normal(size=(n, 3)) @ own.T
+        samples.append(signal + 0.3 * rng.normal(size=(n, FEATURES)))
+    return samples
+
+
+def first(ranks):
+    """A common start, not feasible: the reference's list of frames, and the library's array."""
+    rng = np.random.default_rng(1)
+    each = (ranks,) * CLIENTS if isinstance(ranks, int) else ranks
+    shared = reference.qr_positive(rng.normal(size=(FEATURES, SHARED)))
+    frames = [rng.normal(size=(FEATURES, rank)) for rank in each]
+    local = np.zeros((CLIENTS, FEATURES, max(each)))
+    for padded, frame in zip(local, frames, strict=True):
+        padded[:, : frame.shape[1]] = frame
+    return shared, frames, jf.Personalized(jnp.asarray(shared), jnp.asarray(local))
+
+
+def solve(algorithm, samples, rounds=ROUNDS, **arguments):
+    clients = jf.Clients.from_samples(samples)
+    run = jax.jit(functools.partial(jf.rollout, rounds=rounds, key=jax.random.key(0), **arguments))
+    return run(algorithm, clients)
+
+
+def agree(result, shared, frames):
+    shared, *frames = (reference.projector(frame) for frame in (shared, *frames))
+    np.testing.assert_allclose(result.shared @ result.shared.T, shared, atol=TOLERANCE)
+    for own, frame in zip(result.local, frames, strict=True):
+        np.testing.assert_allclose(own @ own.T, frame, atol=TOLERANCE)
+
+
+def polar_step_with_qr(samples, shared, frames, participants):
+    """Choice 2 of Algorithm 2 with QR everywhere but in the joint step.
+
+    QR there would make the shared copy depend on nothing but itself.
+    """
+    moments = [reference.moment(y) for y in samples]
+    frames = list(frames)
+
+    def deflated(frame):
+        return reference.qr_positive(frame - shared @ (shared.T @ frame))
+
+    for present in participants:
+        copies = []
+        for i in present:
+            w = np.hstack([shared, deflated(frames[i])])
+            w = reference.polar(w + STEP * moments[i] @ w)
+            copies.append(w[:, :SHARED])
+            frames[i] = w[:, SHARED:]
+        shared = reference.qr_positive(sum(copies))
+    return shared, [deflated(frame) for frame in frames]
+
+
+@pytest.mark.parametrize("some", [False, True], ids=["everybody", "some"])
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("retraction", ["polar", "qr"])
+@pytest.mark.parametrize("variant", ["tangent", "polar"])
+def test_every_variant(variant, retraction, ranks, some):
+    samples, ranks = draw(), RANKS[ranks]
+    shared, frames, start = first(ranks)
+    present = np.random.default_rng(2).random((ROUNDS, CLIENTS)) < (0.5 if some else 1.1)
+    present[np.arange(ROUNDS), np.arange(ROUNDS) % CLIENTS] = True
+    participants = [np.flatnonzero(row) for row in present]
+
+    if (variant, retraction) == ("polar", "qr"):
+        wanted = polar_step_with_qr(samples, shared, frames, participants)
+    else:
+        wanted = reference.perpca(
+            samples, shared, frames, step_size=STEP, rounds=ROUNDS, variant=variant,
+            retraction=retraction, participants=participants,
+        )[:2]  # fmt: skip
+    solution = solve(
+        jf.pca.PerPCA(SHARED, ranks, step_size=STEP, variant=variant, retraction=retraction),
+        samples,
+        warm_start=start,
+        participation=jf.participation.mask(present) if some else None,
+    )
+    agree(solution.result, *wanted)
+
+
+def test_algorithm_1_is_the_polar_variant():
+    samples = draw()
+    shared, frames, start = first(3)
+    wanted = reference.algorithm1(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
+    algorithm = jf.pca.PerPCA(SHARED, 3, step_size=STEP, variant="polar")
+    agree(solve(algorithm, samples, warm_start=start).result, *wanted)
+
+
+@pytest.mark.parametrize("retraction", ["polar", "qr"])
+def test_the_objective(retraction):
+    """The library's is what is left of the variance, the reference's half of what is captured."""
+    samples = draw()
+    shared, frames, start = first(3)
+    wanted = reference.perpca(
+        samples, shared, frames, step_size=STEP, rounds=ROUNDS, retraction=retraction
+    ).objective
+    algorithm = jf.pca.PerPCA(SHARED, 3, step_size=STEP, retraction=retraction)
+    objective = solve(algorithm, samples, ROUNDS + 1, warm_start=start).history["objective"]
+    total = np.mean([np.trace(reference.moment(y)) for y in samples])
+    # An entry is evaluated where its round begins, the reference's where it ends.
+    np.testing.assert_allclose(objective[1:], total - 2 * wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["tangent", "polar"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_decay(variant, ranks):
+    """The step shrinks for the rounds after one that began with a larger mean objective."""
+    samples, ranks = draw(), RANKS[ranks]
+    shared, frames, start = first(ranks)
+    step = 0.5 if variant == "tangent" else 1.0  # too large for a descent without decay
+    algorithm = jf.pca.PerPCA(SHARED, ranks, step_size=step, decay=0.6, variant=variant)
+    solution = solve(algorithm, samples, warm_start=start)
+
+    steps, last = [], np.inf
+    for _ in range(ROUNDS):
+        entered = [reference.polar(v - shared @ (shared.T @ v)) for v in frames]
+        value = reference.reconstruction_errors(samples, shared, entered).mean()
+        shared, frames, *_ = reference.perpca(
+            samples, shared, frames, step_size=step, rounds=1, variant=variant
+        )
+        step = 0.6 * step if value > last else step
+        last = value
+        steps.append(step)
+    np.testing.assert_allclose(solution.history["step_size"], steps, rtol=1e-12)
+    assert 0 < steps[-1] < steps[0]
+    agree(solution.result, shared, frames)
+
+
+def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
+    samples = draw()
+    shared, frames, start = first(3)
+    step = 1 / max(np.linalg.eigvalsh(reference.moment(y))[-1] for y in samples)
+    wanted = reference.perpca(samples, shared, frames, step_size=step, rounds=ROUNDS)
+    solution = solve(jf.pca.PerPCA(SHARED, 3), samples, warm_start=start)
+    np.testing.assert_allclose(solution.history["step_size"], step, rtol=1e-10)
+    agree(solution.result, *wanted[:2])
+
+
+def test_its_own_start():
+    samples = draw()
+    shared, _ = reference.local_first(samples, SHARED, 3)
+    frames = reference.local_pca(samples, 3)
+    wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
+    agree(solve(jf.pca.PerPCA(SHARED, 3, step_size=STEP), samples).result, *wanted[:2])
+
+
+def test_local_components_that_are_missing_in_a_warm_start_are_the_best_ones():
+    samples = draw()
+    shared, *_ = first(3)
+    frames = [reference.best_local(reference.moment(y), shared, 3) for y in samples]
+    wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
+    start = jf.Personalized(jnp.asarray(shared), jnp.zeros((CLIENTS, FEATURES, 0)))
+    algorithm = jf.pca.PerPCA(SHARED, 3, step_size=STEP)
+    agree(solve(algorithm, samples, warm_start=start).result, *wanted[:2])
+
+
+NOTHING = np.zeros((FEATURES, 0))
+# Short clients keep their samples, long ones their second moment: both ways to the same numbers.
+LENGTHS = {"long": None, "short": 3}
+ONE_SHOT = {
+    "Local": (
+        lambda: jf.pca.Local(3), lambda samples: (NOTHING, reference.local_pca(samples, 3)),
+    ),
+    "Pooled": (
+        lambda: jf.pca.Pooled(3),
+        lambda samples: (reference.pooled_pca(samples, 3), CLIENTS * [NOTHING]),
+    ),
+    "projector": (
+        lambda: jf.pca.OneShot(1, 2), lambda samples: reference.one_shot_projector(samples, 1, 2),
+    ),
+    "spectrum": (
+        lambda: jf.pca.OneShot(1, 2, method="spectrum"),
+        lambda samples: reference.one_shot_spectrum(samples, 1, 2),
+    ),
+    "local_first": (
+        lambda: jf.pca.OneShot(1, 2, method="local_first"),
+        lambda samples: reference.local_first(samples, 1, 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_one_shot_algorithms(name, length):
+    make, wanted = ONE_SHOT[name]
+    samples = [y[: LENGTHS[length]] for y in draw()]
+    solution = solve(make(), samples, rounds=1)
+    shared, frames = wanted(samples)
+    agree(solution.result, shared, frames)
+    errors = reference.reconstruction_errors(samples, shared, frames)
+    np.testing.assert_allclose(solution.history["objective"], [errors.mean()], atol=1e-10)

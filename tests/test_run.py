@@ -1,0 +1,352 @@
+"""The loop: traced as a whole, or driven from the host in chunks."""
+
+import functools
+from types import SimpleNamespace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+FEATURES, CLIENTS, ROUNDS = 5, 4, 12
+
+
+def draw(seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    shared = np.linalg.qr(rng.normal(size=(FEATURES, 1)))[0] * 3
+    arrays = []
+    for n in (9, 12, 7, 12):
+        own = rng.normal(size=(FEATURES, 1))
+        signal = rng.normal(size=(n, 1)) @ shared.T + rng.normal(size=(n, 1)) @ own.T
+        arrays.append((signal + 0.3 * rng.normal(size=(n, FEATURES))).astype(dtype))
+    return jf.Clients.from_samples(arrays)
+
+
+def perpca():
+    return jf.pca.PerPCA(1, 1, step_size=0.02, start="random")
+
+
+@functools.cache
+def held_out(seed=5):
+    """A metric: the mean squared error on other samples of the same clients."""
+    values = np.asarray(draw(seed).data.values)
+
+    def error(result):
+        shared, local = result
+        rest = values - values @ shared @ shared.T
+        rest = rest - values @ local @ jnp.swapaxes(local, 1, 2)
+        return {"error": (rest**2).mean()}
+
+    return error
+
+
+def fit(key, *, rounds=ROUNDS, **arguments):
+    return jf.fit(perpca(), draw(), rounds=rounds, key=key, **arguments)
+
+
+def identical(given, wanted):
+    chex.assert_trees_all_equal(
+        (given.result, given.server, given.local, given.history, given.state),
+        (wanted.result, wanted.server, wanted.local, wanted.history, wanted.state),
+    )
+    assert given.rounds == wanted.rounds
+
+
+# --- history ------------------------------------------------------------------------------------
+
+
+def test_history_has_one_entry_a_round(key):
+    history = fit(key, metrics=held_out()).history
+    assert set(history) == {"objective", "participants", "bits_up", "bits_down", "error"}
+    for name, values in history.items():
+        assert isinstance(values, np.ndarray), name
+        assert values.shape == (ROUNDS,), name
+        assert np.isfinite(values).all(), name
+
+
+def test_step_sizes_and_their_decay_are_in_the_history(key):
+    algorithm = jf.pca.PerPCA(1, 1, decay=0.5)
+    assert set(jf.fit(algorithm, draw(), rounds=2, key=key).history) == {
+        "objective", "participants", "bits_up", "bits_down", "step_size",
+    }  # fmt: skip
+
+
+def test_the_objective_is_that_of_what_enters_the_round(key):
+    clients = draw()
+    y, count = clients.data.values, clients.data.count
+
+    def objective(result):
+        shared, local = result
+        rest = y - y @ shared @ shared.T - y @ local @ jnp.swapaxes(local, 1, 2)
+        return {"after": ((rest**2).sum(axis=(1, 2)) / count).mean()}
+
+    history = fit(key, metrics=objective).history
+    np.testing.assert_allclose(history["objective"][1:], history["after"][:-1], rtol=1e-4)
+    assert history["objective"][-1] < 0.9 * history["objective"][0]
+
+
+def test_metrics_between_their_rounds_are_nan(key):
+    often = fit(key, metrics=held_out()).history["error"]
+    seldom = fit(key, metrics=held_out(), metrics_every=5).history["error"]
+    due = np.arange(1, ROUNDS + 1) % 5 == 0
+    np.testing.assert_array_equal(np.isnan(seldom), ~due)
+    np.testing.assert_allclose(seldom[due], often[due], rtol=1e-6)
+    traced = jax.jit(
+        lambda: jf.rollout(
+            perpca(), draw(), rounds=ROUNDS, key=key, metrics=held_out(), metrics_every=5
+        ).history["error"]
+    )()
+    np.testing.assert_allclose(traced, seldom, rtol=1e-5)
+
+
+def test_metrics_may_be_whole_numbers(key):
+    def ranks(result):
+        return {"rank": jnp.linalg.matrix_rank(result.shared), "one": 1.0}
+
+    history = fit(key, rounds=4, metrics=ranks, metrics_every=2).history
+    np.testing.assert_array_equal(history["rank"], [np.nan, 1, np.nan, 1])
+    np.testing.assert_array_equal(history["one"], [np.nan, 1, np.nan, 1])
+
+
+def test_metrics_cannot_take_the_name_of_a_diagnostic(key):
+    with pytest.raises(ValueError, match=r"^metrics: .*'objective'"):
+        fit(key, rounds=2, metrics=lambda result: {"objective": result.shared.sum()})
+
+
+# --- chunks, callbacks, progress ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 5, 100])
+def test_chunks_of_rounds_change_no_bit(every, key):
+    identical(fit(key, metrics=held_out(), every=every), fit(key, metrics=held_out()))
+
+
+def test_callbacks_see_every_chunk_and_change_no_bit(key):
+    seen, alone = [], fit(key)
+    watched = fit(key, callbacks=[lambda s: seen.append(s.rounds), seen.append], every=5)
+    assert seen[::2] == [5, 10, 12]
+    for solution in seen[1::2]:
+        assert all(len(values) == solution.rounds for values in solution.history.values())
+        np.testing.assert_array_equal(
+            solution.history["objective"], alone.history["objective"][: solution.rounds]
+        )
+    identical(seen[-1], alone)
+    identical(watched, alone)
+
+
+def test_a_callback_can_stop_the_run_and_all_are_called(key):
+    called = []
+    solution = fit(
+        key, every=2,
+        callbacks=[lambda s: s.rounds >= 6, lambda s: called.append(s.rounds)],
+    )  # fmt: skip
+    assert solution.rounds == 6
+    assert called == [2, 4, 6]
+    identical(solution, fit(key, rounds=12, every=6, callbacks=[lambda s: True]))
+
+
+def test_a_stopped_run_is_the_start_of_the_whole(key):
+    stopped = fit(key, every=6, callbacks=[lambda s: True])
+    whole = fit(key)
+    for name, values in stopped.history.items():
+        np.testing.assert_array_equal(values, whole.history[name][:6])
+
+
+@pytest.mark.parametrize("every", [None, 5])
+def test_the_progress_bar_shows_rounds_and_objective(every, key, capsys):
+    shown = fit(key, progress=True, every=every)
+    text = capsys.readouterr().err
+    assert f"{ROUNDS}/{ROUNDS}" in text
+    assert f"objective={shown.history['objective'][-1]:.6g}" in text
+    fit(key)
+    assert capsys.readouterr().err == ""
+
+
+# --- tolerance ----------------------------------------------------------------------------------
+
+
+def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
+    clients, rounds, tol = draw(dtype=np.float64), 500, 1e-6
+    arguments = {"key": key, "rounds": rounds, "tol": tol}
+    whole = jf.fit(perpca(), clients, **arguments)
+    objective = whole.history["objective"]
+    change = np.abs(np.diff(objective)) / np.abs(objective[1:])
+    assert 3 < whole.rounds < rounds
+    assert len(objective) == whole.rounds
+    assert change[-1] <= tol < change[:-1].min()
+
+    chunked = jf.fit(perpca(), clients, every=7, **arguments)
+    assert chunked.rounds == whole.rounds
+    chex.assert_trees_all_close(chunked.result, whole.result, atol=1e-12)
+
+    traced = jax.jit(lambda: jf.rollout(perpca(), clients, **arguments))()
+    assert traced.rounds == whole.rounds
+    chex.assert_trees_all_close(traced.result, whole.result, atol=1e-12)
+    assert traced.history["objective"].shape == (rounds,)
+    np.testing.assert_allclose(traced.history["objective"][: whole.rounds], objective)
+    assert np.isnan(traced.history["objective"][whole.rounds :]).all()
+    without = jf.fit(perpca(), clients, rounds=whole.rounds, key=key)
+    chex.assert_trees_all_close(without.result, whole.result, atol=1e-12)
+
+
+def test_a_tolerance_that_is_never_met_runs_all_rounds(key):
+    solution = fit(key, tol=0.0)
+    assert solution.rounds == ROUNDS
+    chex.assert_trees_all_close(solution.result, fit(key).result, atol=1e-6)
+
+
+def test_the_tolerance_may_be_traced(key):
+    rounds = jax.jit(
+        jax.vmap(
+            lambda tol: jf.rollout(perpca(), draw(), rounds=200, key=key, tol=tol).rounds
+        )
+    )(jnp.asarray([1e-1, 1e-3, 0.0]))
+    assert rounds[0] < rounds[1] < rounds[2] == 200
+
+
+# --- early stopping -----------------------------------------------------------------------------
+
+
+def scripted(stopping, values, *, measured=None):
+    """Feed one value a chunk; the number of chunks until it stops."""
+    for t in range(1, len(values) + 1):
+        history = {"error": np.asarray(values[:t], float)}
+        if stopping(SimpleNamespace(history=history, rounds=t)):
+            return t
+    return None
+
+
+def test_early_stopping_waits_and_keeps_the_best():
+    stopping = jf.EarlyStopping("error", patience=2)
+    assert scripted(stopping, [5, 4, 6, 3, 4, 4, 4, 1]) == 7
+    assert stopping.best.rounds == 4
+    assert scripted(jf.EarlyStopping("error", patience=0), [5, 4, 4, 3]) == 3
+    assert scripted(jf.EarlyStopping("error", patience=3), [5, 4, 3, 2, 1]) is None
+
+
+def test_early_stopping_wants_a_real_improvement():
+    stopping = jf.EarlyStopping("error", patience=1, min_delta=0.5)
+    assert scripted(stopping, [5, 4.8, 4.6, 1]) == 3
+    assert stopping.best.rounds == 1
+
+
+def test_early_stopping_does_not_wait_where_nothing_was_measured():
+    nan = np.nan
+    stopping = jf.EarlyStopping("error", patience=1)
+    assert scripted(stopping, [nan, nan, nan, 5, nan, nan, 4, nan, nan, nan, 6, nan, 6]) == 13
+    assert stopping.best.rounds == 7
+
+
+def test_early_stopping_in_a_run(key):
+    """Returns the models with the smallest held-out error, not the last ones."""
+    stopping = jf.EarlyStopping("error", patience=4)
+    solution = fit(
+        key, rounds=300, metrics=held_out(), callbacks=[stopping], every=1
+    )
+    error = solution.history["error"]
+    assert solution.rounds == len(error) == np.argmin(error) + 1
+    np.testing.assert_allclose(held_out()(solution.result)["error"], error[-1], rtol=1e-4)
+    whole = fit(key, rounds=300, metrics=held_out()).history["error"]
+    assert solution.rounds < 290
+    assert whole[-1] > error[-1]
+
+
+def test_early_stopping_refuses_what_it_cannot_watch(key):
+    with pytest.raises(ValueError, match=r"^monitor: the history has \[.*'objective'.*\], not 'loss'"):
+        fit(key, callbacks=[jf.EarlyStopping("loss")])
+    for wrong in ({"patience": -1}, {"min_delta": -0.1}):
+        with pytest.raises(ValueError, match="^patience and min_delta must not be negative"):
+            jf.EarlyStopping("error", **wrong)
+
+
+# --- warm starts --------------------------------------------------------------------------------
+
+SOURCES = {
+    "OneShot": lambda: jf.pca.OneShot(1, 1),
+    "OneShot local_first": lambda: jf.pca.OneShot(1, 1, method="local_first"),
+    "Pooled": lambda: jf.pca.Pooled(1),
+    "PerPCA": lambda: jf.pca.PerPCA(1, 1),
+    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(1, 1),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
+    clients = draw()
+    start = jf.fit(SOURCES[source](), clients, rounds=3, key=key)
+    algorithm = jf.pca.PerPCA(1, 1, step_size=0.02)
+    solution = jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start)
+    identical(
+        jf.fit(algorithm, clients, rounds=3, key=key, warm_start=start.result), solution
+    )
+    # The first round's objective is the start's; where it has no own components, the best ones.
+    values, count = clients.data.values, clients.data.count
+    rest = values - values @ start.result.shared @ start.result.shared.T
+    local = start.result.local
+    if local.shape[-1] == 0:
+        local = jnp.linalg.svd(rest)[2][:, :1].swapaxes(1, 2)
+    rest = rest - rest @ local @ jnp.swapaxes(local, 1, 2)
+    wanted = ((rest**2).sum(axis=(1, 2)) / count).mean()
+    np.testing.assert_allclose(solution.history["objective"][0], wanted, rtol=1e-4)
+
+
+def test_local_has_nothing_shared_to_start_from(key):
+    start = jf.fit(jf.pca.Local(1), draw(), rounds=1, key=key)
+    with pytest.raises(ValueError, match=r"^warm_start: wanted shared components of shape \(5, 1\)"):
+        jf.fit(perpca(), draw(), rounds=1, key=key, warm_start=start)
+
+
+def test_a_warm_start_from_itself_goes_on(key, x64):
+    clients = draw(dtype=np.float64)
+    half = jf.fit(perpca(), clients, rounds=6, key=key)
+    rest = jf.fit(perpca(), clients, rounds=6, key=key, warm_start=half)
+    whole = jf.fit(perpca(), clients, rounds=12, key=key)
+    chex.assert_trees_all_close(rest.result, whole.result, atol=1e-10)
+    np.testing.assert_allclose(
+        np.append(half.history["objective"], rest.history["objective"]),
+        whole.history["objective"],
+        rtol=1e-10,
+    )
+
+
+def test_a_warm_start_may_come_from_numpy(key):
+    start = jf.fit(jf.pca.OneShot(1, 1), draw(), rounds=1, key=key).result
+    doubles = jf.Personalized(*(np.asarray(part, np.float64) for part in start))
+    wanted = fit(key, warm_start=start)
+    given = fit(key, warm_start=doubles)
+    chex.assert_trees_all_close(given.result, wanted.result, atol=1e-6)
+    traced = jf.rollout(perpca(), draw(), rounds=2, key=key, warm_start=doubles)
+    np.testing.assert_allclose(
+        traced.history["objective"], wanted.history["objective"][:2], rtol=1e-5
+    )
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+def test_divergence_is_said_with_its_round(key):
+    clients = jf.Clients.from_samples(1e15 * draw().data.values)
+    with pytest.raises(FloatingPointError, match=r"the objective is (nan|-?inf) in round \d+; a smaller"):
+        jf.fit(jf.pca.PerPCA(1, 1, step_size=1e30), clients, rounds=20, key=key)
+
+
+def test_old_style_keys_are_keys_too(key):
+    identical(fit(jax.random.PRNGKey(0), rounds=2), fit(key, rounds=2))
+
+
+def test_keys_decide(key):
+    one, same, other = (fit(jax.random.key(seed), rounds=2) for seed in (1, 1, 2))
+    identical(one, same)
+    assert np.abs(one.result.shared - other.result.shared).max() > 1e-3
+
+
+def test_inputs_are_left_as_they_were(key):
+    """Nothing given is overwritten or donated."""
+    algorithm, clients = perpca(), draw()
+    start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
+    before = jax.tree.map(np.array, (algorithm, clients, start))
+    jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, every=5)
+    chex.assert_trees_all_equal(jax.tree.map(np.array, (algorithm, clients, start)), before)
