@@ -1,10 +1,10 @@
 """A round of PerPCA the way its authors compute it: NumPy, one client after the other.
 
-Re-created from a description of the published scripts, keeping what decides their cost and not
-what would be sensible: the second moment of every client formed again in every round, the polar
-factor through a full d × d singular value decomposition and a product with a d × r rectangle of
-ones on its diagonal, a copy of U for every client, and a loss that orthonormalizes [U, V_i]
-column by column in Python and projects the samples through a d × d matrix.
+Written anew after the published scripts, keeping what decides their cost and not what would be
+sensible: the second moment of every client formed again in every round, the polar factor through
+a full d × d singular value decomposition and a product with a d × r rectangle that has ones on its
+diagonal, a copy of U for every client, and a loss that orthonormalizes [U, V_i] column by column
+in Python and projects the samples through a d × d matrix.
 
 Meant for one BLAS thread (`OPENBLAS_NUM_THREADS=1`), as small products lose by more. Run as a
 script, it prints the processor time of a round at three sizes.
@@ -55,27 +55,24 @@ def _client(y, u, v, eta, variant):
 
 def _polar(w):
     left, _, right = np.linalg.svd(w, full_matrices=True)
-    middle = np.zeros((left.shape[1], right.shape[0]))
-    for j in range(min(middle.shape)):
-        middle[j, j] = 1
-    return left @ middle @ right
+    return left @ np.eye(*w.shape) @ right
 
 
 def _loss(samples, u, locals_):
-    squared, count = 0.0, 0
+    squared = 0.0
     for y, v in zip(samples, locals_, strict=True):
-        w = _gram_schmidt(np.concatenate((u, v), axis=1))
-        squared += np.linalg.norm(y.T - w @ w.T @ y.T) ** 2
-        count += len(y)
-    return squared / count
+        basis = _gram_schmidt(np.concatenate((u, v), axis=1))
+        squared += np.sum((y.T - basis @ basis.T @ y.T) ** 2)
+    return squared / sum(map(len, samples))
 
 
-def _gram_schmidt(q):
-    for i in range(q.shape[1]):
-        for j in range(i):
-            q[:, i] -= (q[:, i] * q[:, j]).sum() * q[:, j]
-        q[:, i] /= np.sqrt((q[:, i] ** 2).sum())
-    return q
+def _gram_schmidt(basis):
+    columns = basis.T
+    for i, column in enumerate(columns):
+        for earlier in columns[:i]:
+            column -= (column * earlier).sum() * earlier
+        column /= np.sqrt((column**2).sum())
+    return basis
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A million clients in bounded memory: one round, and time per client against 10,000 clients.
 
-    python bench/many_clients.py [--clients 1000000] [--block 4096]
+python bench/many_clients.py [--clients 1000000] [--block 4096]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A sweep over 64 step sizes in one call against 64 compiled runs, one after the other.
 
-    python bench/sweep.py
+python bench/sweep.py
 """
 
 import jax
@@ -21,9 +21,7 @@ def main() -> None:
         clients = jf.Clients.from_samples(
             jax.random.normal(jax.random.key(1), (clients_count, samples, features))
         )
-        one = jax.jit(
-            lambda algorithm, clients: jf.rollout(algorithm, clients, rounds=50, key=key)
-        )
+        one = jax.jit(lambda algorithm, clients: jf.rollout(algorithm, clients, rounds=50, key=key))
 
         def sequential(one=one, clients=clients):
             return [one(algorithm, clients) for algorithm in each]
@@ -39,7 +37,8 @@ def main() -> None:
                 {
                     "clients, n, d": f"{(clients_count, samples, features)}",
                     "sweep": name,
-                    "sweep / sequential, cpu": measured[name]["cpu"] / measured["sequential"]["cpu"],
+                    "sweep / sequential, cpu": measured[name]["cpu"]
+                    / measured["sequential"]["cpu"],
                     "wall": measured[name]["wall"] / measured["sequential"]["wall"],
                 }
             )

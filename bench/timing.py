@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 
-def turns(rivals: dict[str, Callable[[], object]], repeats: int = 15) -> dict[str, dict[str, float]]:
+def turns(
+    rivals: dict[str, Callable[[], object]], repeats: int = 15
+) -> dict[str, dict[str, float]]:
     """Median wall and processor seconds of each rival, measured in turns after one warm-up.
 
     Args:

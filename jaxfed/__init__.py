@@ -3,7 +3,9 @@
 from jaxfed import data as data
 from jaxfed import linalg as linalg
 from jaxfed import manifolds as manifolds
+from jaxfed import metrics as metrics
 from jaxfed import pca as pca
+from jaxfed import plot as plot
 from jaxfed.core import backend as backend
 from jaxfed.core import channel as channel
 from jaxfed.core import participation as participation

@@ -28,19 +28,19 @@ def draw(seed=0):
 
 
 def perpca():
-    return jf.pca.PerPCA(1, 2, decay=0.9, start="random")
+    return jf.pca.PerPCA(1, 1, decay=0.9, start="random")
 
 
 def error(result):
     return {"error": (result.local**3).sum()}
 
 
-def fit(path, *, algorithm=None, every=5, callbacks=(), **changed):
+def fit(path, *, algorithm=None, callbacks=(), **changed):
     arguments = {
         "rounds": ROUNDS, "key": jax.random.key(0), "every": 3, "metrics": error,
         "participation": jf.participation.uniform(2), **changed,
     }  # fmt: skip
-    checkpoint = None if path is None else jf.Checkpoint(path, every=every)
+    checkpoint = None if path is None else jf.Checkpoint(path, every=5)
     clients = arguments.pop("clients", None) or draw()
     return jf.fit(
         algorithm or perpca(), clients, checkpoint=checkpoint, callbacks=callbacks, **arguments
@@ -76,7 +76,7 @@ def test_saving_changes_no_bit_and_happens_when_said(tmp_path):
     assert saved_rounds(tmp_path / "run") == [10, 12]
 
 
-@pytest.mark.parametrize("at", [6, 10, 11])
+@pytest.mark.parametrize("at", [6, 9, 10])
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, at):
     interrupted(tmp_path, at)
     seen = []
@@ -112,10 +112,9 @@ def test_only_the_newest_are_kept(tmp_path, keep):
 
 
 ALGORITHMS = [
-    jf.pca.PerPCA(1, 2),
-    jf.pca.PerPCA(1, (2, 1, 0, 2), step_size=0.1),
-    jf.pca.VarProPerPCA(1, 2),
-    jf.pca.OneShot(1, 2, method="local_first"),
+    jf.pca.PerPCA(1, (1, 1, 0, 1), step_size=0.1),
+    jf.pca.VarProPerPCA(1, 1),
+    jf.pca.OneShot(1, 1, method="local_first"),
     jf.pca.Pooled(2),
     jf.pca.Local(2),
 ]
@@ -123,9 +122,9 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 def test_every_algorithm_can_be_resumed(tmp_path, algorithm):
-    arguments = {"algorithm": algorithm, "participation": None, "rounds": 6, "every": 3}
-    interrupted(tmp_path, 3, **arguments)
-    assert saved_rounds(tmp_path) == [3]
+    arguments = {"algorithm": algorithm, "participation": None, "rounds": 6}
+    interrupted(tmp_path, 5, **arguments)
+    assert saved_rounds(tmp_path) == [5]
     identical(fit(tmp_path, **arguments), fit(None, **arguments))
 
 
@@ -137,7 +136,7 @@ def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
 
 
 OTHERS = {
-    "algorithm": {"algorithm": jf.pca.PerPCA(1, 2, decay=0.8, start="random")},
+    "algorithm": {"algorithm": jf.pca.PerPCA(1, 1, decay=0.8, start="random")},
     "clients": {"clients": draw(1)},
     "key": {"key": jax.random.key(1)},
     "rounds": {"rounds": ROUNDS + 1},
@@ -200,7 +199,10 @@ test_checkpoint.fit(sys.argv[1], callbacks=[die])
 def test_a_killed_process_is_resumed_bit_for_bit(tmp_path):
     script = SCRIPT.format(tests=str(Path(__file__).parent))
     killed = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], env=os.environ, capture_output=True, timeout=200
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=os.environ,
+        capture_output=True,
+        timeout=200,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert saved_rounds(tmp_path) == [5]

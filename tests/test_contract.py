@@ -22,20 +22,40 @@ FEATURES, CLIENTS, ROUNDS = 6, 5, 150
 COUNTS = (12, 9, 10, 12, 7)
 
 
+TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
+
+
+class Example(NamedTuple):
+    """An algorithm, and what it sends."""
+
+    make: Callable[[int], jf.Algorithm]  # from the number of clients
+    # Numbers in a client's first message, in a round's uplink and in its downlink. With the
+    # samples below a second moment is smaller than the samples behind it.
+    cost: tuple[int, int, int]
+
+
 class Examples(NamedTuple):
     """How an algorithm is made, and how it must not be."""
 
-    good: dict[str, Callable[[int], jf.Algorithm]]  # from the number of clients
+    good: dict[str, Example]
     refused: dict[str, Callable[[], jf.Algorithm]]  # by the argument that the message names
 
 
 EXAMPLES = {
     jf.pca.PerPCA: Examples(
         good={
-            "tangent": lambda _: jf.pca.PerPCA(2, 2, step_size=0.05),
-            "polar": lambda _: jf.pca.PerPCA(2, 2, variant="polar", retraction="qr", decay=0.7),
-            "shrinkage": lambda _: jf.pca.PerPCA(2, 2, shrinkage=True),
-            "ranks": lambda m: jf.pca.PerPCA(1, tuple(2 - i % 3 for i in range(m)), start="random"),
+            "tangent": Example(lambda _: jf.pca.PerPCA(2, 2, step_size=0.05), (TRIANGLE, 12, 12)),
+            "polar": Example(
+                lambda _: jf.pca.PerPCA(2, 1, variant="polar", retraction="qr", decay=0.7),
+                (TRIANGLE + 1, 13, 13),
+            ),
+            "ranks": Example(
+                lambda m: jf.pca.PerPCA(1, tuple(2 - i % 3 for i in range(m)), start="random"),
+                (6 + 1, 6, 7),
+            ),
+            "shrinkage": Example(
+                lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1), (TRIANGLE, 6, 6)
+            ),
         },
         refused={
             "shared_rank": lambda: jf.pca.PerPCA(0, 2),
@@ -48,7 +68,7 @@ EXAMPLES = {
         },
     ),
     jf.pca.VarProPerPCA: Examples(
-        good={"": lambda _: jf.pca.VarProPerPCA(2, 2)},
+        good={"": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 13, 12))},
         refused={
             "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
             "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
@@ -56,8 +76,11 @@ EXAMPLES = {
     ),
     jf.pca.OneShot: Examples(
         good={
-            method: lambda _, method=method: jf.pca.OneShot(2, 2, method=method)
-            for method in ("projector", "spectrum", "local_first")
+            "projector": Example(lambda _: jf.pca.OneShot(2, 2), (24, 0, 12)),
+            "spectrum": Example(lambda _: jf.pca.OneShot(1, 2, method="spectrum"), (18, 0, 6)),
+            "local_first": Example(
+                lambda _: jf.pca.OneShot(2, 2, method="local_first"), (TRIANGLE, 0, 12)
+            ),
         },
         refused={
             "shared_rank": lambda: jf.pca.OneShot(True, 2),
@@ -66,24 +89,28 @@ EXAMPLES = {
         },
     ),
     jf.pca.Pooled: Examples(
-        good={"": lambda _: jf.pca.Pooled(2)}, refused={"rank": lambda: jf.pca.Pooled(0)}
+        good={"": Example(lambda _: jf.pca.Pooled(2), (TRIANGLE, 0, 12))},
+        refused={"rank": lambda: jf.pca.Pooled(0)},
     ),
     jf.pca.Local: Examples(
-        good={"": lambda _: jf.pca.Local(2)}, refused={"rank": lambda: jf.pca.Local(1.5)}
+        good={"": Example(lambda _: jf.pca.Local(2), (0, 0, 0))},
+        refused={"rank": lambda: jf.pca.Local(1.5)},
     ),
 }
 
-GOOD = [
-    pytest.param(make, id=f"{kind.__name__}{'-' if name else ''}{name}")
+GOOD = {
+    f"{kind.__name__}{'-' if name else ''}{name}": example
     for kind, examples in EXAMPLES.items()
-    for name, make in examples.good.items()
-]
+    for name, example in examples.good.items()
+}
 REFUSED = [
     pytest.param(make, argument, id=f"{kind.__name__}-{argument}")
     for kind, examples in EXAMPLES.items()
     for argument, make in examples.refused.items()
 ]
-every_algorithm = pytest.mark.parametrize("make", GOOD)
+every_algorithm = pytest.mark.parametrize(
+    "make", [pytest.param(example.make, id=name) for name, example in GOOD.items()]
+)
 
 
 def draw(seed=0, dtype=np.float64):
@@ -151,6 +178,16 @@ def test_traced_and_driven_from_the_host_are_the_same(make, key, x64):
     assert driven.history.keys() == traced.history.keys()
     for name, values in driven.history.items():
         np.testing.assert_allclose(values, traced.history[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_bits_are_exact(name, key, x64):
+    make, (first, up, down) = GOOD[name]
+    history = jf.fit(make(CLIENTS), draw(), rounds=ROUNDS, key=key).history
+    rounds = np.arange(1, ROUNDS + 1)
+    np.testing.assert_array_equal(history["bits_up"], 64 * (first + up * rounds))
+    np.testing.assert_array_equal(history["bits_down"], 64 * down * rounds)
+    assert (history["participants"] == CLIENTS).all()
 
 
 @every_algorithm
@@ -286,8 +323,8 @@ def test_bad_arguments_are_refused(make, key):
     narrow = jf.Clients.from_samples(np.ones((CLIENTS, 4, 1), np.float32))
     with pytest.raises(ValueError, match=r"rank.* do not fit into 1 features"):
         jf.fit(algorithm, narrow, rounds=1, key=key)
-    with pytest.raises(ValueError, match="^rounds: "):
+    with pytest.raises(ValueError, match=r"^rounds: "):
         jf.fit(algorithm, clients, rounds=0, key=key)
     foreign = eqx.tree_at(lambda c: c.data, clients, clients.data.values)
-    with pytest.raises(ValueError, match="^clients: "):
+    with pytest.raises(ValueError, match=r"^clients: "):
         jf.fit(algorithm, foreign, rounds=1, key=key)

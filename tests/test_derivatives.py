@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.linalg import polar_smooth
+from jaxfed.linalg import polar
 
 FEATURES, CLIENTS, SAMPLES, ROUNDS = 5, 3, 8, 50
 
@@ -41,6 +41,7 @@ def held_out_error(algorithm, values, held_out, rounds=ROUNDS, **arguments):
 
 def along(function, at, direction, step):
     """Central difference of fourth order."""
+
     def value(t):
         return float(function(at + t * direction))
 
@@ -177,9 +178,9 @@ def test_repeated_eigenvalues_of_the_data_make_no_nan(variant, retraction, start
 @pytest.mark.parametrize("name", ONE_SHOT)
 def test_repeated_eigenvalues_make_no_nan_in_one_shot_algorithms(name):
     values, held_out = repeated(), draw(0)[1]
-    gradient = jax.jit(
-        jax.grad(lambda v: held_out_error(ONE_SHOT[name](), v, held_out, rounds=2))
-    )(values)
+    gradient = jax.jit(jax.grad(lambda v: held_out_error(ONE_SHOT[name](), v, held_out, rounds=2)))(
+        values
+    )
     assert jnp.isfinite(gradient).all()
 
 
@@ -212,14 +213,14 @@ def test_orthonormal_iterates(variant, retraction):
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (2.0, 2.0, 0.5), (3.0, 2.0, 1.0)])
-def test_second_derivatives_of_the_smooth_polar_factor(scales):
+def test_second_derivatives_of_the_polar_factor(scales):
     rng = np.random.default_rng(0)
     w = np.linalg.qr(rng.normal(size=(FEATURES, 3)))[0] * np.asarray(scales)
     w = jnp.asarray(w @ np.linalg.qr(rng.normal(size=(3, 3)))[0])
     cost = jnp.asarray(rng.normal(size=w.shape))
 
     def loss(w):
-        return (cost * polar_smooth(w) ** 3).sum()
+        return (cost * polar(w) ** 3).sum()
 
     gradient, direction = jax.jit(jax.grad(loss)), jnp.asarray(rng.normal(size=w.shape))
     _, product = jax.jit(lambda w, v: jax.jvp(jax.grad(loss), (w,), (v,)))(w, direction)

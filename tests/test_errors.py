@@ -71,7 +71,7 @@ DATA = {
         r"arrays: NaN or infinite value at index \(1, 2, 3\)",
     ),
     "infinite": (
-        lambda: mixed(np.where(ONE == ONE[4, 1], -INF, ONE)),
+        lambda: mixed(np.where(ONE[4, 1] == ONE, -INF, ONE)),
         r"arrays\[1\]: NaN or infinite value at index \(4, 1\)",
     ),
     "infinite in single precision": (

@@ -61,7 +61,7 @@ def projection_residuals(seed, shape):
     }
 
 
-@given(seed=st.integers(0, 2**20), shape=st.sampled_from(SHAPES))
+@given(seed=st.integers(0, 2**20), shape=st.sampled_from(SHAPES[1:]))
 def test_projections_are_the_orthogonal_ones_onto_the_tangent_spaces(seed, shape):
     with jax.enable_x64(True):
         for name, residual in projection_residuals(seed, shape).items():
@@ -296,7 +296,7 @@ def distances(seed, shape):
     return first, second, dense
 
 
-@given(seed=st.integers(0, 2**20), shape=st.sampled_from(SHAPES))
+@given(seed=st.integers(0, 2**20), shape=st.sampled_from(SHAPES[1:]))
 def test_distances_of_subspaces(seed, shape):
     with jax.enable_x64(True):
         first, second, (projectors, aligned) = distances(seed, shape)

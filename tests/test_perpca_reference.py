@@ -166,8 +166,7 @@ def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
 
 def test_its_own_start():
     samples = draw()
-    shared, _ = reference.local_first(samples, SHARED, 3)
-    frames = reference.local_pca(samples, 3)
+    shared, frames = reference.local_first(samples, SHARED, 3)
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
     agree(solve(jf.pca.PerPCA(SHARED, 3, step_size=STEP), samples).result, *wanted[:2])
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bench.authors_perpca import authors_round
 from tests.references import perpca as reference
 
 
@@ -32,6 +33,19 @@ def test_algorithm_1_is_the_polar_variant_of_algorithm_2():
     two = reference.perpca(samples, shared, locals_, step_size=0.3, rounds=20, variant="polar")
     np.testing.assert_allclose(two.shared, one[0], atol=1e-12)
     np.testing.assert_allclose(two.locals_, one[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["tangent", "polar"])
+def test_the_benchmarks_rival_runs_the_same_rounds(variant):
+    samples, start, start_locals, *_ = problem()
+    shared, locals_, loss = start, start_locals, None
+    for _ in range(5):
+        shared, locals_, loss = authors_round(samples, shared, locals_, 0.1, True, variant)
+    found = reference.perpca(samples, start, start_locals, step_size=0.1, rounds=5, variant=variant)
+    assert gap(shared, found.shared) < 1e-24
+    errors = reference.reconstruction_errors(samples, found.shared, found.locals_)
+    counts = np.array([len(y) for y in samples])
+    np.testing.assert_allclose(loss, np.sum(counts * errors) / counts.sum(), rtol=1e-12)
 
 
 def test_tangent_variant_meets_the_optimality_conditions_and_the_exact_solver():

@@ -19,7 +19,6 @@ DECAY = optax.cosine_decay_schedule(0.1, 500)
 OPTIMIZERS = {
     "sgd": optax.sgd(0.05),
     "momentum": optax.sgd(0.02, momentum=0.9),
-    "nesterov": optax.sgd(0.02, momentum=0.9, nesterov=True),
     "adam": optax.adam(DECAY),
     "adamw": optax.adamw(DECAY, weight_decay=0.1),
     "rmsprop": optax.rmsprop(DECAY, momentum=0.5),
@@ -134,21 +133,19 @@ def first_moments(state):
     ],
     ids=["sgd", "adam", "rmsprop", "ema", "inject", "multi_steps", "partition"],
 )
-@pytest.mark.parametrize("nested", [False, True])
-def test_first_moments_are_tangent_wherever_they_are_in_the_state(inner, nested, key):
+def test_first_moments_are_tangent_wherever_they_are_in_the_state(inner, key):
     a, _, x = problem(key)
-    wrap, unwrap = (
-        (lambda x: {"trace": [x]}, lambda p: p["trace"][0]) if nested else (lambda x: x,) * 2
-    )
-    params = wrap(x)
+    # The name of the parameter is that of a first moment, to lead the search astray.
+    params = {"trace": [x]}
     optimizer = riemannian(inner, retraction="qr")
     state = optimizer.init(params)
     step = jax.jit(optimizer.update)
     for _ in range(2):
-        updates, state = step(wrap(jax.grad(partial(loss, a))(unwrap(params))), state, params)
+        gradient = jax.tree.map(jax.grad(partial(loss, a)), params)
+        updates, state = step(gradient, state, params)
         params = optax.apply_updates(params, updates)
     (moment,) = first_moments(state)
-    x = unwrap(params)
+    x = params["trace"][0]
     assert jnp.linalg.norm(moment) > 1e-2
     chex.assert_trees_all_close(x.T @ moment, -moment.T @ x, atol=1e-5)
     chex.assert_trees_all_equal_structs(state, inner.init(params))
@@ -173,7 +170,6 @@ class Model(eqx.Module):
     activation: str = eqx.field(static=True)
 
 
-@pytest.mark.parametrize("inner", [optax.sgd(0.1, momentum=0.9), optax.adam(0.1)])
 @pytest.mark.parametrize(
     "where",
     [
@@ -182,7 +178,8 @@ class Model(eqx.Module):
         {"manifold": "grassmann", "mask": {"basis": True, "rest": {"bias": False, "wide": False}}},
     ],
 )
-def test_euclidean_leaves_get_the_plain_result(inner, where, key):
+def test_euclidean_leaves_get_the_plain_result(where, key):
+    inner = optax.chain(optax.scale_by_adam(), optax.trace(0.9), optax.scale(-0.1))
     keys = jax.random.split(key, 3)
     params = {
         "basis": stiefel.random(keys[0], 6, 2),

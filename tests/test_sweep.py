@@ -30,9 +30,7 @@ def loop():
     keys = jax.random.split(jax.random.key(0))
     run = jax.jit(lambda a, c, k: jf.rollout(a, c, rounds=ROUNDS, key=k))
     with jax.enable_x64(True):
-        runs = [
-            [[run(perpca(s), draw(d), k) for k in keys] for d in range(2)] for s in STEPS
-        ]
+        runs = [[[run(perpca(s), draw(d), k) for k in keys] for d in range(2)] for s in STEPS]
         return jf.stack([jf.stack([jf.stack(row) for row in rows]) for rows in runs])
 
 
@@ -44,7 +42,7 @@ def same(given, wanted):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("block", [None, 1, 5, 100])
+@pytest.mark.parametrize("block", [None, 5])
 def test_a_grid_equals_the_loop(block):
     keys = jax.random.split(jax.random.key(0))
     grid = jf.sweep(
@@ -102,9 +100,9 @@ def captured(result):
 
 def test_a_tolerance_ends_each_run_on_its_own():
     key = jax.random.key(0)
-    grid = jf.sweep([perpca(s) for s in STEPS], draw(), keys=key, rounds=400, tol=1e-5)
+    grid = jf.sweep([perpca(s) for s in STEPS], draw(), keys=key, rounds=400, tol=1e-4)
     for i, step in enumerate(STEPS):
-        one = jf.fit(perpca(step), draw(), rounds=400, key=key, tol=1e-5)
+        one = jf.fit(perpca(step), draw(), rounds=400, key=key, tol=1e-4)
         assert grid.rounds[i] == one.rounds < 400
         np.testing.assert_allclose(
             grid.history["objective"][i][: one.rounds], one.history["objective"], rtol=1e-10

@@ -42,7 +42,11 @@ def test_needs_a_fifth_of_the_rounds_at_most(problem, key, method):
     )
     # Gradient descent at the largest step size that is sure to converge.
     slow = jf.fit(
-        jf.pca.PerPCA(2, 3, step_size=1.9 / largest), problem, rounds=3000, key=key, warm_start=start
+        jf.pca.PerPCA(2, 3, step_size=1.9 / largest),
+        problem,
+        rounds=3000,
+        key=key,
+        warm_start=start,
     )
     fast = jf.fit(jf.pca.VarProPerPCA(2, 3), problem, rounds=60, key=key, warm_start=start)
     optimum = min(slow.history["objective"][-1], fast.history["objective"][-1])
@@ -63,24 +67,23 @@ def test_ends_at_a_stationary_point(problem, key):
     assert jnp.linalg.norm(gradient[:, :, 2:]) < 1e-9
     joint = jnp.concatenate([jnp.broadcast_to(shared, (20, 12, 2)), local], axis=2)
     chex.assert_trees_all_close(
-        jnp.einsum("mdr,mds->mrs", joint, joint), jnp.broadcast_to(jnp.eye(5), (20, 5, 5)), atol=1e-12
+        jnp.einsum("mdr,mds->mrs", joint, joint),
+        jnp.broadcast_to(jnp.eye(5), (20, 5, 5)),
+        atol=1e-12,
     )
 
 
-def test_accepted_points_never_rise(problem, key):
+def test_climbs_from_anywhere(problem, key):
+    """From a random start, where some trials must be rejected, the line search is never lost."""
     start = jf.Personalized(
         jf.manifolds.stiefel.random(key, 12, 2, dtype=jnp.float64), jnp.zeros((20, 12, 0))
     )
-    values = []
-
-    def watch(solution):
-        values.append(float(solution.server.value))
-
-    jf.fit(
-        jf.pca.VarProPerPCA(2, 3), problem, rounds=40, key=key, warm_start=start,
-        callbacks=[watch], every=1,
-    )  # fmt: skip
-    assert (np.diff(values) <= 1e-12 * np.abs(values[1:])).all()
+    far = jf.fit(jf.pca.VarProPerPCA(2, 3), problem, rounds=60, key=key, warm_start=start)
+    near = jf.fit(jf.pca.VarProPerPCA(2, 3), problem, rounds=60, key=key)
+    np.testing.assert_allclose(
+        far.history["objective"][-1], near.history["objective"][-1], rtol=1e-8
+    )
+    assert far.history["objective"][0] > 1.5 * far.history["objective"][-1]
 
 
 def test_refuses_what_does_not_fit(problem, key):
@@ -88,7 +91,5 @@ def test_refuses_what_does_not_fit(problem, key):
         jf.pca.VarProPerPCA(0, 3)
     with pytest.raises(ValueError, match="local_rank"):
         jf.pca.VarProPerPCA(2, -1)
-    with pytest.raises(ValueError, match="memory"):
-        jf.pca.VarProPerPCA(2, 3, memory=0)
     with pytest.raises(ValueError, match=r"shared_rank \+ local_rank"):
         jf.fit(jf.pca.VarProPerPCA(8, 5), problem, rounds=1, key=key)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             commands.add_parser(name, help=summary)
     parsed = parser.parse_args(arguments)
+    # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         return parsed.run(parsed)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:

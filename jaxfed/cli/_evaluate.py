@@ -17,6 +17,12 @@ def shares(result: Personalized, data: Samples) -> metrics.EnergyShares:
     return metrics.separation(data.values, result.shared, result.local, data.count)
 
 
+def objective(result: Personalized, data: Samples) -> float:
+    """Mean over clients of the squared reconstruction error of a sample."""
+    error = metrics.reconstruction_error(data.values, result.shared, result.local, data.count)
+    return float(error)
+
+
 def theta(result: Personalized) -> float | None:
     """Misalignment of the own components, None where there are none."""
     return float(metrics.misalignment(result.local)) if result.local.shape[-1] else None

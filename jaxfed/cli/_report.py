@@ -17,44 +17,51 @@ RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
 
 
-def claim(
-    out: str | os.PathLike[str],
-    *,
-    force: bool,
-    pictures: Iterable[str] = (),
-    resumable: bool = False,
-) -> Path:
+def refuse(out: str | os.PathLike[str], *, force: bool, resumable: bool = False) -> Path:
     """Make sure that nothing of value is overwritten, before anything is computed.
 
     Args:
-        out: the folder that results go to; made if it is not there.
-        force: whether earlier results may go. Only what a command writes (results, pictures,
-            checkpoints) is removed, never another file.
-        pictures: names of the pictures that the command writes.
-        resumable: whether a folder with checkpoints and without results, which an interrupted
-            run left, is taken up again.
+        out: the folder that results go to.
+        force: whether earlier results may be overwritten.
+        resumable: whether a folder that an interrupted run left is taken up again.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: if the folder is in use and `force` is not given, or is a file.
+        ValueError: if the folder is in use and may not be overwritten, or is a file.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is a file, wanted a folder")
-    interrupted = (folder / CHECKPOINT).is_dir() and not (folder / "result.json").exists()
-    if force:
-        for name in (*RESULT, *pictures):
-            (folder / name).unlink(missing_ok=True)
-        if (folder / CHECKPOINT).is_dir():
-            shutil.rmtree(folder / CHECKPOINT)
-    elif folder.exists() and any(folder.iterdir()) and not (resumable and interrupted):
+    taken = folder.exists() and any(folder.iterdir())
+    if taken and not force and not (resumable and interrupted(folder)):
         raise ValueError(
             f"--out: {folder} is not empty; name another folder, or overwrite with --force"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def interrupted(folder: Path) -> bool:
+    """Whether a run was begun here and did not end: checkpoints, but no results."""
+    return (folder / CHECKPOINT).is_dir() and not (folder / "result.json").exists()
+
+
+def take(folder: Path, pictures: Iterable[str], *, resume: bool = False) -> None:
+    """Make the folder, without the results of an earlier run.
+
+    Only what a command writes is removed, never another file.
+
+    Args:
+        folder: the folder, of which `refuse` had nothing to say.
+        pictures: names of the pictures that the command writes.
+        resume: whether checkpoints stay, for the run to be taken up again.
+    """
+    if not resume and (folder / CHECKPOINT).is_dir():
+        shutil.rmtree(folder / CHECKPOINT)
+    for name in (*RESULT, *pictures):
+        (folder / name).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def write(folder: Path, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -> None:

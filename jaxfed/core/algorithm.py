@@ -37,7 +37,7 @@ class Algorithm(eqx.Module):
     the *aggregate* of the uplinks, never one client's.
     """
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:  # noqa: B027
+    def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data or a warm start that do not fit, by static shapes alone.
 
         Raises:
@@ -75,12 +75,19 @@ class Algorithm(eqx.Module):
         """
 
     @abc.abstractmethod
-    def server_init(self, key: Key[Array, ""], uplink: PyTree, start: Personalized | None) -> PyTree:
+    def server_init(
+        self, key: Key[Array, ""], uplink: PyTree, start: Personalized | None
+    ) -> PyTree:
         """The server's first state, from the aggregated first uplink and the warm start."""
 
     @abc.abstractmethod
     def downlink(self, server: PyTree) -> PyTree:
         """What goes down the wire this round."""
+
+    def client_begin(self, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
+        """ONE client's state once it has seen the first downlink, before its first step."""
+        del downlink, data
+        return local
 
     @abc.abstractmethod
     def client_step(

@@ -214,7 +214,9 @@ def chunked(size: int) -> Backend:
     return _Chunked(int(size))
 
 
-def pmap(devices: int | Sequence[jax.Device] | None = None, inner: Backend | None = None) -> Backend:
+def pmap(
+    devices: int | Sequence[jax.Device] | None = None, inner: Backend | None = None
+) -> Backend:
     """Clients spread over devices by `jax.pmap`, with one all-reduce a round.
 
     Args:
@@ -264,7 +266,8 @@ def _devices(
     if isinstance(wanted, int | np.integer):
         if not 0 < wanted <= len(available):
             raise ValueError(
-                f"devices: {wanted} were asked for, there are {len(available)} ({available[0].platform})"
+                f"devices: {wanted} were asked for, there are {len(available)} "
+                f"({available[0].platform})"
             )
         return tuple(available[: int(wanted)])
     chosen = tuple(wanted)

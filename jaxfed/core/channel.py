@@ -73,6 +73,4 @@ def pair(channel: Channel | tuple[Channel, Channel]) -> tuple[Channel, Channel]:
 
 def bits(payload: PyTree) -> int:
     """Bits of a payload, counted from its arrays' shapes and types."""
-    return sum(
-        math.prod(leaf.shape) * leaf.dtype.itemsize * 8 for leaf in jax.tree.leaves(payload)
-    )
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize * 8 for leaf in jax.tree.leaves(payload))

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +46,9 @@ class Checkpoint:
             draft.replace(described)
         ocp = require("orbax.checkpoint", extra="checkpoint")
         with self._manager() as manager:
-            tree = {"state": _numbered(state), "history": history}
+            # Orbax refuses arrays without elements.
+            leaves = {name: leaf for name, leaf in _numbered(state).items() if leaf.size > 0}
+            tree = {"state": leaves, "history": history}
             manager.save(int(state.round), args=ocp.args.StandardSave(tree))
             manager.wait_until_finished()
 
@@ -72,11 +75,11 @@ class Checkpoint:
                 return None
             tree = manager.restore(newest, args=ocp.args.StandardRestore())
         leaves, structure = jax.tree.flatten(like)
-        stored = [tree["state"][name] for name in sorted(tree["state"])]
+        stored = _numbered(like) | tree["state"]
         # The devices' layout is this run's, not the saved one's.
         placed = [
-            jax.device_put(jnp.asarray(np.asarray(value), leaf.dtype), leaf.sharding)
-            for value, leaf in zip(stored, leaves, strict=True)
+            jax.device_put(jnp.asarray(np.asarray(stored[name]), leaf.dtype), leaf.sharding)
+            for name, leaf in zip(sorted(stored), leaves, strict=True)
         ]
         history = {name: np.asarray(values) for name, values in tree["history"].items()}
         return jax.tree.unflatten(structure, placed), history
@@ -92,12 +95,17 @@ class Checkpoint:
 def fingerprint(algorithm, clients, *, key, start, **arguments) -> dict[str, str]:
     """What tells one run from another: everything that its numbers depend on."""
     return {
-        "algorithm": f"{algorithm!r} {_digest(algorithm)}",
+        "algorithm": f"{_described(algorithm)} {_digest(algorithm)}",
         "clients": f"{len(clients)} clients {_digest(clients)}",
         "key": _digest(key),
         "warm_start": _digest(start),
         **{name: f"{value!r} {_digest(value)}" for name, value in arguments.items()},
     }
+
+
+def _described(algorithm) -> str:
+    """In one line, with the values of its hyperparameters."""
+    return " ".join(eqx.tree_pformat(algorithm, short_arrays=False).split())
 
 
 def _numbered(tree: PyTree) -> dict[str, Any]:

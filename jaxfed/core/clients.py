@@ -173,9 +173,7 @@ def _padded(arrays: Sequence[ArrayLike] | ArrayLike) -> tuple[Array, np.ndarray]
                 f"{values[0].shape[1]}; all clients need the same features"
             )
         if value.dtype != values[0].dtype:
-            raise ValueError(
-                f"arrays[{i}]: is {value.dtype} where arrays[0] is {values[0].dtype}"
-            )
+            raise ValueError(f"arrays[{i}]: is {value.dtype} where arrays[0] is {values[0].dtype}")
     sizes = np.asarray([len(value) for value in values])
     longest = int(sizes.max())
     if any(_traced(value) for value in values):

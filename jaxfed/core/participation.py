@@ -25,7 +25,7 @@ class Participation(eqx.Module):
         weighted sum over everybody (Horvitz-Thompson).
         """
 
-    def check(self, clients: int) -> None:  # noqa: B027 - a hook with an empty default
+    def check(self, clients: int) -> None:
         """Refuse a number of clients that this participation does not fit.
 
         Raises:

@@ -20,6 +20,9 @@ Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]
 Callback = Callable[["Solution"], bool | None]
 
 
+_LOSSLESS, _EVERYBODY, _VMAP = channel.lossless(), participation.everybody(), backend.vmap()
+
+
 class State(eqx.Module):
     """Everything that changes from round to round."""
 
@@ -79,9 +82,9 @@ def rollout(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = channel.lossless(),
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = _LOSSLESS,
     participation: participation.Participation | None = None,
-    backend: backend.Backend = backend.vmap(),
+    backend: backend.Backend = _VMAP,
     tol: float | None = None,
     metrics: Metrics | None = None,
     metrics_every: int = 1,
@@ -131,9 +134,9 @@ def fit(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = channel.lossless(),
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = _LOSSLESS,
     participation: participation.Participation | None = None,
-    backend: backend.Backend = backend.vmap(),
+    backend: backend.Backend = _VMAP,
     tol: float | None = None,
     metrics: Metrics | None = None,
     metrics_every: int = 1,
@@ -237,7 +240,7 @@ def fit(
             checkpoint.save(identity, state, pieces)
         if callbacks:
             so_far = snapshot()
-            if any([callback(so_far) for callback in callbacks]):
+            if sum(bool(callback(so_far)) for callback in callbacks):
                 break
     if bar is not None:
         bar.close()
@@ -310,7 +313,9 @@ def _prepared(problem: _Problem, rounds: int) -> _Problem:
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
         index = jnp.arange(problem.size + shortage) % problem.size
         weights = jnp.pad(clients.weights, (0, shortage))
-        clients = eqx.tree_at(lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights)
+        clients = eqx.tree_at(
+            lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights
+        )
 
     def prepare(_, own):
         data, client_id = own
@@ -356,6 +361,15 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
     server = algorithm.server_init(_server_key(key), aggregation.join(rules, sent), start)
 
     downlink = algorithm.downlink(server)
+    downlink_memory = problem.downlink.memory(downlink)
+    # The downlink that round 1 will bring again: nothing travels twice.
+    payload, _ = problem.downlink.encode(_keys(problem, 0)[2], downlink, downlink_memory)
+    received, _ = problem.downlink.receive(problem.downlink.decode(payload), downlink_memory)
+    _, local = problem.backend.map_reduce(
+        lambda downlink, own: (_NOTHING, algorithm.client_begin(downlink, *own)),
+        received,
+        (local, clients.data),
+    )
     one = jax.tree.map(lambda x: x[0], (clients.data, local))
     uplink, _, diagnostics = jax.eval_shape(algorithm.client_step, key, downlink, one[1], one[0])
     memory = problem.uplink.memory(uplink)
@@ -371,8 +385,8 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
             lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), memory
         ),
         uplink_mean_memory=memory,
-        downlink_memory=problem.downlink.memory(downlink),
-        downlink_copy=problem.downlink.memory(downlink),
+        downlink_memory=downlink_memory,
+        downlink_copy=downlink_memory,
         diagnostics=blank,
         measure=jnp.full((), jnp.inf, dtype),
     )
@@ -383,12 +397,17 @@ def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
+def _keys(problem: _Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
+    """The next round's keys: the server's, the participation's and the downlink's."""
+    return jax.random.split(_server_key(jax.random.fold_in(problem.key, done + 1)), 3)
+
+
 def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
     """One federated round: down the wire, every participant's step, up the wire, the server."""
     algorithm, clients = problem.algorithm, problem.clients
     rules = algorithm.aggregation
     key = jax.random.fold_in(problem.key, state.round + 1)
-    server_key, choice_key, down_key = jax.random.split(_server_key(key), 3)
+    server_key, choice_key, down_key = _keys(problem, state.round)
 
     payload, downlink_memory = problem.downlink.encode(
         down_key, algorithm.downlink(state.server), state.downlink_memory
@@ -418,7 +437,7 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
             )
         return sent, (new_local, new_memory)
 
-    everybody = isinstance(problem.participation, type(participation.everybody()))
+    everybody = isinstance(problem.participation, type(_EVERYBODY))
     own = (
         clients.data, state.local, state.uplink_memory, clients.ids, clients.weights, inclusion,
     )  # fmt: skip
@@ -628,7 +647,7 @@ def _problem(
     if not isinstance(mapped, backend.Backend):
         raise ValueError(f"backend: wanted one of jaxfed.backend, got {mapped!r}")
     up, down = channel.pair(channels)
-    participants = participation.everybody() if participants is None else participants
+    participants = _EVERYBODY if participants is None else participants
     if not isinstance(participants, participation.Participation):
         raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
     participants.check(len(clients))

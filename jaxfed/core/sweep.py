@@ -78,9 +78,9 @@ def _grid(algorithms, clients, keys, rounds, block, axes, arguments):
 
     def one(number):
         # The run's place in the grid, the last axis fastest.
-        places = iter(jnp.unravel_index(number, sizes) if sizes else ())
+        places = list(jnp.unravel_index(number, sizes)) if sizes else []
         algorithm, data, key = (
-            jax.tree.map(lambda leaf, place=next(places): leaf[place] if jnp.ndim(leaf) else leaf, part) if several else part
+            _picked(part, places.pop(0)) if several else part
             for part, several in zip(whole, axes, strict=True)
         )
         return rollout(algorithm, data, rounds=rounds, key=key, **arguments)
@@ -90,6 +90,10 @@ def _grid(algorithms, clients, keys, rounds, block, axes, arguments):
     # batch_size=None would run one after the other.
     runs = jax.lax.map(one, jnp.arange(total), batch_size=min(block or total, total))
     return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
+
+
+def _picked(tree: PyTree, place: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
 
 
 def _several(algorithm: Algorithm) -> bool:

@@ -2,13 +2,6 @@
 
 from jaxfed.linalg.basis import orthonormalize, top_eigenvectors
 from jaxfed.linalg.moments import Moment, should_densify
-from jaxfed.linalg.polar import polar, polar_smooth
+from jaxfed.linalg.polar import polar
 
-__all__ = [
-    "Moment",
-    "orthonormalize",
-    "polar",
-    "polar_smooth",
-    "should_densify",
-    "top_eigenvectors",
-]
+__all__ = ["Moment", "orthonormalize", "polar", "should_densify", "top_eigenvectors"]

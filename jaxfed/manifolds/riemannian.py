@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.tree_util import GetAttrKey, keystr
 from jaxtyping import Array, Float, PyTree
 
@@ -151,7 +152,7 @@ def _check_leaf(path, x, name: str) -> None:
 
 
 def _check_point(path, x, name: str) -> None:
-    if name == "euclidean" or isinstance(x, jax.core.Tracer):
+    if name == "euclidean" or isinstance(x, Tracer):
         return
     # The point may be a constant of a function that is being traced.
     with jax.ensure_compile_time_eval():

@@ -84,9 +84,7 @@ def check_start(start: Personalized | None, features: int, shared_rank: int | No
             raise ValueError("warm_start: NaN or infinite components")
 
 
-def retract(
-    w: Frame, retraction: str, active: Float[Array, " rank"] | None = None
-) -> Frame:
+def retract(w: Frame, retraction: str, active: Float[Array, " rank"] | None = None) -> Frame:
     """Orthonormal columns spanning those of `w`; columns that are not active stay zero.
 
     Source: the generalized retractions of Shi & Kontar (2024), Proposition 6.
@@ -104,9 +102,7 @@ def deflate(w: Frame, basis: Frame) -> Frame:
     return w - basis @ (basis.T @ w)
 
 
-def top_components(
-    moment: Moment, rank: int, active: Float[Array, " rank"] | None = None
-) -> Frame:
+def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Frame:
     """Top eigenvectors of a second moment; columns that are not active are zero."""
     vectors = moment.top(rank)[1]
     return vectors if active is None else vectors * active

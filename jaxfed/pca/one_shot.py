@@ -20,11 +20,9 @@ from jaxfed.pca._components import (
     check_fits,
     check_name,
     check_rank,
-    deflate,
     moment_lift,
     moment_message,
     moment_of,
-    retract,
     top_components,
 )
 
@@ -181,8 +179,8 @@ class OneShot(Algorithm):
     * `"spectrum"` (the start of Qu et al. in Shi & Kontar 2024, Section 5): the same with the
       components scaled by their standard deviations, i.e. of the mean of best rank
       `shared_rank + local_rank` approximations of the second moments;
-    * `"local_first"`: own components first, as the client's top `local_rank` eigenvectors, then
-      the shared ones as top eigenvectors of the mean of second moments deflated by them. Right
+    * `"local_first"`: top eigenvectors of the mean of the clients' second moments, each deflated
+      by its own top `local_rank` eigenvectors. Right
       where own variance is large and shared variance small. Its messages are exact deflated
       second moments, the largest of the three.
     """
@@ -236,13 +234,13 @@ class OneShot(Algorithm):
     def client_init(self, key, data, start):
         """The one shot."""
         del key, start
+        own = jnp.zeros((data.dim, self.local_rank), data.trace.dtype)
         if self.method == "local_first":
-            local = top_components(data, self.local_rank)
-            return moment_message(data.deflate(local)), local
+            return moment_message(data.deflate(top_components(data, self.local_rank))), own
         values, vectors = data.top(self.shared_rank + self.local_rank)
         if self.method == "spectrum":
             vectors = vectors * jnp.sqrt(jnp.maximum(values, 0))
-        return vectors, jnp.zeros((data.dim, self.local_rank), data.trace.dtype)
+        return vectors, own
 
     def server_init(self, key, uplink: Float[Array, "features features"], start) -> Frame:
         """Top eigenvectors of the mean."""
@@ -253,13 +251,14 @@ class OneShot(Algorithm):
         """The shared components."""
         return server
 
+    def client_begin(self, downlink, local, data):
+        """The personal second shot."""
+        del local
+        return top_components(data.deflate(downlink), self.local_rank)
+
     def client_step(self, key, downlink, local, data):
-        """The personal second shot; nothing is sent any more."""
+        """Report the variance left over; nothing is sent any more."""
         del key
-        if self.method == "local_first":
-            local = retract(deflate(local, downlink), "polar")
-        else:
-            local = top_components(data.deflate(downlink), self.local_rank)
         left = data.trace - captured(data, downlink) - captured(data, local)
         return (), local, {"objective": left}
 

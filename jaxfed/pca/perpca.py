@@ -190,20 +190,19 @@ class PerPCA(Algorithm):
         return {"start": rule, "curvature": Max()}
 
     def client_init(self, key, data, start):
-        """Own components, and what the server needs for its start."""
+        """What the server needs for its start; own components if they are given or random."""
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
         uplink = {"start": (), "curvature": ()}
         if self.step_size is None:
             uplink["curvature"] = moment.largest_eigenvalue()
+        local = None  # until the shared components are known
         if start is not None:
             if start.local.shape[-1] > 0:
                 local = start.local if active is None else start.local * active
-            else:
-                local = top_components(moment.deflate(start.shared), self._width, active)
         elif self.start == "local_first":
-            local = top_components(moment, self._width, active)
-            uplink["start"] = moment_message(moment.deflate(local))
+            own = top_components(moment, self._width, active)
+            uplink["start"] = moment_message(moment.deflate(own))
         else:
             draw = jax.random.normal(
                 key, (moment.dim, self.shared_rank + self._width), moment.trace.dtype
@@ -238,6 +237,13 @@ class PerPCA(Algorithm):
     def downlink(self, server):
         """The shared components, and the step size where it is not given and fixed."""
         return Message(server.shared, server.step_size)
+
+    def client_begin(self, downlink, local, data):
+        """Own components for the first shared ones: the best, where none are given."""
+        if local is not None:
+            return local
+        moment = data.moment if data.unshrunk is None else data.unshrunk
+        return top_components(moment.deflate(downlink.shared), self._width, data.active)
 
     def client_step(self, key, downlink, local, data):
         """Deflate and retract the own components, take a step, send the shared copy."""

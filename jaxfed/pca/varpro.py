@@ -117,7 +117,9 @@ class VarProPerPCA(Algorithm):
     def server_init(self, key, uplink, start):
         """The first trial is the start itself."""
         del key
-        shared = Moment.from_dense(uplink).top(self.shared_rank)[1] if start is None else start.shared
+        shared = (
+            Moment.from_dense(uplink).top(self.shared_rank)[1] if start is None else start.shared
+        )
         return Server(
             base=shared,
             gradient=jnp.zeros_like(shared),
@@ -161,9 +163,7 @@ class VarProPerPCA(Algorithm):
         # The two step lengths of Barzilai & Borwein in turn.
         long = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 1 / scale)
         short = jnp.where(yy > 0, sy / jnp.where(yy > 0, yy, 1), 1 / scale)
-        spectral = jnp.clip(
-            jnp.where(accepted % 2 == 1, long, short), 1e-2 / scale, 1e4 / scale
-        )
+        spectral = jnp.clip(jnp.where(accepted % 2 == 1, long, short), 1e-2 / scale, 1e4 / scale)
         step = jnp.where(good, jnp.where(first, 1 / scale, spectral), SHRINK * step)
         base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
         captured = jnp.where(good, jnp.roll(captured, 1).at[0].set(uplink.captured), captured)

@@ -8,6 +8,7 @@ from jaxfed._optional import require
 
 SIGNED = "RdBu_r"  # components and parts of a sample: white is zero
 INK = "gray_r"  # samples with values from zero up
+SMOOTH = "bicubic"  # few pixels are easier to see so
 COLOURS = ("#0b5fa5", "#d1495b", "#2a9d6f", "#e09f3e", "#7b5ea7", "#5c6770", "#17a2b8", "#a3543a")
 GREY = "#6b7280"
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.plot._figure import INK, SIGNED, bare, canvas, host, image_shape_of, limit
+from jaxfed._optional import require
+from jaxfed.plot._figure import INK, SIGNED, SMOOTH, bare, canvas, host, image_shape_of, limit
 
 ArrayLike = Array | np.ndarray
 
@@ -100,7 +101,7 @@ def separation(
     if names is not None and len(names) != len(samples):
         raise ValueError(f"names: wanted {len(samples)}, got {len(names)}")
     height, width = image_shape_of(samples.shape[1], image_shape)
-    together = sum(parts) + (0 if mean is None else np.asarray(mean))
+    together = parts[0] + parts[1] + (0 if mean is None else np.asarray(mean))
     rows = ("original", "shared part", "own part", "together")
     figure = canvas(figure, 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3)
     grid = figure.subplots(len(rows), len(samples), squeeze=False)
@@ -112,7 +113,8 @@ def separation(
             if label.endswith("part"):
                 _signed(axes, image.reshape(height, width), signed)
             else:
-                axes.imshow(image.reshape(height, width), cmap=INK, vmin=low, vmax=high)
+                pixels = image.reshape(height, width)
+                axes.imshow(pixels, cmap=INK, vmin=low, vmax=high, interpolation=SMOOTH)
                 bare(axes)
         line[0].set_ylabel(label, fontsize=8)
     for axes, name in zip(grid[0], names or (), strict=False):
@@ -125,12 +127,18 @@ def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
     figure = canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
     grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
-        _signed(axes, group.T, limit(group), aspect="auto")
+        _signed(axes, group.T, limit(group), aspect="auto", interpolation="nearest")
+        axes.set_yticks(range(group.shape[1]), range(1, group.shape[1] + 1), fontsize=7)
         axes.set_title(name, fontsize=9, loc="left")
     grid[-1].set_xlabel("feature", fontsize=8)
+    grid[-1].xaxis.set_major_locator(
+        require("matplotlib.ticker", extra="plot").MaxNLocator(10, integer=True)
+    )
+    grid[-1].tick_params(labelsize=7)
     return figure
 
 
 def _signed(axes: Any, image: np.ndarray, end: float, **options: Any) -> None:
-    axes.imshow(image, cmap=SIGNED, vmin=-end, vmax=end, interpolation="nearest", **options)
+    options = {"interpolation": SMOOTH} | options
+    axes.imshow(image, cmap=SIGNED, vmin=-end, vmax=end, **options)
     bare(axes)

@@ -1,1 +1,9 @@
-"""Hand-written accelerator kernels: arrays in, arrays out."""
+"""Hand-written accelerator kernels: arrays in, arrays out.
+
+Each kernel stands beside a plain `jax.numpy` version of the same signature, against which it is
+tested. The package imports nothing of `jaxfed`.
+"""
+
+from jaxfed_kernels.inverse_sqrt import inverse_sqrt, inverse_sqrt_reference
+
+__all__ = ["inverse_sqrt", "inverse_sqrt_reference"]

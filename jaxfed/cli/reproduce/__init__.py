@@ -23,23 +23,21 @@ _MODULES = ("perpca", "perpca_data")
 
 @dataclass(frozen=True)
 class Interval:
-    """What a value is compared with: reproduced if it lies from `low` to `high`."""
+    """A published value and what counts as the same: anything from `low` to `high`."""
 
     low: float
     high: float
     text: str
 
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
 
-    def distance(self, value: float) -> float:
-        """How far a value lies above (or, negative, below) the interval."""
-        return value - min(max(value, self.low), self.high)
+def around(mean: float, sd: float) -> Interval:
+    """A mean over seeds; what lies within two standard deviations of it counts as the same."""
+    return Interval(mean - 2 * sd, mean + 2 * sd, f"{mean:.4g} ± {sd:.2g}")
 
 
-def around(value: float, spread: float) -> Interval:
-    """A mean and its standard deviation over seeds; within two of them counts as the same."""
-    return Interval(value - 2 * spread, value + 2 * spread, f"{value:.4g} ± {spread:.2g}")
+def near(value: float, tolerance: float) -> Interval:
+    """A single number, without a spread of its own."""
+    return Interval(value - tolerance, value + tolerance, f"{value:.4g}")
 
 
 def between(low: float, high: float) -> Interval:
@@ -59,19 +57,22 @@ def at_most(value: float) -> Interval:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, measured once per seed, beside what it is compared with.
+    """One number of a table, measured several times, beside what it is compared with.
 
     Attributes:
         measured: the value of each seed.
         reference: what the independent NumPy implementation of the same experiment gives.
-        paper: what the paper prints, as a number or as an interval.
+        paper: what the paper prints; a bare number is allowed five per cent.
         incomparable: why there is nothing to compare with, if so.
+        scatter: measured values are draws of something that depends strongly on chance, and so
+            is what was published: it is compared with their range and not with their mean.
     """
 
     measured: Sequence[float]
     reference: Interval | None = None
     paper: Interval | float | None = None
     incomparable: str | None = None
+    scatter: bool = False
 
     @property
     def mean(self) -> float:
@@ -87,33 +88,45 @@ class Cell:
     def verdict(self) -> str:
         """`"reproduced"`, `"differs by ..."` or `"not comparable: ..."`.
 
-        Against the reference where there is one, else against the paper.
+        Against the reference where there is one, else against the paper; where there are both
+        and only the paper differs, that is added.
         """
         if self.incomparable is not None:
             return f"not comparable: {self.incomparable}"
-        target = self.reference if self.reference is not None else self.paper
-        if target is None:
+        if self.reference is None and self.paper is None:
             return "not comparable: no published value"
-        if not isinstance(target, Interval):
-            # A printed number is known to its last digit; five per cent is what rounding to two
-            # significant digits may hide.
-            target = around(target, 0.025 * abs(target))
         if not math.isfinite(self.mean):
-            return f"differs: {self.mean}"
-        if self.mean in target:
-            return "reproduced"
-        return f"differs by {target.distance(self.mean):+.2g}"
+            return f"differs: measured {self.mean}"
+        first = self._gap(self.paper if self.reference is None else self.reference)
+        verdict = f"differs by {first:+.2g}" if first else "reproduced"
+        if self.reference is not None and (second := self._gap(self.paper)):
+            verdict += f"; from the paper by {second:+.2g}"
+        return verdict
 
     def texts(self) -> dict[str, str]:
         """The four printed columns."""
-        paper = "" if self.paper is None else _text(self.paper)
-        spread = "" if self.sd is None else f" ± {self.sd:.2g}"
+        if self.scatter:
+            low, high = np.min(self.measured), np.max(self.measured)
+            measured = f"{np.median(self.measured):.3g} [{low:.2g}, {high:.2g}]"
+        else:
+            measured = f"{self.mean:.4g}" + ("" if self.sd is None else f" ± {self.sd:.2g}")
+        paper = self.paper.text if isinstance(self.paper, Interval) else self.paper
         return {
-            "paper": paper,
+            "paper": "" if paper is None else str(paper),
             "reference": "" if self.reference is None else self.reference.text,
-            "measured": f"{self.mean:.4g}{spread}",
+            "measured": measured,
             "verdict": self.verdict,
         }
+
+    def _gap(self, published: Interval | float | None) -> float:
+        """How far what was measured lies above (or, negative, below) what was published."""
+        if published is None:
+            return 0.0
+        if not isinstance(published, Interval):
+            published = near(published, 0.05 * abs(published))
+        low = float(np.min(self.measured)) if self.scatter else self.mean
+        high = float(np.max(self.measured)) if self.scatter else self.mean
+        return max(low - published.high, 0.0) + min(high - published.low, 0.0)
 
 
 @dataclass(frozen=True)
@@ -221,7 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = find(arguments.target)
     out = arguments.out
     if out is not None:
-        out = _report.claim(out, force=arguments.force)
+        out = _report.refuse(out, force=arguments.force)
     report = target(data=arguments.data, seeds=arguments.seeds, out=out)
     print(text(report))
     if out is not None:
@@ -240,7 +253,7 @@ def text(report: Report) -> str:
     ]
     parts = [report.title, _report.table(rows)]
     if verdicts := report.verdicts():
-        good = verdicts.count("reproduced")
+        good = sum(verdict.startswith("reproduced") for verdict in verdicts)
         bad = sum(verdict.startswith("differs") for verdict in verdicts)
         rest = len(verdicts) - good - bad
         parts.append(f"{good} reproduced, {bad} differ, {rest} not comparable")
@@ -250,7 +263,11 @@ def text(report: Report) -> str:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write `result.json`, `result.npz` and the pictures; returns their paths."""
+    """Write `result.npz`, `result.json` and the pictures; returns their paths."""
+    pictures = [f"{name}.png" for name in report.figures]
+    _report.take(folder, pictures)
+    for name, draw in zip(pictures, report.figures.values(), strict=True):
+        draw().savefig(folder / name, dpi=150)
     rows = []
     for row in report.rows:
         entry = {column: row.get(column) for column in report.columns}
@@ -261,12 +278,4 @@ def write(report: Report, folder: Path) -> list[Path]:
         rows.append(entry)
     summary = {"title": report.title, "rows": rows, "notes": list(report.notes)}
     _report.write(folder, report.arrays, summary)
-    paths = [folder / name for name in _report.RESULT]
-    for name, draw in report.figures.items():
-        paths.append(folder / f"{name}.png")
-        draw().savefig(paths[-1], dpi=150)
-    return paths
-
-
-def _text(value: Interval | float) -> str:
-    return value.text if isinstance(value, Interval) else f"{value:.4g}"
+    return [folder / name for name in (*_report.RESULT, *pictures)]

@@ -1,0 +1,21 @@
+"""`jaxfed fit ALGORITHM`: one algorithm on your own files.
+
+Each algorithm is a module here with an `add_parser(subparsers)`; `_pca` holds what the PCA family
+has in common. To add one, write its module and name it in `ALGORITHMS`.
+"""
+
+from jaxfed.cli.fit import one_shot, perpca, varpro
+
+ALGORITHMS = (perpca, varpro, one_shot)
+
+
+def add_parser(subparsers) -> None:
+    """Add the `fit` command.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser("fit", description="Fit an algorithm to your own files.")
+    algorithms = parser.add_subparsers(metavar="ALGORITHM", required=True)
+    for module in ALGORITHMS:
+        module.add_parser(algorithms)

@@ -1,0 +1,334 @@
+"""What fitting any algorithm of the PCA family has in common: files in, files and pictures out."""
+
+import argparse
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxfed import data, pca, plot
+from jaxfed._optional import require
+from jaxfed.cli import _evaluate, _report
+from jaxfed.core import backend, participation
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.clients import Clients
+from jaxfed.core.run import Solution, fit
+
+PICTURES = ("components.png", "convergence.png")
+WARM_STARTS = ("projector", "spectrum")
+DRAWN = 4  # clients whose own components are drawn
+
+
+class Plan(NamedTuple):
+    """What to run, and what to run before it as a start."""
+
+    algorithm: Algorithm
+    start: Algorithm | None = None
+
+
+class Split(NamedTuple):
+    """The clients' samples, centred as asked for."""
+
+    names: list[str]
+    train: list[Float[np.ndarray, "n_i d"]]
+    held_out: list[Float[np.ndarray, "k_i d"]]  # empty where nothing is held out
+    mean: Float[np.ndarray, "m d"]  # what was subtracted
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def add_command(
+    subparsers, name: str, summary: str, build: Callable[[argparse.Namespace], Plan]
+) -> argparse.ArgumentParser:
+    """Add an algorithm with the options that all of them have; return its parser."""
+    parser = subparsers.add_parser(name, help=summary, description=summary)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder with one file a client (.npy, .csv, .parquet, images with rows as samples), "
+        "or one file that holds all clients",
+    )
+    parser.add_argument(
+        "--client-column", metavar="NAME", help="of one table: the column that names the client"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results go here")
+    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of each client's samples, to test on; 0 for none; default: %(default)s",
+    )
+    parser.add_argument(
+        "--center",
+        choices=("none", "own", "common"),
+        nargs="?",
+        const="own",
+        default="none",
+        help="subtract each client's own mean, or the mean of all training samples; "
+        "default: %(default)s, without a value: own",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--image-shape",
+        type=_shape,
+        metavar="HxW",
+        help="draw components as images of this many pixels, e.g. 28x28",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("vmap", "chunked", "pmap", "shard"),
+        default="vmap",
+        help="all clients at once, in blocks, or spread over devices; default: %(default)s",
+    )
+    parser.add_argument(
+        "--chunk-size", type=int, metavar="K", help="clients in a block; not for vmap"
+    )
+    # One exchange, unless add_loop says otherwise.
+    parser.set_defaults(
+        run=partial(run, build=build),
+        algorithm=name,
+        rounds=1,
+        tol=None,
+        participation=None,
+        checkpoint_every=None,
+    )
+    return parser
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add the ranks of a method with shared and own components."""
+    parser.add_argument("--shared-rank", type=int, required=True, metavar="R1")
+    parser.add_argument("--local-rank", type=int, required=True, metavar="R2")
+
+
+def add_loop(parser: argparse.ArgumentParser, *, starts: tuple[str, ...]) -> None:
+    """Add the options of an iterative method; its first start is the default."""
+    group = parser.add_argument_group("rounds")
+    group.add_argument("--rounds", type=int, default=200, help="default: %(default)s")
+    group.add_argument(
+        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
+    )
+    group.add_argument(
+        "--start",
+        choices=starts,
+        default=starts[0],
+        help="default: %(default)s; projector and spectrum are those of oneshot",
+    )
+    group.add_argument(
+        "--participation", type=int, metavar="K", help="clients a round; default: all"
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=50,
+        metavar="ROUNDS",
+        help="default: %(default)s; the same command resumes an interrupted run",
+    )
+
+
+def warm_start(arguments: argparse.Namespace) -> Algorithm | None:
+    """The algorithm whose solution `--start` asks for, if it is another's."""
+    if arguments.start not in WARM_STARTS:
+        return None
+    return pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"wanted HEIGHTxWIDTH, e.g. 28x28, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], Plan]) -> int:
+    """Run the command.
+
+    Args:
+        arguments: the parsed arguments.
+        build: makes the algorithm of them.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: for arguments, data or a checkpoint that do not fit.
+        FileNotFoundError: if there are no data.
+        ImportError: if an optional package is missing.
+        FloatingPointError: if the objective becomes infinite.
+    """
+    lasting = arguments.checkpoint_every is not None
+    folder = _report.refuse(arguments.out, force=arguments.force, resumable=lasting)
+    require("matplotlib.figure", extra="plot")
+    plan, backend_ = build(arguments), _backend(arguments)
+    split_key, key = jax.random.split(jax.random.key(arguments.seed))
+    split = _read(arguments, split_key)
+    clients = Clients.from_samples(split.train)
+    plan.algorithm.check(clients, None)
+    _check_image_shape(arguments.image_shape, clients.features)
+
+    resumes = lasting and _report.interrupted(folder)
+    checkpoint = None
+    if lasting:
+        checkpoint = Checkpoint(folder / _report.CHECKPOINT, every=arguments.checkpoint_every)
+    _report.take(folder, PICTURES, resume=resumes)
+    if checkpoint is not None:
+        # From here on the folder tells that a run was begun.
+        checkpoint.path.mkdir(exist_ok=True)
+    print(
+        f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
+        f"samples to learn from and {sum(map(len, split.held_out))} held out."
+    )
+    if resumes:
+        print(f"Taking up the run that was interrupted in {folder}.")
+    begun = time.perf_counter()
+    start = None
+    if plan.start is not None:
+        start = fit(plan.start, clients, rounds=1, key=key, backend=backend_)
+
+    def attempt() -> Solution:
+        return fit(
+            plan.algorithm,
+            clients,
+            rounds=arguments.rounds,
+            key=key,
+            warm_start=start,
+            participation=_participation(arguments),
+            backend=backend_,
+            tol=arguments.tol,
+            progress=_report.on_terminal() and arguments.rounds > 1,
+            checkpoint=checkpoint,
+        )
+
+    try:
+        solution = attempt()
+    except ValueError:
+        if not (resumes and arguments.force):
+            raise
+        # Another run's checkpoint, and leave to overwrite it.
+        shutil.rmtree(folder / _report.CHECKPOINT)
+        solution = attempt()
+    seconds = time.perf_counter() - begun
+
+    rows = _table(solution, start, clients, split)
+    print("\n" + _report.table(rows) + "\n")
+    drawn = _draw(folder, solution, split, arguments.image_shape)
+    settings = {name: value for name, value in vars(arguments).items() if name != "run"}
+    arrays = {
+        "shared": solution.result.shared,
+        "local": solution.result.local,
+        "names": split.names,
+        "mean": split.mean,
+        **{f"history_{name}": values for name, values in solution.history.items()},
+    }
+    samples = dict(zip(split.names, map(len, split.train), strict=True))
+    summary = {"settings": settings, "seconds": seconds, "samples": samples, "table": rows}
+    _report.write(folder, arrays, summary)
+    print(f"Written to {folder}: {', '.join((*_report.RESULT, *drawn))}.")
+    return 0
+
+
+def _read(arguments: argparse.Namespace, key) -> Split:
+    arrays, names = data.read_folder(arguments.data, client_column=arguments.client_column)
+    share = arguments.held_out
+    if not 0 <= share < 1:
+        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    train, held_out = arrays, []
+    if share > 0:
+        train, held_out = data.train_test_split(arrays, share, key=key)
+    # Of the training samples, so that nothing is known of the others.
+    mean = np.stack([y.mean(axis=0) for y in train])
+    if arguments.center == "common":
+        mean[:] = np.concatenate(train).mean(axis=0)
+    elif arguments.center == "none":
+        mean[:] = 0
+    train = [y - shift for y, shift in zip(train, mean, strict=True)]
+    # Either every client has samples held out or none has.
+    held_out = [y - shift for y, shift in zip(held_out, mean, strict=False)]
+    return Split(names, train, held_out, mean)
+
+
+def _backend(arguments: argparse.Namespace) -> backend.Backend:
+    size = arguments.chunk_size
+    if arguments.backend == "vmap":
+        if size is not None:
+            raise ValueError("--chunk-size: is for --backend chunked, pmap and shard, got vmap")
+        return backend.vmap()
+    if arguments.backend == "chunked":
+        return backend.chunked(256 if size is None else size)
+    inner = None if size is None else backend.chunked(size)
+    return getattr(backend, arguments.backend)(inner=inner)
+
+
+def _participation(arguments: argparse.Namespace) -> participation.Participation | None:
+    count = arguments.participation
+    return None if count is None else participation.uniform(count)
+
+
+def _check_image_shape(shape: tuple[int, int] | None, features: int) -> None:
+    if shape is not None and shape[0] * shape[1] != features:
+        raise ValueError(
+            f"--image-shape: {shape[0]}x{shape[1]} is {shape[0] * shape[1]} pixels, the data "
+            f"have {features} features"
+        )
+
+
+def _table(
+    solution: Solution, start: Solution | None, clients: Clients, split: Split
+) -> list[Mapping[str, Any]]:
+    learned = _evaluate.shares(solution.result, clients.data)
+    unseen = None
+    if split.held_out:
+        unseen = _evaluate.shares(solution.result, Clients.from_samples(split.held_out).data)
+    up, down = (
+        sum(float(s.history[way][-1]) for s in (start, solution) if s is not None)
+        for way in ("bits_up", "bits_down")
+    )
+    quantities = {
+        "rounds": int(solution.rounds),
+        "objective (mean squared error of a training sample)": _evaluate.objective(
+            solution.result, clients.data
+        ),
+        "error on training samples (% of their energy)": 100 * float(learned.residual),
+        "error on held-out samples (% of their energy)": unseen and 100 * float(unseen.residual),
+        "in shared components (% of the training energy)": 100 * float(learned.shared),
+        "in own components (% of the training energy)": 100 * float(learned.local),
+        "misalignment of the own components": _evaluate.theta(solution.result),
+        "bits sent by a client": round(up),
+        "bits received by a client": round(down),
+    }
+    return [{"quantity": name, "value": value} for name, value in quantities.items()]
+
+
+def _draw(
+    folder: Path, solution: Solution, split: Split, shape: tuple[int, int] | None
+) -> list[str]:
+    """Draw what there is to draw; return the names of the pictures."""
+    shared, local = (np.asarray(part) for part in solution.result)
+    groups = {}
+    if shared.shape[1]:
+        groups["shared components"] = _evaluate.principal(shared, split.train)
+    if local.shape[2]:
+        for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
+            groups[f"own components of {name}"] = _evaluate.principal(basis, [samples])
+    figures = {"components.png": plot.components(groups, shape)}
+    if solution.rounds > 1:
+        figures["convergence.png"] = plot.convergence(solution.history)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=150)
+    return list(figures)

@@ -1,0 +1,294 @@
+"""What shared and own components are good for: groups of clients, moving objects, topics.
+
+Each function takes what a user has (components, frames, word counts) and returns what was asked
+for (labels, images, words). The two that fit personalized PCA start it from a one-shot estimate
+in which the shared components come first (`OneShot`): in images and texts most of the variance
+is shared, and a start in which own components come first would leave it to every client anew.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxfed._optional import require
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.core.run import Solution, fit
+from jaxfed.linalg import top_eigenvectors
+from jaxfed.metrics import client_distances
+from jaxfed.pca._components import check_rank
+from jaxfed.pca.one_shot import Local, OneShot
+from jaxfed.pca.perpca import PerPCA
+
+
+def cluster_clients(
+    local: Float[Array, "m d r"], clusters: int, *, seed: int = 0
+) -> Int[np.ndarray, " m"]:
+    r"""Group clients by their own components.
+
+    Spectral clustering of the affinities \(1 - \rho_{ij} / 2 = \|V_i^\top V_j\|_F^2 / r\), the
+    mean squared cosine of the principal angles between two clients' subspaces: 1 for the same
+    subspace, 0 for orthogonal ones.
+
+    Args:
+        local: own components, `(m, d, r)`, orthonormal.
+        clusters: number of groups.
+        seed: of the k-means step.
+
+    Returns:
+        The group of each client, numbers from 0, `(m,)`.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+        ValueError: if `local` is not `(m, d, r)` or there are more groups than clients.
+
+    Source:
+        Shi & Kontar (2024), Section 7.1.7, distances (31).
+
+    Example:
+        >>> import jax, jaxfed as jf
+        >>> data = jf.data.perpca_synthetic(
+        ...     jax.random.key(0), clients=8, features=12, shared_rank=1, local_rank=2,
+        ...     samples=100, shared_scale=3.0, local="random", groups=2,
+        ... )
+        >>> clients = jf.Clients.from_samples(data.samples)
+        >>> solution = jf.fit(jf.pca.OneShot(1, 2), clients, rounds=1, key=jax.random.key(1))
+        >>> labels = jf.pca.cluster_clients(solution.result.local, 2)
+        >>> jf.metrics.clustering_accuracy(data.labels, labels)
+        1.0
+    """
+    distances = client_distances(local)
+    _check_count("clusters", clusters, distances)
+    # Rounding may leave an affinity a little below zero.
+    affinity = np.clip(1 - np.asarray(distances, float) / 2, 0, 1)
+    spectral = require("sklearn.cluster", extra="data").SpectralClustering
+    return spectral(clusters, affinity="precomputed", random_state=seed).fit_predict(affinity)
+
+
+def embed_clients(local: Float[Array, "m d r"], dims: int = 2) -> Float[Array, "m dims"]:
+    r"""Place clients in a plane so that distances tell how much their own components differ.
+
+    Classical multidimensional scaling: \(\rho_{ij}\) is a squared Euclidean distance (between
+    projectors), so the top eigenvectors of \(-\tfrac12 J \rho J\), \(J\) the centring matrix,
+    scaled by the roots of their eigenvalues are the coordinates that keep most of it.
+
+    Args:
+        local: own components, `(m, d, r)`, orthonormal.
+        dims: number of coordinates.
+
+    Returns:
+        Coordinates, `(m, dims)`, centred at zero, the widest spread first.
+
+    Raises:
+        ValueError: if `local` is not `(m, d, r)` or there are more coordinates than clients.
+
+    Source:
+        Shi & Kontar (2024), Section 7.1.7; Torgerson (1952), Multidimensional scaling: I. Theory
+        and method.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxfed as jf
+        >>> axes = jnp.eye(4)[:, :, None]  # four clients with a component of their own each
+        >>> points = jf.pca.embed_clients(axes, dims=3)
+        >>> bool(jnp.allclose(((points[0] - points[1]) ** 2).sum(), 2.0, atol=1e-5))
+        True
+    """
+    distances = client_distances(local)
+    _check_count("dims", dims, distances)
+    centred = distances - distances.mean(axis=0)
+    centred = centred - centred.mean(axis=1, keepdims=True)
+    values, vectors = top_eigenvectors(-(centred + centred.T) / 4, dims)
+    return vectors * jnp.sqrt(jnp.maximum(values, 0))
+
+
+class VideoSeparation(NamedTuple):
+    """Three image sequences that add up to the frames, and the run they come from.
+
+    Attributes:
+        background: what all frames share, `(t, h, w)`.
+        foreground: what is a frame's own, `(t, h, w)`.
+        residual: what neither explains, `(t, h, w)`.
+        solution: the fitted components.
+    """
+
+    background: Float[Array, "t h w"]
+    foreground: Float[Array, "t h w"]
+    residual: Float[Array, "t h w"]
+    solution: Solution
+
+
+def separate_video(
+    frames: Float[Array, "t h w"],
+    shared_rank: int,
+    local_rank: int,
+    *,
+    rounds: int = 100,
+    algorithm: PerPCA | None = None,
+    warm_start: Solution | Personalized | None = None,
+) -> VideoSeparation:
+    r"""Separate the moving parts of an image sequence from its background.
+
+    Each frame is a client whose samples are the rows of the image. With the fitted components a
+    frame \(Y_i\) is the sum of its background \(Y_i U U^\top\), its foreground
+    \(Y_i V_i V_i^\top\) and a residual.
+
+    Components describe the horizontal profile of an image only. A moving object whose profile is
+    like one of the background's is in part taken for background, and leaves vertical stripes;
+    pass transposed frames to have columns as samples instead.
+
+    Args:
+        frames: grayscale images, `(t, h, w)`.
+        shared_rank: rank of the background.
+        local_rank: rank of what moves in a frame.
+        rounds: rounds of `algorithm`.
+        algorithm: by default `PerPCA(shared_rank, local_rank)`.
+        warm_start: where to start; by default from `OneShot(shared_rank, local_rank)`.
+
+    Returns:
+        Background, foreground, residual, and the solution.
+
+    Raises:
+        ValueError: if frames are not `(t, h, w)`, are not finite floating point numbers, or are
+            narrower than the ranks need.
+
+    Source:
+        Shi & Kontar (2024), Sections 7.2 and 7.4.1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxfed as jf
+        >>> video = jf.data.image_sequence_synthetic(jax.random.key(0), frames=8, blobs=1)
+        >>> parts = jf.pca.separate_video(video.frames, 3, 3, rounds=20)
+        >>> brightest = parts.foreground.reshape(8, -1).argmax(axis=1, keepdims=True)
+        >>> there = jnp.take_along_axis(video.foreground.reshape(8, -1), brightest, axis=1)
+        >>> bool((there > 0).all())  # where the foreground is brightest, something moves
+        True
+    """
+    frames = jnp.asarray(frames)
+    if frames.ndim != 3:
+        raise ValueError(f"frames: wanted shape (frames, height, width), got {frames.shape}")
+    clients = Clients.from_samples(frames)
+    if algorithm is None:
+        algorithm = PerPCA(shared_rank, local_rank)
+    if warm_start is None:
+        warm_start = _fit(OneShot(shared_rank, local_rank), clients)
+    solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
+    shared, local = solution.result
+    background = frames @ shared @ shared.T
+    foreground = frames @ local @ local.mT
+    return VideoSeparation(background, foreground, frames - background - foreground, solution)
+
+
+class Topics(NamedTuple):
+    """Words that tell what groups of documents are about, and the run they come from.
+
+    Attributes:
+        common: words of the shared components, the heaviest first.
+        own: words of each group's own components, the heaviest first.
+        solution: the fitted components.
+    """
+
+    common: list[str]
+    own: list[list[str]]
+    solution: Solution
+
+
+def topic_words(
+    counts: Sequence[Float[Array, "n_i words"]],
+    vocabulary: Sequence[str],
+    *,
+    shared_rank: int = 2,
+    local_rank: int = 2,
+    words: int = 10,
+    rounds: int = 100,
+    algorithm: PerPCA | None = None,
+    warm_start: Solution | Personalized | None = None,
+) -> Topics:
+    """Words common to all groups of documents, and words that are a group's own.
+
+    Each group is a client whose samples are its documents' word counts. A word weighs by the
+    norm of its row of the components, whatever basis spans them: of U for the common words, of
+    V_i for a group's own.
+
+    Args:
+        counts: word counts of each group's documents, a list of `(n_i, words)`; see
+            `jaxfed.data.bag_of_words`.
+        vocabulary: the word of each column.
+        shared_rank: number of shared components.
+        local_rank: number of each group's own components.
+        words: how many words to return of each.
+        rounds: rounds of `algorithm`.
+        algorithm: by default `PerPCA(shared_rank, local_rank)`.
+        warm_start: where to start; by default from
+            `OneShot(shared_rank, local_rank, method="spectrum")`, computed without a matrix of
+            words by words.
+
+    Returns:
+        The words, and the solution.
+
+    Raises:
+        ValueError: if the vocabulary has another length than the counts have columns, or the
+            counts are not as `Clients.from_samples` wants them.
+
+    Source:
+        Shi & Kontar (2024), Section 7.4.2.
+
+    Example:
+        >>> import jaxfed as jf
+        >>> texts = [["tax war", "war oil oil", "tax war oil"], ["tax school", "school tax tax"]]
+        >>> counts, vocabulary = jf.data.bag_of_words(texts, min_count=1)
+        >>> topics = jf.pca.topic_words(
+        ...     counts, vocabulary, shared_rank=1, local_rank=1, words=1, rounds=10
+        ... )
+        >>> topics.common, topics.own
+        (['tax'], [['oil'], ['school']])
+    """
+    clients = Clients.from_samples(counts)
+    if len(vocabulary) != clients.features:
+        raise ValueError(
+            f"vocabulary: wanted {clients.features} words, one per column of the counts, got "
+            f"{len(vocabulary)}"
+        )
+    check_rank("words", words)
+    if algorithm is None:
+        algorithm = PerPCA(shared_rank, local_rank)
+    if warm_start is None:
+        warm_start = _spectral_start(clients, shared_rank, local_rank)
+    solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
+
+    def heaviest(components: np.ndarray) -> list[str]:
+        order = np.argsort(-np.linalg.norm(components, axis=1), kind="stable")
+        return [str(vocabulary[int(place)]) for place in order[:words]]
+
+    shared, local = map(np.asarray, solution.result)
+    return Topics(heaviest(shared), [heaviest(own) for own in local], solution)
+
+
+def _spectral_start(clients: Clients, shared_rank: int, local_rank: int) -> Personalized:
+    """The start of `OneShot(method="spectrum")`, thin.
+
+    The mean of the clients' best low-rank second moments is the product of a thin factor with
+    itself: with thousands of words its left singular vectors cost less than the mean.
+    """
+    top = _fit(Local(shared_rank + local_rank), clients).result.local
+    data = clients.data
+    variances = jnp.sum((data.values @ top) ** 2, axis=1) / data.count[:, None]
+    factors = top * jnp.sqrt(clients.weights[:, None] * variances)[:, None]
+    stacked = jnp.moveaxis(factors, 0, 1).reshape(clients.features, -1)
+    shared = jnp.linalg.svd(stacked, full_matrices=False)[0][:, :shared_rank]
+    # No own components: the algorithm takes the best ones for these shared ones.
+    return Personalized(shared, top[..., :0])
+
+
+def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> Solution:
+    # The key is never used: nothing is drawn by a one-shot estimate or after a warm start.
+    return fit(algorithm, clients, rounds=rounds, key=jax.random.key(0), warm_start=warm_start)
+
+
+def _check_count(name: str, count: int, distances: Float[Array, "m m"]) -> None:
+    check_rank(name, count)
+    if count > len(distances):
+        raise ValueError(f"{name}: wanted at most the {len(distances)} clients, got {count}")

@@ -1,0 +1,209 @@
+"""How many shared and how many own components: fits over a grid, and a suggestion."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.run import fit
+from jaxfed.linalg import Moment
+from jaxfed.metrics import misalignment, reconstruction_error
+from jaxfed.pca._components import check_data, check_fits, check_rank
+from jaxfed.pca.one_shot import OneShot
+from jaxfed.pca.perpca import PerPCA
+
+
+class RankTable(NamedTuple):
+    """One entry for each pair of ranks, and the pair suggested.
+
+    Attributes:
+        shared_rank: number of shared components.
+        local_rank: number of own components.
+        error: share of the energy left over, `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over
+            `mean_i ||Y_i||² / n_i`, on held-out samples where there are any.
+        misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the own components.
+        held_out: whether errors are of samples that were not fitted.
+        suggested: the pair `(shared_rank, local_rank)`, or None where own components are
+            aligned at every pair.
+    """
+
+    shared_rank: Int[np.ndarray, " pairs"]
+    local_rank: Int[np.ndarray, " pairs"]
+    error: Float[np.ndarray, " pairs"]
+    misalignment: Float[np.ndarray, " pairs"]
+    held_out: bool
+    suggested: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        lines = [f"{'shared':>6} {'local':>6} {'error':>9} {'misalignment':>13}"]
+        for r1, r2, error, theta in zip(*self[:4], strict=True):
+            mark = "  <- suggested" if (r1, r2) == self.suggested else ""
+            lines.append(f"{r1:6d} {r2:6d} {error:9.4f} {theta:13.4f}{mark}")
+        return "\n".join(lines)
+
+
+def suggest_ranks(
+    clients: Clients,
+    *,
+    shared_ranks: Sequence[int],
+    local_ranks: Sequence[int],
+    key: Key[Array, ""],
+    rounds: int = 100,
+    held_out: float = 0.2,
+    min_gain: float = 0.01,
+    min_misalignment: float = 0.1,
+    algorithm: Callable[[int, int], Algorithm] = PerPCA,
+    starts: Sequence[Literal["projector", "spectrum", "local_first"]] = (
+        "projector",
+        "local_first",
+    ),
+) -> RankTable:
+    r"""Fit personalized PCA over a grid of ranks and suggest a pair.
+
+    Shi & Kontar recommend small ranks with a small reconstruction error and a misalignment
+    \(\theta\) that is still large. Here that is made a rule:
+
+    1. Pairs with \(\theta\) below `min_misalignment` are out. Own components that agree between
+       clients hold something shared; then the split is not identified, however small the error.
+    2. Of the others the pair with the least `error + price * (shared_rank + local_rank)` is
+       suggested: a component has to explain that share of the energy. The price is `min_gain`
+       plus the share of the noise in one direction, which any component explains, held-out or
+       not; it is estimated as the error of the largest pair over the directions it leaves.
+
+    What \(\theta\) can and cannot tell: it is at most 1 - max(1/m, r2/(d - r1)), so with two
+    clients or with ranks near d a smaller threshold is needed. A small value has three possible
+    causes: too many own components, too few shared ones, or a run that ended in a bad place.
+    With too many own components a run may *collapse*, that is, own components take over shared
+    directions, from one start and not from another, and at the right ranks too. So every pair is
+    fitted from several starts and the fit with the least objective kept. This makes a collapse
+    rarer; it cannot rule it out. Where all clients are alike \(\theta\) is small at every pair
+    and nothing is suggested; `Pooled` is the method then.
+
+    Each pair of ranks is compiled anew, which takes seconds; large grids take minutes.
+
+    Args:
+        clients: whom to fit, on samples or second moments.
+        shared_ranks: numbers of shared components to try.
+        local_ranks: numbers of own components to try.
+        key: random key, for the choice of held-out samples and the runs.
+        rounds: rounds of each fit.
+        held_out: share of each client's samples to keep for the errors, rounded down to whole
+            samples. With 0, with second moments, or if no client has that many, errors are of
+            the fitted data.
+        min_gain: share of the energy that a component must explain beyond noise.
+        min_misalignment: least \(\theta\) of a pair that may be suggested.
+        algorithm: makes the algorithm from two ranks, e.g.
+            `lambda r1, r2: PerPCA(r1, r2, variant="polar", step_size=1.0)`.
+        starts: methods of `OneShot` to start from.
+
+    Returns:
+        The table, in the order of `shared_ranks`, then `local_ranks`.
+
+    Raises:
+        ValueError: if there is nothing to try, ranks do not fit, or a share is not from 0 to 1.
+
+    Source:
+        Shi & Kontar (2024), Section 7.1.6.
+
+    Example:
+        >>> import jax, jaxfed as jf
+        >>> data = jf.data.perpca_synthetic(
+        ...     jax.random.key(0), clients=10, features=8, shared_rank=1, local_rank=1,
+        ...     samples=100, shared_scale=2.0, local_scale=2.0, noise_variance=0.05,
+        ... )
+        >>> table = jf.pca.suggest_ranks(
+        ...     jf.Clients.from_samples(data.samples), shared_ranks=[1, 2], local_ranks=[1, 2],
+        ...     key=jax.random.key(1), rounds=50,
+        ... )
+        >>> table.suggested
+        (1, 1)
+    """
+    check_data(clients)
+    for name, ranks in (("shared_ranks", shared_ranks), ("local_ranks", local_ranks)):
+        if len(ranks) == 0:
+            raise ValueError(f"{name}: wanted at least one rank, got none")
+        for rank in ranks:
+            check_rank(name, rank)
+    if len(starts) == 0:
+        raise ValueError("starts: wanted at least one method of OneShot, got none")
+    check_fits("shared_ranks + local_ranks", max(shared_ranks) + max(local_ranks), clients)
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out: wanted a share from 0 to below 1, got {held_out!r}")
+    for name, share in (("min_gain", min_gain), ("min_misalignment", min_misalignment)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name}: wanted a share from 0 to 1, got {share!r}")
+
+    key_split, key_fit = jax.random.split(key)
+    fitted, probe = _split(clients, held_out, key_split)
+    own = _moments(fitted)
+    measured = own if probe is None else _moments(probe)
+
+    pairs = [(r1, r2) for r1 in shared_ranks for r2 in local_ranks]
+    errors, thetas = [], []
+    for r1, r2 in pairs:
+        results = []
+        for method in starts:
+            start = fit(OneShot(r1, r2, method=method), fitted, rounds=1, key=key_fit)
+            solution = fit(algorithm(r1, r2), fitted, rounds=rounds, key=key_fit, warm_start=start)
+            results.append(solution.result)
+        best = min(results, key=lambda result: _error(own, result, fitted.weights))
+        errors.append(_error(measured, best, clients.weights))
+        thetas.append(float(misalignment(best.local)))
+
+    sizes = np.sum(pairs, axis=1)
+    largest = int(np.argmax(sizes))
+    noise = errors[largest] / max(clients.features - sizes[largest], 1)
+    score = np.asarray(errors) + (min_gain + noise) * sizes
+    score[np.asarray(thetas) < min_misalignment] = np.inf
+    least = int(np.argmin(score))
+    return RankTable(
+        *np.asarray(pairs).T,
+        error=np.asarray(errors),
+        misalignment=np.asarray(thetas),
+        held_out=probe is not None,
+        suggested=pairs[least] if np.isfinite(score[least]) else None,
+    )
+
+
+def _moments(clients: Clients) -> Moment:
+    data = clients.data
+    if isinstance(data, Moment):
+        return data
+    return jax.vmap(Moment.from_samples)(data.values, data.count)
+
+
+def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> float:
+    """Share of the energy left over; clients without any sample do not count."""
+    error = reconstruction_error(data, *result, per_client=True)
+    weights = weights * (data.count > 0)
+    energy = weights @ data.trace
+    return float(weights @ error / jnp.where(energy > 0, energy, 1))
+
+
+def _split(clients: Clients, share: float, key: Key[Array, ""]) -> tuple[Clients, Clients | None]:
+    """Clients with what remains of their samples, and with what was taken at random."""
+    data = clients.data
+    if not isinstance(data, Samples):
+        return clients, None
+    # A hair more than the share: 0.2 of 10 samples is two of them in any precision.
+    taken = jnp.floor(data.count * share + 1e-3)
+    if not taken.any():
+        return clients, None
+    real = data.mask > 0
+    draw = jnp.where(real, jax.random.uniform(key, real.shape), jnp.inf)
+    held = jnp.argsort(jnp.argsort(draw, axis=1), axis=1) < taken[:, None]
+
+    def only(rows: Bool[Array, "m n"]) -> Clients:
+        first = jnp.argsort(~rows, axis=1, stable=True)
+        values = jnp.where(rows[..., None], data.values, 0)
+        values = jnp.take_along_axis(values, first[..., None], axis=1)
+        chosen = Samples(values, rows.sum(axis=1).astype(data.count.dtype))
+        return eqx.tree_at(lambda c: c.data, clients, chosen)
+
+    return only(real & ~held), only(held)

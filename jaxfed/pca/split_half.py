@@ -1,0 +1,75 @@
+"""Which shared components to believe: those that two halves of the samples agree on.
+
+The objective cannot tell: where shared variance is small its optimum on few noisy samples may be
+far from the truth, and held-out reconstruction may even improve on the way there. Components that
+are noise differ between the halves; true ones do not.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.run import fit
+from jaxfed.metrics import projector_distance
+
+
+def split_half(
+    algorithms: Sequence[Algorithm],
+    clients: Clients,
+    *,
+    rounds: int,
+    key: Key[Array, ""],
+    **arguments: Any,
+) -> tuple[int, np.ndarray]:
+    """Fit each algorithm to the even and to the odd rows of every client, and compare.
+
+    Args:
+        algorithms: candidates, e.g. `PerPCA` with and without shrinkage.
+        clients: clients with at least two samples each.
+        rounds: rounds of each fit.
+        key: random key.
+        **arguments: passed on to `fit`.
+
+    Returns:
+        `(best, disagreement)`: the position of the candidate whose halves agree most, and
+        `‖P_a - P_b‖²_F` of the shared components for each, between 0 and twice the shared rank.
+        More than about 1 says that the shared components are noise.
+
+    Raises:
+        ValueError: without candidates, without samples (moments cannot be split), or with a
+            client of fewer than two samples.
+    """
+    if len(algorithms) == 0:
+        raise ValueError("algorithms: at least one candidate is needed")
+    if not isinstance(clients.data, Samples):
+        raise ValueError("clients: split_half needs samples, second moments cannot be split")
+    values, count = clients.data.values, clients.data.count
+    if int(count.min()) < 2:
+        raise ValueError(
+            f"clients: each needs at least two samples, client {int(count.argmin())} has one"
+        )
+    halves = [
+        eqx.tree_at(lambda c: c.data, clients, Samples(rows, size))
+        for rows, size in (
+            (values[:, ::2], jnp.ceil(count / 2)),
+            (values[:, 1::2], jnp.floor(count / 2)),
+        )
+    ]
+    disagreement = np.asarray(
+        [
+            projector_distance(
+                *[
+                    fit(algorithm, half, rounds=rounds, key=key, **arguments).result.shared
+                    for half in halves
+                ]
+            )
+            for algorithm in algorithms
+        ]
+    )
+    return int(np.argmin(disagreement)), disagreement

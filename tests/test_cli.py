@@ -1,0 +1,292 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxfed.cli import _evaluate, _report, main
+
+RANKS = ["--shared-rank", "2", "--local-rank", "2"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Eight clients of 20 to 27 samples and 9 features: two shared, two own directions, noise."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+
+    def frame():
+        return np.linalg.qr(rng.normal(size=(9, 2)))[0].T
+
+    shared = frame()
+    for i in range(8):
+        scores = rng.normal(size=(2, 20 + i, 2))
+        noise = 0.3 * rng.normal(size=(20 + i, 9))
+        samples = 3 * scores[0] @ shared + 2 * scores[1] @ frame() + noise + 1
+        np.save(folder / f"client{i}.npy", samples.astype(np.float32))
+    return folder
+
+
+def fit(algorithm, data, out, *options):
+    return main(["fit", algorithm, "--data", str(data), "--out", str(out), *map(str, options)])
+
+
+def loaded(folder):
+    with np.load(folder / "result.npz") as arrays:
+        return dict(arrays), json.loads((folder / "result.json").read_text())
+
+
+def value(summary, name):
+    (found,) = [row["value"] for row in summary["table"] if row["quantity"].startswith(name)]
+    return found
+
+
+def refused(capsys, code):
+    """The one line that was said on standard error; nothing was computed."""
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+# --- demo ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    run = subprocess.run(
+        [sys.executable, "-m", "jaxfed", "demo", "--out", str(folder), "--rounds", "20"],
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    return folder, run
+
+
+def test_demo_compares_the_methods_on_held_out_images(demo):
+    folder, run = demo
+    arrays, summary = loaded(folder)
+    held_out = {row["method"]: row["left over, held out"] for row in summary["table"]}
+    assert held_out["PerPCA"] < held_out["OneShot"] < min(held_out["Local"], held_out["Pooled"])
+    assert all(method in run.stdout for method in ("Local", "Pooled", "OneShot", "PerPCA"))
+    assert arrays["shared"].shape == (64, 8) and arrays["local"].shape == (50, 64, 3)
+    assert sorted({len(classes) for classes in summary["classes"]}) == [1, 2]
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_terminal_there_is_no_progress_bar(demo):
+    assert demo[1].stderr == ""
+
+
+def test_demo_overwrites_only_when_told_to(demo, capsys):
+    folder, _ = demo
+    before = (folder / "result.json").read_bytes()
+    line = refused(capsys, main(["demo", "--out", str(folder)]))
+    assert line.startswith("jaxfed: --out") and "--force" in line
+    assert (folder / "result.json").read_bytes() == before
+    (folder / "notes.txt").write_text("mine")
+    assert main(["demo", "--out", str(folder), "--rounds", "2", "--force"]) == 0
+    assert loaded(folder)[1]["settings"]["rounds"] == 2
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+# --- fit -------------------------------------------------------------------------------------
+
+
+def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert fit("perpca", data, out, *RANKS, "--rounds", 30, "--center", "--held-out", 0.25) == 0
+    arrays, summary = loaded(out)
+    frames = np.concatenate([np.repeat(arrays["shared"][None], 8, 0), arrays["local"]], axis=2)
+    identity = np.broadcast_to(np.eye(4), (8, 4, 4))
+    np.testing.assert_allclose(frames.mT @ frames, identity, atol=4e-5)
+    assert arrays["names"].tolist() == [f"client{i}" for i in range(8)]
+    assert arrays["history_objective"].shape == (30,)
+    assert np.all(np.abs(arrays["mean"] - 1) < 3) and np.ptp(arrays["mean"], axis=0).min() > 0
+    assert summary["samples"] == {f"client{i}": 20 + i - round((20 + i) / 4) for i in range(8)}
+    assert summary["settings"]["center"] == "own" and "jax" in summary["versions"]
+    assert value(summary, "rounds") == 30
+    assert value(summary, "objective") <= arrays["history_objective"][-1] * (1 + 1e-5)
+    training, held_out = value(summary, "error on training"), value(summary, "error on held-out")
+    parts = value(summary, "in shared") + value(summary, "in own")
+    assert 0 < training < held_out < 100 and parts + training == pytest.approx(100, abs=1e-3)
+    # A frame in single precision up in each round, and one down, and once more at the start.
+    assert value(summary, "bits sent") >= 30 * 9 * 2 * 32
+    for name in ("components.png", "convergence.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert "error on held-out samples" in capsys.readouterr().out
+    assert fit("perpca", data, out, *RANKS) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "shapes"),
+    [
+        (["local", "--rank", "4"], ((9, 0), (8, 9, 4))),
+        (["pooled", "--rank", "4", "--image-shape", "3x3"], ((9, 4), (8, 9, 0))),
+        (["oneshot", *RANKS, "--held-out", "0"], ((9, 2), (8, 9, 2))),
+        (["varpro", *RANKS, "--rounds", "5", "--start", "projector"], ((9, 2), (8, 9, 2))),
+    ],
+)
+def test_other_algorithms(data, tmp_path, command, shapes):
+    assert fit(command[0], data, tmp_path / "out", *command[1:]) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    assert (arrays["shared"].shape, arrays["local"].shape) == shapes
+    assert (value(summary, "error on held-out") is None) == ("0" in command)
+
+
+def test_backends_change_nothing(data, tmp_path):
+    common = [*RANKS, "--rounds", 5, "--participation", 4, "--start", "projector"]
+    assert fit("perpca", data, tmp_path / "a", *common) == 0
+    spread = ["--backend", "shard", "--chunk-size", 1]
+    assert fit("perpca", data, tmp_path / "b", *common, *spread) == 0
+    (a, _), (b, _) = loaded(tmp_path / "a"), loaded(tmp_path / "b")
+    for name in ("shared", "local", "history_objective"):
+        np.testing.assert_allclose(a[name], b[name], atol=1e-4)
+
+
+def test_one_table_holds_all_clients(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{place},{a},{b},{c}" for place in "xyx" for a, b, c in rng.normal(size=(5, 3))]
+    (tmp_path / "all.csv").write_text("\n".join(["place,a,b,c", *rows]))
+    ranks = ["--shared-rank", 1, "--local-rank", 1]
+    options = [*ranks, "--client-column", "place", "--rounds", 2, "--center", "common"]
+    assert fit("perpca", tmp_path / "all.csv", tmp_path / "out", *options) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    assert summary["samples"] == {"x": 8, "y": 4}
+    np.testing.assert_array_equal(arrays["mean"][0], arrays["mean"][1])
+
+
+def test_a_killed_run_ends_where_the_uninterrupted_one_does(data, tmp_path, capsys):
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    options = [*RANKS, "--rounds", "120", "--checkpoint-every", "3", "--participation", "5"]
+    command = [sys.executable, "-m", "jaxfed", "fit", "perpca", "--data", data, *options]
+    process = subprocess.Popen([*map(str, command), "--out", str(out)], stdout=subprocess.DEVNULL)
+    rounds = out / "checkpoint" / "rounds"
+    deadline = time.monotonic() + 200
+    while not (rounds.is_dir() and any(entry.name.isdigit() for entry in rounds.iterdir())):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "result.json").exists()
+    capsys.readouterr()
+
+    # Not with another algorithm, other settings or other data.
+    assert fit("varpro", data, out, *RANKS) == 2
+    assert "belongs to another run; its algorithm" in capsys.readouterr().err
+    assert fit("perpca", data, out, *options, "--tol", "1e-3") == 2
+    assert "belongs to another run; its tol" in capsys.readouterr().err
+    assert fit("perpca", data, out, *options, "--center") == 2
+    assert "belongs to another run; its clients" in capsys.readouterr().err
+
+    assert fit("perpca", data, out, *options) == 0
+    assert "Taking up the run" in capsys.readouterr().out
+    assert fit("perpca", data, whole, *options) == 0
+    assert (out / "result.npz").read_bytes() == (whole / "result.npz").read_bytes()
+    assert json.loads((out / "result.json").read_text())["table"] == loaded(whole)[1]["table"]
+    assert fit("perpca", data, out, *options) == 2  # complete
+
+
+def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
+    options = [*RANKS, "--rounds", 6, "--checkpoint-every", 3, "--force"]
+    assert fit("perpca", data, tmp_path, *options) == 0
+    result = (tmp_path / "result.npz").read_bytes()
+    (tmp_path / "result.json").unlink()  # as if it had been interrupted at the end
+    capsys.readouterr()
+    assert fit("perpca", data, tmp_path, *options) == 0
+    assert "Taking up" in capsys.readouterr().out
+    assert (tmp_path / "result.npz").read_bytes() == result
+    (tmp_path / "result.json").unlink()
+    assert fit("perpca", data, tmp_path, *options, "--variant", "polar") == 0
+    assert (tmp_path / "result.npz").read_bytes() != result
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shared-rank", "0", "--local-rank", "1"], "shared_rank: wanted"),
+        (["--shared-rank", "8", "--local-rank", "8"], "do not fit into 9 features"),
+        ([*RANKS, "--rounds", "0"], "rounds: wanted"),
+        ([*RANKS, "--participation", "99"], "participation: 99 clients"),
+        ([*RANKS, "--held-out", "1"], "--held-out: wanted"),
+        ([*RANKS, "--chunk-size", "4"], "--chunk-size: is for"),
+        ([*RANKS, "--backend", "chunked", "--chunk-size", "0"], "chunked size: wanted"),
+        ([*RANKS, "--image-shape", "2x3"], "--image-shape: 2x3 is 6 pixels"),
+        ([*RANKS, "--step-size", "-1"], "step_size: wanted"),
+        ([*RANKS, "--checkpoint-every", "0"], "must be positive"),
+        ([*RANKS, "--client-column", "place"], "client_column"),
+        ([*RANKS, "--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(data, tmp_path, capsys, options, message):
+    code = fit("perpca", data, tmp_path / "out", *options)
+    captured = capsys.readouterr()
+    assert code == 2
+    (line,) = captured.err.splitlines()
+    assert line.startswith("jaxfed: ") and message in line
+    assert not (tmp_path / "out" / "result.npz").exists()
+
+
+def test_divergence_is_told_in_one_line(data, tmp_path, capsys):
+    assert fit("perpca", data, tmp_path / "out", *RANKS, "--step-size", "1e30") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a smaller step size may help" in line
+
+
+def test_a_missing_package_is_told_in_one_line(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    line = refused(capsys, fit("perpca", data, tmp_path / "out", *RANKS))
+    assert "pip install 'jaxfed[plot]'" in line
+    assert not (tmp_path / "out").exists()
+
+
+# --- the rest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [[], ["fit"], ["fit", "perpca"], ["demo"], ["reproduce"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    assert " ".join(["usage: jaxfed", *command]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["unknown"], ["fit"], ["fit", "perpca"], ["demo", "-x"]])
+def test_wrong_usage(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert stop.value.code == 2
+    assert "usage: jaxfed" in capsys.readouterr().err
+
+
+def test_reproduce_is_a_command(capsys):
+    assert "no-such-target" in refused(capsys, main(["reproduce", "no-such-target"]))
+
+
+def test_tables_are_aligned():
+    rows = [{"method": "Local", "error": 1234.5678}, {"method": "Pooled", "error": None}]
+    assert _report.table(rows).splitlines() == [
+        "method  error",
+        "------  -----",
+        "Local    1235",
+        "Pooled",
+    ]
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        _report.refuse(tmp_path / "out", force=True)
+
+
+def test_principal_axes_span_the_same_and_have_uncorrelated_scores():
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(size=(n, 6)) @ rng.normal(size=(6, 6)) for n in (2, 9)]
+    basis = np.linalg.qr(rng.normal(size=(6, 3)))[0]
+    axes = _evaluate.principal(basis, samples)
+    np.testing.assert_allclose(axes @ axes.T, basis @ basis.T, atol=1e-12)
+    scatter = axes.T @ sum(y.T @ y / len(y) for y in samples) @ axes
+    np.testing.assert_allclose(scatter, np.diag(np.diag(scatter)), atol=1e-10)
+    assert np.all(np.diff(np.diag(scatter)) < 0)
