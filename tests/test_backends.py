@@ -148,7 +148,9 @@ def test_gradients_equal_those_of_vmap(name):
     at = (perpca(), clients.data.values, clients.weights)
     wanted = gradients(at, jf.backend.vmap())
     chex.assert_trees_all_close(gradients(at, backend(name)), wanted, rtol=1e-7, atol=1e-9)
-    assert all(jnp.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(wanted.__class__(wanted)))
+    _, by_values, by_weights = wanted
+    assert jnp.abs(by_values).max() > 1e-3
+    assert jnp.abs(by_weights).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", [pytest.param("chunks of 3"), spread("shard 2")])

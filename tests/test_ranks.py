@@ -18,7 +18,7 @@ GRID = {"shared_ranks": (1, 2), "local_ranks": (1, 2), "rounds": 50, "key": jax.
 
 
 def _clients(key, shared_rank=1, local_rank=1, samples=50, **law):
-    defaults = {"shared_scale": 2.0, "local_scale": 2.0, "noise_variance": 0.1, "window": 6}
+    defaults = {"shared_scale": 2.0, "local_scale": 2.0, "noise_variance": 0.1}
     data = perpca_synthetic(
         key, clients=12, features=9, shared_rank=shared_rank, local_rank=local_rank,
         samples=samples, **(defaults | law),
@@ -26,7 +26,7 @@ def _clients(key, shared_rank=1, local_rank=1, samples=50, **law):
     return jf.Clients.from_samples(data.samples)
 
 
-@pytest.mark.parametrize("truth", [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("truth", [(1, 1), (1, 2), (2, 2)])
 def test_suggests_the_truth(key, truth):
     table = suggest_ranks(_clients(key, *truth), **GRID)
     assert table.suggested == truth
@@ -45,12 +45,16 @@ def test_shared_direction_among_the_own_ones_shows_in_the_misalignment(key):
     assert abs(table.error[one_too_few] - table.error[right]).item() < 0.01
     assert table.misalignment[one_too_few].item() < 0.05
     assert table.misalignment[right].item() > 0.5
+    assert table.suggested == (2, 1)
 
 
 def test_suggests_nothing_where_all_clients_are_alike(key):
     table = suggest_ranks(_clients(key, 2, 2, local="random", groups=1), **GRID)
     assert table.suggested is None
-    assert (table.misalignment < 0.1).all()
+    # Four shared components and nothing else: the pair that explains them has aligned own ones,
+    # the pairs that explain less have not.
+    assert table.misalignment[-1] < 0.1
+    assert (table.misalignment[:-1] > 0.1).all()
     assert "suggested" not in str(table)
 
 
@@ -130,4 +134,6 @@ def test_refuses_bad_input(key, change, message):
 
 
 def test_example():
-    assert doctest.testmod(ranks) == (0, 5)
+    failed, attempted = doctest.testmod(ranks)
+    assert attempted > 0
+    assert failed == 0

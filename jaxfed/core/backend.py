@@ -255,7 +255,7 @@ def shard(
         axis = mesh.axis_names[0]
     if axis not in mesh.axis_names:
         raise ValueError(f"axis: the mesh has the axes {mesh.axis_names}, not {axis!r}")
-    return _Shard(mesh, axis, inner or vmap())
+    return _Shard(mesh, str(axis), inner or vmap())
 
 
 def _devices(

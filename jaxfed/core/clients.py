@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxfed.linalg import Moment
@@ -127,7 +128,7 @@ class Clients(eqx.Module):
 
 
 def _traced(value: object) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def _checked(array: ArrayLike, name: str) -> Array:

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed._optional import require
@@ -680,7 +681,7 @@ def _one_key(key) -> Key[Array, ""]:
 
 
 def _check_loop(tol, metrics, metrics_every) -> None:
-    if tol is not None and not isinstance(tol, jax.core.Tracer):
+    if tol is not None and not isinstance(tol, Tracer):
         number = np.asarray(tol)
         if number.ndim > 0 or number.dtype.kind not in "fiu" or not number >= 0:
             raise ValueError(f"tol: wanted a non-negative number or None, got {tol!r}")

@@ -60,14 +60,12 @@ def sweep(
     Raises:
         ValueError: for grids whose members do not fit together, and as `rollout` does.
     """
-    if not isinstance(algorithms, Algorithm):
-        algorithms = stack(algorithms)
-    if not isinstance(clients, Clients):
-        clients = stack(clients)
+    one_algorithm = algorithms if isinstance(algorithms, Algorithm) else stack(algorithms)
+    one_clients = clients if isinstance(clients, Clients) else stack(clients)
     if block is not None and (not isinstance(block, int) or block <= 0):
         raise ValueError(f"block: wanted a positive whole number, got {block!r}")
-    axes = (_several(algorithms), clients.ids.ndim == 2, jnp.ndim(keys) == 1)
-    return _grid(algorithms, clients, keys, rounds, block, axes, arguments)
+    axes = (_several(one_algorithm), one_clients.ids.ndim == 2, jnp.ndim(keys) == 1)
+    return _grid(one_algorithm, one_clients, keys, rounds, block, axes, arguments)
 
 
 @eqx.filter_jit

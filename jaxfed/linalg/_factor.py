@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 
@@ -29,7 +29,8 @@ def gram(w: Float[Array, "d r"]) -> Float[Array, "r r"]:
     # For few rows a sum of outer products, which the compiler fuses, is 3 to 8 times faster on a
     # processor than its product of a batch of small matrices, the left one transposed.
     if len(w) <= 32:
-        return sum(jnp.outer(w[i], w[i]) for i in range(len(w)))
+        first, *rest = (jnp.outer(w[i], w[i]) for i in range(len(w)))
+        return sum(rest, first)
     return matmul(w.T, w)
 
 
@@ -45,6 +46,29 @@ def normalized(w: Float[Array, "d 1"]) -> Factors:
     scaled = jnp.where(zero, jnp.zeros_like(w).at[0].set(1), w / jnp.where(zero, 1, scale))
     norm = jnp.sqrt(squared_norm(scaled))
     return scaled / norm, jnp.where(zero, 0, 1 / (norm * scale)).reshape(1, 1)
+
+
+def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
+    """The result, or where it is bad what an expensive method makes of it.
+
+    A loop of at most one turn, and not a `lax.cond`: under `jax.vmap` a `cond` runs both branches
+    for all, this loop runs only when the result of some is bad.
+
+    Args:
+        bad: whether the result will not do.
+        again: `(bad, *result) -> result`. What it works on must depend on these arguments, or the
+            compiler takes the work out of the loop and does it every time.
+        result: the arrays to replace.
+
+    Returns:
+        Arrays like `result`.
+    """
+
+    def turn(state):
+        bad, *result = state
+        return jnp.zeros_like(bad), *again(bad, *result)
+
+    return lax.while_loop(lambda state: state[0], turn, (bad, *result))[1:]
 
 
 def checked_tall(w: Float[Array, "d r"]) -> Float[Array, "d r"]:

@@ -16,6 +16,7 @@ from jaxfed.linalg._factor import (
     gram,
     matmul,
     normalized,
+    repeated,
     squared_norm,
 )
 
@@ -49,8 +50,8 @@ def orthonormalize(w: Float[Array, "d r"], method: Method | None = None) -> Floa
     algorithm" (2015).
     """
     w = checked_tall(w)
-    method = checked_method(method, get_args(Method), default="cholesky")
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method)[0].astype(w.dtype)
+    chosen = checked_method(method, get_args(Method), default="cholesky")
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
 
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
@@ -78,18 +79,16 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
         q, second, error = cholesky(q)
         return q, matmul(first, second), error
 
-    # Loops of at most one turn, for the reasons given in `polar`.
     tolerance = 32 * eps * w.shape[1]
     q, inverse, error = lax.while_loop(
         lambda state: (state[2] > tolerance) & (state[2] < 1e-2), again, cholesky(w)
     )
 
-    def householder(state):
-        q, _, error = state
-        return *_by_householder(jnp.where(error <= tolerance, q, w)), jnp.zeros_like(error)
+    def householder(bad, q, inverse):
+        del inverse
+        return _by_householder(jnp.where(bad, w, q))
 
-    q, inverse, _ = lax.while_loop(lambda s: ~(s[2] <= tolerance), householder, (q, inverse, error))
-    return q, inverse
+    return repeated(~(error <= tolerance), householder, (q, inverse))
 
 
 def _by_householder(w: Float[Array, "d r"]) -> Factors:

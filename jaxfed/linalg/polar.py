@@ -1,10 +1,10 @@
 """Orthonormal polar factor of a tall matrix: the orthonormal matrix closest to it.
 
-`W = Q P` with `Q^T Q = I` and `P = (W^T W)^{1/2}`, so `Q = W P^{-1}`. The inverse square root of the
-small Gram matrix `W^T W` costs a handful of `r x r` products where `W` is nearly orthonormal, as it
-is after the steps of a manifold algorithm. Forming the Gram matrix squares the condition number, so
-the expected error decides what follows: nothing, one correction of `Q` itself, or, for the badly
-conditioned, a singular value decomposition of `W`.
+`W = Q P` with `Q^T Q = I` and `P = (W^T W)^{1/2}`, so `Q = W P^{-1}`. The inverse square root of
+the small Gram matrix `W^T W` costs a handful of `r x r` products where `W` is nearly orthonormal,
+as it is after the steps of a manifold algorithm. Forming the Gram matrix squares the condition
+number, so the expected error decides what follows: nothing, one correction of `Q` itself, or, for
+the badly conditioned, a singular value decomposition of `W`.
 """
 
 from typing import Literal, get_args
@@ -23,40 +23,41 @@ from jaxfed.linalg._factor import (
     gram,
     matmul,
     normalized,
+    repeated,
     squared_norm,
 )
 
 Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
 
-# XLA's processor backend multiplies batches of r x r matrices of these sizes two to six times slower
-# than those of the next multiple of 8.
+# XLA's processor backend multiplies batches of r x r matrices of these sizes two to six times
+# slower than those of the next multiple of 8.
 _SLOW_RANKS = (4, 5, 6, 7, 11, 14, 15)
 
 
 def polar(w: Float[Array, "d r"], method: Method | None = None) -> Float[Array, "d r"]:
-    r"""Orthonormal polar factor of a tall matrix, the closest orthonormal matrix to it.
+    r"""Orthonormal polar factor of a tall matrix, the orthonormal matrix closest to it.
 
     .. math:: Q = W (W^T W)^{-1/2} = \arg\min_{Q^T Q = I} \|W - Q\|_F.
 
     The columns are orthonormal to `1e-5 r` in single and `1e-12 r` in double precision at any
-    condition number. Up to about the inverse square root of the machine epsilon's square root
-    (60 in single, 8000 in double precision) the factor comes from the Gram matrix and agrees with
-    that of a singular value decomposition to the square root of epsilon; beyond that it is taken
-    from the decomposition.
+    condition number. Up to condition numbers of about 30 in single and 3000 in double precision
+    `Q` comes from the Gram matrix, at best exact to rounding and at worst to the square root of
+    the machine epsilon; beyond, it is that of a singular value decomposition.
 
-    Where `W` has lost rank every completion of the factor is as close as every other; one of them
-    is returned. NaN and infinity in `w` give NaN.
+    Where `w` has lost rank every completion of the factor is as close as every other: one of them
+    is returned. NaN or infinity in `w` gives NaN.
 
-    Differentiable in both modes and at every order, also where singular values coincide. In the
-    directions in which `W` has lost rank the factor is not differentiable and the derivative
-    returned there is zero. Map it over many matrices with `jax.vmap`; in a batch the decomposition
-    runs, for all, only when some matrix needs it.
+    Differentiable in both modes and at every order, also where singular values coincide. Where `w`
+    has lost rank the factor is not differentiable: the derivative returned is zero in the
+    directions lost. Map it over many matrices with `jax.vmap`; the decomposition then runs, for
+    all, only when one of them needs it.
 
     Args:
         w: the matrix, with d >= r.
-        method: how the inverse square root of the Gram matrix is found: `"newton_schulz"` (the
-            default) or `"eigh"`; or `"svd"`, a singular value decomposition of `w` throughout; or
-            `"pallas"`, the kernel of `jaxfed_kernels`, which was not yet measured on an accelerator.
+        method: `"newton_schulz"` (the default) or `"eigh"`, by which the inverse square root of
+            the Gram matrix is found; `"svd"`, a singular value decomposition of `w` throughout; or
+            `"pallas"`, Newton-Schulz in a kernel of `jaxfed_kernels` for CUDA devices, never yet
+            measured on one and therefore never chosen automatically.
 
     Returns:
         The orthonormal factor, of the dtype of `w` (half precisions are computed in single).
@@ -67,8 +68,8 @@ def polar(w: Float[Array, "d r"], method: Method | None = None) -> Float[Array, 
     Source: Higham, "Functions of Matrices" (2008), chapters 6 and 8.
     """
     w = checked_tall(w)
-    method = checked_method(method, get_args(Method), default="newton_schulz")
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method)[0].astype(w.dtype)
+    chosen = checked_method(method, get_args(Method), default="newton_schulz")
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
 
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
@@ -95,15 +96,11 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
         (matmul(w, inverse), inverse, error),
     )
 
-    # A loop of at most one turn, not a `cond`: mapped over clients, a `cond` would decompose the
-    # matrices of all of them every time. What is decomposed must depend on the loop's state, or
-    # the compiler takes the decomposition out of the loop.
-    def decompose(state):
-        q, _, error = state
-        return *_by_svd(jnp.where(error <= tolerance, q, w)), jnp.zeros_like(error)
+    def decompose(bad, q, inverse):
+        del inverse
+        return _by_svd(jnp.where(bad, w, q))
 
-    q, inverse, _ = lax.while_loop(lambda s: ~(s[2] <= tolerance), decompose, (q, inverse, error))
-    return q, inverse
+    return repeated(~(error <= tolerance), decompose, (q, inverse))
 
 
 def _by_svd(w: Float[Array, "d r"]) -> Factors:
@@ -129,8 +126,8 @@ def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Floa
     """Inverse square root by a Newton-Schulz iteration of ninth order.
 
     With `E = I - G / c`, multiply `T = (I - E)^{-1/2} + O(E^9)` into the result and replace `E` by
-    `I - (I - E) T^2`, until the next `T` is exact to rounding. One `T` is enough where `W` is nearly
-    orthonormal.
+    `I - (I - E) T^2`, until the next `T` is exact to rounding. One `T` is enough where `W` is
+    nearly orthonormal.
 
     Returns:
         The inverse square root `Z`, and the error `|Z G Z - I|_F` to expect: what the series leaves
@@ -236,17 +233,15 @@ def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Arra
         (jnp.zeros_like(b), b, b, start, 0),
     )
 
-    # As in `_values`: at most one turn, and only where somebody needs it.
-    def decompose(state):
-        x, error = state
-        values, vectors = jnp.linalg.eigh(jnp.where(error <= tolerance, x, s))
+    def decompose(bad, x):
+        values, vectors = jnp.linalg.eigh(jnp.where(bad, s, x))
         sums = values[:, None] + values
         regular = sums > eps * r * values[-1]
         inner = matmul(vectors.T, matmul(right, vectors))
         inner = jnp.where(regular, inner / jnp.where(regular, sums, 1), 0)
-        return matmul(vectors, matmul(inner, vectors.T)), jnp.zeros_like(error)
+        return (matmul(vectors, matmul(inner, vectors.T)),)
 
-    x, _ = lax.while_loop(lambda state: ~(state[1] <= tolerance), decompose, (x[:r, :r], error))
+    (x,) = repeated(~(error <= tolerance), decompose, (x[:r, :r],))
     return x * size
 
 

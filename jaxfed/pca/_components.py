@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.aggregation import outer
@@ -34,7 +35,7 @@ def check_name(argument: str, given: object, known: tuple[str, ...]) -> None:
 
 def check_positive(argument: str, given) -> None:
     """Refuse a number that is known and not positive and finite; None is for the caller."""
-    if given is None or isinstance(given, jax.core.Tracer):
+    if given is None or isinstance(given, Tracer):
         return
     values = np.asarray(given)
     real = values.dtype.kind in "fiu"
@@ -80,7 +81,7 @@ def check_start(start: Personalized | None, features: int, shared_rank: int | No
             f"got {start.local.shape}"
         )
     for part in start:
-        if not isinstance(part, jax.core.Tracer) and not np.isfinite(np.asarray(part)).all():
+        if not isinstance(part, Tracer) and not np.isfinite(np.asarray(part)).all():
             raise ValueError("warm_start: NaN or infinite components")
 
 

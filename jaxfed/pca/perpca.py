@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.aggregation import Max, Mean
@@ -155,7 +156,7 @@ class PerPCA(Algorithm):
             given = len(self.local_rank)
             if given != len(clients):
                 raise ValueError(f"local_rank: {given} ranks for {len(clients)} clients")
-            if not isinstance(clients.ids, jax.core.Tracer) and np.max(clients.ids) >= given:
+            if not isinstance(clients.ids, Tracer) and np.max(clients.ids) >= given:
                 raise ValueError(
                     f"local_rank: the {given} ranks are those of the ids 0 to {given - 1}, "
                     f"got clients with ids up to {np.max(clients.ids)}"

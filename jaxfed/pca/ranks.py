@@ -30,7 +30,7 @@ class RankTable(NamedTuple):
         misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the own components.
         held_out: whether errors are of samples that were not fitted.
         suggested: the pair `(shared_rank, local_rank)`, or None where own components are
-            aligned at every pair.
+            aligned at the pairs that explain enough.
     """
 
     shared_rank: Int[np.ndarray, " pairs"]
@@ -69,21 +69,24 @@ def suggest_ranks(
     Shi & Kontar recommend small ranks with a small reconstruction error and a misalignment
     \(\theta\) that is still large. Here that is made a rule:
 
-    1. Pairs with \(\theta\) below `min_misalignment` are out. Own components that agree between
-       clients hold something shared; then the split is not identified, however small the error.
-    2. Of the others the pair with the least `error + price * (shared_rank + local_rank)` is
-       suggested: a component has to explain that share of the energy. The price is `min_gain`
-       plus the share of the noise in one direction, which any component explains, held-out or
-       not; it is estimated as the error of the largest pair over the directions it leaves.
+    1. A component has to explain a share of the energy, its price: the pair with the least
+       `error + price * (shared_rank + local_rank)` is suggested. The price is `min_gain` plus the
+       share of the noise in one direction, which any component explains, held-out or not; it is
+       estimated as the error of the largest pair over the directions it leaves.
+    2. The error hardly tells whether a component is shared or in all clients' own components. Of
+       pairs within half of `min_gain` of the least, the one with the largest \(\theta\) is taken.
+    3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested: own components
+       that agree between clients hold something shared, so more shared components have to be
+       tried, or there is nothing but shared ones and `Pooled` is the method.
 
     What \(\theta\) can and cannot tell: it is at most 1 - max(1/m, r2/(d - r1)), so with two
-    clients or with ranks near d a smaller threshold is needed. A small value has three possible
-    causes: too many own components, too few shared ones, or a run that ended in a bad place.
-    With too many own components a run may *collapse*, that is, own components take over shared
-    directions, from one start and not from another, and at the right ranks too. So every pair is
-    fitted from several starts and the fit with the least objective kept. This makes a collapse
-    rarer; it cannot rule it out. Where all clients are alike \(\theta\) is small at every pair
-    and nothing is suggested; `Pooled` is the method then.
+    clients, or with ranks near d, a smaller threshold is needed. It is small with too many own
+    components, with too few shared ones, and after a run that ended in a bad place. With too many
+    own components a run may *collapse*, that is, own components take over shared directions, from
+    one start and not from another, and at the right ranks too. So every pair is fitted from
+    several starts and the fit with the least error on the fitted samples kept, which makes a
+    collapse rarer and cannot rule it out. Nor does a large \(\theta\) prove that clients differ:
+    own components that are too few for what all clients share pick different parts of it.
 
     Each pair of ranks is compiled anew, which takes seconds; large grids take minutes.
 
@@ -97,7 +100,7 @@ def suggest_ranks(
             samples. With 0, with second moments, or if no client has that many, errors are of
             the fitted data.
         min_gain: share of the energy that a component must explain beyond noise.
-        min_misalignment: least \(\theta\) of a pair that may be suggested.
+        min_misalignment: least \(\theta\) of a suggested pair.
         algorithm: makes the algorithm from two ranks, e.g.
             `lambda r1, r2: PerPCA(r1, r2, variant="polar", step_size=1.0)`.
         starts: methods of `OneShot` to start from.
@@ -152,22 +155,22 @@ def suggest_ranks(
             start = fit(OneShot(r1, r2, method=method), fitted, rounds=1, key=key_fit)
             solution = fit(algorithm(r1, r2), fitted, rounds=rounds, key=key_fit, warm_start=start)
             results.append(solution.result)
-        best = min(results, key=lambda result: _error(own, result, fitted.weights))
-        errors.append(_error(measured, best, clients.weights))
-        thetas.append(float(misalignment(best.local)))
+        chosen = min(results, key=lambda result: _error(own, result, fitted.weights))
+        errors.append(_error(measured, chosen, clients.weights))
+        thetas.append(float(misalignment(chosen.local)))
 
     sizes = np.sum(pairs, axis=1)
     largest = int(np.argmax(sizes))
     noise = errors[largest] / max(clients.features - sizes[largest], 1)
     score = np.asarray(errors) + (min_gain + noise) * sizes
-    score[np.asarray(thetas) < min_misalignment] = np.inf
-    least = int(np.argmin(score))
+    tied = score <= score.min() + min_gain / 2
+    best = int(np.argmax(np.where(tied, thetas, -1)))
     return RankTable(
         *np.asarray(pairs).T,
         error=np.asarray(errors),
         misalignment=np.asarray(thetas),
         held_out=probe is not None,
-        suggested=pairs[least] if np.isfinite(score[least]) else None,
+        suggested=pairs[best] if thetas[best] >= min_misalignment else None,
     )
 
 

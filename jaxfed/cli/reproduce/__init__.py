@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxfed.cli import _report
 
-# Each module has a dict TARGETS; they are imported when a target is looked up.
+# Each has a dict TARGETS; they are imported when a target is looked for.
 _MODULES = ("perpca", "perpca_data")
 
 
@@ -41,8 +41,12 @@ def near(value: float, tolerance: float) -> Interval:
 
 
 def between(low: float, high: float) -> Interval:
-    """The range of several runs."""
-    return Interval(low, high, f"{low:.4g} to {high:.4g}")
+    """The range of a few runs; half of it more on each side counts as the same.
+
+    The range of three runs is 1.7 standard deviations on average, so this is about `around` again.
+    """
+    half = (high - low) / 2
+    return Interval(low - half, high + half, f"{low:.4g} to {high:.4g}")
 
 
 def at_least(value: float) -> Interval:
@@ -171,22 +175,23 @@ class Target(Protocol):
 
 def targets() -> dict[str, Target]:
     """All targets by name."""
-    found: dict[str, Target] = {}
-    for module in _MODULES:
-        found |= importlib.import_module(f"{__name__}.{module}").TARGETS
-    return dict(sorted(found.items()))
+    return {name: target for module in _MODULES for name, target in _targets_of(module).items()}
 
 
 def find(name: str) -> Target:
-    """The target of this name.
+    """The target of this name; modules are imported until it is found.
 
     Raises:
         ValueError: if there is none; the message lists those there are.
     """
-    known = targets()
-    if name not in known:
-        raise ValueError(f"target: {name!r} is not one of {', '.join(known)}")
-    return known[name]
+    for module in _MODULES:
+        if name in (known := _targets_of(module)):
+            return known[name]
+    raise ValueError(f"TARGET: {name!r} is not one of {', '.join(targets())}")
+
+
+def _targets_of(module: str) -> dict[str, Target]:
+    return importlib.import_module(f"{__name__}.{module}").TARGETS
 
 
 def add_parser(subparsers) -> None:
