@@ -1,9 +1,11 @@
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     for name in ("result.json", "notes.txt"):
         (folder / name).write_text("what was here before")
-    command = [sys.executable, "-m", "jaxfed", "demo", "--out", folder, "--rounds", "20", "--force"]
+    command = [sys.executable, "-m", "jaxfed", "demo", "--out", folder, "--force"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     return folder, run
 
@@ -82,6 +84,15 @@ def test_demo_compares_the_methods_on_held_out_images(demo):
     assert arrays["shared"].shape == (64, 8) and arrays["local"].shape == (50, 64, 3)
     assert sorted({len(classes) for classes in summary["classes"]}) == [1, 2]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readme_shows_what_the_demo_prints(demo):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for row in loaded(demo[0])[1]["table"]:
+        (line,) = re.findall(rf"^\| {row['method']}: .*$", readme, re.M)
+        printed = [float(cell) for cell in line.split("|")[2:4]]
+        computed = [row["left over, training"], row["left over, held out"]]
+        np.testing.assert_allclose(printed, computed, atol=0.15)
 
 
 def test_without_a_terminal_there_is_no_progress_bar(demo):

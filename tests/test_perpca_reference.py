@@ -129,23 +129,20 @@ def test_the_objective(retraction):
     np.testing.assert_allclose(objective[1:], total - 2 * wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize("variant", ["tangent", "polar"])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_decay(variant, ranks):
+def test_decay(ranks):
     """The step shrinks for the rounds after one that began with a larger mean objective."""
     samples, ranks = draw(), RANKS[ranks]
     shared, frames, start = first(ranks)
-    step = 0.5 if variant == "tangent" else 1.0  # too large for a descent without decay
-    algorithm = jf.pca.PerPCA(SHARED, ranks, step_size=step, decay=0.6, variant=variant)
+    step = 0.5  # too large for a descent without decay
+    algorithm = jf.pca.PerPCA(SHARED, ranks, step_size=step, decay=0.6)
     solution = solve(algorithm, samples, warm_start=start)
 
     steps, last = [], np.inf
     for _ in range(ROUNDS):
         entered = [reference.polar(v - shared @ (shared.T @ v)) for v in frames]
         value = reference.reconstruction_errors(samples, shared, entered).mean()
-        shared, frames, *_ = reference.perpca(
-            samples, shared, frames, step_size=step, rounds=1, variant=variant
-        )
+        shared, frames, *_ = reference.perpca(samples, shared, frames, step_size=step, rounds=1)
         step = 0.6 * step if value > last else step
         last = value
         steps.append(step)

@@ -181,7 +181,7 @@ class _Pmap(Backend):
 
     def map_reduce(self, work, shared, own):
         count = len(self.devices)
-        parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), own)
+        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
         spread = jax.pmap(
             partial(_across_devices, self.inner, work, AXIS),
             axis_name=AXIS,
@@ -190,7 +190,7 @@ class _Pmap(Backend):
             devices=self.devices,
         )
         total, kept = spread(shared, parts)
-        stack, kept = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
+        stack, kept = jax.tree.map(lambda x: x.reshape(count * x.shape[1], *x.shape[2:]), kept)
         return {**total, "stack": stack}, kept
 
 

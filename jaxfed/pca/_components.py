@@ -105,8 +105,24 @@ def deflate(w: Frame, basis: Frame) -> Frame:
 
 def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Frame:
     """Top eigenvectors of a second moment; columns that are not active are zero."""
-    vectors = moment.top(rank)[1]
-    return vectors if active is None else vectors * active
+    values, vectors = moment.top(rank)
+    if active is None:
+        return vectors
+    # The active ones do turn towards the others: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
+    gaps = values - values[:, None]
+    clear = (active > active[:, None]) & (gaps > jnp.finfo(values.dtype).eps * rank * values[0])
+    turn = jnp.where(clear, change_within(moment, vectors) / jnp.where(clear, gaps, 1), 0)
+    return (vectors + vectors @ turn) * active
+
+
+def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
+    """Zero, whose derivative is VᵀdSV: what a moment's change does within its eigenvectors' span.
+
+    The derivative of `Moment.top` leaves it out, because no function of the span sees it. What
+    tells the eigenvectors apart needs it.
+    """
+    within = vectors.T @ moment.mv(vectors)
+    return within - jax.lax.stop_gradient(within)
 
 
 def moment_message(moment: Moment) -> Array:

@@ -6,6 +6,7 @@ All of them need a single round (`rounds=1`); more change nothing.
 from typing import Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -16,6 +17,7 @@ from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
     Frame,
     captured,
+    change_within,
     check_data,
     check_fits,
     check_name,
@@ -239,7 +241,11 @@ class OneShot(Algorithm):
             return moment_message(data.deflate(top_components(data, self.local_rank))), own
         values, vectors = data.top(self.shared_rank + self.local_rank)
         if self.method == "spectrum":
-            vectors = vectors * jnp.sqrt(jnp.maximum(values, 0))
+            # V K^(1/2) with K = VᵀSV, which is diagonal but for its derivative.
+            root = jax.lax.stop_gradient(jnp.sqrt(jnp.maximum(values, 0)))
+            sums = root + root[:, None]
+            change = change_within(data, vectors) / jnp.where(sums > 0, sums, 1)
+            vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
         return vectors, own
 
     def server_init(self, key, uplink: Float[Array, "features features"], start) -> Frame:

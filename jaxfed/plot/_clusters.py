@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from jaxfed.plot._figure import canvas, colour, host, light
+from jaxfed.plot._figure import bare, canvas, colour, host
 
 
 def clusters(
@@ -48,9 +48,8 @@ def clusters(
         axes.scatter(*own.T, label=str(value), linewidths=0.5, edgecolors="white", **style)
     for point, name in zip(points, names or (), strict=False):
         axes.annotate(name, point, xytext=(4, 4), textcoords="offset points", fontsize=7)
-    light(axes)
-    # Only distances mean something.
+    # Only distances mean something, and all directions the same.
+    bare(axes)
     axes.set_aspect("equal", adjustable="datalim")
-    axes.tick_params(labelbottom=False, labelleft=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

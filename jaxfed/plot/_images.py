@@ -1,6 +1,6 @@
 """Components and samples as images."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def separation(
     image_shape: tuple[int, int],
     *,
     mean: Float[ArrayLike, " d"] | None = None,
-    names: tuple[str, ...] | None = None,
+    names: Sequence[str] | None = None,
     figure: Any = None,
 ) -> Any:
     """Draw samples beside the shared part, the own part, and what the two make together.

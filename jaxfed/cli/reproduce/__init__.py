@@ -8,6 +8,7 @@ implementation of the same experiment gives, with a verdict.
 import argparse
 import importlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,6 +241,8 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out
     if out is not None:
         out = _report.refuse(out, force=arguments.force)
+    if _report.on_terminal():
+        print("this may take a few minutes ...", file=sys.stderr)
     report = target(data=arguments.data, seeds=arguments.seeds, out=out)
     print(text(report))
     if out is not None:
@@ -261,7 +264,11 @@ def text(report: Report) -> str:
         good = sum(verdict.startswith("reproduced") for verdict in verdicts)
         bad = sum(verdict.startswith("differs") for verdict in verdicts)
         rest = len(verdicts) - good - bad
-        parts.append(f"{good} reproduced, {bad} differ, {rest} not comparable")
+        unlike = sum(verdict.startswith("reproduced;") for verdict in verdicts)
+        parts.append(
+            f"{good} reproduced ({unlike} of them unlike the paper), {bad} differ, "
+            f"{rest} not comparable"
+        )
     if report.notes:
         parts.append("\n".join(f"* {note}" for note in report.notes))
     return "\n\n".join(parts)

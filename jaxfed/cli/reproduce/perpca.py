@@ -1044,7 +1044,8 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         rows=_rows(columns, measured, reference),
         notes=[
             "Ten groups of ten clients; spectral clustering of exp(-rho). From the spectrum start "
-            "with random local components, but for the default start.",
+            "with random local components, but for the default start. With shared and local "
+            "variance equal, the default start is the slower one.",
             "The paper has a picture only. Its structure after one round needs a step size far "
             "above one over the largest eigenvalue, and little noise.",
             "Numbers beside the points of the picture are the true groups, colours those found.",

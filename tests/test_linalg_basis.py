@@ -1,0 +1,205 @@
+"""Orthonormal bases by Gram-Schmidt, and leading eigenvectors."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxfed.linalg import orthonormalize, top_eigenvectors
+
+SLACK = {"float32": 1e-5, "float64": 1e-12}
+METHODS = ["cholesky", "qr"]
+
+
+def gram_schmidt(w):
+    q, r = np.linalg.qr(np.asarray(w, np.float64))
+    return q * np.sign(np.diag(r))
+
+
+def defect(q):
+    q = np.asarray(q, np.float64)
+    return np.linalg.norm(q.T @ q - np.eye(q.shape[1]))
+
+
+@partial(jax.jit, static_argnames="method")
+def jitted(w, method):
+    return orthonormalize(w, method)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", METHODS)
+@given(
+    shape=st.sampled_from([(5, 1), (8, 8), (40, 7)]),
+    condition=st.floats(0, 9),
+    scale=st.floats(-10, 10),
+    seed=st.integers(0, 2**16),
+)
+def test_orthonormal_with_the_same_flag(dtype, method, shape, condition, scale, seed):
+    rng = np.random.default_rng(seed)
+    d, r = shape
+    u, v = (np.linalg.qr(rng.normal(size=(k, r)))[0] for k in (d, r))
+    w = 10**scale * (u * 10.0 ** (-condition * np.linspace(0, 1, r))) @ v.T
+    with jax.enable_x64(dtype == "float64"):
+        w = w.astype(dtype)
+        q = jitted(w, method)
+        assert q.dtype == dtype
+        assert defect(q) <= SLACK[dtype] * r
+        # Every leading block of columns spans what those of w span.
+        error = 100 * r * np.finfo(dtype).eps * np.linalg.cond(np.asarray(w, np.float64))
+        assert np.abs(q - gram_schmidt(w)).max() <= error
+
+
+def test_orthonormal_matrices_are_fixed_points(x64):
+    w = gram_schmidt(np.random.default_rng(0).normal(size=(40, 7)))
+    chex.assert_trees_all_close(jitted(w, "cholesky"), w, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lost_rank_and_bad_numbers_stay_with_their_client(method):
+    good = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
+    column = jnp.linspace(1, 2, 6)[:, None]
+    w = jnp.stack(
+        [
+            jnp.zeros((6, 3)),
+            jnp.tile(column, (1, 3)),
+            good.at[:, 1].set(0),
+            1e-30 * good,
+            1e30 * good,
+            good,
+            good.at[0, 0].set(jnp.nan),
+            good.at[0, 0].set(jnp.inf),
+        ]
+    )
+
+    @jax.jit
+    @jax.vmap
+    def value_and_grad(w):
+        q, pullback = jax.vjp(partial(orthonormalize, method=method), w)
+        return q, pullback(jnp.arange(18.0).reshape(6, 3))[0]
+
+    q, gradient = value_and_grad(w)
+    assert max(map(defect, q[:6])) <= 3e-5
+    chex.assert_trees_all_close(np.asarray(q[3:6]), np.stack([gram_schmidt(good)] * 3), atol=1e-5)
+    chex.assert_tree_all_finite(gradient[:6])
+    assert jnp.isnan(q[6]).any() and jnp.isnan(q[7]).any()
+
+
+def test_decomposes_only_inside_a_loop():
+    program = jax.jit(jax.vmap(orthonormalize)).lower(jnp.zeros((4, 12, 6))).compile().as_text()
+    assert "geqrf" in program
+    assert "geqrf" not in program[program.index("ENTRY") :]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_derivatives_equal_finite_differences(method, x64):
+    w, u, v, weights = np.random.default_rng(3).normal(size=(4, 7, 4))
+    w[:, 3] *= 1e-2
+
+    def loss(w):
+        return jnp.sum(weights * orthonormalize(w, method) ** 2)
+
+    @jax.jit
+    def derivatives(w):
+        _, forward = jax.jvp(loss, (w,), (u,))
+        reverse, second = jax.jvp(jax.grad(loss), (w,), (v,))
+        return forward, jnp.vdot(reverse, u), jnp.vdot(second, u)
+
+    def exact(w):
+        return np.sum(weights * gram_schmidt(w) ** 2)
+
+    def difference(f, direction, step=1e-6):
+        return (f(w + step * direction) - f(w - step * direction)) / (2 * step)
+
+    forward, reverse, second = derivatives(w)
+    chex.assert_trees_all_close(forward, difference(exact, u), rtol=1e-6)
+    chex.assert_trees_all_close(reverse, forward, rtol=1e-10)
+    slope = difference(lambda w: float(derivatives(w)[0]), v)
+    chex.assert_trees_all_close(second, slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "w", [jnp.ones(3), jnp.ones((2, 3)), jnp.ones((3, 2), jnp.int32)], ids=["1d", "wide", "integer"]
+)
+def test_refuses_what_has_no_basis(w):
+    with pytest.raises(ValueError, match=r"^w must"):
+        orthonormalize(w)
+
+
+def test_refuses_unknown_methods():
+    with pytest.raises(ValueError, match=r"method must be one of .*'svd'"):
+        orthonormalize(jnp.eye(3), method="svd")
+
+
+# ---- leading eigenvectors
+
+
+def symmetric(values, seed=0):
+    rotation = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(values), len(values))))[0]
+    return (rotation * np.asarray(values)) @ rotation.T
+
+
+def test_top_eigenvectors_are_descending_with_a_fixed_sign(x64):
+    matrix = symmetric([0.5, 4.0, 3.0, -1.0, 2.0])
+    values, vectors = jax.jit(top_eigenvectors, static_argnums=1)(matrix, 3)
+    chex.assert_trees_all_close(values, np.array([4.0, 3.0, 2.0]), atol=1e-12)
+    chex.assert_trees_all_close(matrix @ vectors, values * vectors, atol=1e-12)
+    assert defect(vectors) < 1e-13
+    largest = np.take_along_axis(np.asarray(vectors), np.abs(vectors).argmax(0)[None], 0)
+    assert (largest > 0).all()
+
+
+@pytest.mark.parametrize("kept", [[5.0, 4.0, 3.0], [5.0, 5.0, 3.0], [4.0, 4.0, 4.0]])
+def test_derivative_of_the_subspace_at_repeated_eigenvalues(kept, x64):
+    matrix = symmetric([*kept, 1.0, 1.0, 0.5])
+    weights, direction = np.random.default_rng(1).normal(size=(2, 6, 6))
+    direction = direction + direction.T
+
+    def loss(matrix):
+        values, vectors = top_eigenvectors(matrix, 3)
+        return jnp.sum(weights * (vectors @ vectors.T)) + 2 * jnp.sum(values)
+
+    def exact(matrix):
+        values, vectors = np.linalg.eigh(matrix)
+        return np.sum(weights * (vectors[:, 3:] @ vectors[:, 3:].T)) + 2 * np.sum(values[3:])
+
+    gradient, slope = jax.jit(
+        lambda matrix: (jax.grad(loss)(matrix), jax.jvp(loss, (matrix,), (direction,))[1])
+    )(matrix)
+    step = 1e-6 * direction
+    expected = (exact(matrix + step) - exact(matrix - step)) / 2e-6
+    chex.assert_trees_all_close(slope, expected, rtol=1e-6)
+    chex.assert_trees_all_close(np.vdot(gradient, direction), expected, rtol=1e-6)
+
+
+def test_derivative_of_distinct_eigenvalues(x64):
+    matrix, direction = symmetric([5.0, 4.0, 3.0, 1.0]), symmetric([1.0, 2.0, -3.0, 0.0], seed=1)
+    slope = jax.jvp(lambda s: top_eigenvectors(s, 2)[0], (matrix,), (direction,))[1]
+    step = 1e-6 * direction
+    ends = [np.linalg.eigvalsh(matrix + sign * step)[:1:-1] for sign in (1, -1)]
+    chex.assert_trees_all_close(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
+
+
+def test_derivative_is_finite_where_the_subspace_is_not_differentiable():
+    gradient = jax.grad(lambda s: jnp.sum(top_eigenvectors(s, 2)[1] ** 3))(jnp.eye(4))
+    chex.assert_tree_all_finite(gradient)
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_refuses_ranks_out_of_range(rank):
+    with pytest.raises(ValueError, match=f"rank must be from 1 to 4, got {rank}"):
+        top_eigenvectors(jnp.eye(4), rank)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [jnp.ones(3), jnp.ones((3, 2)), jnp.ones((3, 3), jnp.int32)],
+    ids=["1d", "tall", "int"],
+)
+def test_refuses_what_has_no_eigenvectors(matrix):
+    with pytest.raises(ValueError, match=r"^matrix must"):
+        top_eigenvectors(matrix, 1)

@@ -1,0 +1,139 @@
+"""Second moments: both representations are one matrix."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfed.linalg import Moment, should_densify
+
+RNG = np.random.default_rng(0)
+FEATURES = 6
+
+
+def padded_samples(n, padding=0):
+    return jnp.asarray(np.pad(RNG.normal(size=(n, FEATURES)), ((0, padding), (0, 0))))
+
+
+def pair(n, padding=0):
+    """The same moment twice, and its matrix."""
+    samples = padded_samples(n, padding)
+    real = np.asarray(samples[:n])
+    moment = Moment.from_samples(samples, n)
+    return moment, moment.densified(), real.T @ real / n
+
+
+SIZES = [(20, 0), (20, 3), (4, 0), (4, 5), (3, 1)]
+
+
+@pytest.mark.parametrize(("n", "padding"), SIZES)
+def test_representations_agree(n, padding, x64):
+    moment, dense, matrix = pair(n, padding)
+    w = RNG.normal(size=(FEATURES, 2))
+    basis = np.linalg.qr(w)[0]
+    projector = np.eye(FEATURES) - basis @ basis.T
+    for each in (moment, dense):
+        assert each.dim == FEATURES
+        assert each.count == n
+        chex.assert_trees_all_close(each.matrix(), matrix, atol=1e-13)
+        chex.assert_trees_all_close(each.trace, np.trace(matrix), atol=1e-13)
+        chex.assert_trees_all_close(each.mv(w), matrix @ w, atol=1e-13)
+        chex.assert_trees_all_close(each.quadratic(w), np.trace(w.T @ matrix @ w), atol=1e-12)
+        rest = each.deflate(basis)
+        assert (rest.dense is None) == (each.dense is None)
+        chex.assert_trees_all_close(rest.matrix(), projector @ matrix @ projector, atol=1e-13)
+        chex.assert_trees_all_close(rest.trace, np.trace(projector @ matrix), atol=1e-13)
+
+
+@pytest.mark.parametrize(("n", "padding"), SIZES)
+@pytest.mark.parametrize("rank", [1, 3, 5])
+def test_top_is_the_same_by_either_side(n, padding, rank, x64):
+    moment, _, matrix = pair(n, padding)
+    values, vectors = moment.top(rank)
+    exact_values, exact_vectors = (x[..., ::-1] for x in np.linalg.eigh(matrix))
+    chex.assert_trees_all_close(values, exact_values[:rank], atol=1e-13)
+    chex.assert_trees_all_close(moment.largest_eigenvalue(), exact_values[0], atol=1e-13)
+    # Beyond the rank of the moment the basis is completed, somehow.
+    chex.assert_trees_all_close(vectors.T @ vectors, np.eye(rank), atol=1e-13)
+    known = min(rank, n)
+    exact = exact_vectors[:, :known] * np.sign(np.sum(exact_vectors[:, :rank] * vectors, 0))[:known]
+    chex.assert_trees_all_close(vectors[:, :known], exact, atol=1e-12)
+    largest = np.take_along_axis(np.asarray(vectors), np.abs(vectors).argmax(0)[None], 0)
+    assert (largest > 0).all()
+
+
+@pytest.mark.parametrize("n", [4, 20])
+def test_derivative_of_the_top_subspace(n, x64):
+    samples, direction = RNG.normal(size=(2, n, FEATURES))
+    weights = RNG.normal(size=(FEATURES, FEATURES))
+
+    def loss(samples):
+        values, vectors = Moment.from_samples(samples).top(2)
+        return jnp.sum(weights * (vectors @ vectors.T)) + jnp.sum(values)
+
+    def exact(samples):
+        values, vectors = np.linalg.eigh(samples.T @ samples / n)
+        return np.sum(weights * (vectors[:, -2:] @ vectors[:, -2:].T)) + np.sum(values[-2:])
+
+    slope = np.vdot(jax.jit(jax.grad(loss))(samples), direction)
+    step = 1e-6 * direction
+    expected = (exact(samples + step) - exact(samples - step)) / 2e-6
+    chex.assert_trees_all_close(slope, expected, rtol=1e-6)
+
+
+def test_one_program_serves_clients_of_all_sizes(x64):
+    """Under vmap and jit, with padding, and without any sample at all."""
+    sizes = np.array([4.0, 3.0, 1.0, 0.0])
+    samples = np.stack(
+        [np.pad(RNG.normal(size=(int(n), FEATURES)), ((0, 4 - int(n)), (0, 0))) for n in sizes]
+    )
+    w = RNG.normal(size=(4, FEATURES, 2))
+
+    @jax.jit
+    @jax.vmap
+    def use(samples, count, w):
+        moment = Moment.from_samples(samples, count)
+        return moment.mv(w), moment.densified().mv(w), moment.trace, *moment.top(3)
+
+    thin, dense, trace, values, vectors = use(samples, sizes, w)
+    chex.assert_trees_all_close(thin, dense, atol=1e-13)
+    for i, n in enumerate(sizes):
+        matrix = samples[i].T @ samples[i] / max(n, 1)
+        chex.assert_trees_all_close(thin[i], matrix @ w[i], atol=1e-13)
+        chex.assert_trees_all_close(trace[i], np.trace(matrix), atol=1e-13)
+        chex.assert_trees_all_close(values[i], np.linalg.eigvalsh(matrix)[:2:-1], atol=1e-13)
+        chex.assert_trees_all_close(vectors[i].T @ vectors[i], np.eye(3), atol=1e-13)
+
+
+def test_is_a_pytree_of_what_it_has():
+    moment, dense, _ = pair(4)
+    assert [leaf.shape for leaf in jax.tree.leaves(moment)] == [(4, FEATURES), (), ()]
+    assert [leaf.shape for leaf in jax.tree.leaves(dense)] == [(FEATURES, FEATURES), (), ()]
+
+
+def test_product_never_forms_the_matrix():
+    moment = Moment.from_samples(jnp.ones((3, 50)))
+    program = str(jax.make_jaxpr(Moment.mv)(moment, jnp.ones((50, 2))))
+    assert "50,50" not in program
+    assert "50,50" in str(jax.make_jaxpr(Moment.matrix)(moment))
+
+
+def test_forming_pays_after_enough_rounds():
+    # samples, features, rank, and the rounds after which it pays (None: never)
+    table = [(1000, 15, 12, 1), (120, 784, 20, None), (392, 784, 20, None), (1000, 784, 20, 17)]
+    for samples, features, rank, pays in table:
+        for rounds in (1, 2, 16, 17, 10**6):
+            wanted = pays is not None and rounds >= pays
+            assert should_densify(samples, features, rank, rounds) == wanted
+
+
+def test_refuses_what_is_no_moment():
+    with pytest.raises(ValueError, match="samples must be one matrix"):
+        Moment.from_samples(jnp.ones((2, 3, 4)))
+    with pytest.raises(ValueError, match="samples must have a real floating-point dtype"):
+        Moment.from_samples(jnp.ones((3, 4), jnp.int32))
+    with pytest.raises(ValueError, match="matrix must be square"):
+        Moment.from_dense(jnp.ones((3, 4)))
+    with pytest.raises(ValueError, match="rank must be from 1 to 4, got 5"):
+        Moment.from_samples(jnp.ones((2, 4))).top(5)

@@ -1,0 +1,300 @@
+"""The polar factor: its constraint, its value, its derivatives, its limits."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxfed.linalg import polar
+
+SLACK = {"float32": 1e-5, "float64": 1e-12}
+
+
+def svd_polar(w):
+    u, _, vt = np.linalg.svd(np.asarray(w, np.float64), full_matrices=False)
+    return u @ vt
+
+
+def svd_derivative(w, dw):
+    """The derivative written in the singular vectors, where no solve is needed."""
+    w, dw = np.asarray(w, np.float64), np.asarray(dw, np.float64)
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    inner = u.T @ dw @ vt.T
+    outside = (dw - u @ (u.T @ dw)) @ (vt.T / s) @ vt
+    return outside + u @ ((inner - inner.T) / (s[:, None] + s)) @ vt
+
+
+def random_matrix(seed, d, r, singular_values):
+    rng = np.random.default_rng(seed)
+    u = np.linalg.qr(rng.normal(size=(d, r)))[0]
+    v = np.linalg.qr(rng.normal(size=(r, r)))[0]
+    return (u * np.asarray(singular_values)) @ v.T
+
+
+def defect(q):
+    q = np.asarray(q, np.float64)
+    return np.linalg.norm(q.T @ q - np.eye(q.shape[1]))
+
+
+jitted_polar = jax.jit(polar)
+
+
+# Distinct, repeated in pairs, all equal, orthonormal: the last three break derivatives that divide
+# by differences of singular values.
+SPECTRA = {
+    "distinct": [3.0, 2.0, 1.5, 0.4],
+    "repeated": [2.0, 2.0, 0.5, 0.5],
+    "equal": [1.7] * 4,
+    "orthonormal": [1.0] * 4,
+}
+MATRICES = np.stack([random_matrix(i, 7, 4, s) for i, s in enumerate(SPECTRA.values())])
+DIRECTIONS = np.random.default_rng(9).normal(size=(3, *MATRICES.shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(
+    shape=st.sampled_from([(5, 1), (6, 3), (8, 8), (40, 7)]),
+    condition=st.floats(0, 9),
+    scale=st.floats(-10, 10),
+    seed=st.integers(0, 2**16),
+)
+def test_orthonormal_and_closest(dtype, shape, condition, scale, seed):
+    d, r = shape
+    values = 10.0 ** (
+        scale - condition * np.random.default_rng(seed).permutation(np.linspace(0, 1, r))
+    )
+    with jax.enable_x64(dtype == "float64"):
+        w = random_matrix(seed, d, r, values).astype(dtype)
+        q = jitted_polar(w)
+        assert q.dtype == dtype
+        assert defect(q) <= SLACK[dtype] * r
+        # A backward stable decomposition has the same error, but for the square root of epsilon.
+        eps = np.finfo(dtype).eps
+        # The smallest singular value of the matrix as it was rounded.
+        condition = np.linalg.cond(np.asarray(w, np.float64))
+        assert np.abs(q - svd_polar(w)).max() <= eps**0.5 + 30 * r * eps * condition
+
+
+@pytest.mark.parametrize("method", ["newton_schulz", "eigh", "svd"])
+def test_methods_agree(method, x64):
+    well = np.stack([random_matrix(i, 30, 6, np.linspace(1, 1 + i, 6)) for i in range(4)])
+    bad = random_matrix(5, 30, 6, np.logspace(0, -6, 6))[None]
+    w = np.concatenate([well, bad])
+    q = jax.jit(jax.vmap(partial(polar, method=method)))(w)
+    chex.assert_trees_all_close(q[:4], np.stack([svd_polar(x) for x in w[:4]]), atol=1e-12)
+    chex.assert_trees_all_close(q[4], svd_polar(w[4]), atol=1e-8)
+    assert max(map(defect, q)) <= 6e-12
+
+
+def test_orthonormal_matrices_are_fixed_points(x64):
+    w = random_matrix(0, 40, 7, np.ones(7))
+    chex.assert_trees_all_close(jitted_polar(w), w, atol=1e-14)
+
+
+def test_factor_leaves_a_positive_definite_matrix(x64):
+    values = np.array([0.1, 1, 2, 3, 4, 5, 9])
+    w = random_matrix(0, 40, 7, values)
+    p = np.asarray(jitted_polar(w)).T @ w
+    chex.assert_trees_all_close(p, p.T, atol=1e-12)
+    chex.assert_trees_all_close(np.linalg.eigvalsh(p), values, atol=1e-12)
+
+
+def test_lost_rank_gives_an_orthonormal_factor_and_finite_derivatives():
+    column = jnp.linspace(1, 2, 6)[:, None]
+    good = jnp.asarray(random_matrix(0, 6, 3, [1, 2, 3]), jnp.float32)
+    w = jnp.stack(
+        [
+            jnp.zeros((6, 3)),
+            jnp.tile(column, (1, 3)),
+            good.at[:, 1].set(0),
+            1e-30 * good,
+            1e30 * good,
+            good,
+        ]
+    )
+    weights = jnp.arange(18.0).reshape(6, 3)
+
+    @jax.jit
+    @jax.vmap
+    def value_and_grad(w):
+        q, pullback = jax.vjp(polar, w)
+        return q, pullback(weights)[0]
+
+    q, gradient = value_and_grad(w)
+    assert max(map(defect, q)) <= 3e-5
+    chex.assert_tree_all_finite(gradient)
+    # The matrix of full rank in the same batch is served as it is alone, at any scale.
+    exact, slope = svd_polar(good), svd_derivative(good, weights)
+    chex.assert_trees_all_close(np.asarray(q[3:]), np.stack([exact] * 3), atol=1e-5)
+    chex.assert_trees_all_close(np.asarray(gradient[5]), slope, atol=1e-4)
+    chex.assert_trees_all_close(np.asarray(gradient[4]) * 1e30, slope, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("method", ["newton_schulz", "eigh", "svd"])
+def test_nan_and_infinity_give_nan_and_stay_with_their_client(columns, method):
+    good = jnp.eye(5)[:, :columns] + 0.1
+    w = jnp.stack([good, good.at[1, 0].set(jnp.nan), good.at[1, 0].set(jnp.inf)])
+    q = jax.jit(jax.vmap(partial(polar, method=method)))(w)
+    assert defect(q[0]) <= 3e-5
+    assert jnp.isnan(q[1]).any()
+    assert jnp.isnan(q[2]).any()
+
+
+def test_nan_cotangents_end_too():
+    w = jnp.eye(5)[:, :3] + 0.1
+    gradient = jax.jit(lambda ct: jax.vjp(polar, w)[1](ct)[0])(jnp.full((5, 3), jnp.nan))
+    assert jnp.isnan(gradient).any()
+
+
+def test_decomposes_only_inside_a_loop():
+    """Mapped over clients, a decomposition outside of a loop would run for all of them, always."""
+    w = jnp.zeros((4, 12, 6))
+    program = jax.jit(jax.vmap(polar)).lower(w).compile().as_text()
+    entry = program[program.index("ENTRY") :]
+    assert "gesdd" in program
+    assert "gesdd" not in entry
+
+
+def test_half_precision_keeps_its_type():
+    w = jnp.asarray(random_matrix(0, 6, 3, [1, 2, 3]), jnp.bfloat16)
+    q = jitted_polar(w)
+    assert q.dtype == jnp.bfloat16
+    assert np.abs(np.asarray(q, np.float64) - svd_polar(w)).max() < 1e-2
+
+
+# ---- derivatives
+
+
+def finite_difference(function, w, direction, step=1e-6):
+    return (function(w + step * direction) - function(w - step * direction)) / (2 * step)
+
+
+@pytest.mark.parametrize("method", ["newton_schulz", "eigh", "svd"])
+def test_both_modes_equal_finite_differences(method, x64):
+    function = partial(polar, method=method)
+
+    @jax.jit
+    @jax.vmap
+    def derivatives(w, direction):
+        _, tangent = jax.jvp(function, (w,), (direction,))
+        # The derivative is the Hessian of the nuclear norm: its own transpose.
+        (cotangent,) = jax.vjp(function, w)[1](direction)
+        return tangent, cotangent
+
+    tangent, cotangent = derivatives(MATRICES, DIRECTIONS[0])
+    expected = np.stack(
+        [finite_difference(svd_polar, *pair) for pair in zip(MATRICES, DIRECTIONS[0], strict=True)]
+    )
+    chex.assert_trees_all_close(tangent, expected, atol=1e-8)
+    chex.assert_trees_all_close(cotangent, expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])
+def test_derivative_of_the_badly_conditioned(condition, x64):
+    w = random_matrix(0, 9, 4, [1, 1, 1, 1 / condition])
+    dw = DIRECTIONS[0, 0, :4].T @ np.eye(4, 4)
+    dw = np.concatenate([dw, dw, dw])[:9]
+    expected = svd_derivative(w, dw)
+    tangent = jitted_jvp(w, dw)
+    assert np.abs(tangent - expected).max() <= 1e-7 * np.abs(expected).max()
+
+
+@jax.jit
+def jitted_jvp(w, dw):
+    return jax.jvp(polar, (w,), (dw,))[1]
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (9, 9), (30, 15)])
+def test_derivative_at_other_shapes(shape, x64):
+    w = random_matrix(1, *shape, np.linspace(1, 3, shape[1]))
+    dw = np.random.default_rng(2).normal(size=shape)
+    chex.assert_trees_all_close(jitted_jvp(w, dw), svd_derivative(w, dw), atol=1e-11)
+
+
+def test_single_precision_derivative_is_accurate():
+    w = np.stack([random_matrix(i, 40, 12, np.linspace(1, 1 + i, 12)) for i in range(6)])
+    dw = np.random.default_rng(0).normal(size=w.shape)
+    tangent = jax.jit(jax.vmap(lambda w, dw: jax.jvp(polar, (w,), (dw,))[1]))(
+        w.astype(np.float32), dw.astype(np.float32)
+    )
+    expected = np.stack([svd_derivative(*pair) for pair in zip(w, dw, strict=True)])
+    chex.assert_trees_all_close(np.asarray(tangent, np.float64), expected, atol=1e-4)
+
+
+def test_second_derivatives_equal_differences_of_first(x64):
+    """In every combination of modes, at distinct and at repeated singular values."""
+    first, second, weights = DIRECTIONS
+
+    def loss(w, weights):
+        return jnp.sum(weights * polar(w) ** 2)
+
+    @jax.jit
+    @jax.vmap
+    def second_derivatives(w, u, v, weights):
+        gradient = jax.grad(loss)
+        forward = lambda w: jax.jvp(lambda w: loss(w, weights), (w,), (u,))[1]  # noqa: E731
+        return (
+            jnp.vdot(jax.jvp(lambda w: gradient(w, weights), (w,), (v,))[1], u),
+            jnp.vdot(jax.grad(lambda w: jnp.vdot(gradient(w, weights), u))(w), v),
+            jax.jvp(forward, (w,), (v,))[1],
+            jnp.vdot(jax.grad(forward)(w), v),
+        )
+
+    slope = jax.jit(jax.vmap(lambda w, u, weights: jnp.vdot(jax.grad(loss)(w, weights), u)))
+    expected = finite_difference(lambda w: slope(w, first, weights), MATRICES, second)
+    for result in second_derivatives(MATRICES, first, second, weights):
+        chex.assert_trees_all_close(result, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_derivative_through_a_loop_of_retractions(remat, x64):
+    """As the rounds use it: under scan, jit and vmap, with and without rematerialization."""
+    symmetric = np.diag(np.arange(7.0))
+
+    def rounds(step_size, w):
+        def body(w, _):
+            return polar(w + step_size * symmetric @ w), None
+
+        body = jax.checkpoint(body) if remat else body
+        return jnp.sum(jax.lax.scan(body, polar(w), length=4)[0][:3] ** 3)
+
+    def total(step_size):
+        return jnp.sum(jax.vmap(rounds, in_axes=(None, 0))(step_size, jnp.asarray(MATRICES)))
+
+    value, slope = jax.jit(jax.value_and_grad(total))(0.05)
+    assert np.isfinite(value)
+    difference = finite_difference(jax.jit(total), 0.05, 1.0, step=1e-5)
+    chex.assert_trees_all_close(slope, difference, rtol=1e-6)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    "w",
+    [
+        jnp.ones(3),
+        jnp.ones((2, 3, 2)),
+        jnp.ones((2, 3)),
+        jnp.ones((3, 0)),
+        jnp.ones((3, 2), jnp.int32),
+        jnp.ones((3, 2), jnp.complex64),
+    ],
+    ids=["vector", "batch", "wide", "empty", "integer", "complex"],
+)
+def test_refuses_what_has_no_factor(w):
+    with pytest.raises(ValueError, match=r"^w must"):
+        polar(w)
+    with pytest.raises(ValueError, match=r"^w must"):
+        jax.jit(polar)(w)
+
+
+def test_refuses_unknown_methods():
+    with pytest.raises(ValueError, match=r"method must be one of .*'cholesky'"):
+        polar(jnp.eye(3), method="cholesky")

@@ -1,0 +1,32 @@
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.M | re.S)
+
+
+def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    sources = blocks("python")
+    assert sources
+    for source in sources:
+        exec(compile(source, str(README), "exec"), namespace)
+    # What the text says of them.
+    assert namespace["shared"].shape == (64, 8) and namespace["local"].shape == (40, 64, 3)
+    assert (tmp_path / "components.png").stat().st_size > 0
+    objectives = [float(line) for line in capsys.readouterr().out.split("\n")[1:4]]
+    assert objectives == pytest.approx([objectives[0]] * 3, rel=1e-5)
+    assert namespace["grid"].history["objective"].shape == (3, 10)
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text())
+    assert links
+    for link in links:
+        assert (README.parent / link).exists(), link
