@@ -1,18 +1,18 @@
 """Polar factors of many small matrices: `jaxfed.linalg.polar` against a batched SVD.
 
-Run `python bench/polar.py`. The case is that of a round: every client's basis U after a tangent
-step of length 0.5, in single precision, mapped over the clients by `vmap` under `jit`. All functions
-of one shape are timed in turn, many times, and medians taken, so that what else the machine does
-falls on all of them alike: read the ratios. A star marks programs compiled with
-`xla_cpu_multi_thread_eigen=False`, which keeps small products on one thread.
+Run `python bench/polar.py`. The case is that of a round: every client's orthonormal basis after a
+tangent step of length 0.5, in single precision, mapped over the clients by `vmap` under `jit`.
+Starred programs are compiled with `xla_cpu_multi_thread_eigen=False`, which keeps each product on
+one thread; that option makes little difference here. The last column is one evaluation together
+with its gradient, over one evaluation.
 """
 
 import argparse
-import statistics
-import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from timing import machine, table, turns
 
 from jaxfed.linalg import orthonormalize, polar
 
@@ -24,7 +24,7 @@ SHAPES = [
     (1000, 15, 12),
     (10000, 30, 5),
 ]
-ONE_THREAD = {"xla_cpu_multi_thread_eigen": False}
+OPTIONS = {"": None, "*": {"xla_cpu_multi_thread_eigen": False}}
 
 
 def svd_polar(w):
@@ -41,72 +41,46 @@ def retraction_case(key, clients, features, rank):
     return u + 0.5 * step / jnp.linalg.norm(step, axis=(1, 2), keepdims=True)
 
 
-def error(q):
-    return jnp.max(jnp.linalg.norm(q.mT @ q - jnp.eye(q.shape[-1]), axis=(1, 2)))
-
-
-def gradient(w):
+def with_gradient(w):
     q, pullback = jax.vjp(jax.vmap(polar), w)
     return pullback(q * jnp.arange(q.shape[-1], dtype=q.dtype))[0]
 
 
-def programs(w):
-    """Compiled programs by name."""
-    on_one_thread = jax.default_backend() == "cpu"
-    functions = {
-        "svd": (jax.vmap(svd_polar), None),
-        "polar": (jax.vmap(polar), None),
-        "with gradient": (gradient, None),
+def error(q):
+    """The largest |Q^T Q - I|_F of any client."""
+    return float(jnp.max(jnp.linalg.norm(q.mT @ q - jnp.eye(q.shape[-1]), axis=(1, 2))))
+
+
+def row(shape, repeats):
+    """One line of the table."""
+    w = retraction_case(jax.random.key(0), *shape)
+    functions = {"svd": jax.vmap(svd_polar), "polar": jax.vmap(polar)}
+    compiled = {
+        name + star: jax.jit(function).lower(w).compile(compiler_options=options)
+        for name, function in functions.items()
+        for star, options in OPTIONS.items()
     }
-    if on_one_thread:
-        functions |= {
-            "svd*": (jax.vmap(svd_polar), ONE_THREAD),
-            "polar*": (jax.vmap(polar), ONE_THREAD),
-        }
+    compiled["gradient"] = jax.jit(with_gradient).lower(w).compile()
+    times = turns({name: partial(program, w) for name, program in compiled.items()}, repeats)
     return {
-        name: jax.jit(function).lower(w).compile(compiler_options=options)
-        for name, (function, options) in functions.items()
+        "(clients, d, r)": shape,
+        **{f"{name} ms": f"{1e3 * times[name]['cpu']:.2f}" for name in compiled},
+        "svd / polar": times["svd"]["cpu"] / times["polar"]["cpu"],
+        "starred": times["svd*"]["cpu"] / times["polar*"]["cpu"],
+        "by the clock": times["svd"]["wall"] / times["polar"]["wall"],
+        "gradient / polar": times["gradient"]["cpu"] / times["polar"]["cpu"],
+        "error svd": f"{error(compiled['svd'](w)):.0e}",
+        "error polar": f"{error(compiled['polar'](w)):.0e}",
     }
-
-
-def measure(functions, w, repeats):
-    """Median processor and wall time of each program, in milliseconds."""
-    times = {name: ([], []) for name in functions}
-    for function in functions.values():
-        jax.block_until_ready(function(w))
-    for _ in range(repeats):
-        for name, function in functions.items():
-            cpu, wall = time.process_time(), time.perf_counter()
-            jax.block_until_ready(function(w))
-            times[name][0].append(1e3 * (time.process_time() - cpu))
-            times[name][1].append(1e3 * (time.perf_counter() - wall))
-    return {name: tuple(map(statistics.median, pair)) for name, pair in times.items()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=15, help="timings of each program")
+    parser.add_argument("--repeats", type=int, default=9, help="turns of each program")
     repeats = parser.parse_args().repeats
-
-    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; processor / wall time in ms")
-    names = ["svd", "svd*", "polar", "polar*", "with gradient"]
-    print(f"{'(clients, d, r)':>16}" + "".join(f"{name:>19}" for name in names), end="")
-    print(f"{'svd/polar':>11}{'svd*/polar*':>13}{'error svd':>11}{'polar':>9}")
-    for shape in SHAPES:
-        w = retraction_case(jax.random.key(0), *shape)
-        functions = programs(w)
-        times = measure(functions, w, repeats)
-        print(f"{shape!s:>16}", end="")
-        for name in names:
-            cell = "{:.2f} / {:.2f}".format(*times[name]) if name in times else "-"
-            print(f"{cell:>19}", end="")
-        for star, width in (("", 11), ("*", 13)):
-            known = "svd" + star in times
-            ratio = f"{times['svd' + star][0] / times['polar' + star][0]:.1f}" if known else "-"
-            print(f"{ratio:>{width}}", end="")
-        print(
-            f"{error(functions['svd'](w)):>11.0e}{error(functions['polar'](w)):>9.0e}", flush=True
-        )
+    print(machine())
+    print("processor time in ms; ratios of processor time, one of the clock; errors |QᵀQ - I|_F\n")
+    print(table([row(shape, repeats) for shape in SHAPES]))
 
 
 if __name__ == "__main__":

@@ -27,9 +27,7 @@ def mesh(*shape):
 
 # By name, because the devices are not to be asked for before a test runs.
 ONE_DEVICE = {
-    "one by one": lambda: jf.backend.chunked(1),
     "chunks of 3": lambda: jf.backend.chunked(3),
-    "one chunk": lambda: jf.backend.chunked(CLIENTS),
     "chunks larger than needed": lambda: jf.backend.chunked(100),
 }
 SEVERAL_DEVICES = {
@@ -42,7 +40,6 @@ SEVERAL_DEVICES = {
     "more devices than clients": lambda: jf.backend.shard(),
     "a named axis": lambda: jf.backend.shard(mesh(2, 2), axis="silos"),
     "chunks on devices": lambda: jf.backend.shard(mesh(2), inner=jf.backend.chunked(3)),
-    "chunks on devices by pmap": lambda: jf.backend.pmap(2, inner=jf.backend.chunked(3)),
 }
 # A collective whose devices wait for each other on a busy machine must not hang the whole suite.
 spread = functools.partial(pytest.param, marks=pytest.mark.timeout(120))
@@ -63,13 +60,13 @@ def draw():
 
 def perpca(clients=CLIENTS):
     """With everything that travels: an automatic step, its decay, ranks that differ, draws."""
-    ranks = tuple(2 - i % 3 for i in range(clients))
-    return jf.pca.PerPCA(2, ranks, decay=0.7, start="random")
+    ranks = tuple((i + 1) % 2 for i in range(clients))
+    return jf.pca.PerPCA(1, ranks, decay=0.7, start="random")
 
 
 OTHERS = {
-    "PerPCA": lambda: jf.pca.PerPCA(2, 2, variant="polar", step_size=0.1),
-    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(2, 2),
+    "PerPCA": lambda: jf.pca.PerPCA(1, 1, variant="polar", step_size=0.1),
+    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(1, 1),
     "OneShot": lambda: jf.pca.OneShot(2, 2),
     "Pooled": lambda: jf.pca.Pooled(2),
     "Local": lambda: jf.pca.Local(2),
@@ -98,7 +95,7 @@ def test_equals_vmap(name):
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", ["chunks of 3", spread("shard 2")])
 @pytest.mark.parametrize("algorithm", OTHERS)
 def test_equals_vmap_for_every_algorithm(algorithm, name):
     algorithm, clients = OTHERS[algorithm](), draw()
@@ -118,7 +115,7 @@ def test_half_of_the_clients_take_part(name):
     assert jnp.abs(given.result.shared - everybody.result.shared).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", [spread("pmap 2"), spread("shard 2")])
 def test_host_driven_runs_too(name):
     clients = draw()
     given = jf.fit(perpca(), clients, rounds=ROUNDS, key=jax.random.key(3), backend=backend(name))
@@ -153,9 +150,9 @@ def test_gradients_equal_those_of_vmap(name):
     assert jnp.abs(by_weights).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", [pytest.param("chunks of 3"), spread("shard 2")])
-def test_a_client_without_weight_and_the_order_change_nothing(name):
-    clients = draw()
+@pytest.mark.timeout(120)
+def test_a_client_without_weight_and_the_order_change_nothing():
+    clients, name = draw(), "shard 2"
     wanted = solve(perpca(), clients, jf.backend.vmap())
     order = np.array([6, 2, 0, 5, 1, 3, 4])
     permuted = solve(perpca(), clients.take(order), backend(name))
@@ -182,14 +179,14 @@ def test_a_large_chunk_does_not_make_work():
 
 def test_chunks_need_less_memory():
     rng = np.random.default_rng(0)
-    clients = jf.Clients.from_samples(rng.normal(size=(512, 40, 20)))
-    algorithm = jf.pca.OneShot(2, 2, method="local_first")
+    clients = jf.Clients.from_samples(rng.normal(size=(512, 2, 30)))
+    algorithm = jf.pca.Pooled(2)
 
     def temporary(backend):
         compiled = solve.lower(algorithm, clients, backend).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temporary(jf.backend.chunked(16)) < 0.5 * temporary(jf.backend.vmap())
+    assert temporary(jf.backend.chunked(16)) < 0.2 * temporary(jf.backend.vmap())
 
 
 def test_meshes_and_devices_that_do_not_fit_are_refused():

@@ -16,7 +16,7 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
 from jaxfed.plot import _figure
 
-SHARED_RANK, LOCAL_RANK = 8, 3
+SHARED_RANK, LOCAL_RANK = 10, 2
 PICTURE = "demo.png"
 IMAGE = (8, 8)
 
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def load(key) -> Digits:
-    """The digits on 50 clients: 30 of one class, 20 of two; 40 % of each client held out."""
+    """The digits on 50 clients: 30 of one class, 20 of two; half of each client held out."""
     bundled = require("sklearn.datasets", extra="data").load_digits()
     pixels, labels = (bundled.data / 16).astype(np.float32), bundled.target
     keys = jax.random.split(key, 5)
@@ -113,11 +113,12 @@ def load(key) -> Digits:
         )
         samples += part.samples
         classes += [tuple(np.unique(labels).tolist()) for labels in part.labels]
-    # Unequal clients: each keeps between ten and all but one of its images.
+    # Unequal clients, all with enough images for each method's number of components.
     chance = np.asarray(jax.random.uniform(keys[3], (len(samples),)))
-    dropped = [1 + int(u * (len(y) - 10)) for y, u in zip(samples, chance, strict=True)]
+    least = 2 * (SHARED_RANK + LOCAL_RANK)
+    dropped = [1 + int(u * max(len(y) - least, 0)) for y, u in zip(samples, chance, strict=True)]
     samples, _ = data.train_test_split(samples, dropped, key=keys[3])
-    train, held_out = data.train_test_split(samples, 0.4, key=keys[4])
+    train, held_out = data.train_test_split(samples, 0.5, key=keys[4])
     # What a server learns from one sum and one count of each client.
     mean = np.concatenate(train).mean(axis=0)
     return Digits([y - mean for y in train], [y - mean for y in held_out], classes, mean)
@@ -180,14 +181,14 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
         f"Handwritten digits on {len(digits.train)} clients: what they share, what is their own",
         fontsize=13,
     )
-    upper, middle, lower = figure.subfigures(3, 1, height_ratios=[1.45, 1.3, 4.0])
+    upper, middle, lower = figure.subfigures(3, 1, height_ratios=[1.2, 1.2, 4.0])
     principal = _evaluate.principal(shared, digits.train)
     plot.components({f"{SHARED_RANK} shared components": principal}, IMAGE, figure=upper)
-    for digit, part in zip((1, 2, 6, 7), middle.subfigures(1, 4, wspace=0.02), strict=True):
+    for digit, part in zip((0, 1, 2, 6, 7), middle.subfigures(1, 5, wspace=0.02), strict=True):
         client = owners[digit]
         principal = _evaluate.principal(local[client], [digits.train[client]])
         plot.components(
-            {f"own components of a client with {digit}s": principal}, IMAGE, figure=part
+            {f"own, of a client with {digit}s": principal}, IMAGE, figure=part
         )
 
     left, right = lower.subfigures(1, 2, width_ratios=[1.6, 1.0], wspace=0.03)

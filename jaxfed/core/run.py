@@ -675,8 +675,8 @@ def _one_key(key) -> Key[Array, ""]:
     if isinstance(key, jax.Array | np.ndarray):
         if key.dtype == np.uint32 and key.ndim > 0:
             key = jax.random.wrap_key_data(jnp.asarray(key))
-        if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
-            return key
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return jnp.asarray(key)
     raise ValueError(f"key: wanted one random key, such as jax.random.key(0), got {key!r}")
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._optional import require
 from jaxfed.core.algorithm import Personalized
@@ -26,7 +26,7 @@ from jaxfed.pca.perpca import PerPCA
 
 
 def cluster_clients(
-    local: Float[Array, "m d r"], clusters: int, *, seed: int = 0
+    local: Float[ArrayLike, "m d r"], clusters: int, *, seed: int = 0
 ) -> Int[np.ndarray, " m"]:
     r"""Group clients by their own components.
 
@@ -61,7 +61,7 @@ def cluster_clients(
         >>> jf.metrics.clustering_accuracy(data.labels, labels)
         1.0
     """
-    distances = client_distances(local)
+    distances = client_distances(jnp.asarray(local))
     _check_count("clusters", clusters, distances)
     # Rounding may leave an affinity a little below zero.
     affinity = np.clip(1 - np.asarray(distances, float) / 2, 0, 1)
@@ -69,7 +69,7 @@ def cluster_clients(
     return spectral(clusters, affinity="precomputed", random_state=seed).fit_predict(affinity)
 
 
-def embed_clients(local: Float[Array, "m d r"], dims: int = 2) -> Float[Array, "m dims"]:
+def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Array, "m dims"]:
     r"""Place clients in a plane so that distances tell how much their own components differ.
 
     Classical multidimensional scaling: \(\rho_{ij}\) is a squared Euclidean distance (between
@@ -97,7 +97,7 @@ def embed_clients(local: Float[Array, "m d r"], dims: int = 2) -> Float[Array, "
         >>> bool(jnp.allclose(((points[0] - points[1]) ** 2).sum(), 2.0, atol=1e-5))
         True
     """
-    distances = client_distances(local)
+    distances = client_distances(jnp.asarray(local))
     _check_count("dims", dims, distances)
     centred = distances - distances.mean(axis=0)
     centred = centred - centred.mean(axis=1, keepdims=True)
@@ -122,7 +122,7 @@ class VideoSeparation(NamedTuple):
 
 
 def separate_video(
-    frames: Float[Array, "t h w"],
+    frames: Float[ArrayLike, "t h w"],
     shared_rank: int,
     local_rank: int,
     *,
@@ -197,7 +197,7 @@ class Topics(NamedTuple):
 
 
 def topic_words(
-    counts: Sequence[Float[Array, "n_i words"]],
+    counts: Sequence[Float[ArrayLike, "n_i words"]],
     vocabulary: Sequence[str],
     *,
     shared_rank: int = 2,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.aggregation import Max, Mean
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
@@ -156,10 +156,10 @@ class PerPCA(Algorithm):
             given = len(self.local_rank)
             if given != len(clients):
                 raise ValueError(f"local_rank: {given} ranks for {len(clients)} clients")
-            if not isinstance(clients.ids, Tracer) and np.max(clients.ids) >= given:
+            if not isinstance(clients.ids, Tracer) and np.asarray(clients.ids).max() >= given:
                 raise ValueError(
                     f"local_rank: the {given} ranks are those of the ids 0 to {given - 1}, "
-                    f"got clients with ids up to {np.max(clients.ids)}"
+                    f"got clients with ids up to {np.asarray(clients.ids).max()}"
                 )
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         check_start(start, clients.features, self.shared_rank)
@@ -194,7 +194,7 @@ class PerPCA(Algorithm):
         """What the server needs for its start; own components if they are given or random."""
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
-        uplink = {"start": (), "curvature": ()}
+        uplink: dict[str, PyTree] = {"start": (), "curvature": ()}
         if self.step_size is None:
             uplink["curvature"] = moment.largest_eigenvalue()
         local = None  # until the shared components are known
@@ -251,7 +251,7 @@ class PerPCA(Algorithm):
         del key
         moment, _, active = data
         shared, step = downlink
-        step = (self.step_size if step is None else step).astype(shared.dtype)
+        step = jnp.asarray(self.step_size if step is None else step, shared.dtype)
 
         local = self._correct(shared, local, active)
         w = jnp.concatenate([shared, local], axis=1)

@@ -7,7 +7,7 @@ would have to be sparse (Shi & Kontar 2024, Section 7.2).
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed.pca._components import check_positive, check_rank
 
@@ -15,7 +15,7 @@ Matrix = Float[Array, "rows columns"]
 
 
 def robust_pca(
-    matrix: Matrix,
+    matrix: Float[ArrayLike, "rows columns"],
     *,
     sparsity: float | Float[Array, ""] | None = None,
     rounds: int = 500,

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from jaxfed import metrics, pca, plot
-from jaxfed._optional import require
 from jaxfed.cli.reproduce import Cell, Interval, Report, around, at_least, between, near
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
@@ -30,6 +29,7 @@ from jaxfed.data.synthetic import (
     perpca_synthetic,
 )
 from jaxfed.linalg import Moment, orthonormalize
+from jaxfed.pca.applications import cluster_clients, embed_clients
 from jaxfed.plot._figure import canvas, colour, light
 
 # --- what the experiments share ------------------------------------------------------------------
@@ -949,21 +949,6 @@ def _draw_decades(curves: Mapping[str, Mapping[str, np.ndarray]], every: int) ->
 # --- Figure 9 ------------------------------------------------------------------------------------
 
 
-def _cluster(distances: Float[np.ndarray, "m m"], groups: int, seed: int) -> Int[Array, " m"]:
-    """Spectral clustering on the affinity exp(-rho)."""
-    spectral = require("sklearn.cluster", extra="data").SpectralClustering
-    clustering = spectral(groups, affinity="precomputed", random_state=seed)
-    return jnp.asarray(clustering.fit_predict(np.exp(-distances)))
-
-
-def _plane(distances: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m 2"]:
-    """Classical multidimensional scaling; rho is a squared distance, of projectors."""
-    centred = distances - distances.mean(0)
-    centred = centred - centred.mean(1, keepdims=True)
-    values, vectors = np.linalg.eigh(-centred / 2)
-    return vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
-
-
 def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     """Clustering of clients by their local components."""
     del data, out
@@ -1003,7 +988,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     pictures = {}
     for noise, n, name, algorithm, stops in runs:
         draws, clients, _ = _draw("figure9", data_keys, noise_variance=noise, samples=n)
-        labels = draws[0].labels
+        labels = np.asarray(draws[0].labels)
         shared = _run(pca.OneShot(2, 3, method="spectrum"), clients, keys).shared
         local = _random(keys, 100, 15, 3)
         start = None if name.startswith("default") else Personalized(shared, local)
@@ -1013,8 +998,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
                 own = jax.vmap(jax.vmap(orthonormalize))(deflated)
             else:
                 own = _run(algorithm, clients, keys, rounds, start).local
-            distances = np.asarray(jax.vmap(metrics.client_distances)(own), np.float64)
-            found = [_cluster(rho, 10, seed) for seed, rho in enumerate(distances)]
+            found = [cluster_clients(one, 10, seed=seed) for seed, one in enumerate(own)]
             setting = noise, n, name, rounds
             agreement = {
                 "accuracy": metrics.clustering_accuracy,
@@ -1025,7 +1009,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
                     values = [measure(labels, groups) for groups in found]
                     measured[*setting, quantity] = values
             if (noise, n, name) == (0.5, 1000, "tangent, step 1"):
-                pictures[rounds] = _plane(distances[0]), found[0]
+                pictures[rounds] = embed_clients(own[0]), found[0]
 
     def draw():
         figure = canvas(None, 12.6, 4.0)
@@ -1043,7 +1027,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         columns=columns,
         rows=_rows(columns, measured, reference),
         notes=[
-            "Ten groups of ten clients; spectral clustering of exp(-rho). From the spectrum start "
+            "Ten groups of ten clients; spectral clustering. From the spectrum start "
             "with random local components, but for the default start. With shared and local "
             "variance equal, the default start is the slower one.",
             "The paper has a picture only. Its structure after one round needs a step size far "
