@@ -46,14 +46,15 @@ def test_representations_agree(n, padding, x64):
         chex.assert_trees_all_close(rest.trace, np.trace(projector @ matrix), atol=1e-13)
 
 
-@pytest.mark.parametrize(("n", "padding"), SIZES)
-@pytest.mark.parametrize("rank", [1, 3, 5])
+@pytest.mark.parametrize(("n", "padding", "rank"), [(20, 3, 3), (4, 0, 3), (4, 1, 1), (3, 1, 5)])
 def test_top_is_the_same_by_either_side(n, padding, rank, x64):
     moment, _, matrix = pair(n, padding)
-    values, vectors = moment.top(rank)
+    values, vectors = jax.jit(Moment.top, static_argnums=1)(moment, rank)
     exact_values, exact_vectors = (x[..., ::-1] for x in np.linalg.eigh(matrix))
     chex.assert_trees_all_close(values, exact_values[:rank], atol=1e-13)
-    chex.assert_trees_all_close(moment.largest_eigenvalue(), exact_values[0], atol=1e-13)
+    chex.assert_trees_all_close(
+        jax.jit(Moment.largest_eigenvalue)(moment), exact_values[0], atol=1e-13
+    )
     # Beyond the rank of the moment the basis is completed, somehow.
     chex.assert_trees_all_close(vectors.T @ vectors, np.eye(rank), atol=1e-13)
     known = min(rank, n)

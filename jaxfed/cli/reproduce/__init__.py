@@ -114,7 +114,10 @@ class Cell:
             low, high = np.min(self.measured), np.max(self.measured)
             measured = f"{np.median(self.measured):.3g} [{low:.2g}, {high:.2g}]"
         else:
-            measured = f"{self.mean:.4g}" + ("" if self.sd is None else f" ± {self.sd:.2g}")
+            measured = f"{self.mean:.4g}"
+            if self.sd is not None:
+                # Equal values need not have exactly their mean.
+                measured += f" ± {self.sd if self.sd > 1e-12 * abs(self.mean) else 0:.2g}"
         paper = self.paper.text if isinstance(self.paper, Interval) else self.paper
         return {
             "paper": "" if paper is None else str(paper),

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxfed import metrics, pca, plot
+from jaxfed._optional import require
 from jaxfed.cli.reproduce import Cell, Interval, Report, around, at_least, between, near
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
@@ -29,7 +30,7 @@ from jaxfed.data.synthetic import (
     perpca_synthetic,
 )
 from jaxfed.linalg import Moment, orthonormalize
-from jaxfed.pca.applications import cluster_clients, embed_clients
+from jaxfed.pca.applications import embed_clients
 from jaxfed.plot._figure import canvas, colour, light
 
 # --- what the experiments share ------------------------------------------------------------------
@@ -949,6 +950,18 @@ def _draw_decades(curves: Mapping[str, Mapping[str, np.ndarray]], every: int) ->
 # --- Figure 9 ------------------------------------------------------------------------------------
 
 
+def _cluster(local: Float[Array, "m d r"], groups: int, seed: int) -> Int[Array, " m"]:
+    """Spectral clustering on the affinity exp(-rho); the paper does not name one.
+
+    While clients are still far from their groups this separates better than the mean squared
+    cosines 1 - rho / 2 of `cluster_clients`, and its accuracies are those of the reference.
+    """
+    spectral = require("sklearn.cluster", extra="data").SpectralClustering
+    clustering = spectral(groups, affinity="precomputed", random_state=seed)
+    affinity = np.exp(-np.asarray(metrics.client_distances(local), np.float64))
+    return jnp.asarray(clustering.fit_predict(affinity))
+
+
 def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     """Clustering of clients by their local components."""
     del data, out
@@ -988,7 +1001,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     pictures = {}
     for noise, n, name, algorithm, stops in runs:
         draws, clients, _ = _draw("figure9", data_keys, noise_variance=noise, samples=n)
-        labels = np.asarray(draws[0].labels)
+        labels = draws[0].labels
         shared = _run(pca.OneShot(2, 3, method="spectrum"), clients, keys).shared
         local = _random(keys, 100, 15, 3)
         start = None if name.startswith("default") else Personalized(shared, local)
@@ -998,7 +1011,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
                 own = jax.vmap(jax.vmap(orthonormalize))(deflated)
             else:
                 own = _run(algorithm, clients, keys, rounds, start).local
-            found = [cluster_clients(one, 10, seed=seed) for seed, one in enumerate(own)]
+            found = [_cluster(one, 10, seed) for seed, one in enumerate(own)]
             setting = noise, n, name, rounds
             agreement = {
                 "accuracy": metrics.clustering_accuracy,
@@ -1027,7 +1040,7 @@ def figure9(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         columns=columns,
         rows=_rows(columns, measured, reference),
         notes=[
-            "Ten groups of ten clients; spectral clustering. From the spectrum start "
+            "Ten groups of ten clients; spectral clustering of exp(-rho). From the spectrum start "
             "with random local components, but for the default start. With shared and local "
             "variance equal, the default start is the slower one.",
             "The paper has a picture only. Its structure after one round needs a step size far "
