@@ -188,9 +188,7 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
     for digit, part in zip((0, 1, 2, 6, 7), middle.subfigures(1, 5, wspace=0.02), strict=True):
         client = owners[digit]
         principal = _evaluate.principal(local[client], [digits.train[client]])
-        plot.components(
-            {f"own, of a client with {digit}s": principal}, IMAGE, figure=part
-        )
+        plot.components({f"own, of a client with {digit}s": principal}, IMAGE, figure=part)
 
     left, right = lower.subfigures(1, 2, width_ratios=[1.6, 1.0], wspace=0.03)
     chosen = [owners[digit] for digit in (0, 1, 2, 4, 6, 7)]
