@@ -80,7 +80,7 @@ def main() -> None:
             return lambda: authors_perpca.authors_round(double, shared, local, step, with_loss)
 
         fast = turns({"ours": ours, "bare": bare})
-        slow = turns({"plain": authors(False), "loss": authors(True)}, repeats=5)
+        slow = turns({"plain": authors(False), "loss": authors(True)}, repeats=3)
         for clock in ("cpu", "wall"):
             mine = fast["ours"][clock] / ROUNDS
             rows.append(

@@ -114,7 +114,6 @@ def test_only_the_newest_are_kept(tmp_path, keep):
 ALGORITHMS = [
     jf.pca.PerPCA(1, (1, 1, 0, 1), step_size=0.1),
     jf.pca.VarProPerPCA(1, 1),
-    jf.pca.OneShot(1, 1, method="local_first"),
     jf.pca.Pooled(2),
     jf.pca.Local(2),
 ]

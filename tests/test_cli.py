@@ -81,7 +81,7 @@ def test_demo_compares_the_methods_on_held_out_images(demo):
     held_out = {row["method"]: row["left over, held out"] for row in summary["table"]}
     assert held_out["PerPCA"] < held_out["OneShot"] < min(held_out["Local"], held_out["Pooled"])
     assert all(method in run.stdout for method in ("Local", "Pooled", "OneShot", "PerPCA"))
-    assert arrays["shared"].shape == (64, 8) and arrays["local"].shape == (50, 64, 3)
+    assert arrays["shared"].shape == (64, 10) and arrays["local"].shape == (50, 64, 2)
     assert sorted({len(classes) for classes in summary["classes"]}) == [1, 2]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 

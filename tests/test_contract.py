@@ -177,7 +177,8 @@ def test_traced_and_driven_from_the_host_are_the_same(make, key, x64):
     chex.assert_trees_all_close(essence(driven), essence(traced), rtol=1e-6, atol=1e-6)
     assert driven.history.keys() == traced.history.keys()
     for name, values in driven.history.items():
-        np.testing.assert_allclose(values, traced.history[name], rtol=1e-6, err_msg=name)
+        # Without noise the objective falls to rounding, where no digit of it is the same.
+        np.testing.assert_allclose(values, traced.history[name], rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -297,7 +298,7 @@ def test_padding_and_weightless_clients_are_ignored(make, key, x64):
     (shared_2, local_2), objective_2 = essence(solve(make(CLIENTS + 1), larger, key))
     chex.assert_trees_all_close(shared_2, shared, atol=1e-6)
     chex.assert_trees_all_close(local_2[:CLIENTS], local, atol=1e-6)
-    chex.assert_trees_all_close(objective_2, objective, rtol=1e-6)
+    chex.assert_trees_all_close(objective_2, objective, rtol=1e-6, atol=1e-9)
 
 
 @every_algorithm
@@ -308,7 +309,7 @@ def test_the_order_of_clients_does_not_matter(make, key, x64):
     (shared_2, local_2), objective_2 = essence(solve(algorithm, clients.take(order), key))
     chex.assert_trees_all_close(shared_2, shared, atol=1e-6)
     chex.assert_trees_all_close(local_2, local[order], atol=1e-6)
-    chex.assert_trees_all_close(objective_2, objective, rtol=1e-6)
+    chex.assert_trees_all_close(objective_2, objective, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(("make", "argument"), REFUSED)

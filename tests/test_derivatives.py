@@ -53,9 +53,9 @@ def along(function, at, direction, step):
 ALGORITHMS = {
     "tangent": lambda step: jf.pca.PerPCA(1, 2, step_size=step),
     "polar, QR, random start": lambda step: jf.pca.PerPCA(
-        2, 2, step_size=10 * step, variant="polar", retraction="qr", start="random"
+        1, 1, step_size=10 * step, variant="polar", retraction="qr", start="random"
     ),
-    "ranks": lambda step: jf.pca.PerPCA(2, (2, 0, 1), step_size=step),
+    "ranks": lambda step: jf.pca.PerPCA(1, (2, 0, 1), step_size=step),
 }
 ONE_SHOT = {
     "Local": lambda: jf.pca.Local(2),

@@ -18,7 +18,7 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     for source in sources:
         exec(compile(source, str(README), "exec"), namespace)
     # What the text says of them.
-    assert namespace["shared"].shape == (64, 8) and namespace["local"].shape == (40, 64, 3)
+    assert namespace["shared"].shape == (64, 10) and namespace["local"].shape == (40, 64, 2)
     assert (tmp_path / "components.png").stat().st_size > 0
     objectives = [float(line) for line in capsys.readouterr().out.split("\n")[1:4]]
     assert objectives == pytest.approx([objectives[0]] * 3, rel=1e-5)

@@ -126,11 +126,10 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
 
 
 def moment_message(moment: Moment) -> Array:
-    """A message from which the server can form the exact second moment; see `moment_lift`."""
-    if moment.dense is not None:
-        return moment.dense[jnp.triu_indices(moment.dim)]
-    assert moment.samples is not None
-    return moment.samples.T / jnp.sqrt(moment.count)
+    """The smaller message from which the server can form the exact moment; see `moment_lift`."""
+    if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
+        return moment.samples.T / jnp.sqrt(moment.count)
+    return moment.matrix()[jnp.triu_indices(moment.dim)]
 
 
 def moment_lift(message: Array) -> Float[Array, "features features"]:

@@ -223,6 +223,7 @@ def topic_words(
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
         warm_start: where to start; by default from
+            shared components as of
             `OneShot(shared_rank, local_rank, method="spectrum")`, computed without a matrix of
             words by words.
 
@@ -268,19 +269,22 @@ def topic_words(
 
 
 def _spectral_start(clients: Clients, shared_rank: int, local_rank: int) -> Personalized:
-    """The start of `OneShot(method="spectrum")`, thin.
+    """The start of `OneShot(method="spectrum")`, from each client's top components alone.
 
     The mean of the clients' best low-rank second moments is the product of a thin factor with
-    itself: with thousands of words its left singular vectors cost less than the mean.
+    itself: with thousands of words its left singular vectors cost less than the mean. Own
+    components are the best ones within what is known of a client, at no further cost.
     """
     top = _fit(Local(shared_rank + local_rank), clients).result.local
     data = clients.data
     variances = jnp.sum((data.values @ top) ** 2, axis=1) / data.count[:, None]
-    factors = top * jnp.sqrt(clients.weights[:, None] * variances)[:, None]
-    stacked = jnp.moveaxis(factors, 0, 1).reshape(clients.features, -1)
+    factors = top * jnp.sqrt(variances)[:, None]
+    weighted = factors * jnp.sqrt(clients.weights)[:, None, None]
+    stacked = jnp.moveaxis(weighted, 0, 1).reshape(clients.features, -1)
     shared = jnp.linalg.svd(stacked, full_matrices=False)[0][:, :shared_rank]
-    # No own components: the algorithm takes the best ones for these shared ones.
-    return Personalized(shared, top[..., :0])
+    rest = factors - shared @ (shared.T @ factors)
+    local = jnp.linalg.svd(rest, full_matrices=False)[0][..., :local_rank]
+    return Personalized(shared, local)
 
 
 def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> Solution:

@@ -140,9 +140,9 @@ class Pooled(Algorithm):
     def client_init(self, key, data, start):
         """Send the sum of the samples' products, exactly."""
         del key, start
+        message = moment_message(data)
         # A thin factor is multiplied with itself by the server: the square root of the count.
-        factor = data.count if data.dense is not None else jnp.sqrt(data.count)
-        return factor * moment_message(data), ()
+        return message * (data.count if message.ndim == 1 else jnp.sqrt(data.count)), ()
 
     def server_init(self, key, uplink, start):
         """Top eigenvectors of the sum."""

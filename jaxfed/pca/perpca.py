@@ -172,7 +172,7 @@ class PerPCA(Algorithm):
     def prepare(self, data, client_id, rounds):
         """The client's second moment, and its mask where ranks differ."""
         total = self.shared_rank + self._width
-        moment = moment_of(data, rank=total, rounds=1 if self.shrinkage else rounds)
+        moment = moment_of(data, rank=total, rounds=rounds)
         unshrunk = None
         if self.shrinkage:
             moment, unshrunk = shrink(moment, total), moment
