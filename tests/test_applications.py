@@ -153,13 +153,11 @@ def test_words_belong_to_their_topics(topics):
         assert vocabulary[int(topic.argmax())] in words
 
 
-def test_thin_start_is_the_spectral_start(topics):
+def test_thin_start_is_the_thin_start(topics):
     ragged = [np.asarray(counts[: 30 + 10 * i]) for i, counts in enumerate(topics.counts)]
     clients = jf.Clients.from_samples(ragged, weights="samples")
-    start = applications._spectral_start(clients, 2, 1)
-    full = jf.fit(
-        jf.pca.OneShot(2, 1, method="spectrum"), clients, rounds=1, key=jax.random.key(0)
-    ).result
+    start = applications._thin_start(clients, 2, 1)
+    full = jf.fit(jf.pca.OneShot(2, 1), clients, rounds=1, key=jax.random.key(0)).result
     assert projector_distance(start.shared, full.shared) < 1e-6
     chex.assert_trees_all_close(start.shared.T @ start.local, jnp.zeros((4, 2, 1)), atol=1e-5)
     # Own components are found among three, the best ones among all forty.

@@ -222,10 +222,8 @@ def topic_words(
         words: how many words to return of each.
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
-        warm_start: where to start; by default from
-            shared components as of
-            `OneShot(shared_rank, local_rank, method="spectrum")`, computed without a matrix of
-            words by words.
+        warm_start: where to start; by default from shared components as of
+            `OneShot(shared_rank, local_rank)`, computed without a matrix of words by words.
 
     Returns:
         The words, and the solution.
@@ -257,7 +255,7 @@ def topic_words(
     if algorithm is None:
         algorithm = PerPCA(shared_rank, local_rank)
     if warm_start is None:
-        warm_start = _spectral_start(clients, shared_rank, local_rank)
+        warm_start = _thin_start(clients, shared_rank, local_rank)
     solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
 
     def heaviest(components: np.ndarray) -> list[str]:
@@ -268,21 +266,21 @@ def topic_words(
     return Topics(heaviest(shared), [heaviest(own) for own in local], solution)
 
 
-def _spectral_start(clients: Clients, shared_rank: int, local_rank: int) -> Personalized:
-    """The start of `OneShot(method="spectrum")`, from each client's top components alone.
+def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personalized:
+    """The start of `OneShot`, from each client's top components alone.
 
-    The mean of the clients' best low-rank second moments is the product of a thin factor with
-    itself: with thousands of words its left singular vectors cost less than the mean. Own
-    components are the best ones within what is known of a client, at no further cost.
+    The mean of the projectors onto them is the product of a thin factor with itself: with
+    thousands of words its left singular vectors cost less than the mean. Own components are the
+    best ones within what is known of a client, at no further cost.
     """
     top = _fit(Local(shared_rank + local_rank), clients).result.local
-    data = clients.data
-    variances = jnp.sum((data.values @ top) ** 2, axis=1) / data.count[:, None]
-    factors = top * jnp.sqrt(variances)[:, None]
-    weighted = factors * jnp.sqrt(clients.weights)[:, None, None]
+    weighted = top * jnp.sqrt(clients.weights)[:, None, None]
     stacked = jnp.moveaxis(weighted, 0, 1).reshape(clients.features, -1)
     shared = jnp.linalg.svd(stacked, full_matrices=False)[0][:, :shared_rank]
-    rest = factors - shared @ (shared.T @ factors)
+    data = clients.data
+    variances = jnp.sum((data.values @ top) ** 2, axis=1) / data.count[:, None]
+    scaled = top * jnp.sqrt(variances)[:, None]
+    rest = scaled - shared @ (shared.T @ scaled)
     local = jnp.linalg.svd(rest, full_matrices=False)[0][..., :local_rank]
     return Personalized(shared, local)
 

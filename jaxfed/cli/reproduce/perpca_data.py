@@ -537,7 +537,7 @@ def debates(*, data: Path | None, seeds: int, out: Path | None) -> Report:
             "The paper has 46 debates of another collection, presumably vice-presidential ones "
             "among them (hence Harris and Pence); stop words in its lists are left out here.",
             'Ranks 2 + 2, 20 rounds of variant="polar" with step size 2, as in the paper, from the '
-            "spectrum start. Nothing is random, so seeds change nothing.",
+            "distPCA start. Nothing is random, so seeds change nothing.",
         ],
         arrays={
             "years": np.array(list(found)),
