@@ -2,9 +2,12 @@
 
 import os
 
-# Before JAX starts: the device backends are tested without any accelerator.
+# Before JAX starts. Eight devices, so that the device backends are tested without any accelerator;
+# and compilation without optimization, because the tests compile much and compute little. What the
+# caller has set comes last and wins.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    + os.environ.get("XLA_FLAGS", "")
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -16,6 +19,13 @@ from hypothesis import settings
 # Compilation makes the first example slow, whatever the code under test does.
 settings.register_profile("jaxfed", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxfed")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_functions():
+    """Each compiled function holds memory maps, and a process may hold only so many."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

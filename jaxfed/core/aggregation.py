@@ -1,27 +1,18 @@
-"""How a server sees its clients' messages: as a mean, a sum, a maximum or a stack of them."""
+"""How a server sees its clients' messages: a mean, sum, maximum, stack or products' mean."""
 
 import abc
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-Reduction = Literal["sum", "max", "stack"]
-
-
-def _same(array: Array) -> Array:
-    return array
+Reduction = Literal["sum", "max", "stack", "gram"]
 
 
 class Aggregation(eqx.Module):
-    """What is done to every message before the reduction over clients, and which reduction it is.
-
-    `lift` maps each array of a decoded message on the server before it is reduced, so that,
-    say, clients send thin factors and the server holds the mean of their products.
-    """
+    """What is done to every message before the reduction over clients, and which reduction."""
 
     reduction: eqx.AbstractVar[Reduction]
 
@@ -33,24 +24,21 @@ class Aggregation(eqx.Module):
 class Mean(Aggregation):
     """The weighted mean; weights are the clients' own and sum to one."""
 
-    lift: Callable[[Array], Array] = eqx.field(static=True, default=_same)
     reduction: Reduction = eqx.field(static=True, default="sum", init=False)
 
     def contribution(self, message: PyTree, weight: Array) -> PyTree:
-        """The weighted, lifted message."""
-        lifted = jax.tree.map(self.lift, message)
-        return jax.tree.map(lambda x: weight.astype(x.dtype) * x, lifted)
+        """The weighted message."""
+        return jax.tree.map(lambda x: weight.astype(x.dtype) * x, message)
 
 
 class Sum(Aggregation):
     """The plain sum over the clients that take part, whatever their weights."""
 
-    lift: Callable[[Array], Array] = eqx.field(static=True, default=_same)
     reduction: Reduction = eqx.field(static=True, default="sum", init=False)
 
     def contribution(self, message: PyTree, weight: Array) -> PyTree:
-        """The lifted message, or zero from an absent client."""
-        return jax.tree.map(lambda x: jnp.where(weight > 0, self.lift(x), 0), message)
+        """The message, or zero from an absent client."""
+        return jax.tree.map(lambda x: jnp.where(weight > 0, x, 0), message)
 
 
 class Max(Aggregation):
@@ -76,9 +64,21 @@ class Stack(Aggregation):
         return jax.tree.map(lambda x: jnp.where(weight > 0, x, 0), message)
 
 
-def outer(factor: Array) -> Array:
-    """Lift of a thin factor `(d, k)` to its product `F Fᵀ`, `(d, d)`."""
-    return factor @ factor.T
+class Gram(Aggregation):
+    """The weighted mean of the products `F Fᵀ`, `(d, d)`, of thin factors `F`, `(d, k)`.
+
+    Clients send the factors; no client's product is ever formed, only their mean.
+    """
+
+    weighted: bool = eqx.field(static=True, default=True)  # False: the plain sum
+    reduction: Reduction = eqx.field(static=True, default="gram", init=False)
+
+    def contribution(self, message: PyTree, weight: Array) -> PyTree:
+        """The factor, scaled by the root of its weight."""
+        present = weight > 0
+        root = jnp.sqrt(jnp.where(present, weight, 1)) if self.weighted else 1.0
+        scale = jnp.where(present, root, 0)
+        return jax.tree.map(lambda x: scale.astype(x.dtype) * x, message)
 
 
 def split(aggregation: PyTree[Aggregation], message: PyTree, weight: Array) -> dict[str, PyTree]:
@@ -90,7 +90,7 @@ def split(aggregation: PyTree[Aggregation], message: PyTree, weight: Array) -> d
             rule.contribution(part, weight) if rule.reduction == kind else None
             for rule, part in zip(leaves, parts, strict=True)
         ]
-        for kind in ("sum", "max", "stack")
+        for kind in get_args(Reduction)
     }
 
 

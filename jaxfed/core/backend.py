@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 AXIS = "clients"
 
 # One client's work: (what all clients share, what is this client's own) ->
-# ({"sum": ..., "max": ..., "stack": ...}, what the client keeps).
+# ({"sum": ..., "max": ..., "stack": ..., "gram": ...}, what the client keeps).
 Work = Callable[[PyTree, PyTree], tuple[dict[str, PyTree], PyTree]]
 
 
@@ -48,8 +48,9 @@ class Backend(eqx.Module):
             own: leading axis = clients.
 
         Returns:
-            The reduced contributions (`"sum"` and `"max"` without, `"stack"` with the client
-            axis) and what the clients keep (leading axis = clients).
+            The reduced contributions (only `"stack"` with the client axis; `"gram"` is the sum
+            of the factors' products with themselves) and what the clients keep (leading axis =
+            clients).
         """
 
 
@@ -57,8 +58,15 @@ def _reduced(sent: dict[str, PyTree]) -> dict[str, PyTree]:
     return {
         "sum": jax.tree.map(lambda x: x.sum(0), sent["sum"]),
         "max": jax.tree.map(lambda x: x.max(0), sent["max"]),
+        "gram": jax.tree.map(_gram, sent["gram"]),
         "stack": sent["stack"],
     }
+
+
+def _gram(factors: Float[Array, "m d k"]) -> Float[Array, "d d"]:
+    # One product of all factors side by side: the clients' own products are never formed.
+    wide = jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
+    return jnp.matmul(wide, wide.T, precision=jax.lax.Precision.HIGHEST)
 
 
 class _Vmap(Backend):
@@ -95,10 +103,11 @@ class _Chunked(Backend):
         blocks = jax.tree.map(
             lambda x: x[:full].reshape(full // self.size, self.size, *x.shape[1:]), own
         )
-        sent, _ = jax.eval_shape(work, shared, jax.tree.map(lambda x: x[0], own))
+        one = jax.tree.map(lambda x: x[:1], own)
+        sent, _ = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, one)
         first = {
-            "sum": jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sent["sum"]),
-            "max": jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), sent["max"]),
+            kind: jax.tree.map(lambda x, start=start: jnp.full(x.shape, start, x.dtype), sent[kind])
+            for kind, start in (("sum", 0), ("max", -jnp.inf), ("gram", 0))
         }
 
         @jax.checkpoint
@@ -122,6 +131,7 @@ def _combined(total: dict[str, PyTree], part: dict[str, PyTree]) -> dict[str, Py
     return {
         "sum": jax.tree.map(jnp.add, total["sum"], part["sum"]),
         "max": jax.tree.map(jnp.maximum, total["max"], part["max"]),
+        "gram": jax.tree.map(jnp.add, total["gram"], part["gram"]),
     }
 
 
@@ -131,6 +141,7 @@ def _across_devices(inner: Backend, work: Work, axis: Any, shared: PyTree, own: 
     # The stack stays where it was made, like what the clients keep.
     total = {
         "sum": jax.lax.psum(sent["sum"], axis),
+        "gram": jax.lax.psum(sent["gram"], axis),
         "max": jax.tree.map(lambda x: _pmax(x, axis), sent["max"]),
     }
     return total, (sent["stack"], kept)

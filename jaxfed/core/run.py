@@ -326,7 +326,7 @@ def _prepared(problem: _Problem, rounds: int) -> _Problem:
     return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
 
 
-_NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": ()}
+_NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": (), "gram": ()}
 
 
 def _client_messages(problem: _Problem, key, data, start, client_id):

@@ -1,6 +1,7 @@
 """What the PCA algorithms share: their data, their ranks, their orthonormal factors."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxfed.core.aggregation import outer
+from jaxfed.core.aggregation import Gram, Mean, Sum
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.linalg import Moment, orthonormalize, polar, should_densify
@@ -125,22 +126,38 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     return within - jax.lax.stop_gradient(within)
 
 
-def moment_message(moment: Moment) -> Array:
-    """The smaller message from which the server can form the exact moment; see `moment_lift`."""
+class MomentMessage(NamedTuple):
+    """A second moment on the wire, exactly: a thin factor, or the upper triangle of the matrix.
+
+    The same structure holds the two aggregations, and the aggregate: the mean of the factors'
+    products, or of the triangles.
+    """
+
+    factor: Any = None
+    triangle: Any = None
+
+
+MEAN_MOMENT = MomentMessage(factor=Gram(), triangle=Mean())
+SUM_MOMENT = MomentMessage(factor=Gram(weighted=False), triangle=Sum())
+
+
+def moment_message(moment: Moment) -> MomentMessage:
+    """The smaller message from which the server can form the exact moment."""
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
-        return moment.samples.T / jnp.sqrt(moment.count)
-    return moment.matrix()[jnp.triu_indices(moment.dim)]
+        return MomentMessage(factor=moment.samples.T / jnp.sqrt(jnp.maximum(moment.count, 1)))
+    return MomentMessage(triangle=moment.matrix()[jnp.triu_indices(moment.dim)])
 
 
-def moment_lift(message: Array) -> Float[Array, "features features"]:
-    """The second moment behind a message: of a thin factor, or of a packed upper triangle."""
-    if message.ndim == 2:
-        return outer(message)
+def moment_received(aggregate: MomentMessage) -> Moment:
+    """The mean or the sum of the clients' moments, from the aggregate of their messages."""
+    if aggregate.triangle is None:
+        return Moment.from_dense(aggregate.factor)
+    packed = aggregate.triangle
     # d (d + 1) / 2 = size
-    dim = int(((8 * message.size + 1) ** 0.5 - 1) / 2)
+    dim = int(((8 * packed.size + 1) ** 0.5 - 1) / 2)
     rows, columns = jnp.triu_indices(dim)
-    upper = jnp.zeros((dim, dim), message.dtype).at[rows, columns].set(message)
-    return upper.at[columns, rows].set(message)
+    upper = jnp.zeros((dim, dim), packed.dtype).at[rows, columns].set(packed)
+    return Moment.from_dense(upper.at[columns, rows].set(packed))
 
 
 def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:

@@ -8,23 +8,25 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from jaxfed.core.aggregation import Mean, Sum, outer
+from jaxfed.core.aggregation import Gram
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
+    MEAN_MOMENT,
+    SUM_MOMENT,
     Frame,
+    MomentMessage,
     captured,
     change_within,
     check_data,
     check_fits,
     check_name,
     check_rank,
-    moment_lift,
     moment_message,
     moment_of,
+    moment_received,
     top_components,
 )
 
@@ -135,19 +137,21 @@ class Pooled(Algorithm):
     @property
     def start_aggregation(self):
         """Plain sums: weights are the numbers of samples."""
-        return Sum(moment_lift)
+        return SUM_MOMENT
 
     def client_init(self, key, data, start):
         """Send the sum of the samples' products, exactly."""
         del key, start
         message = moment_message(data)
-        # A thin factor is multiplied with itself by the server: the square root of the count.
-        return message * (data.count if message.ndim == 1 else jnp.sqrt(data.count)), ()
+        if message.factor is not None:
+            # The server multiplies it with itself: the square root of the count.
+            return MomentMessage(factor=message.factor * jnp.sqrt(data.count)), ()
+        return MomentMessage(triangle=message.triangle * data.count), ()
 
     def server_init(self, key, uplink, start):
         """Top eigenvectors of the sum."""
         del key, start
-        return Moment.from_dense(uplink).top(self.rank)[1]
+        return moment_received(uplink).top(self.rank)[1]
 
     def downlink(self, server):
         """The components."""
@@ -231,7 +235,7 @@ class OneShot(Algorithm):
     @property
     def start_aggregation(self):
         """The mean of the products of the factors that clients send."""
-        return Mean(moment_lift if self.method == "local_first" else outer)
+        return MEAN_MOMENT if self.method == "local_first" else Gram()
 
     def client_init(self, key, data, start):
         """The one shot."""
@@ -248,10 +252,12 @@ class OneShot(Algorithm):
             vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
         return vectors, own
 
-    def server_init(self, key, uplink: Float[Array, "features features"], start) -> Frame:
+    def server_init(self, key, uplink, start) -> Frame:
         """Top eigenvectors of the mean."""
         del key, start
-        return Moment.from_dense(uplink).top(self.shared_rank)[1]
+        local_first = self.method == "local_first"
+        mean = moment_received(uplink) if local_first else Moment.from_dense(uplink)
+        return mean.top(self.shared_rank)[1]
 
     def downlink(self, server):
         """The shared components."""

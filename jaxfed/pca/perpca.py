@@ -19,8 +19,10 @@ from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
+    MEAN_MOMENT,
     RETRACTIONS,
     Frame,
+    MomentMessage,
     check_data,
     check_fits,
     check_name,
@@ -28,9 +30,9 @@ from jaxfed.pca._components import (
     check_rank,
     check_start,
     deflate,
-    moment_lift,
     moment_message,
     moment_of,
+    moment_received,
     retract,
     top_components,
 )
@@ -187,14 +189,14 @@ class PerPCA(Algorithm):
     @property
     def start_aggregation(self):
         """A mean for the components; the largest eigenvalue is a maximum."""
-        rule = Mean(moment_lift) if self.start == "local_first" else Mean()
+        rule = MEAN_MOMENT if self.start == "local_first" else Mean()
         return {"start": rule, "curvature": Max()}
 
     def client_init(self, key, data, start):
         """What the server needs for its start; own components if they are given or random."""
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
-        uplink: dict[str, PyTree] = {"start": (), "curvature": ()}
+        uplink: dict[str, PyTree] = {"start": MomentMessage(), "curvature": ()}
         if self.step_size is None:
             uplink["curvature"] = moment.largest_eigenvalue()
         local = None  # until the shared components are known
@@ -220,7 +222,7 @@ class PerPCA(Algorithm):
         if start is not None:
             shared = start.shared
         elif self.start == "local_first":
-            shared = Moment.from_dense(uplink["start"]).top(self.shared_rank)[1]
+            shared = moment_received(uplink["start"]).top(self.shared_rank)[1]
         else:
             shared = retract(uplink["start"], "qr")
         step_size = objective = None

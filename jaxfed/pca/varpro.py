@@ -21,20 +21,21 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxfed.core.aggregation import Mean
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
-from jaxfed.linalg import Moment, polar
+from jaxfed.linalg import polar
 from jaxfed.pca._components import (
+    MEAN_MOMENT,
     Frame,
+    MomentMessage,
     check_data,
     check_fits,
     check_rank,
     check_start,
     deflate,
-    moment_lift,
     moment_message,
     moment_of,
+    moment_received,
     top_components,
 )
 
@@ -105,21 +106,19 @@ class VarProPerPCA(Algorithm):
     @property
     def start_aggregation(self):
         """The mean of the deflated second moments."""
-        return Mean(moment_lift)
+        return MEAN_MOMENT
 
     def client_init(self, key, data, start):
         """The local-first start of `OneShot`, unless there is a warm one."""
         del key
         if start is not None:
-            return (), ()
+            return MomentMessage(), ()
         return moment_message(data.deflate(top_components(data, self.local_rank))), ()
 
     def server_init(self, key, uplink, start):
         """The first trial is the start itself."""
         del key
-        shared = (
-            Moment.from_dense(uplink).top(self.shared_rank)[1] if start is None else start.shared
-        )
+        shared = moment_received(uplink).top(self.shared_rank)[1] if start is None else start.shared
         return Server(
             base=shared,
             gradient=jnp.zeros_like(shared),
