@@ -81,6 +81,17 @@ class Moment(eqx.Module):
             return matmul(self.dense, w)
         return matmul(self._rows.T, matmul(self._rows, w)) / self._divisor
 
+    def products(
+        self, w: Float[Array, "d r"]
+    ) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
+        """`S W` and `Wᵀ S W` together; from samples the second comes from their scores `Y W`."""
+        if self.dense is not None:
+            product = matmul(self.dense, w)
+            return product, matmul(w.T, product)
+        scores = matmul(self._rows, w)
+        product = matmul(self._rows.T, scores) / self._divisor
+        return product, matmul(scores.T, scores) / self._divisor
+
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
         if self.dense is not None:

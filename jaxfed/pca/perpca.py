@@ -257,8 +257,7 @@ class PerPCA(Algorithm):
 
         local = self._correct(shared, local, active)
         w = jnp.concatenate([shared, local], axis=1)
-        sw = moment.mv(w)
-        wsw = w.T @ sw
+        sw, wsw = moment.products(w)
         objective = moment.trace - jnp.trace(wsw)
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
