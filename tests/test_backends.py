@@ -178,14 +178,14 @@ def test_a_large_chunk_does_not_make_work():
 
 def test_chunks_need_less_memory():
     rng = np.random.default_rng(0)
-    clients = jf.Clients.from_samples(rng.normal(size=(512, 2, 30)))
+    clients = jf.Clients.from_samples(rng.normal(size=(256, 31, 60)))
     algorithm = jf.pca.Pooled(2)
 
     def temporary(backend):
         compiled = solve.lower(algorithm, clients, backend).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temporary(jf.backend.chunked(16)) < 0.2 * temporary(jf.backend.vmap())
+    assert temporary(jf.backend.chunked(16)) < 0.5 * temporary(jf.backend.vmap())
 
 
 def test_meshes_and_devices_that_do_not_fit_are_refused():

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from jaxfed_kernels import inverse_sqrt, inverse_sqrt_reference
 
 from jaxfed.linalg import polar
@@ -43,7 +44,10 @@ def test_inverse_sqrt_tells_where_it_failed():
 
 def test_can_be_lowered_for_the_accelerator():
     gram = jax.ShapeDtypeStruct((100, 12, 12), jnp.float32)
-    program = inverse_sqrt.trace(gram).lower(lowering_platforms=("cuda",)).as_text()
+    target = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    mesh = AbstractMesh((1,), ("x",), axis_types=AxisType.Auto, abstract_device=target)
+    with use_abstract_mesh(mesh):
+        program = inverse_sqrt.trace(gram).lower(lowering_platforms=("cuda",)).as_text()
     assert "triton" in program
 
 

@@ -135,6 +135,39 @@ def _combined(total: dict[str, PyTree], part: dict[str, PyTree]) -> dict[str, Py
     }
 
 
+def _spread(launch: Callable, count: int, work: Work, shared: PyTree, own: PyTree):
+    """Run `launch(work, shared, own)` over `count` devices, keeping empty arrays out of it.
+
+    Arrays without elements (no own components, say) crash the compiler of jaxlib 0.11 on their way
+    to the devices and back; they are made anew on the other side.
+    """
+    shapes = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, own)
+    shared_shapes = jax.eval_shape(lambda: shared)
+    own_shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((len(x) // count, *x.shape[1:]), x.dtype), own
+    )
+
+    def device_work(inner, axis, shared, own):
+        shared, own = _completed(shared, shared_shapes), _completed(own, own_shapes)
+        return _nonempty(_across_devices(inner, work, axis, shared, own))
+
+    total, (stack, kept) = launch(device_work, _nonempty(shared), _nonempty(own))
+    return _completed(({**total, "stack": stack}, kept), shapes)
+
+
+def _nonempty(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x if x.size else None, tree)
+
+
+def _completed(tree: PyTree, shapes: PyTree) -> PyTree:
+    """The tree with the arrays that `_nonempty` has left out; inverse of it."""
+
+    def complete(x, shape):
+        return jnp.zeros(shape.shape, shape.dtype) if x is None and shape is not None else x
+
+    return jax.tree.map(complete, tree, shapes, is_leaf=lambda x: x is None)
+
+
 def _across_devices(inner: Backend, work: Work, axis: Any, shared: PyTree, own: PyTree):
     """What one device does: its own clients by the inner backend, then one all-reduce."""
     sent, kept = inner.map_reduce(work, shared, own)
@@ -167,15 +200,17 @@ class _Shard(Backend):
 
     def map_reduce(self, work, shared, own):
         along = PartitionSpec(self.axis)
-        spread = jax.shard_map(
-            partial(_across_devices, self.inner, work, self.axis),
-            mesh=self.mesh,
-            in_specs=(PartitionSpec(), along),
-            out_specs=(PartitionSpec(), along),
-            check_vma=False,
-        )
-        total, (stack, kept) = spread(shared, own)
-        return {**total, "stack": stack}, kept
+
+        def launch(device_work, shared, own):
+            return jax.shard_map(
+                partial(device_work, self.inner, self.axis),
+                mesh=self.mesh,
+                in_specs=(PartitionSpec(), along),
+                out_specs=(PartitionSpec(), along),
+                check_vma=False,
+            )(shared, own)
+
+        return _spread(launch, self.multiple, work, shared, own)
 
 
 class _Pmap(Backend):
@@ -191,18 +226,20 @@ class _Pmap(Backend):
         return False
 
     def map_reduce(self, work, shared, own):
-        count = len(self.devices)
-        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
-        spread = jax.pmap(
-            partial(_across_devices, self.inner, work, AXIS),
-            axis_name=AXIS,
-            in_axes=(None, 0),
-            out_axes=(None, 0),
-            devices=self.devices,
-        )
-        total, kept = spread(shared, parts)
-        stack, kept = jax.tree.map(lambda x: x.reshape(count * x.shape[1], *x.shape[2:]), kept)
-        return {**total, "stack": stack}, kept
+        count = self.multiple
+
+        def launch(device_work, shared, own):
+            parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
+            total, kept = jax.pmap(
+                partial(device_work, self.inner, AXIS),
+                axis_name=AXIS,
+                in_axes=(None, 0),
+                out_axes=(None, 0),
+                devices=self.devices,
+            )(shared, parts)
+            return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
+
+        return _spread(launch, count, work, shared, own)
 
 
 def _length(own: PyTree) -> int:
