@@ -83,7 +83,7 @@ class Gram(Aggregation):
 
 def split(aggregation: PyTree[Aggregation], message: PyTree, weight: Array) -> dict[str, PyTree]:
     """One client's contributions, one entry a reduction; the other reductions' places are None."""
-    leaves, structure = jax.tree.flatten(aggregation, is_leaf=_is_aggregation)
+    leaves, structure = jax.tree.flatten(aggregation, is_leaf=is_aggregation)
     parts = structure.flatten_up_to(message)
     return {
         kind: [
@@ -96,10 +96,11 @@ def split(aggregation: PyTree[Aggregation], message: PyTree, weight: Array) -> d
 
 def join(aggregation: PyTree[Aggregation], parts: dict[str, PyTree]) -> PyTree:
     """The aggregate, put back into the message's structure; inverse of `split`."""
-    leaves, structure = jax.tree.flatten(aggregation, is_leaf=_is_aggregation)
+    leaves, structure = jax.tree.flatten(aggregation, is_leaf=is_aggregation)
     chosen = [parts[rule.reduction][position] for position, rule in enumerate(leaves)]
     return jax.tree.unflatten(structure, chosen)
 
 
-def _is_aggregation(node: object) -> bool:
+def is_aggregation(node: object) -> bool:
+    """Whether this is a leaf of a tree of aggregations."""
     return isinstance(node, Aggregation)

@@ -330,11 +330,9 @@ _NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": (), "gram": ()}
 
 
 def _client_messages(problem: _Problem, key, data, start, client_id):
-    """ONE client's start: its first payload and state."""
-    key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-    uplink, local = problem.algorithm.client_init(key, data, start)
-    payload, _ = problem.uplink.encode(channel_key, uplink, problem.uplink.memory(uplink))
-    return payload, local
+    """ONE client's start: its first message and state."""
+    key, _ = jax.random.split(jax.random.fold_in(key, client_id))
+    return problem.algorithm.client_init(key, data, start)
 
 
 def _begin(problem: _Problem, start: Personalized | None) -> State:
@@ -347,33 +345,40 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
         key, shared_start = shared
         data, client_id, weight, local_start = own
         start = None if shared_start is None else Personalized(shared_start, local_start)
-        payload, local = _client_messages(problem, key, data, start, client_id)
-        return aggregation.split(rules, problem.uplink.decode(payload), weight), local
+        uplink, local = _client_messages(problem, key, data, start, client_id)
+        # Only what both ends may remember is kept.
+        kept = uplink if problem.uplink.cumulative else None
+        return aggregation.split(rules, uplink, weight), (local, kept)
 
     key = jax.random.fold_in(problem.key, 0)
     shared_start, local_start = (None, None) if start is None else start
     index = jnp.arange(len(clients)) % problem.size
     local_start = jax.tree.map(lambda x: x[index] if padded else x, local_start)
-    sent, local = problem.backend.map_reduce(
+    sent, (local, first) = problem.backend.map_reduce(
         work, (key, shared_start), (clients.data, clients.ids, clients.weights, local_start)
     )
     if padded:
         sent["stack"] = jax.tree.map(lambda x: x[: problem.size], sent["stack"])
-    server = algorithm.server_init(_server_key(key), aggregation.join(rules, sent), start)
+    total = aggregation.join(rules, sent)
+    server = algorithm.server_init(_server_key(key), total, start)
 
     downlink = algorithm.downlink(server)
     downlink_memory = problem.downlink.memory(downlink)
-    # The downlink that round 1 will bring again: nothing travels twice.
-    payload, _ = problem.downlink.encode(_keys(problem, 0)[2], downlink, downlink_memory)
-    received, _ = problem.downlink.receive(problem.downlink.decode(payload), downlink_memory)
     _, local = problem.backend.map_reduce(
         lambda downlink, own: (_NOTHING, algorithm.client_begin(downlink, *own)),
-        received,
+        downlink,
         (local, clients.data),
     )
     one = jax.tree.map(lambda x: x[0], (clients.data, local))
     uplink, _, diagnostics = jax.eval_shape(algorithm.client_step, key, downlink, one[1], one[0])
-    memory = problem.uplink.memory(uplink)
+    if problem.uplink.cumulative and _same_kind(problem, first, uplink):
+        uplink_memory, uplink_mean_memory = problem.uplink.memory(first), total
+    else:
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
+        uplink_mean_memory = problem.uplink.memory(blank)
+        uplink_memory = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), uplink_mean_memory
+        )
     dtype = diagnostics["objective"].dtype
     blank = {name: jnp.full((), jnp.nan, leaf.dtype) for name, leaf in diagnostics.items()}
     for name, value in algorithm.server_diagnostics(server).items():
@@ -382,15 +387,21 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
         round=jnp.zeros((), jnp.int32),
         server=server,
         local=local,
-        uplink_memory=jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), memory
-        ),
-        uplink_mean_memory=memory,
+        uplink_memory=uplink_memory,
+        uplink_mean_memory=uplink_mean_memory,
         downlink_memory=downlink_memory,
         downlink_copy=downlink_memory,
         diagnostics=blank,
         measure=jnp.full((), jnp.inf, dtype),
     )
+
+
+def _same_kind(problem: _Problem, first: PyTree, uplink: PyTree) -> bool:
+    """Whether a round's uplink looks like the first one, and is aggregated like it."""
+    algorithm = problem.algorithm
+    one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), first)
+    rules = eqx.tree_equal(algorithm.start_aggregation, algorithm.aggregation)
+    return rules is True and bool(eqx.tree_equal(one, jax.eval_shape(lambda: uplink)))
 
 
 def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
@@ -416,6 +427,13 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
     downlink, downlink_copy = problem.downlink.receive(
         problem.downlink.decode(payload), state.downlink_copy
     )
+    if not isinstance(problem.downlink, type(_LOSSLESS)):
+        # Round 1 is about what the clients have from the exact exchange before it.
+        downlink = jax.tree.map(
+            lambda exact, received: jnp.where(state.round == 0, exact, received),
+            algorithm.downlink(state.server),
+            downlink,
+        )
     inclusion = problem.participation.inclusion(
         choice_key, state.round, clients.ids[: problem.size]
     )
@@ -554,8 +572,8 @@ def _finish(problem: _Problem, state: State, history: dict[str, Any], rounds) ->
 # What messages cost.
 
 
-def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int]:
-    """Bits of one client's first uplink, of a round's uplink and of a round's downlink."""
+def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int, int]:
+    """Bits of one client's first uplink and first downlink, and of a round's two messages."""
 
     def messages(key, data, start):
         first, local = _client_messages(problem, key, data, start, jnp.int32(0))
@@ -575,18 +593,22 @@ def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int]
         down, _ = problem.downlink.encode(key, downlink, state.downlink_memory)
         uplink, _, _ = algorithm.client_step(key, downlink, local, one)
         up, _ = problem.uplink.encode(key, uplink, problem.uplink.memory(uplink))
-        return up, down
+        return downlink, up, down
 
-    up, down = jax.eval_shape(payloads, state)
-    return channel.bits(first), channel.bits(up), channel.bits(down)
+    received, up, down = jax.eval_shape(payloads, state)
+    return channel.bits(first), channel.bits(received), channel.bits(up), channel.bits(down)
 
 
-def _cumulative_bits(participants, cost: tuple[int, int, int], clients: int, xp) -> dict[str, Any]:
-    first, up, down = cost
+def _cumulative_bits(
+    participants, cost: tuple[int, int, int, int], clients: int, xp
+) -> dict[str, Any]:
+    first_up, first_down, up, down = cost
     # On the host in whole numbers and double precision: counts pass 2^24 soon.
     dtype = np.float64 if xp is np else float
     messages = xp.cumsum(participants).astype(dtype) / clients
-    return {"bits_up": first + up * messages, "bits_down": down * messages}
+    # The first downlink is that of round 1, and everybody has it.
+    later = messages - messages[0]
+    return {"bits_up": first_up + up * messages, "bits_down": first_down + down * later}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -665,9 +687,24 @@ def _problem(
                     f"there are {len(clients)}"
                 )
     algorithm.check(clients, start)
+    _check_channels(algorithm, up, down, participants)
     key = _one_key(key)
     problem = _Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
     return problem, start
+
+
+def _check_channels(algorithm, up, down, participants) -> None:
+    if (up.cumulative or down.cumulative) and not isinstance(participants, type(_EVERYBODY)):
+        raise ValueError(
+            "participation: a channel that sends differences needs every client in each round; "
+            "use everybody(), or a channel without memory at both ends"
+        )
+    rules = jax.tree.leaves(algorithm.aggregation, is_leaf=aggregation.is_aggregation)
+    if up.cumulative and any(rule.reduction != "sum" for rule in rules):
+        raise ValueError(
+            f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
+            "aggregates its messages in another way"
+        )
 
 
 def _one_key(key) -> Key[Array, ""]:

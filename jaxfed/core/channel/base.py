@@ -3,6 +3,9 @@
 A channel encodes a message into the payload that really travels, and decodes from nothing but
 that payload; bits are counted from the payload. A channel may keep memory at both ends (for
 difference coding); the memory of the aggregating end is fed with aggregates only.
+
+Channels are for the rounds. The one exchange before them, the first uplink and the first downlink,
+is exact whatever the channel.
 """
 
 import abc
@@ -16,9 +19,19 @@ from jaxtyping import Array, Key, PyTree
 class Channel(eqx.Module):
     """One direction of the wire."""
 
+    @property
+    def cumulative(self) -> bool:
+        """Whether a message can only be understood by who has received all earlier ones."""
+        return False
+
     @abc.abstractmethod
     def memory(self, message: PyTree) -> PyTree:
-        """The first memory of either end, from a message's shapes."""
+        """The first memory of either end.
+
+        Args:
+            message: for a cumulative channel, what both ends have from the exact exchange before
+                the rounds, zeros if that is nothing of this kind; else only its shapes count.
+        """
 
     @abc.abstractmethod
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:

@@ -1,0 +1,14 @@
+"""What messages go through: `lossless`, compressors, and memory around them."""
+
+from jaxfed.core.channel.base import Channel as Channel
+from jaxfed.core.channel.base import bits as bits
+from jaxfed.core.channel.base import lossless as lossless
+from jaxfed.core.channel.base import pair as pair
+from jaxfed.core.channel.compression import cast as cast
+from jaxfed.core.channel.compression import chain as chain
+from jaxfed.core.channel.compression import quantize as quantize
+from jaxfed.core.channel.compression import random_k as random_k
+from jaxfed.core.channel.compression import sign as sign
+from jaxfed.core.channel.compression import top_k as top_k
+from jaxfed.core.channel.memory import difference as difference
+from jaxfed.core.channel.memory import error_feedback as error_feedback

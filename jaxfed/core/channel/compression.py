@@ -1,0 +1,462 @@
+"""Compressors: channels that turn the arrays of a message into fewer bits.
+
+Each maps over the message's floating-point arrays of more than one number; single numbers (a step
+size, an objective) and integers travel as they are. Payloads are really packed: an array of `n`
+codes of `b` bits is `ceil(n b / 8)` bytes. Nothing here has memory: see `jaxfed.channel.difference`
+and `jaxfed.channel.error_feedback` for what makes coarse compression converge.
+
+A payload holds whole numbers, so no derivative passes through these channels; a run that is to be
+differentiated needs a lossless channel or `cast`.
+"""
+
+import abc
+import math
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, UInt8, UInt32
+
+from jaxfed.core.channel.base import Channel
+
+
+class Payload(eqx.Module):
+    """One compressed array; shape and type are known to both ends."""
+
+
+class Compressor(Channel):
+    """A channel without memory that compresses one array at a time."""
+
+    def memory(self, message):
+        """None is needed."""
+        del message
+        return ()
+
+    def encode(self, key, message, memory):
+        """The message with its larger arrays compressed."""
+        leaves, structure = jax.tree.flatten(message)
+        keys = jax.random.split(key, max(len(leaves), 1))
+        packed = [
+            self.compress(keys[i], leaf) if compressible(leaf) else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(structure, packed), memory
+
+    def decode(self, payload):
+        """The message, as far as it can be told."""
+        return jax.tree.map(
+            lambda x: self.decompress(x) if isinstance(x, Payload) else x,
+            payload,
+            is_leaf=lambda x: isinstance(x, Payload),
+        )
+
+    def receive(self, decoded, memory):
+        """The decoded message itself."""
+        return decoded, memory
+
+    @abc.abstractmethod
+    def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
+        """What travels in place of one array."""
+
+    @abc.abstractmethod
+    def decompress(self, payload: Payload) -> Float[Array, "..."]:
+        """The array that a payload stands for."""
+
+
+def compressible(leaf: Array) -> bool:
+    """Whether compressors touch this array: more than one floating-point number."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
+
+
+class _Static(Payload):
+    shape: tuple[int, ...] = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+# ---------------------------------------------------------------------------------------------
+# Stochastic quantization.
+
+
+class _Codes(_Static):
+    packed: UInt8[Array, " bytes"]
+    scale: Float[Array, ""]
+
+
+class _Quantize(Compressor):
+    levels: int = eqx.field(static=True)
+    norm: Literal["max", "frobenius"] = eqx.field(static=True)
+    contraction: float = eqx.field(static=True)
+
+    def compress(self, key, array):
+        flat = array.reshape(-1)
+        scale = jnp.max(jnp.abs(flat)) if self.norm == "max" else jnp.linalg.norm(flat)
+        scale = _rounded_up(scale)
+        used = scale.astype(flat.dtype)
+        # Sixteen random bits round as well as 24 do, at half the price; the middle of each of
+        # their intervals keeps the rounding unbiased.
+        chance = jax.random.bits(key, flat.shape, jnp.uint16).astype(flat.dtype)
+        a = jnp.abs(flat) * (self.levels / jnp.where(used > 0, used, 1))
+        level = jnp.minimum(jnp.floor(a + (chance + 0.5) / 2**16), self.levels)
+        code = jnp.where(flat < 0, -level, level) + self.levels
+        packed = pack_symbols(code.astype(jnp.uint8), 2 * self.levels + 1)
+        return _Codes(array.shape, array.dtype, packed, scale)
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Codes)
+        code = unpack_symbols(payload.packed, payload.size, 2 * self.levels + 1)
+        level = code.astype(payload.dtype) - self.levels
+        unit = payload.scale.astype(payload.dtype) / (self.levels * self.contraction)
+        return (level * unit).reshape(payload.shape)
+
+
+def _rounded_up(scale: Float[Array, ""]) -> Float[Array, ""]:
+    """The next single-precision number that is not smaller: what travels must bound all entries."""
+    single = scale.astype(jnp.float32)
+    return jnp.where(single.astype(scale.dtype) < scale, jnp.nextafter(single, jnp.inf), single)
+
+
+def quantize(
+    bits: int | None = None,
+    *,
+    levels: int | None = None,
+    norm: Literal["max", "frobenius"] = "max",
+    contraction: float = 1.0,
+) -> Channel:
+    r"""Stochastic quantization: each entry becomes one of a few multiples of the scale.
+
+    With scale \(c\) and \(s\) levels, \(x\) becomes \(\operatorname{sign}(x) \ell c / (s \tau)\)
+    where \(\ell\) is \(s|x|/c\) rounded up or down at random, so that the mean is \(x / \tau\).
+    In the largest entry the error is at most \(c / s\): with `difference` and three levels or more
+    it shrinks geometrically at \(\tau = 1\). With one level it does not shrink; a contraction of
+    two makes it.
+
+    Args:
+        bits: per entry at most, 2 to 8, sign included: \(s = 2^{b-1} - 1\).
+        levels: \(s\) itself, 1 to 127, in place of `bits`. The \(2s + 1\) symbols are packed as
+            tightly as groups within a byte allow: one level takes 1.6 bits (five symbols in eight
+            bits), two take 2.33 (three in seven).
+        norm: the scale: `"max"`, the largest entry; or `"frobenius"`, which needs many levels.
+        contraction: \(\tau \geq 1\), by which decoded values are divided.
+
+    Returns:
+        The channel; a payload is the packed codes and a 32-bit scale.
+
+    Raises:
+        ValueError: for bits or levels outside their ranges, both or neither of them, an unknown
+            norm, or a contraction below one.
+
+    Source: Alistarh, Grubic, Li, Tomioka & Vojnovic (2017), QSGD; with the largest entry as the
+    scale and the contraction, Shrestha & Fu (2023), Section III.
+    """
+    if (bits is None) == (levels is None):
+        raise ValueError(f"bits, levels: wanted one of the two, got {bits!r} and {levels!r}")
+    if bits is not None:
+        if not isinstance(bits, int) or isinstance(bits, bool) or not 2 <= bits <= 8:
+            raise ValueError(f"bits: wanted a whole number from 2 to 8, got {bits!r}")
+        levels = 2 ** (bits - 1) - 1
+    if not isinstance(levels, int) or isinstance(levels, bool) or not 1 <= levels <= 127:
+        raise ValueError(f"levels: wanted a whole number from 1 to 127, got {levels!r}")
+    if norm not in ("max", "frobenius"):
+        raise ValueError(f"norm: wanted one of max, frobenius, got {norm!r}")
+    if not isinstance(contraction, int | float) or not 1 <= contraction < float("inf"):
+        raise ValueError(f"contraction: wanted a number of at least 1, got {contraction!r}")
+    return _Quantize(levels, norm, float(contraction))
+
+
+# ---------------------------------------------------------------------------------------------
+# Signs.
+
+
+class _Sign(Compressor):
+    def compress(self, key, array):
+        del key
+        flat = array.reshape(-1)
+        packed = pack_symbols((flat >= 0).astype(jnp.uint8), 2)
+        return _Codes(array.shape, array.dtype, packed, jnp.mean(jnp.abs(flat)).astype(jnp.float32))
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Codes)
+        positive = unpack_symbols(payload.packed, payload.size, 2).astype(payload.dtype)
+        return ((2 * positive - 1) * payload.scale.astype(payload.dtype)).reshape(payload.shape)
+
+
+def sign() -> Channel:
+    """The signs of the entries, one bit each, times their mean magnitude.
+
+    Biased: use it inside `difference` or `error_feedback`.
+
+    Source: Karimireddy, Rebjock, Stich & Jaggi (2019), Error feedback fixes SignSGD.
+    """
+    return _Sign()
+
+
+# ---------------------------------------------------------------------------------------------
+# Sparsification.
+
+
+class _Sparse(_Static):
+    values: Array
+    indices: Array
+
+
+class _TopK(Compressor):
+    fraction: float = eqx.field(static=True)
+
+    def compress(self, key, array):
+        del key
+        flat = array.reshape(-1)
+        _, indices = jax.lax.top_k(jnp.abs(flat), _kept(flat.size, self.fraction))
+        small = jnp.uint16 if flat.size <= 2**16 else jnp.uint32
+        return _Sparse(array.shape, array.dtype, flat[indices], indices.astype(small))
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Sparse)
+        return _scattered(payload, payload.values, payload.indices.astype(jnp.uint32))
+
+
+def _scattered(payload: _Static, values: Array, indices: UInt32[Array, " kept"]) -> Array:
+    flat = jnp.zeros(payload.size, payload.dtype)
+    return flat.at[indices].set(values.astype(payload.dtype)).reshape(payload.shape)
+
+
+def top_k(fraction: float) -> Channel:
+    """The entries of largest magnitude, each with its place (16 bits up to 65,536 entries, or 32).
+
+    Biased: use it inside `difference` or `error_feedback`.
+
+    Args:
+        fraction: share of an array's entries that are kept, rounded up.
+
+    Raises:
+        ValueError: if `fraction` is not in (0, 1].
+
+    Source: Stich, Cordonnier & Jaggi (2018), Sparsified SGD with memory.
+    """
+    return _TopK(_checked_fraction(fraction))
+
+
+class _Drawn(_Static):
+    values: Array
+    seed: UInt32[Array, " words"]
+
+
+class _RandomK(Compressor):
+    fraction: float = eqx.field(static=True)
+    scaled: bool = eqx.field(static=True)
+
+    def compress(self, key, array):
+        flat = array.reshape(-1)
+        seed = jax.random.key_data(key)
+        kept = self._places(seed, flat.size)
+        values = flat[kept]
+        return _Drawn(array.shape, array.dtype, values, seed)
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Drawn)
+        places = self._places(payload.seed, payload.size)
+        factor = payload.size / len(places) if self.scaled else 1.0
+        return _scattered(payload, payload.values * factor, places)
+
+    def _places(self, seed, size: int):
+        order = jax.random.permutation(jax.random.wrap_key_data(seed), size)
+        return order[: _kept(size, self.fraction)].astype(jnp.uint32)
+
+
+def random_k(fraction: float, *, scaled: bool = True) -> Channel:
+    """Entries drawn at random; the places travel as the seed of the draw.
+
+    Args:
+        fraction: share of an array's entries that are kept, rounded up.
+        scaled: multiply by the inverse share, so that the mean is right. Inside `difference` or
+            `error_feedback` do not: what comes back must be a contraction.
+
+    Raises:
+        ValueError: if `fraction` is not in (0, 1].
+
+    Source: Stich, Cordonnier & Jaggi (2018), Sparsified SGD with memory.
+    """
+    return _RandomK(_checked_fraction(fraction), bool(scaled))
+
+
+def _checked_fraction(fraction: float) -> float:
+    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+        raise ValueError(f"fraction: wanted a number in (0, 1], got {fraction!r}")
+    return float(fraction)
+
+
+def _kept(size: int, fraction: float) -> int:
+    return max(1, math.ceil(round(fraction * size, 9)))
+
+
+# ---------------------------------------------------------------------------------------------
+# Lower precision.
+
+
+class _Rounded(_Static):
+    values: Array
+
+
+class _Cast(Compressor):
+    to: np.dtype = eqx.field(static=True)
+
+    def compress(self, key, array):
+        del key
+        return _Rounded(array.shape, array.dtype, array.astype(self.to))
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Rounded)
+        return payload.values.astype(payload.dtype)
+
+
+def cast(dtype: str) -> Channel:
+    """Rounding to a lower precision; the derivative passes through.
+
+    Args:
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`.
+
+    Raises:
+        ValueError: for any other type.
+    """
+    if str(dtype) not in ("float16", "bfloat16", "float32"):
+        raise ValueError(f"dtype: wanted float16, bfloat16 or float32, got {dtype!r}")
+    return _Cast(jnp.dtype(dtype))
+
+
+# ---------------------------------------------------------------------------------------------
+# One after the other.
+
+
+class _Chain(Compressor):
+    first: Compressor
+    second: Compressor
+
+    def compress(self, key, array):
+        mine, its = jax.random.split(key)
+        payload = self.first.compress(mine, array)
+        leaves, structure = jax.tree.flatten(payload)
+        packed = [
+            self.second.compress(jax.random.fold_in(its, i), leaf) if compressible(leaf) else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(structure, packed)
+
+    def decompress(self, payload):
+        outer = jax.tree.map(
+            lambda x: self.second.decompress(x) if isinstance(x, Payload) else x,
+            payload,
+            is_leaf=lambda x: isinstance(x, Payload) and x is not payload,
+        )
+        return self.first.decompress(outer)
+
+
+def chain(*compressors: Channel) -> Channel:
+    """Compressors one after the other: each works on the arrays of the payload before.
+
+    `chain(top_k(0.1), quantize(4))` sends a tenth of the entries, at four bits each.
+
+    Raises:
+        ValueError: if there is none, or one is not a compressor.
+    """
+    if not compressors:
+        raise ValueError("compressors: wanted at least one, got none")
+    *before, combined = map(checked_compressor, compressors)
+    for compressor in reversed(before):
+        combined = _Chain(compressor, combined)
+    return combined
+
+
+def checked_compressor(compressor: Channel) -> Compressor:
+    """Refuse what is not a compressor.
+
+    Raises:
+        ValueError: if it is not one.
+    """
+    if not isinstance(compressor, Compressor):
+        raise ValueError(
+            f"compressor: wanted one without memory, such as quantize(3), got {compressor!r}"
+        )
+    return compressor
+
+
+# ---------------------------------------------------------------------------------------------
+# Packing.
+
+
+def grouping(symbols: int) -> tuple[int, int]:
+    """How many symbols of this many kinds are written together, and in how many bits (at most 8).
+
+    The fewest bits a symbol, the smallest group among equals: 8 kinds one by one in 3 bits, 5 kinds
+    by threes in 7.
+    """
+    groups = [(k, math.ceil(k * math.log2(symbols) - 1e-12)) for k in range(1, 9)]
+    return min((g for g in groups if g[1] <= 8), key=lambda g: (g[1] / g[0], g[0]))
+
+
+def pack_symbols(codes: UInt8[Array, " n"], symbols: int) -> UInt8[Array, " bytes"]:
+    """Whole numbers below `symbols`, packed into `ceil(groups * width / 8)` bytes."""
+    together, width = grouping(symbols)
+    if together > 1:
+        rows = jnp.pad(codes, (0, -len(codes) % together)).reshape(-1, together)
+        codes = sum(
+            (rows[:, i] * jnp.uint8(symbols**i) for i in range(1, together)), start=rows[:, 0]
+        )
+    return _pack(codes, width)
+
+
+def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> UInt8[Array, " n"]:
+    """Inverse of `pack_symbols`, for `count` codes."""
+    together, width = grouping(symbols)
+    codes = _unpack(packed, -(-count // together), width)
+    if together > 1:
+        digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
+        codes = jnp.stack(digits, axis=1).reshape(-1)[:count]
+    return codes
+
+
+# Eight codes of `width` bits fill `width` bytes exactly. The k-th code of every group comes from
+# the k-th eighth of the array, so that all is done in whole rows.
+def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
+    if width == 8:
+        return codes
+    groups = len(codes) // 8
+    main = _bytes(codes[: 8 * groups].reshape(8, groups), width).reshape(-1)
+    rest = codes[8 * groups :]
+    last = _bytes(jnp.pad(rest, (0, 8 - len(rest)))[:, None], width)[:, 0]
+    return jnp.concatenate([main, last[: -(-len(rest) * width // 8)]])
+
+
+def _unpack(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt8[Array, " n"]:
+    if width == 8:
+        return packed
+    groups = count // 8
+    main = _codes(packed[: groups * width].reshape(width, groups), width).reshape(-1)
+    rest = packed[groups * width :]
+    last = _codes(jnp.pad(rest, (0, width - len(rest)))[:, None], width)[:, 0]
+    return jnp.concatenate([main, last[: count - 8 * groups]])
+
+
+def _bytes(codes: UInt8[Array, "8 groups"], width: int) -> UInt8[Array, "width groups"]:
+    rows = [jnp.zeros_like(codes[0])] * width
+    for place in range(8):
+        byte, offset = divmod(place * width, 8)
+        rows[byte] = rows[byte] | (codes[place] << jnp.uint8(offset))
+        if offset + width > 8:
+            rows[byte + 1] = rows[byte + 1] | (codes[place] >> jnp.uint8(8 - offset))
+    return jnp.stack(rows)
+
+
+def _codes(rows: UInt8[Array, "width groups"], width: int) -> UInt8[Array, "8 groups"]:
+    codes = []
+    for place in range(8):
+        byte, offset = divmod(place * width, 8)
+        code = rows[byte] >> jnp.uint8(offset)
+        if offset + width > 8:
+            code = code | (rows[byte + 1] << jnp.uint8(8 - offset))
+        codes.append(code & jnp.uint8(2**width - 1))
+    return jnp.stack(codes)

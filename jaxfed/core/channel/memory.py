@@ -1,0 +1,95 @@
+"""Channels with memory around a compressor: what one message loses, a later one brings."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from jaxfed.core.channel.base import Channel
+from jaxfed.core.channel.compression import Compressor, checked_compressor, compressible
+
+
+class _Difference(Channel):
+    inner: Compressor
+
+    def memory(self, message):
+        return message
+
+    @property
+    def cumulative(self):
+        return True
+
+    def encode(self, key, message, memory):
+        payload, _ = self.inner.encode(key, _minus(message, memory), ())
+        return payload, _plus(self.inner.decode(payload), memory)
+
+    def decode(self, payload):
+        return self.inner.decode(payload)
+
+    def receive(self, decoded, memory):
+        message = _plus(decoded, memory)
+        return message, message
+
+
+def _minus(message: PyTree, memory: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, h: x - h if compressible(x) else x, message, memory)
+
+
+def _plus(decoded: PyTree, memory: PyTree) -> PyTree:
+    return jax.tree.map(lambda c, h: h + c if compressible(c) else c, decoded, memory)
+
+
+def difference(compressor: Channel) -> Channel:
+    """Send the compressed change against what the other end already has.
+
+    Both ends add up the same decoded changes; the aggregating end's memory is the aggregate of the
+    senders', so that it still needs nothing but aggregates. What compression loses in one round is
+    in the next round's difference: the error feedback of Shrestha & Fu (2023), and EF21. Its first
+    memory is the first exchange, which is exact, where that is a message of the same kind, and else
+    zero.
+
+    Every client must take part in each round: one that misses a message loses the thread.
+
+    Args:
+        compressor: what the changes go through: a compressor, or a chain of them.
+
+    Raises:
+        ValueError: if `compressor` is not one.
+
+    Source: Shrestha & Fu (2023), Section III; Richtarik, Sokolov & Fatkhullin (2021), EF21.
+    """
+    return _Difference(checked_compressor(compressor))
+
+
+class _ErrorFeedback(Channel):
+    inner: Compressor
+
+    def memory(self, message):
+        return jax.tree.map(jnp.zeros_like, message)
+
+    def encode(self, key, message, memory):
+        wanted = _plus(message, memory)
+        payload, _ = self.inner.encode(key, wanted, ())
+        return payload, _minus(wanted, self.inner.decode(payload))
+
+    def decode(self, payload):
+        return self.inner.decode(payload)
+
+    def receive(self, decoded, memory):
+        return decoded, memory
+
+
+def error_feedback(compressor: Channel) -> Channel:
+    """Add what compression lost in earlier messages to the next one.
+
+    The sender alone has memory. For messages that are increments, as gradients are; for messages
+    that are states, as shared components are, use `difference`.
+
+    Args:
+        compressor: a compressor, or a chain of them.
+
+    Raises:
+        ValueError: if `compressor` is not one.
+
+    Source: Stich, Cordonnier & Jaggi (2018); Karimireddy, Rebjock, Stich & Jaggi (2019).
+    """
+    return _ErrorFeedback(checked_compressor(compressor))

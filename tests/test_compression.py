@@ -1,0 +1,294 @@
+"""Compressors: packed to the byte, unbiased where they say so; memory makes them converge."""
+
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxfed as jf
+from jaxfed.core.channel.compression import grouping, pack_symbols, unpack_symbols
+
+FEATURES, CLIENTS, ROUNDS = 6, 5, 40
+
+LOSSY = {
+    "2 bits": lambda: jf.channel.quantize(2, contraction=2.0),
+    "3 bits": lambda: jf.channel.quantize(3),
+    "8 bits": lambda: jf.channel.quantize(8),
+    "5 symbols": lambda: jf.channel.quantize(levels=2),
+    "frobenius": lambda: jf.channel.quantize(6, norm="frobenius"),
+    "sign": jf.channel.sign,
+    "top": lambda: jf.channel.top_k(0.3),
+    "random": lambda: jf.channel.random_k(0.3),
+    "float16": lambda: jf.channel.cast("float16"),
+    "bfloat16": lambda: jf.channel.cast("bfloat16"),
+    "chain": lambda: jf.channel.chain(jf.channel.top_k(0.3), jf.channel.quantize(4)),
+}
+every_compressor = pytest.mark.parametrize("name", LOSSY)
+
+
+def draw(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
+    return jf.Clients.from_samples(
+        [(rng.normal(size=(20, FEATURES)) * scales).astype(dtype) for _ in range(CLIENTS)]
+    )
+
+
+@functools.partial(jax.jit, static_argnames="rounds")
+def solve(algorithm, clients, channel, rounds=ROUNDS):
+    return jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel)
+
+
+@given(
+    codes=st.lists(st.integers(0, 255), min_size=1, max_size=60),
+    symbols=st.sampled_from([2, 3, 5, 7, 9, 15, 16, 31, 63, 127, 255]),
+)
+def test_packing_is_undone_and_wastes_no_byte(codes, symbols):
+    codes = np.array(codes, np.uint8) % symbols
+    packed = pack_symbols(jnp.asarray(codes), symbols)
+    together, width = grouping(symbols)
+    groups = math.ceil(len(codes) / together)
+    assert packed.nbytes == math.ceil(groups * width / 8)
+    np.testing.assert_array_equal(unpack_symbols(packed, len(codes), symbols), codes)
+
+
+def test_groups_of_symbols():
+    assert [grouping(s) for s in (2, 3, 5, 7, 15, 255)] == [
+        (1, 1), (5, 8), (3, 7), (1, 3), (1, 4), (1, 8),
+    ]  # fmt: skip
+
+
+@every_compressor
+def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
+    """What a message costs is what it takes on disk."""
+    message = {"frame": jax.random.normal(key, (50, 5)), "one": jnp.float32(7), "id": jnp.int32(3)}
+    channel = LOSSY[name]()
+    payload, _ = channel.encode(key, message, channel.memory(message))
+    with open(tmp_path / "payload", "wb") as file:
+        for leaf in jax.tree.leaves(payload):
+            file.write(np.asarray(leaf).tobytes())
+    assert 8 * (tmp_path / "payload").stat().st_size == jf.channel.bits(payload)
+
+    decoded = channel.decode(payload)
+    chex.assert_trees_all_equal_shapes_and_dtypes(decoded, message)
+    assert decoded["one"] == 7 and decoded["id"] == 3  # single numbers are never touched
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"), [("2 bits", 8 / 5), ("3 bits", 3), ("8 bits", 8), ("5 symbols", 7 / 3)]
+)
+def test_bits_of_an_entry(name, entry, key):
+    payload, _ = LOSSY[name]().encode(key, jnp.ones((50, 12)), ())
+    assert jf.channel.bits(payload) == 50 * 12 * entry + 32
+
+
+@pytest.mark.parametrize("name", ["3 bits", "8 bits", "5 symbols", "frobenius", "random"])
+def test_unbiased_and_within_the_variance_bound(name, key):
+    """Draws enough that a bias of one hundredth of a level would be seen."""
+    channel = LOSSY[name]()
+    x = jax.random.normal(key, (8,))
+    draws = 100_000
+
+    @jax.jit
+    @jax.vmap
+    def through(key):
+        return channel.decode(channel.encode(key, x, ())[0])
+
+    values = np.asarray(through(jax.random.split(key, draws)), np.float64)
+    error = values.std(axis=0) / np.sqrt(draws)
+    assert (np.abs(values.mean(axis=0) - x) <= 4 * error + 1e-6).all()
+    spread = np.square(values - x).sum(axis=1).mean()
+    if name == "random":
+        assert spread <= (1 / 0.3 - 1) * np.square(x).sum() * 1.05
+    else:
+        scale = np.linalg.norm(x) if name == "frobenius" else np.abs(x).max()
+        # A rounding up or down, of variance a quarter at most.
+        assert spread <= len(x) * (scale / channel.levels) ** 2 / 4
+        assert np.abs(values - x).max() <= scale / channel.levels * (1 + 1e-6)
+
+
+def test_zeros_stay_zero_and_the_largest_entry_exact(key):
+    for bits in (2, 3, 8):
+        channel = jf.channel.quantize(bits)
+        assert not channel.decode(channel.encode(key, jnp.zeros(9), ())[0]).any()
+        x = jnp.array([0.1, -5.0, 2.0])
+        assert channel.decode(channel.encode(key, x, ())[0])[1] == -5.0
+
+
+def test_the_scale_bounds_double_precision_entries(key, x64):
+    x = jnp.array([1 + 1e-12, 0.5])  # above the nearest number of single precision
+    payload, _ = jf.channel.quantize(3).encode(key, x, ())
+    assert payload.scale.dtype == jnp.float32
+    assert payload.scale.astype(jnp.float64) >= x[0]
+
+
+def test_top_k_keeps_the_largest(key):
+    x = jnp.array([0.1, -5.0, 2.0, 0.3, -0.2, 4.0])
+    kept = jf.channel.top_k(0.5).decode(jf.channel.top_k(0.5).encode(key, x, ())[0])
+    np.testing.assert_array_equal(kept, [0, -5, 2, 0, 0, 4])
+
+
+def test_sign_has_the_mean_magnitude(key):
+    x = jnp.array([1.0, -3.0, 2.0, 0.0])
+    channel = jf.channel.sign()
+    np.testing.assert_allclose(channel.decode(channel.encode(key, x, ())[0]), [1.5, -1.5, 1.5, 1.5])
+
+
+@pytest.mark.parametrize("name", ["3 bits", "5 symbols", "top", "bfloat16", "chain"])
+def test_differences_forget_nothing(name, key):
+    """A message that stays the same arrives exactly after some rounds, at both ends alike."""
+    channel = jf.channel.difference(LOSSY[name]())
+    message = jax.random.normal(key, (40, 3))
+    sender = receiver = channel.memory(jnp.zeros_like(message))
+
+    @jax.jit
+    def send(key, sender, receiver):
+        payload, sender = channel.encode(key, message, sender)
+        arrived, receiver = channel.receive(channel.decode(payload), receiver)
+        return sender, receiver, arrived
+
+    arrived = sender
+    for round_key in jax.random.split(key, 80):
+        sender, receiver, arrived = send(round_key, sender, receiver)
+        np.testing.assert_array_equal(sender, receiver)
+    assert jnp.abs(arrived - message).max() <= 1e-5
+
+
+def test_one_level_needs_a_contraction(key):
+    """At one level the error in the largest entry is as large as that entry."""
+    message = jax.random.normal(key, (500, 5))
+
+    def left(contraction):
+        channel = jf.channel.difference(jf.channel.quantize(2, contraction=contraction))
+        memory = channel.memory(jnp.zeros_like(message))
+        for round_key in jax.random.split(key, 30):
+            _, memory = channel.encode(round_key, message, memory)
+        return jnp.linalg.norm(memory - message) / jnp.linalg.norm(message)
+
+    assert left(2.0) < 0.01
+    assert left(1.0) > 0.5
+
+
+def test_error_feedback_loses_nothing_in_the_sum(key):
+    channel = jf.channel.error_feedback(jf.channel.top_k(0.2))
+    messages = jax.random.normal(key, (60, 20))
+    memory, total = channel.memory(messages[0]), jnp.zeros(20)
+    for message in messages:
+        payload, memory = channel.encode(key, message, memory)
+        total += channel.receive(channel.decode(payload), ())[0]
+    chex.assert_trees_all_close(total + memory, messages.sum(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["3 bits", "5 symbols", "top", "bfloat16"])
+def test_runs_with_differences_end_where_lossless_ones_do(name):
+    algorithm, clients = jf.pca.PerPCA(1, 1), draw()
+    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=400)
+    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=400)
+    chex.assert_trees_all_close(
+        given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-5
+    )
+    assert given.history["bits_up"][-1] < 0.6 * wanted.history["bits_up"][-1]
+
+
+def test_without_memory_coarse_messages_do_not_converge():
+    algorithm, clients = jf.pca.PerPCA(1, 1), draw()
+
+    def restless(channel):
+        return solve(algorithm, clients, channel, rounds=400).history["objective"][-100:].std()
+
+    coarse = jf.channel.quantize(3)
+    assert restless(coarse) > 1e-2
+    assert restless(jf.channel.difference(coarse)) < 1e-4
+
+
+def test_the_exchange_before_the_rounds_is_exact():
+    algorithm, clients = jf.pca.OneShot(1, 1), draw()
+    exact, coarse = (
+        solve(algorithm, clients, channel, rounds=1)
+        for channel in (jf.channel.lossless(), jf.channel.quantize(2))
+    )
+    chex.assert_trees_all_equal(coarse.result, exact.result)
+    assert coarse.history["bits_up"] == exact.history["bits_up"]
+    assert coarse.history["bits_down"] == exact.history["bits_down"]
+
+
+def test_differences_start_from_a_first_message_of_the_same_kind():
+    """Then both ends hold it already, and the first round has nothing new to say."""
+
+    class Still(jf.pca.Pooled):
+        def client_init(self, key, data, start):
+            return 3.7 * jnp.ones((data.dim, 2)), ()
+
+        start_aggregation = property(lambda self: self.aggregation)
+
+        def server_init(self, key, uplink, start):
+            return uplink
+
+        def client_step(self, key, downlink, local, data):
+            return 3.7 * jnp.ones((data.dim, 2)), local, {"objective": data.trace}
+
+        def server_step(self, key, server, uplink):
+            return uplink
+
+    channel = jf.channel.difference(jf.channel.quantize(2))
+    for rounds in (1, 3):
+        solution = solve(Still(2), draw(), channel, rounds=rounds)
+        np.testing.assert_allclose(solution.server, 3.7, rtol=1e-6)
+
+
+def test_a_derivative_passes_through_lower_precision():
+    clients = draw()
+
+    def error(step):
+        algorithm = jf.pca.PerPCA(1, 1, step_size=step)
+        channel = jf.channel.cast("float16")
+        run = jf.rollout(algorithm, clients, rounds=5, key=jax.random.key(0), channel=channel)
+        return run.history["objective"][-1]
+
+    assert abs(jax.jit(jax.grad(error))(0.02)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: jf.channel.quantize(1), "bits"),
+        (lambda: jf.channel.quantize(9), "bits"),
+        (lambda: jf.channel.quantize(3.0), "bits"),
+        (lambda: jf.channel.quantize(), "bits"),
+        (lambda: jf.channel.quantize(3, levels=2), "bits"),
+        (lambda: jf.channel.quantize(levels=0), "levels"),
+        (lambda: jf.channel.quantize(levels=200), "levels"),
+        (lambda: jf.channel.quantize(3, norm="l1"), "norm"),
+        (lambda: jf.channel.quantize(3, contraction=0.5), "contraction"),
+        (lambda: jf.channel.quantize(3, contraction=float("nan")), "contraction"),
+        (lambda: jf.channel.top_k(0), "fraction"),
+        (lambda: jf.channel.top_k(1.5), "fraction"),
+        (lambda: jf.channel.random_k(-0.1), "fraction"),
+        (lambda: jf.channel.cast("int8"), "dtype"),
+        (lambda: jf.channel.chain(), "compressors"),
+        (lambda: jf.channel.chain(jf.channel.lossless()), "compressor"),
+        (lambda: jf.channel.difference(jf.channel.lossless()), "compressor"),
+        (lambda: jf.channel.error_feedback("3 bits"), "compressor"),
+    ],
+)
+def test_bad_settings_are_refused(make, argument):
+    with pytest.raises(ValueError, match=rf"^{argument}.*(got|at least)"):
+        make()
+
+
+def test_what_differences_cannot_serve_is_refused(key):
+    channel = jf.channel.difference(jf.channel.quantize(3))
+    with pytest.raises(ValueError, match=r"^participation: .*every client in each round"):
+        jf.fit(
+            jf.pca.PerPCA(1, 1), draw(), rounds=1, key=key, channel=channel,
+            participation=jf.participation.uniform(2),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"^channel: .*LocalPower"):
+        algorithm = jf.pca.LocalPower(2, alignment="sign")
+        jf.fit(algorithm, draw(), rounds=1, key=key, channel=channel)
