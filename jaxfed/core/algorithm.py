@@ -37,6 +37,11 @@ class Algorithm(eqx.Module):
     the *aggregate* of the uplinks, never one client's.
     """
 
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether every client must take part in each round."""
+        return False
+
     def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data or a warm start that do not fit, by static shapes alone.
 

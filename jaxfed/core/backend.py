@@ -148,19 +148,20 @@ def _spread(launch: Callable, count: int, work: Work, shared: PyTree, own: PyTre
     )
 
     def device_work(inner, axis, shared, own):
-        shared, own = _completed(shared, shared_shapes), _completed(own, own_shapes)
-        return _nonempty(_across_devices(inner, work, axis, shared, own))
+        shared, own = completed(shared, shared_shapes), completed(own, own_shapes)
+        return nonempty(_across_devices(inner, work, axis, shared, own))
 
-    total, (stack, kept) = launch(device_work, _nonempty(shared), _nonempty(own))
-    return _completed(({**total, "stack": stack}, kept), shapes)
+    total, (stack, kept) = launch(device_work, nonempty(shared), nonempty(own))
+    return completed(({**total, "stack": stack}, kept), shapes)
 
 
-def _nonempty(tree: PyTree) -> PyTree:
+def nonempty(tree: PyTree) -> PyTree:
+    """The tree with None in place of arrays without elements, which JAX cannot always reshape."""
     return jax.tree.map(lambda x: x if x.size else None, tree)
 
 
-def _completed(tree: PyTree, shapes: PyTree) -> PyTree:
-    """The tree with the arrays that `_nonempty` has left out; inverse of it."""
+def completed(tree: PyTree, shapes: PyTree) -> PyTree:
+    """The tree with the arrays that `nonempty` has left out; inverse of it."""
 
     def complete(x, shape):
         return jnp.zeros(shape.shape, shape.dtype) if x is None and shape is not None else x

@@ -687,18 +687,24 @@ def _problem(
                     f"there are {len(clients)}"
                 )
     algorithm.check(clients, start)
-    _check_channels(algorithm, up, down, participants)
+    _check_together(algorithm, up, down, participants)
     key = _one_key(key)
     problem = _Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
     return problem, start
 
 
-def _check_channels(algorithm, up, down, participants) -> None:
-    if (up.cumulative or down.cumulative) and not isinstance(participants, type(_EVERYBODY)):
-        raise ValueError(
-            "participation: a channel that sends differences needs every client in each round; "
-            "use everybody(), or a channel without memory at both ends"
-        )
+def _check_together(algorithm, up, down, participants) -> None:
+    if not isinstance(participants, type(_EVERYBODY)):
+        if algorithm.needs_everybody:
+            raise ValueError(
+                f"participation: {type(algorithm).__name__} needs every client in each round; "
+                "use everybody()"
+            )
+        if up.cumulative or down.cumulative:
+            raise ValueError(
+                "participation: a channel that sends differences needs every client in each round; "
+                "use everybody(), or a channel without memory at both ends"
+            )
     rules = jax.tree.leaves(algorithm.aggregation, is_leaf=aggregation.is_aggregation)
     if up.cumulative and any(rule.reduction != "sum" for rule in rules):
         raise ValueError(

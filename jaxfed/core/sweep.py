@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.backend import completed, nonempty
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, rollout
 
@@ -85,8 +86,12 @@ def _grid(algorithms, clients, keys, rounds, block, axes, arguments):
 
     if not sizes:
         return one(0)
+    numbers = jnp.arange(total)
+    shapes = jax.eval_shape(jax.vmap(one), numbers)
     # batch_size=None would run one after the other.
-    runs = jax.lax.map(one, jnp.arange(total), batch_size=min(block or total, total))
+    size = min(block or total, total)
+    runs = jax.lax.map(lambda number: nonempty(one(number)), numbers, batch_size=size)
+    runs = completed(runs, shapes)
     return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
 
 
