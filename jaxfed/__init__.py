@@ -1,11 +1,13 @@
 """jaxfed: federated, personalized, unsupervised learning in JAX."""
 
 from jaxfed import data as data
+from jaxfed import gcca as gcca
 from jaxfed import linalg as linalg
 from jaxfed import manifolds as manifolds
 from jaxfed import metrics as metrics
 from jaxfed import pca as pca
 from jaxfed import plot as plot
+from jaxfed import privacy as privacy
 from jaxfed.core import backend as backend
 from jaxfed.core import channel as channel
 from jaxfed.core import participation as participation

@@ -17,8 +17,9 @@ ALLOWED = {
     "metrics": {"linalg", "manifolds"},
     "core": {"linalg", "manifolds"},
     "pca": {"linalg", "manifolds", "data", "metrics", "core"},
+    "gcca": {"linalg", "manifolds", "core"},
     "plot": {"linalg", "manifolds", "data", "metrics", "core", "pca"},
-    "cli": {"linalg", "manifolds", "data", "metrics", "core", "pca", "plot"},
+    "cli": {"linalg", "manifolds", "data", "metrics", "core", "pca", "gcca", "plot"},
 }
 
 

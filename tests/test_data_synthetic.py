@@ -15,6 +15,7 @@ from jaxfed.data import (
     image_sequence_synthetic,
     misalignment_pair,
     perpca_synthetic,
+    spectrum_synthetic,
     topics_synthetic,
 )
 
@@ -294,3 +295,71 @@ def test_topics_have_their_own_words_and_the_stated_length(key):
     assert not jnp.any(data.counts @ foreign[..., None])  # no other group's words
     with pytest.raises(ValueError, match="documents"):
         topics_synthetic(key, documents=0)
+
+
+# --- a given spectrum ----------------------------------------------------------------------------
+
+SPECTRA = {
+    "geometric": ({"decay": 1.3}, 1.3 ** -np.arange(6.0)),
+    "arithmetic": ({"condition": 10.0}, np.linspace(1, 0.1, 6)),
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("samples", [8, (1, 2, 20, 9)], ids=["even", "uneven"])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_pooled_samples_have_the_stated_decomposition(key, x64, spectrum, samples, rotate):
+    ratios, values = SPECTRA[spectrum]
+    data = spectrum_synthetic(
+        key, clients=4, features=6, samples=samples, spectrum=spectrum, rotate=rotate,
+        dtype=jnp.float64, **ratios,
+    )  # fmt: skip
+    sizes = (samples,) * 4 if isinstance(samples, int) else samples
+    assert tuple(len(y) for y in data.samples) == sizes
+    pooled = np.concatenate([np.asarray(y) for y in data.samples]).T
+    np.testing.assert_allclose(data.singular_values, values, rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.svd(pooled)[1], values, rtol=1e-12)
+    np.testing.assert_allclose(data.basis.T @ data.basis, np.eye(6), atol=1e-12)
+    np.testing.assert_allclose(
+        data.basis.T @ pooled @ pooled.T @ data.basis, np.diag(values**2), atol=1e-12
+    )
+    assert (np.abs(data.basis - np.eye(6)).max() > 0.1) == rotate
+
+
+def test_a_sweep_over_the_spectrum(key):
+    def values(decay):
+        data = spectrum_synthetic(key, clients=2, features=3, samples=4, decay=decay)
+        return jnp.linalg.svd(data.samples.reshape(8, 3))[1], data.singular_values
+
+    found, stated = jax.vmap(values)(jnp.asarray([1.1, 2.0]))
+    chex.assert_trees_all_close(found, stated, rtol=1e-5)
+    np.testing.assert_allclose(stated[1], [1, 0.5, 0.25], rtol=1e-6)
+
+
+def test_draws_of_a_spectrum_differ_by_the_key(key):
+    one, other = (
+        spectrum_synthetic(k, clients=2, features=3, samples=4) for k in jax.random.split(key)
+    )
+    assert jnp.abs(one.samples - other.samples).max() > 0.01
+    assert jnp.abs(one.basis - other.basis).max() > 0.01
+    assert one.samples.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"clients": 0}, "clients"),
+        ({"features": 2.0}, "features"),
+        ({"samples": 1}, "samples must be at least features = 3"),
+        ({"samples": (4, 4, 4)}, "samples"),
+        ({"spectrum": "flat"}, "spectrum"),
+        ({"decay": 0.9}, "decay"),
+        ({"decay": float("nan")}, "decay"),
+        ({"condition": 0.0}, "condition"),
+        ({"condition": np.ones(2)}, "condition"),
+    ],
+)
+def test_impossible_spectra_are_refused(key, bad, told):
+    arguments: dict[str, Any] = {"clients": 2, "features": 3, "samples": 4} | bad
+    with pytest.raises(ValueError, match=told):
+        spectrum_synthetic(key, **arguments)

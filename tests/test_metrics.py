@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxfed import metrics
 from jaxfed.linalg import Moment
+from tests.references import consensus
 from tests.references import perpca as reference
 
 M, D, R1, R2 = 5, 9, 2, 3
@@ -79,6 +80,40 @@ def test_reconstruction_metrics_equal_the_reference(rng, x64, samples, form, ran
 
     found = metrics.kkt_violation(data, shared, local, counts)
     np.testing.assert_allclose(found, reference.kkt_violation(samples, shared, locals_), rtol=1e-11)
+
+
+@pytest.mark.parametrize("form", ["list", "padded", "moment"])
+def test_pooled_metrics_equal_the_reference(rng, x64, samples, form):
+    shared = reference.polar(rng.standard_normal((D, 3)))
+    data, counts = forms(samples)[form]
+    found = metrics.scaled_kkt_violation(data, shared, counts)
+    np.testing.assert_allclose(found, consensus.scaled_kkt_violation(samples, shared), rtol=1e-12)
+    values, vectors = consensus.singular_values(samples, 3)
+    found = metrics.relative_singular_value_error(data, shared, values, counts)
+    wanted = consensus.relative_singular_value_error(samples, shared)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    assert metrics.scaled_kkt_violation(data, vectors, counts) < 1e-14
+    assert metrics.relative_singular_value_error(data, vectors, values, counts) < 1e-14
+
+
+def test_moments_count_by_their_samples(rng, x64, samples):
+    matrices = jnp.asarray(np.stack([reference.moment(y) for y in samples]))
+    moments = jax.vmap(Moment.from_dense)(matrices, jnp.asarray(COUNTS))
+    shared = reference.polar(rng.standard_normal((D, 2)))
+    wanted = consensus.scaled_kkt_violation(samples, shared)
+    np.testing.assert_allclose(metrics.scaled_kkt_violation(moments, shared), wanted, rtol=1e-12)
+    assert metrics.scaled_kkt_violation(np.zeros((2, 3, D)), shared) == 0
+
+
+def test_what_an_accuracy_took():
+    values = np.array([[np.nan, 0.5, 0.2, 0.3, 0.1], [1.0, 0.9, 0.8, 0.7, 0.6]])
+    bits = 64.0 * np.array([3, 5, 7, 9, 11])
+    np.testing.assert_array_equal(metrics.rounds_to_accuracy(values, 0.2), [3, -1])
+    np.testing.assert_array_equal(metrics.rounds_to_accuracy(values, 1.0), [2, 1])
+    floats = metrics.floats_to_accuracy(values, 0.2, bits, precision=64)
+    np.testing.assert_array_equal(floats, [7, np.inf])
+    assert metrics.floats_to_accuracy(values[0], 0.1, bits) == 22
+    assert metrics.rounds_to_accuracy(values[1], 0.6) == 5
 
 
 @pytest.mark.parametrize("ranks", [(R2,) * M, RANKS], ids=["equal", "unequal"])
@@ -278,6 +313,11 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
         (lambda: metrics.client_distances(U), "local"),
         (lambda: metrics.clustering_accuracy([0, 1], [0]), "labels"),
         (lambda: metrics.adjusted_rand_index([], []), "labels"),
+        (lambda: metrics.scaled_kkt_violation(Y, U[:3]), "shared"),
+        (lambda: metrics.scaled_kkt_violation(Y[0], U), "samples"),
+        (lambda: metrics.relative_singular_value_error(Y, U, np.ones(2)), "singular_values"),
+        (lambda: metrics.rounds_to_accuracy(np.ones((2, 0)), 1), "values"),
+        (lambda: metrics.floats_to_accuracy(np.ones(3), 1, np.ones(2)), "bits"),
     ],
 )
 def test_bad_input_is_refused(call, name):

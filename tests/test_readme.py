@@ -15,12 +15,22 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     namespace = {}
     sources = blocks("python")
     assert sources
+    printed = {}
     for source in sources:
         exec(compile(source, str(README), "exec"), namespace)
+        printed[source] = capsys.readouterr().out.splitlines()
+
+    def lines(of):
+        return next(lines for source, lines in printed.items() if of in source)
+
     # What the text says of them.
     assert namespace["shared"].shape == (64, 10) and namespace["local"].shape == (40, 64, 2)
     assert (tmp_path / "components.png").stat().st_size > 0
-    objectives = [float(line) for line in capsys.readouterr().out.split("\n")[1:4]]
+    assert lines("BlockLanczos") == [f"{namespace['together'].rounds} (64, 5)"]
+    assert namespace["together"].rounds < 20
+    error, bits = map(float, lines("quantize"))
+    assert error == pytest.approx(1, abs=0.02) and bits < 0.15
+    objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 3, rel=1e-5)
     assert namespace["grid"].history["objective"].shape == (3, 10)
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxfed.linalg import orthonormalize
+from jaxfed.linalg import orthonormalize, polar
 
 
 class PerPCAData(NamedTuple):
@@ -327,6 +327,212 @@ PERPCA_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+class SpectrumData(NamedTuple):
+    """Samples whose pooled matrix has a given spectrum, dealt out to clients.
+
+    Attributes:
+        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays where sizes were given
+            per client.
+        basis: left singular vectors of the pooled matrix, samples as columns; the first r are
+            the exact r components of all samples together.
+        singular_values: its singular values, in descending order, the first of them one.
+    """
+
+    samples: Any
+    basis: Float[Array, "d d"]
+    singular_values: Float[Array, " d"]
+
+
+def spectrum_synthetic(
+    key: PRNGKeyArray,
+    *,
+    clients: int,
+    features: int,
+    samples: int | Sequence[int],
+    spectrum: Literal["geometric", "arithmetic"] = "geometric",
+    decay: float | Float[Array, ""] = 1.01,
+    condition: float | Float[Array, ""] = 100.0,
+    rotate: bool = True,
+    dtype: Any = jnp.float32,
+) -> SpectrumData:
+    """Draw clients whose samples together have a known singular value decomposition.
+
+    All samples as columns form U diag(s) V' with random orthonormal U and V (of uniform entries
+    that are orthonormalized), and each client is given some of the columns. The singular values
+    are `s_j = decay^(1 - j)`, or `s_j = 1 - (j - 1) / (d - 1) (1 - 1 / condition)`.
+
+    `decay` and `condition` may be arrays under a transformation: a `vmap` over them is a sweep.
+
+    Args:
+        key: random key.
+        clients: number of clients m.
+        features: number of features d.
+        samples: samples per client, one number or one per client; together at least `features`.
+        spectrum: how the singular values fall, `"geometric"` or `"arithmetic"`.
+        decay: ratio of one singular value to the next of the geometric spectrum, at least 1.
+        condition: ratio of the first singular value to the last of the arithmetic spectrum, at
+            least 1.
+        rotate: draw U; otherwise it is the identity, an equivalent problem for every method that
+            does not look at single features.
+        dtype: type of the samples; `float64` needs double precision to be enabled.
+
+    Returns:
+        The samples and the exact components.
+
+    Raises:
+        ValueError: if a size is impossible, there are fewer samples than features, or a ratio is
+            less than 1.
+
+    Source:
+        Wang, Liu & Zhang (2022), (23), (24) and section 5.6.
+    """
+    _check_positive("clients", clients)
+    _check_positive("features", features)
+    if spectrum not in ("geometric", "arithmetic"):
+        raise ValueError(f'spectrum must be "geometric" or "arithmetic", got {spectrum!r}')
+    sizes = _sizes(samples, clients)
+    each = (sizes,) * clients if isinstance(sizes, int) else sizes
+    if sum(each) < features:
+        raise ValueError(f"samples must be at least features = {features} in all, got {sum(each)}")
+    for name, ratio in (("decay", decay), ("condition", condition)):
+        if np.shape(ratio) != ():
+            raise ValueError(f"{name} must be one number, got shape {np.shape(ratio)}")
+        if _is_concrete(ratio) and not 1 <= float(ratio) < np.inf:
+            raise ValueError(f"{name} must be at least 1 and finite, got {ratio}")
+    place = jnp.arange(features, dtype=dtype)
+    if spectrum == "geometric":
+        values = jnp.asarray(decay, dtype) ** -place
+    else:
+        values = 1 - place / max(features - 1, 1) * (1 - 1 / jnp.asarray(condition, dtype))
+    rows, basis = _spectrum(key, values, samples=sum(each), rotate=rotate)
+    if isinstance(sizes, int):
+        dealt: Any = rows.reshape(clients, sizes, features)
+    else:
+        dealt = jnp.split(rows, np.cumsum(each)[:-1])
+    return SpectrumData(dealt, basis, values)
+
+
+@partial(jax.jit, static_argnames=("samples", "rotate"))
+def _spectrum(key, values, *, samples, rotate):
+    key_basis, key_rows = jax.random.split(key)
+    d, dtype = len(values), values.dtype
+    right = orthonormalize(jax.random.uniform(key_rows, (samples, d), dtype, -1, 1))
+    basis = jnp.eye(d, dtype=dtype)
+    if rotate:
+        basis = orthonormalize(jax.random.uniform(key_basis, (d, d), dtype, -1, 1))
+        return (right * values) @ basis.T, basis
+    return right * values, basis
+
+
+class HierarchicalData(NamedTuple):
+    """Samples of clients whose principal components scatter around common ones, and the truth.
+
+    A named tuple, so it is a pytree.
+
+    Attributes:
+        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays where sizes were given
+            per client.
+        shared: the common components V, orthonormal.
+        local: the clients' components U_i, orthonormal.
+        noise_variance: variance of the noise in each feature; that of the scores is one.
+    """
+
+    samples: Any
+    shared: Float[Array, "d r"]
+    local: Float[Array, "m d r"]
+    noise_variance: Float[Array, ""]
+
+    def draw(self, key: PRNGKeyArray, samples: int | Sequence[int]) -> Any:
+        """Draw fresh samples of the same law, e.g. to test on.
+
+        Args:
+            key: random key.
+            samples: samples per client, one number or one per client.
+
+        Returns:
+            One `(m, n, d)` array for one number, else a list of `(n_i, d)` arrays.
+
+        Raises:
+            ValueError: if `samples` is not positive or has the wrong length.
+        """
+        one = jnp.ones((), self.local.dtype)
+        law = PerPCAData(
+            (), self.shared[:, :0], self.local, jnp.arange(len(self.local)), one, one,
+            self.noise_variance,
+        )  # fmt: skip
+        return law.draw(key, samples)
+
+
+def hierarchical_synthetic(
+    key: PRNGKeyArray,
+    *,
+    clients: int,
+    features: int,
+    rank: int,
+    samples: int | Sequence[int],
+    prior_variance: float | Float[Array, ""],
+    noise_variance: float | Float[Array, ""] = 0.5,
+    dtype: Any = jnp.float32,
+) -> HierarchicalData:
+    r"""Draw clients whose components scatter around common ones.
+
+    Client i draws U~ with entries normal around those of a random V, of variance \(\sigma^2\);
+    its components are the retraction of what lies in the tangent space at V,
+    \(U_i = \mathrm{polar}(V + P_V(\tilde U - V))\), and its samples are \(y = U_i x + e\) with
+    standard normal x. Large variances saturate: frames far from V are nearly uniform.
+
+    `prior_variance` and `noise_variance` may be arrays under a transformation: a `vmap` over them
+    is a sweep, and with the same key the clients differ in nothing else.
+
+    Args:
+        key: random key.
+        clients: number of clients m.
+        features: number of features d.
+        rank: number of components r.
+        samples: samples per client, one number or one per client.
+        prior_variance: variance of the entries of U~.
+        noise_variance: variance of the noise in each feature.
+        dtype: type of the samples; `float64` needs double precision to be enabled.
+
+    Returns:
+        The samples and the truth behind them.
+
+    Raises:
+        ValueError: if a size is impossible or a variance is negative or not finite.
+
+    Source:
+        Ozkara, Huang & Diggavi (2023), Section V.
+    """
+    for name, value in (("clients", clients), ("features", features), ("rank", rank)):
+        _check_positive(name, value)
+    if rank >= features:
+        raise ValueError(f"rank must be less than features = {features}, got {rank}")
+    _sizes(samples, clients)
+    spread = jnp.sqrt(_scale("prior_variance", prior_variance, None, dtype))
+    noise = _scale("noise_variance", noise_variance, None, dtype)
+    key_frames, key_samples = jax.random.split(key)
+    shape = (clients, features, rank)
+    shared, local = _scattered_frames(key_frames, spread, shape=shape)
+    data = HierarchicalData((), shared, local, noise)
+    return data._replace(samples=data.draw(key_samples, samples))
+
+
+@partial(jax.jit, static_argnames="shape")
+def _scattered_frames(key, spread, *, shape):
+    key_shared, key_local = jax.random.split(key)
+    clients, features, rank = shape
+    shared = orthonormalize(jax.random.normal(key_shared, (features, rank), spread.dtype))
+
+    def one(client):
+        normal = jax.random.normal(
+            jax.random.fold_in(key_local, client), (features, rank), spread.dtype
+        )
+        overlap = shared.T @ normal
+        return polar(shared + spread * (normal - shared @ (overlap + overlap.T) / 2))
+
+    return shared, jax.vmap(one)(jnp.arange(clients))
+
+
 class ImageSequence(NamedTuple):
     """A sequence of grayscale images with the two parts it is the sum of.
 
@@ -511,6 +717,88 @@ def _topics(key, words_per_document, *, groups, documents, words_per_topic, dtyp
     share = jax.random.uniform(key_share, (groups, documents, 1), dtype)
     mean = words_per_document * (share * shared + (1 - share) * local[:, None])
     return TopicData(jax.random.poisson(key_count, mean).astype(dtype), shared, local)
+
+
+class GCCAData(NamedTuple):
+    """Views of the same entities, and what they have in common.
+
+    Attributes:
+        views: one `(entities, features)` array per view.
+        latent: the common scores `Z`.
+        mixing: each view's mixing matrix `A_j`.
+    """
+
+    views: list[Float[Array, "entities features"]]
+    latent: Float[Array, "entities latent"]
+    mixing: list[Float[Array, "latent features"]]
+
+
+def gcca_synthetic(
+    key: PRNGKeyArray,
+    *,
+    views: int = 3,
+    entities: int = 500,
+    features: int | Sequence[int] = 25,
+    latent: int = 20,
+    noise: float = 0.1,
+    densities: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    dtype: Any = None,
+) -> GCCAData:
+    r"""Views with a common latent factor, \(X_j = Z A_j + \sigma E_j\).
+
+    All of `Z`, `A_j` and `E_j` are Gaussian, or sparse with Gaussian entries. The defaults are the
+    small setting of the paper.
+
+    Args:
+        key: random key.
+        views: number of views.
+        entities: number of entities.
+        features: number of features, one for all or one per view.
+        latent: number of latent dimensions.
+        noise: standard deviation of the noise (the paper's programs take the 0.1 that it calls
+            a variance as one).
+        densities: shares of the entries of `Z`, `A_j` and `E_j` that are not zero. The paper's
+            large setting has 0.01, 0.0005 and 0.001.
+        dtype: floating-point type; JAX's default if None.
+
+    Returns:
+        The views, and the truth.
+
+    Raises:
+        ValueError: for counts that are not positive, a negative noise, densities outside (0, 1].
+
+    Source: Shrestha & Fu (2023), Section V-A1; Fu, Huang, Hong, Sidiropoulos & So (2017).
+    """
+    for name, value in (("views", views), ("entities", entities), ("latent", latent)):
+        _check_positive(name, value)
+    widths = (features,) * views if isinstance(features, int) else tuple(features)
+    if len(widths) != views:
+        raise ValueError(f"features must be one number or {views}, got {len(widths)}")
+    for width in widths:
+        _check_positive("features", width)
+    if _is_concrete(noise) and not 0 <= noise < np.inf:
+        raise ValueError(f"noise must be non-negative and finite, got {noise}")
+    if len(densities) != 3 or not all(0 < density <= 1 for density in densities):
+        raise ValueError(f"densities must be three numbers in (0, 1], got {densities}")
+    kind = jnp.dtype(jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype)
+    of_latent, of_mixing, of_noise = (float(density) for density in densities)
+
+    def gaussian(key, density, *shape):
+        if density == 1:
+            return jax.random.normal(key, shape, kind)
+        present, value = jax.random.split(key)
+        kept = jax.random.bernoulli(present, density, shape)
+        return kept * jax.random.normal(value, shape, kind)
+
+    latent_key, *keys = jax.random.split(key, views + 1)
+    scores = gaussian(latent_key, of_latent, entities, latent)
+    arrays, mixing = [], []
+    for width, view_key in zip(widths, keys, strict=True):
+        mixing_key, noise_key = jax.random.split(view_key)
+        matrix = gaussian(mixing_key, of_mixing, latent, width)
+        arrays.append(scores @ matrix + noise * gaussian(noise_key, of_noise, entities, width))
+        mixing.append(matrix)
+    return GCCAData(arrays, scores, mixing)
 
 
 def _is_concrete(value) -> bool:

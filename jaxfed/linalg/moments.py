@@ -81,9 +81,7 @@ class Moment(eqx.Module):
             return matmul(self.dense, w)
         return matmul(self._rows.T, matmul(self._rows, w)) / self._divisor
 
-    def products(
-        self, w: Float[Array, "d r"]
-    ) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
+    def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
         """`S W` and `Wᵀ S W` together; from samples the second comes from their scores `Y W`."""
         if self.dense is not None:
             product = matmul(self.dense, w)

@@ -5,6 +5,13 @@ exactly zero (clients with fewer components than the others) out of account.
 """
 
 from jaxfed.metrics.clustering import adjusted_rand_index, clustering_accuracy
+from jaxfed.metrics.consensus import (
+    floats_to_accuracy,
+    relative_singular_value_error,
+    rounds_to_accuracy,
+    scaled_kkt_violation,
+)
+from jaxfed.metrics.expected import expected_reconstruction_error
 from jaxfed.metrics.reconstruction import (
     EnergyShares,
     captured_energy,
@@ -25,10 +32,15 @@ __all__ = [
     "captured_energy",
     "client_distances",
     "clustering_accuracy",
+    "expected_reconstruction_error",
+    "floats_to_accuracy",
     "kkt_violation",
     "misalignment",
     "projector_distance",
     "reconstruction_error",
+    "relative_singular_value_error",
+    "rounds_to_accuracy",
+    "scaled_kkt_violation",
     "separation",
     "subspace_error",
 ]

@@ -194,7 +194,7 @@ def _reduced(values, per_client):
 
 def _checked(samples, counts, shared, local):
     shared, local = components(shared, local)
-    data = _moments(samples, counts)
+    data = moments(samples, counts)
     m, d = data.count.shape[0], data.dim
     if (m, d) != local.shape[:2]:
         raise ValueError(
@@ -203,7 +203,7 @@ def _checked(samples, counts, shared, local):
     return data, shared, local
 
 
-def _moments(samples, counts) -> Moment:
+def moments(samples, counts) -> Moment:
     """The second moments of all clients, without forming them."""
     if isinstance(samples, Moment):
         if counts is not None:

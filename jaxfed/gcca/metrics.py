@@ -1,0 +1,210 @@
+"""How good a common representation is, and what it cost to find."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxfed.core.clients import Clients
+from jaxfed.gcca.mvlsa import positive
+from jaxfed.gcca.views import check_count, check_views
+
+
+def cost(
+    views: Clients,
+    shared: Float[Array, "entities rank"],
+    local: Float[Array, "clients features rank"],
+) -> Float[Array, ""]:
+    r"""The objective of MAX-VAR GCCA, `1/2 sum_j ||X_j Q_j / sqrt(L) - G||_F^2`.
+
+    As a metric of a run: `metrics=lambda result: {"cost": jf.gcca.cost(views, *result)}`.
+
+    Args:
+        views: the clients.
+        shared: the common representation `G`.
+        local: the views' maps `Q_j`.
+
+    Returns:
+        The cost, a scalar.
+
+    Raises:
+        ValueError: for clients without views or shapes that do not fit.
+
+    Source: Shrestha & Fu (2023), equation (7), with the factor 1/2 of their programs.
+    """
+    check_views(views, 1)
+    values = views.data.values
+    clients, entities, features = values.shape
+    rank = shared.shape[-1]
+    if shared.shape != (entities, rank) or local.shape != (clients, features, rank):
+        raise ValueError(
+            f"shared, local: wanted shapes {(entities, rank)} and {(clients, features, rank)}, "
+            f"got {shared.shape} and {local.shape}"
+        )
+    scores = values @ local / jnp.sqrt(jnp.asarray(entities, values.dtype))
+    return jnp.sum((scores - shared) ** 2) / 2
+
+
+class Optimum(NamedTuple):
+    """The solution of MAX-VAR GCCA.
+
+    Attributes:
+        cost: the least cost.
+        shared: a common representation that attains it.
+        eigenvalues: all non-trivial ones of `sum_j X_j X_j^+`, in descending order, at most the
+            number of views. The representation is unique up to a rotation if there is a gap
+            after the first `rank`.
+    """
+
+    cost: Float[Array, ""]
+    shared: Float[Array, "entities rank"]
+    eigenvalues: Float[Array, " total"]
+
+
+def optimum(views: Clients, rank: int) -> Optimum:
+    """The closed-form solution: top eigenvectors of the sum of the projections onto the views.
+
+    They are the left singular vectors of the views' orthonormal bases side by side; no
+    `entities x entities` matrix is formed. Pools all views.
+
+    Args:
+        views: the clients.
+        rank: number of components.
+
+    Returns:
+        The optimum. A view's directions below rounding (of its precision) do not count; for badly
+        conditioned views use double precision.
+
+    Raises:
+        ValueError: for clients without views, or a rank beyond their entities or features.
+
+    Source: Shrestha & Fu (2023), Section II.
+    """
+    check_count("rank", rank)
+    check_views(views, rank)
+    values = views.data.values
+    clients, entities, features = values.shape
+    width = min(entities, features)
+    if rank > clients * width:
+        raise ValueError(f"rank: {rank} components from {clients} views of {features} features")
+    left, singular, _ = jnp.linalg.svd(values, full_matrices=False)
+    kept = jax.vmap(lambda s: positive(s, (entities, features)))(singular)
+    bases = left * kept[:, None]
+    together = bases.transpose(1, 0, 2).reshape(entities, clients * width)
+    vectors, roots, _ = jnp.linalg.svd(together, full_matrices=False)
+    shared = vectors[:, :rank]
+    # A sum of squares, and not clients * rank minus eigenvalues: the cost may be very small.
+    outside = shared - bases @ (bases.mT @ shared)
+    return Optimum(jnp.sum(outside**2) / 2, shared, roots**2)
+
+
+def subspace_distance(
+    shared: Float[Array, "entities rank"], other: Float[Array, "entities rank"]
+) -> Float[Array, ""]:
+    """Sine of the largest angle between the spans of two orthonormal bases.
+
+    Of little use where there is no clear gap after the first eigenvalues of the optimum: the cost
+    can be next to the least with the span still far off.
+
+    Args:
+        shared: a common representation.
+        other: another, as that of `optimum`.
+
+    Returns:
+        The distance, from 0 to 1.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Source: Golub & Van Loan, Matrix Computations; Shrestha & Fu (2023), Section IV-B.
+    """
+    if shared.ndim != 2 or shared.shape != other.shape:
+        raise ValueError(f"shared, other: wanted equal shapes, got {shared.shape}, {other.shape}")
+    return jnp.linalg.norm(shared - other @ (other.T @ shared), 2)
+
+
+def rounds_to(costs, threshold) -> np.ndarray:
+    """How many costs it takes until one is at most the threshold, the initial cost included.
+
+    Args:
+        costs: `(..., rounds + 1)`, those of the start and after each round.
+        threshold: what is to be reached, of shape `(...)` or one for all.
+
+    Returns:
+        The position, counted from 1, of the first cost that is; infinity where none is.
+    """
+    reached = np.asarray(costs) <= np.asarray(threshold)[..., None]
+    return np.where(reached.any(-1), 1.0 + reached.argmax(-1), np.inf)
+
+
+def compression_ratio(rounds: float, full_rounds: float, bits: float) -> float:
+    """Share of the bits saved on the way to a goal, `1 - rounds bits / (32 full_rounds)`.
+
+    The exact exchange before the rounds is left out, as in the paper.
+
+    Args:
+        rounds: position at which the compressed run reaches the goal, see `rounds_to`.
+        full_rounds: that of the run in full precision.
+        bits: bits per exchanged variable and round.
+
+    Raises:
+        ValueError: if `full_rounds` or `bits` is not positive.
+
+    Source: Shrestha & Fu (2023), Section V-A3.
+    """
+    if not full_rounds > 0 or not bits > 0:
+        raise ValueError(f"full_rounds, bits: wanted positive numbers, got {full_rounds}, {bits}")
+    return 1 - rounds * bits / (32 * full_rounds)
+
+
+def bits_per_variable(rounds: int, bits: float, entries: int | None = None) -> float:
+    """Bits that one variable has cost in one direction, `32 + rounds (bits + 32 / entries)`.
+
+    Args:
+        rounds: how many, besides the exact exchange before them.
+        bits: per entry.
+        entries: of a message, each of which carries a 32-bit scale; None for the paper's
+            accounting, which leaves the scale out, and for messages in full precision.
+
+    Raises:
+        ValueError: for negative rounds, or bits or entries that are not positive.
+
+    Source: Shrestha & Fu (2023), Section V-A3.
+    """
+    if rounds < 0 or not bits > 0 or (entries is not None and entries < 1):
+        raise ValueError(
+            "rounds, bits, entries: wanted at least 0 and positive numbers, "
+            f"got {rounds}, {bits}, {entries}"
+        )
+    return 32 + rounds * (bits + (32 / entries if entries else 0))
+
+
+def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:
+    """How often an entity's nearest neighbour in another view is itself.
+
+    Args:
+        scores: each view's representation of the same entities, `X_j Q_j`.
+
+    Returns:
+        The share, over all entities and pairs of views `i < j`, of the entities of view i whose
+        nearest one in view j is the same entity.
+
+    Raises:
+        ValueError: for fewer than two views.
+
+    Source: Shrestha & Fu (2023), Section V-A5.
+    """
+    scores = jnp.asarray(scores)
+    if scores.ndim != 3 or len(scores) < 2:
+        raise ValueError(f"scores: wanted (views, entities, rank) of two views, got {scores.shape}")
+    first, second = np.triu_indices(len(scores), 1)
+    squares = jnp.sum(scores**2, axis=-1)
+
+    def matched(pair):
+        i, j = pair
+        distances = squares[j] - 2 * scores[i] @ scores[j].T
+        return jnp.mean(jnp.argmin(distances, axis=1) == jnp.arange(scores.shape[1]))
+
+    return jnp.mean(jax.lax.map(matched, (jnp.asarray(first), jnp.asarray(second))))

@@ -1,0 +1,268 @@
+r"""Hierarchical PCA whose prior variance is estimated from the marginal likelihood.
+
+Maximizing jointly over the clients' components and the prior's variance lets the variance collapse
+or echo a hyper prior, because a point estimate of the components ignores how uncertain they are.
+Here the components are integrated out.
+
+Given the shared components V, prior and posterior of a client's subspace are both matrix Bingham
+laws on the Grassmannian, with density proportional to exp(½ tr UᵀAU): the prior with
+A = κ VVᵀ, κ = 1/σ², the posterior with A = c S_i + κ VVᵀ. So the marginal likelihood is a ratio of
+their normalizing constants, C(c S_i + κ VVᵀ) / C(κ VVᵀ), and what an EM step needs are their
+derivatives, the mean projectors E[UUᵀ]. Those have the eigenvectors of A: the most probable
+subspace is also the best one on average.
+
+For A of two distinct eigenvalues C is a hypergeometric function of one number, here by the
+calibrated Laplace approximation of Butler & Wood. For others every pair of an eigenvalue that is
+kept and one that is left out counts as it does there:
+
+    log C(A) ≈ ½ Σ_j a_j + Σ_j Σ_k l(a_j - a_k),    j = 1..r, k = r+1..d,
+
+which is exact for two distinct eigenvalues, to first order for small A, and where A grows.
+
+Source: the prior is that of Ozkara, Huang & Diggavi (2023), as a law of subspaces; Chikuse (2003),
+Statistics on special manifolds, for the matrix Bingham law; Butler & Wood (2002), Laplace
+approximations for hypergeometric functions with matrix argument, equation 16.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed.core.aggregation import Mean
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.linalg import Moment, orthonormalize
+from jaxfed.pca._components import (
+    MEAN_MOMENT,
+    Frame,
+    MomentMessage,
+    check_data,
+    check_positive,
+    check_rank,
+    check_start,
+    moment_of,
+    moment_received,
+)
+from jaxfed.pca.hierarchical import (
+    Number,
+    Scalar,
+    aligned,
+    check_proper_rank,
+    joint_moment,
+    precision,
+    weighted_moment_message,
+)
+
+LARGEST_ACCELERATION = 10.0
+
+
+def log_normalizer(concentration: Number, features: int, rank: int) -> Scalar:
+    r"""Logarithm of the mean of exp(-κ/2 ‖U - VVᵀU‖²) over subspaces, C(κ VVᵀ) e^(-κr/2).
+
+    Args:
+        concentration: κ, not negative.
+        features: d.
+        rank: r.
+
+    Source:
+        Butler & Wood (2002), (16), for ₁F₁(r/2; d/2; κ I_r / 2).
+    """
+    a, b, x = rank / 2, features / 2, concentration / 2
+    root = jnp.sqrt((x - b) ** 2 + 4 * a * x)
+    # y solves the saddle point's equation; 1 - y must not cancel, and neither must the rest.
+    inside = 2 * a / (b - x + root)
+    inside = jnp.where(x > b, (x - b + root) / (2 * jnp.where(x > 0, x, 1)), inside)
+    outside = 2 * (b - a) / (b + x + root)
+    pairs = rank * (rank + 1) / 4
+    curvature = b * (inside**2 / a + outside**2 / (b - a))
+    exponent = a * jnp.log(inside * b / a) + (b - a) * jnp.log(outside * b / (b - a)) - x * outside
+    return rank * exponent - pairs * jnp.log(curvature)
+
+
+def prior_distance(concentration: Number, features: int, rank: int) -> Scalar:
+    """Expected ‖U - VVᵀU‖² under the prior: from r(d - r)/d for κ = 0 down to about r(d - r)/κ."""
+    return -2 * jax.grad(log_normalizer)(concentration, features, rank)
+
+
+def mean_projector_weights(values: Float[Array, " d"], rank: int) -> Float[Array, " d"]:
+    """Eigenvalues of E[UUᵀ] under the matrix Bingham law, from those of A, both descending.
+
+    Between 0 and 1, and they sum to the rank.
+    """
+    features = len(values)
+    gaps = values[:rank, None] - values[rank:]
+    pair = jax.vmap(jax.vmap(lambda gap: prior_distance(gap, features, rank)))(gaps)
+    lost = pair / (rank * (features - rank))
+    return jnp.concatenate([1 - lost.sum(axis=1), lost.sum(axis=0)])
+
+
+def fitted_concentration(distance: Scalar, features: int, rank: int) -> Scalar:
+    """The concentration whose expected distance is the given one: the maximum likelihood one."""
+    # The expectation falls from r(d - r)/d and stays below r(d - r)/κ times a constant near one.
+    volume = rank * (features - rank)
+    tiny = jnp.finfo(distance.dtype).tiny ** 0.5
+    low, high = jnp.log(1e-6), jnp.log(4 * volume / jnp.maximum(distance, tiny) + 4 * features)
+    low = jnp.broadcast_to(low, high.shape).astype(high.dtype)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) / 2
+        above = prior_distance(jnp.exp(middle), features, rank) > distance
+        return jnp.where(above, middle, low), jnp.where(above, high, middle)
+
+    bounds = jax.lax.fori_loop(0, 50, halve, jax.lax.stop_gradient((low, high)))
+    root = jax.lax.stop_gradient(jnp.exp(sum(bounds) / 2))
+    # The bisection has no derivative; the implicit function has.
+    slope = jax.lax.stop_gradient(jax.grad(prior_distance)(root, features, rank))
+    return root + (distance - jax.lax.stop_gradient(distance)) / slope
+
+
+class Message(NamedTuple):
+    """Uplink: E[UUᵀ]V; downlink: the shared components and the concentration."""
+
+    frame: Frame
+    concentration: Any  # a number on the way down, None on the way up
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    shared: Frame
+    concentration: Scalar
+    previous: Float[Array, " 2"]  # log κ of the round before, and how far EM moved it from there
+
+
+class EmpiricalBayesPCA(Algorithm):
+    r"""Personalized components around shared ones, with a prior variance that the data decide.
+
+    Expectation maximization of the marginal likelihood, the clients' components integrated out:
+    each round a client sends E[UUᵀ]V, a thin matrix; the server orthonormalizes the mean (the
+    shared components' step) and finds the concentration at which the prior expects the distance
+    that the posteriors do. There is neither a step size nor a hyper prior to choose.
+
+    The prior is one of subspaces, of density proportional to exp(κ/2 ‖VᵀU‖²), so a result of
+    σ² = 1/κ is at once the best `prior_variance` of `HierarchicalPCA`. It grows without bound as
+    the clients' subspaces become unrelated, where (2ξ + d²)/D of `AdaptivePCA` hardly exceeds 1/d.
+    """
+
+    noise_variance: Array
+    rank: int = eqx.field(static=True)
+
+    def __init__(self, rank: int, noise_variance: float | Array):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of components of each client, less than the number of features.
+            noise_variance: variance of the noise in each feature; the latent variance is one.
+
+        Raises:
+            ValueError: for a rank that is not a positive whole number and a variance that is not
+                positive and finite.
+        """
+        check_rank("rank", rank)
+        check_positive("noise_variance", noise_variance)
+        self.rank, self.noise_variance = rank, jnp.asarray(noise_variance)
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse a rank or a warm start that does not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_data(clients)
+        check_proper_rank(self.rank, clients)
+        check_start(start, clients.features, self.rank)
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment."""
+        del client_id
+        return moment_of(data, rank=self.rank, rounds=rounds)
+
+    @property
+    def start_aggregation(self):
+        """Means."""
+        return {"start": MEAN_MOMENT, "precision": Mean()}
+
+    def client_init(self, key, data, start):
+        """The second moment for the pooled start, and how precise it is."""
+        del key
+        weight = self._precision(data)
+        message = MomentMessage() if start is not None else weighted_moment_message(data, weight)
+        return {"start": message, "precision": weight}, ()
+
+    def server_init(self, key, uplink, start):
+        """Pooled components; a prior as strong as the samples."""
+        del key
+        top = moment_received(uplink["start"]).top(self.rank)[1] if start is None else start.shared
+        # With no way behind it, the first move is EM's own.
+        start_place = jnp.log(uplink["precision"])
+        return Server(
+            top, uplink["precision"], jnp.stack([start_place, jnp.zeros_like(start_place)])
+        )
+
+    def downlink(self, server):
+        """The shared components and the concentration."""
+        return Message(server.shared, server.concentration)
+
+    def client_step(self, key, downlink, local, data):
+        """The posterior's mean projector, applied to the shared components."""
+        del key
+        shared, concentration = downlink
+        values, vectors = self._posterior(data, downlink)
+        features, rank, s = data.dim, self.rank, self.noise_variance.astype(values.dtype)
+        weights = mean_projector_weights(values, rank)
+        # Eigenvalues beyond the vectors are zero.
+        known = vectors.shape[1]
+        rest = weights[-1] if known < features else 0.0
+        inside = vectors.T @ shared
+        product = rest * shared + vectors @ ((weights[:known, None] - rest) * inside)
+
+        gaps = values[:rank, None] - values[rank:]
+        posterior = log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
+        prior = log_normalizer(concentration, features, rank) + concentration * rank / 2
+        constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
+        objective = data.count / 2 * constant - posterior + prior
+        return Message(product, None), local, {"objective": objective}
+
+    def server_step(self, key, server, uplink):
+        """The shared components and the concentration that the mean posterior asks for."""
+        del key
+        features = len(server.shared)
+        distance = self.rank - jnp.vdot(server.shared, uplink.frame)
+        place = jnp.log(server.concentration)
+        move = jnp.log(fitted_concentration(distance, features, self.rank)) - place
+        # EM is slow where the samples say little about σ²; the secant through the last two moves
+        # finds where they vanish.
+        moved, change = place - server.previous[0], move - server.previous[1]
+        useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
+        factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
+        place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
+        return Server(orthonormalize(uplink.frame), jnp.exp(place_next), jnp.stack([place, move]))
+
+    def server_diagnostics(self, server):
+        """The prior variance."""
+        return {"prior_variance": 1 / server.concentration}
+
+    def client_result(self, downlink, local, data):
+        """The best subspace on average, and the most probable one, its basis turned towards V."""
+        del local
+        return aligned(self._posterior(data, downlink)[1][:, : self.rank], downlink.frame)
+
+    def shared_result(self, server):
+        """The shared components."""
+        return server.shared
+
+    def _precision(self, moment: Moment) -> Scalar:
+        return precision(moment.count, self.noise_variance.astype(moment.trace.dtype))
+
+    def _posterior(self, moment: Moment, downlink: Message):
+        """All eigenvalues of c S + κ VVᵀ, descending, and the eigenvectors of the nonzero ones."""
+        joint = joint_moment(
+            moment, self._precision(moment), downlink.frame, 1 / downlink.concentration
+        )
+        rows = moment.dim if joint.samples is None else len(joint.samples)
+        values, vectors = joint.top(min(rows, moment.dim))
+        return jnp.pad(values, (0, moment.dim - len(values))), vectors

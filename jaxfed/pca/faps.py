@@ -1,0 +1,230 @@
+"""FAPS: federated principal components by a consensus of subspaces (projection splitting).
+
+    min over Z, X_1..X_d  - sum_i |A_iᵀ X_i|_F² / 2   with orthonormal columns and X_i X_iᵀ = Z Zᵀ
+
+by a method of multipliers: the multiplier of the constraint of client i is
+`Λ_i = X_i W_iᵀ + W_i X_iᵀ` with `W_i = -(I - X_i X_iᵀ) A_i A_iᵀ X_i`, two thin factors.
+
+Source: Wang, Liu & Zhang (2022), Seeking consensus on subspaces in federated principal component
+analysis, Algorithm 1; equations below are numbered as there.
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxfed.core.algorithm import hyperparameter
+from jaxfed.linalg import orthonormalize
+from jaxfed.pca._components import Frame, check_name, check_positive, check_rank, deflate
+from jaxfed.pca._consensus import Eigensolver, left_over
+
+# Rule (25): every so many rounds the penalty may grow, unless the distance of the subspaces has
+# fallen by this factor since.
+PERIOD, FALLEN = 5, 1.01
+
+
+class Consensus(NamedTuple):
+    """A client's state."""
+
+    x: Frame  # X_i
+    w: Frame  # W_i
+    penalty: Float[Array, ""]  # beta_i
+    distance: Float[Array, ""]  # |X_i X_iᵀ - Z Zᵀ|_F when the penalty was last looked at
+    age: Int[Array, ""]  # rounds that the client has taken part in
+
+
+class Masked(NamedTuple):
+    """Uplink."""
+
+    product: Frame  # Q_i Z
+    captured: Float[Array, ""] | None  # |A_iᵀ Z|_F²
+    gradient: Frame | None  # A_i A_iᵀ Z, for the KKT violation
+
+
+class FAPS(Eigensolver):
+    r"""Principal components of all samples together by projection splitting.
+
+    In round k client i brings its own basis \(X_i\) nearer to the top eigenvectors of
+    \(H_i = A_i A_i^\top + \Lambda_i + \beta_i ZZ^\top\) (12) by some steps of subspace
+    iteration, renews \(W_i\) (16), and sends \(Q_i Z\) with
+    \(Q_i = \beta_i X_i X_i^\top - \Lambda_i\) (18); the server sums and orthonormalizes (19).
+
+    How many rounds that takes depends on the local steps. One step is always slower than
+    `SubspaceIteration`, and the relative-change rule at its printed tolerance comes down to one
+    step after about ten rounds, because it asks how far a basis moves and not how well the
+    problem is solved. Five steps take about a third of the rounds of subspace iteration if the
+    spectrum decays slowly and the clients are alike; more can oscillate. Large ranks, few samples
+    per client and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)) make it slower than
+    subspace iteration, whatever the rule.
+
+    Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
+    """
+
+    penalty: Float[Array, ""]
+    penalty_growth: Float[Array, ""] | None
+    local_tol: Float[Array, ""] | None
+    local_solver: Literal["fixed", "relative_change", "sufficient_decrease"] = eqx.field(
+        static=True
+    )
+    local_steps: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        penalty: float | Array = 0.15,
+        penalty_growth: float | Array | None = 0.1,
+        local_solver: Literal["fixed", "relative_change", "sufficient_decrease"] = "fixed",
+        local_steps: int | None = None,
+        local_tol: float | Array | None = None,
+        stop: Literal["objective", "kkt"] = "objective",
+    ):
+        r"""Set up the algorithm.
+
+        Args:
+            rank: number of components p.
+            penalty: the first \(\beta_i\), as a multiple of \(|A_i|_2^2\).
+            penalty_growth: raise \(\beta_i\) by this share every five rounds in which the
+                subspaces of client and server have come no nearer (25); None never does.
+            local_solver: when the local iteration stops: `"fixed"`, after `local_steps`;
+                `"relative_change"` (26), once a step changes the basis by at most `local_tol` of
+                its norm, as printed; `"sufficient_decrease"` (14), once the local KKT violation
+                is at most `local_tol` of what it was. The last two have no reverse derivative.
+            local_steps: local steps of a round: 5 of them with `"fixed"`, else at most 500.
+            local_tol: tolerance of the local rule: 0.01 for `"relative_change"`, 0.5 for
+                `"sufficient_decrease"`.
+            stop: what `tol` is compared with: `"objective"`, the relative change of the captured
+                energy, rule (27), which costs one number a round and can be met by chance far
+                from a solution, because the iteration may oscillate; or `"kkt"`, the scaled KKT
+                violation, for which messages are twice as large.
+
+        Raises:
+            ValueError: if `rank` or `local_steps` is not a positive whole number, a name is
+                unknown, a penalty, its growth or a tolerance is not positive and finite, or a
+                tolerance is given that the rule does not use.
+        """
+        super().__init__(rank, stop)
+        rules = {"fixed": (5, None), "relative_change": (500, 1e-2)}
+        rules["sufficient_decrease"] = (500, 0.5)
+        check_name("local_solver", local_solver, tuple(rules))
+        steps, tolerance = rules[local_solver]
+        steps = steps if local_steps is None else local_steps
+        check_rank("local_steps", steps)
+        if local_tol is not None and tolerance is None:
+            raise ValueError(f"local_tol: local_solver='fixed' has none, got {local_tol!r}")
+        for name, value in (
+            ("penalty", penalty),
+            ("penalty_growth", penalty_growth),
+            ("local_tol", local_tol),
+        ):
+            check_positive(name, value)
+        if penalty is None:
+            raise ValueError("penalty: wanted a positive finite number, got None")
+        self.penalty = jnp.asarray(penalty)
+        self.penalty_growth = hyperparameter(penalty_growth)
+        self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
+        self.local_solver, self.local_steps = local_solver, steps
+
+    @property
+    def _products(self):
+        return self.local_steps + 2 if self.local_solver == "fixed" else 4
+
+    def client_begin(self, downlink, local, data):
+        """X_i = Z, and the multiplier that belongs to it."""
+        norm = data.moment.largest_eigenvalue()
+        zero = jnp.zeros_like(norm)
+        return Consensus(
+            x=downlink,
+            w=-deflate(data.moment.mv(downlink), downlink),
+            penalty=self.penalty.astype(norm.dtype) * norm,
+            distance=zero,
+            age=jnp.zeros((), jnp.int32),
+        )
+
+    def client_step(self, key, downlink, local, data):
+        """Solve the local problem a little, renew the multiplier, send Q_i Z."""
+        del key
+        z, moment = downlink, data.moment
+        penalty, distance = self._adapted(local, z)
+        x, steps = self._solve(local, penalty, z, data)
+        w = -deflate(moment.mv(x), x)  # (16)
+        product = x @ (penalty * (x.T @ z) - w.T @ z) - w @ (x.T @ z)  # (18), (19)
+
+        gradient = moment.mv(z) if self.stop == "kkt" else None
+        captured = moment.quadratic(z) if gradient is None else jnp.vdot(z, gradient)
+        diagnostics = {
+            "objective": left_over(data, captured),
+            "local_steps": steps.astype(z.dtype),
+            "penalty": penalty,
+        }
+        local = Consensus(x, w, penalty, distance, local.age + 1)
+        uplink = Masked(product, captured if gradient is None else None, gradient)
+        return uplink, local, diagnostics
+
+    def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
+        """The penalty by rule (25), and the distance that it was last compared with."""
+        if self.penalty_growth is None:
+            return local.penalty, local.distance
+        # Not by inner products, which keep no digit of a small distance; without a derivative,
+        # which the norm of zero does not have and a comparison does not need.
+        distance = 2**0.5 * jnp.linalg.norm(jax.lax.stop_gradient(deflate(z, local.x)))
+        due = local.age % PERIOD == 0
+        grows = due & (local.age > 0) & (local.distance <= FALLEN * distance)
+        grown = (1 + self.penalty_growth.astype(z.dtype)) * local.penalty
+        return jnp.where(grows, grown, local.penalty), jnp.where(due, distance, local.distance)
+
+    def _solve(self, local: Consensus, penalty, z: Frame, data) -> tuple[Frame, Array]:
+        """Subspace iteration on H_i from the client's own basis, by the local rule."""
+        start, w, *_ = local
+        empty = data.moment.trace == 0
+
+        def h(y):
+            """The product H_i Y, (12) with (15)."""
+            product = data.moment.mv(y) + start @ (w.T @ y) + w @ (start.T @ y)
+            # A client whose samples are all zero stays where it is.
+            return jnp.where(empty, y, product + penalty * (z @ (z.T @ y)))
+
+        if self.local_solver == "fixed":
+            steps = jnp.asarray(self.local_steps)
+            x = jax.lax.fori_loop(0, self.local_steps, lambda _, x: orthonormalize(h(x)), start)
+            return x, steps
+
+        assert self.local_tol is not None
+        tol = self.local_tol.astype(z.dtype)
+        eps = jnp.finfo(z.dtype).eps
+
+        def residual(x, hx):
+            return jnp.linalg.norm(deflate(hx, x))
+
+        first = h(start)
+        wanted = tol * residual(start, first)
+
+        def step(state):
+            _, x, hx, done = state
+            new = orthonormalize(hx)
+            hnew = h(new)
+            if self.local_solver == "relative_change":
+                met = jnp.linalg.norm(new - x) <= tol * jnp.linalg.norm(new)  # (26)
+            else:
+                # (14); what rounding leaves of the violation cannot fall any more.
+                slack = 8 * eps * jnp.linalg.norm(hnew)
+                met = residual(new, hnew) <= jnp.maximum(wanted, slack)
+            return met, new, hnew, done + 1
+
+        _, x, _, steps = jax.lax.while_loop(
+            lambda state: ~state[0] & (state[3] < self.local_steps),
+            step,
+            (jnp.zeros((), bool), start, first, jnp.zeros((), jnp.int32)),
+        )
+        return x, steps
+
+    def server_step(self, key, server, uplink):
+        """One step of subspace iteration on the sum of the Q_i."""
+        del key
+        product, captured, gradient = uplink
+        if gradient is not None:
+            captured = jnp.vdot(server.shared, gradient)
+        return self._renewed(server, product, captured, gradient)

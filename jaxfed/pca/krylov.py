@@ -1,0 +1,299 @@
+r"""Federated block Lanczos: what the server has been sent before is used again.
+
+    client:  Y_i = A_i A_iᵀ B_k          server:  Rayleigh-Ritz in span [B_1 ... B_k], next block
+
+Traffic is that of subspace iteration: one block down, one block of products up, of which the
+server needs the sum alone. But where subspace iteration looks only at the last product, here the
+answer is the best one within all blocks sent so far, a block Krylov space, and the next block is
+what all of its residuals
+
+    A Aᵀ Q - Q T  =  W E_kᵀ,     T = Qᵀ A Aᵀ Q,     Q = [B_1 ... B_k]
+
+have in common: the orthonormalized W. The scaled KKT violation of the current answer Q V, with V
+the top eigenvectors of T, is then |W E_kᵀ V|_F / |A|_F², which the server knows without a message.
+
+Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues; restarts are
+those of Wu & Simon (2000), Thick-restart Lanczos method for large symmetric eigenvalue problems.
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, Key
+
+from jaxfed.linalg import orthonormalize, top_eigenvectors
+from jaxfed.pca._components import Frame, check_rank
+from jaxfed.pca._consensus import Eigensolver
+
+# Columns that the server remembers by default. More than these save hardly a round on spectra that
+# decay, and the eigenproblem of T must stay small beside the clients' products: LAPACK takes one
+# millisecond for it, and many times that where its threads find the processor's cores busy.
+COLUMNS = 128
+# In units of rounding: below the first a direction of W is noise; a violation below the second
+# with a change of the captured energy below the third leaves nothing to do.
+NOISE, VIOLATION, CHANGE = 32, 0.25, 4
+
+
+class Start(NamedTuple):
+    """First uplink."""
+
+    frame: Frame  # without columns: it says how many features there are
+    energy: Float[Array, ""]  # |A_i|_F²
+    count: Float[Array, ""]
+
+
+class Memory(NamedTuple):
+    """The server's state. All of it is in units in which |A|_F² is one."""
+
+    basis: Float[Array, "features columns"]  # Q: the blocks sent, or Ritz vectors of earlier ones
+    projected: Float[Array, "columns columns"]  # T; -1 on the diagonal of a column not in use
+    used: Int[Array, ""]  # columns of the basis, from the first, that are taken
+    rest: Frame  # W: the last block's product, less what the basis holds of it
+    block: Frame  # B: what is sent next, orthonormal and orthogonal to the basis
+    captured: Float[Array, ""]
+    kkt: Float[Array, ""]
+    settled: Int[Array, ""]  # 1 once nothing but rounding would change
+    energy: Float[Array, ""]  # |A|_F²
+    count: Float[Array, ""]
+
+
+class BlockLanczos(Eigensolver):
+    r"""Principal components of all samples together by a block Lanczos iteration.
+
+    The default for federated PCA: a round costs what one of `SubspaceIteration` costs, and the
+    number of rounds grows with the square root of what subspace iteration needs. There is nothing
+    to tune. With \(\xi = 1.01\) (singular values \(\xi^{1-i}\)) and ten components, 14 rounds do
+    what takes subspace iteration about 340.
+
+    The server keeps `memory` blocks. When they are full it goes on from the best half of what
+    they span (a thick restart: eigenvectors of \(T\), exactly recombined, at no message).
+    Blocks are orthogonalized against all that is kept, so that a converged component is never
+    computed again; where a direction of the next block would be rounding noise, a random one is
+    sent in its place, which also finds what a warm start is orthogonal to.
+
+    Every client must take part in each round, because products of different rounds are combined.
+    For the same reason a lossy channel leaves an error of its own size, and the violation that the
+    server then knows is that of the products as they arrived, far too small.
+    The history speaks of the best components within the memory after the round: their objective
+    is the mean squared reconstruction error of a sample, over all samples. The result is one
+    product with \(A A^\top\) further, which is known already and only improves them.
+
+    Derivatives with respect to the data are those of the unrolled rounds. From a random start
+    they are as accurate as the components; a warm start that is converged has nothing to unroll.
+    """
+
+    memory: int | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        memory: int | None = None,
+        stop: Literal["kkt", "objective"] = "kkt",
+    ):
+        r"""Set up the algorithm.
+
+        Args:
+            rank: number of components p.
+            memory: blocks of `rank` columns that the server keeps, at least three; by default
+                128 columns, and six blocks if those are more. Never more than all features.
+            stop: what `tol` is compared with: `"kkt"`, the larger of the scaled KKT violation
+                \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\) and the relative change of the
+                captured energy \(f(Z) = \sum_i |A_i^\top Z|_F^2\); or `"objective"`, that change
+                alone, rule (27) of Wang, Liu & Zhang (2022).
+
+        Raises:
+            ValueError: if `rank` is not a positive whole number, `memory` is one below three, or
+                `stop` is unknown.
+        """
+        super().__init__(rank, stop)
+        if memory is not None:
+            check_rank("memory", memory, least=3)
+        self.memory = memory
+
+    @property
+    def _products(self):
+        return 1
+
+    @property
+    def needs_everybody(self):
+        """Products of different rounds are compared."""
+        return True
+
+    def _blocks(self, features: int) -> int:
+        wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
+        return min(wanted, -(-features // self.rank))
+
+    def prepare(self, data, client_id, rounds):
+        """The client's matrix, or the samples behind it, whichever is cheaper."""
+        # Far fewer rounds than are allowed will do.
+        return super().prepare(data, client_id, min(rounds, 16))
+
+    # --- start ---------------------------------------------------------------------------------
+
+    def client_init(self, key, data, start):
+        """The energy and the number of the samples."""
+        del key, start
+        energy = data.moment.trace
+        return Start(jnp.zeros((data.moment.dim, 0), energy.dtype), energy, data.count), ()
+
+    def server_init(self, key, uplink, start):
+        """A first block, random but for a warm start, and an empty memory."""
+        frame, energy, count = uplink
+        features, dtype = len(frame), frame.dtype
+        if start is None:
+            block = jax.random.normal(key, (features, self.rank), dtype)
+        else:
+            block = start.shared.astype(dtype)
+        columns = self._blocks(features) * self.rank
+        unknown = jnp.full((), jnp.nan, dtype)
+        return Memory(
+            basis=jnp.zeros((features, columns), dtype),
+            projected=-jnp.eye(columns, dtype=dtype),
+            used=jnp.zeros((), jnp.int32),
+            rest=jnp.zeros((features, self.rank), dtype),
+            block=orthonormalize(block),
+            captured=unknown,
+            kkt=unknown,
+            settled=jnp.zeros((), jnp.int32),
+            energy=energy,
+            count=count,
+        )
+
+    # --- a round -------------------------------------------------------------------------------
+
+    def downlink(self, server):
+        """The next block."""
+        return server.block
+
+    def client_step(self, key, downlink, local, data):
+        """One product with the client's matrix."""
+        del key
+        # The objective in the history is the server's, which alone knows the components.
+        return data.moment.mv(downlink), local, {"objective": data.moment.trace}
+
+    def server_step(self, key, server, uplink):
+        """Rayleigh-Ritz with one block more, and the next block."""
+        # Once settled, further rounds could only stir the rounding, and derivatives with it.
+        return lax.cond(
+            server.settled > 0, lambda: server, lambda: self._extended(key, server, uplink)
+        )
+
+    def _extended(self, key: Key[Array, ""], server: Memory, uplink: Frame) -> Memory:
+        basis, projected, used, _, block, before = server[:6]
+        features, columns = basis.shape
+        product = uplink / _positive(server.energy)
+        if columns < features:
+            basis, projected, used = lax.cond(
+                used + self.rank > columns, self._restarted, lambda *kept: kept,
+                basis, projected, used,
+            )  # fmt: skip
+
+        basis = lax.dynamic_update_slice_in_dim(basis, block, used, axis=1)
+        strip = basis.T @ product  # Qᵀ A Aᵀ B
+        rest = product - basis @ strip  # W
+        unused = jnp.diag((jnp.sum(block**2, axis=0) < 0.5).astype(block.dtype))
+        corner = lax.dynamic_slice_in_dim(strip, used, self.rank) - unused
+        strip = lax.dynamic_update_slice_in_dim(strip, corner, used, axis=0)
+        projected = lax.dynamic_update_slice_in_dim(projected, strip, used, axis=1)
+        projected = lax.dynamic_update_slice_in_dim(projected, strip.T, used, axis=0)
+
+        values, vectors = top_eigenvectors(projected, self.rank)
+        kkt = _norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
+        captured = jnp.sum(values)
+        used = used + self.rank
+        unit = jnp.finfo(basis.dtype).eps * captured
+        still = jnp.abs(captured - before) <= CHANGE * unit  # not so in the first round: NaN
+        settled = (still & (kkt <= VIOLATION * unit)) | (used >= features)
+        return Memory(
+            basis=basis,
+            projected=projected,
+            used=used,
+            rest=rest,
+            block=self._next(key, basis, rest, values[0], features - used),
+            captured=captured,
+            kkt=kkt,
+            settled=settled.astype(jnp.int32),
+            energy=server.energy,
+            count=server.count,
+        )
+
+    def _restarted(self, basis, projected, used):
+        """The memory, half empty again: the best of what it spans, exactly recombined."""
+        kept = (len(projected) // self.rank + 1) // 2 * self.rank
+        empty = len(projected) - kept
+        # All residuals are in the span of the next block, so that T stays what it says.
+        _, vectors = top_eigenvectors(projected, kept)
+        turned = vectors.T @ projected @ vectors
+        return (
+            jnp.pad(basis @ vectors, ((0, 0), (0, empty))),
+            jnp.pad(turned + jnp.eye(kept, dtype=turned.dtype), ((0, empty), (0, empty)))
+            - jnp.eye(len(projected), dtype=turned.dtype),
+            jnp.full_like(used, kept),
+        )
+
+    def _next(self, key, basis, rest, scale, left) -> Frame:
+        """An orthonormal basis of the residuals' common space, orthogonal to all that is kept.
+
+        Args:
+            key: random key.
+            basis: Q.
+            rest: W.
+            scale: the largest eigenvalue known.
+            left: how many dimensions the basis leaves; columns beyond are zero.
+        """
+        eps = jnp.finfo(rest.dtype).eps
+        # Turned so that noise comes last: the factor's first columns do not depend on the others.
+        # Which way is turned does not matter to the span, so nothing is differentiated there.
+        gram = lax.stop_gradient(rest.T @ rest)
+        rest = rest @ top_eigenvectors(gram, self.rank)[1]
+        size = jnp.linalg.norm(lax.stop_gradient(rest), axis=0)
+        clear = size > NOISE * eps * jnp.where(scale > 0, scale, 1)
+        random = jax.random.normal(key, rest.shape, rest.dtype) / len(rest) ** 0.5
+        block = jnp.where(clear, rest / jnp.where(clear, size, 1), random)
+        some = (jnp.arange(self.rank) < left).astype(block.dtype)
+        for _ in range(2):  # once leaves rounding errors of the size of what is projected out
+            block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
+        return block
+
+    # --- result --------------------------------------------------------------------------------
+
+    def server_diagnostics(self, server):
+        """What is known of the components after the round."""
+        left = server.energy * (1 - server.captured) / jnp.maximum(server.count, 1)
+        return {
+            "objective": jnp.maximum(left, 0),
+            "captured": server.energy * server.captured,
+            "kkt_violation": server.kkt,
+        }
+
+    def stopping_measure(self, previous, current):
+        """The relative change of f, and the scaled KKT violation with it."""
+        change = jnp.abs(current["captured"] - previous["captured"])
+        change = change / _positive(current["captured"])
+        return change if self.stop == "objective" else jnp.maximum(change, current["kkt_violation"])
+
+    def shared_result(self, server):
+        """The best components within the memory, Q V, one product further."""
+        values, vectors = top_eigenvectors(server.projected, self.rank)
+        last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)
+        # A Aᵀ Q V = Q V (VᵀT V) + W E_kᵀ V is known already. The little more than A Aᵀ keeps its
+        # null space from making columns of zeros.
+        more = jnp.finfo(values.dtype).eps ** 0.5 * _positive(values[0])
+        within = server.projected @ vectors
+        within = vectors @ (vectors.T @ within) + more * vectors
+        return orthonormalize(server.basis @ within + server.rest @ last)
+
+
+def _positive(x: Array) -> Array:
+    """The numbers, or one in place of zero."""
+    return jnp.where(x > 0, x, 1)
+
+
+def _norm(x: Array) -> Float[Array, ""]:
+    """Frobenius norm, with a derivative of zero where it is zero."""
+    square = jnp.sum(x**2)
+    return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)

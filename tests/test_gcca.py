@@ -1,0 +1,321 @@
+"""Generalized CCA: views, MAX-VAR, its one-round start, its metrics."""
+
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from tests.references import gcca as reference
+
+RANK, ROUNDS = 2, 50
+FEATURES = (5, 7, 4)
+
+
+def arrays(entities=30, features=FEATURES, noise=0.5, dtype: Any = np.float64):
+    """Views with two strong latent dimensions, one fading and noise: a clear gap after two."""
+    rng = np.random.default_rng(0)
+    latent = rng.normal(size=(entities, 3)) * [1, 1, 0.2]
+    return [
+        (latent @ rng.normal(size=(3, d)) + noise * rng.normal(size=(entities, d))).astype(dtype)
+        for d in features
+    ]
+
+
+def start(views, seed=1):
+    """A feasible start for views of these shapes: G and the list of Q_j."""
+    rng = np.random.default_rng(seed)
+    q = [rng.normal(size=(x.shape[1], RANK)) for x in views]
+    return np.linalg.qr(rng.normal(size=(len(views[0]), RANK)))[0], q
+
+
+def padded(g, q):
+    """The same as a warm start."""
+    width = max(len(w) for w in q)
+    local = np.stack([np.pad(w, ((0, width - len(w)), (0, 0))) for w in q])
+    return jf.Personalized(jnp.asarray(g), jnp.asarray(local))
+
+
+@functools.partial(jax.jit, static_argnames=("channel", "backend", "rounds", "steps", "batch"))
+def run(
+    clients, warm, *, proximal=0.0, channel=None, backend=None, rounds=ROUNDS, steps=10, batch=None
+):
+    algorithm = jf.gcca.MaxVar(RANK, inner_steps=steps, batch_size=batch, proximal=proximal)
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=jax.random.key(3), warm_start=warm,
+        channel=channel or jf.channel.lossless(), backend=backend or jf.backend.vmap(),
+        metrics=lambda result: {"cost": jf.gcca.cost(clients, *result)},
+    )  # fmt: skip
+
+
+THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.4])
+def test_lossless_rounds_are_those_of_the_reference(x64, proximal):
+    views = arrays()
+    g, q = start(views)
+    expected_g, expected_q, costs = reference.run(views, g, q, ROUNDS, proximal=proximal)
+    solution = run(jf.gcca.Views.from_arrays(views), padded(g, q), proximal=proximal)
+    np.testing.assert_allclose(solution.result.shared, expected_g, atol=1e-8)
+    for found, w in zip(solution.result.local, expected_q, strict=True):
+        np.testing.assert_allclose(found[: len(w)], w, atol=1e-8)
+        np.testing.assert_array_equal(found[len(w) :], 0)
+    np.testing.assert_allclose(solution.history["cost"], costs[1:], atol=1e-8)
+    # The objective is that of the iterate which enters the round: the mean over the views.
+    np.testing.assert_allclose(solution.history["objective"], costs[:-1] / 3, atol=1e-8)
+
+
+def test_start_in_one_exchange_is_that_of_the_reference(x64):
+    views = arrays()
+    g, q = reference.mvlsa(views, RANK, 4)
+    clients = jf.gcca.Views.from_arrays(views)
+    solution = jf.fit(jf.gcca.MVLSA(RANK), clients, rounds=1, key=jax.random.key(0))
+    shared, local = solution.result
+    np.testing.assert_allclose(shared @ shared.T, g @ g.T, atol=1e-10)
+    # Equal up to a rotation of the representation.
+    for found, w in zip(local, q, strict=True):
+        np.testing.assert_allclose(found[: len(w)] @ shared.T, w @ g.T, atol=1e-9)
+    np.testing.assert_allclose(solution.history["bits_up"], [30 * 4 * 64])
+    warm = run(clients, solution.result)
+    cold = run(clients, padded(*start(views)))
+    assert warm.history["cost"][0] < cold.history["cost"][0]
+
+
+def test_optimum_is_the_closed_form_and_is_reached(x64):
+    views = arrays()
+    clients = jf.gcca.Views.from_arrays(views)
+    least, g, eigenvalues = reference.optimum(views, RANK)
+    assert eigenvalues[RANK - 1] - eigenvalues[RANK] > 0.3
+    found = jf.gcca.optimum(clients, RANK)
+    np.testing.assert_allclose(found.cost, least, rtol=1e-10)
+    np.testing.assert_allclose(found.shared @ found.shared.T, g @ g.T, atol=1e-10)
+    np.testing.assert_allclose(found.eigenvalues[:16], eigenvalues[:16], atol=1e-10)
+
+    def distance(solution):
+        return jf.gcca.subspace_distance(solution.result.shared, found.shared)
+
+    warm = padded(*start(views))
+    exact = run(clients, warm, rounds=600)
+    quantized = run(clients, warm, channel=THREE_BITS, rounds=600)
+    np.testing.assert_allclose(exact.history["cost"][-1], least, rtol=1e-6)
+    np.testing.assert_allclose(quantized.history["cost"][-1], least, rtol=1e-6)
+    # Geometrically, and with three bits not to a floor above.
+    assert distance(exact) < 1e-4 and distance(quantized) < 1e-4
+    assert distance(run(clients, warm)) > 3 * distance(exact)
+
+
+def test_two_bits_need_a_contraction():
+    clients = jf.gcca.Views.from_arrays(arrays(200, (20, 20, 20), dtype=np.float32))
+    warm = jf.rollout(jf.gcca.MVLSA(RANK), clients, rounds=1, key=jax.random.key(0)).result
+    least = jf.gcca.optimum(clients, RANK).cost
+
+    def end(channel):
+        return run(clients, warm, channel=channel, rounds=150).history["cost"][-1] / least
+
+    assert end(THREE_BITS) < 1.02
+    plain, contracted = jf.channel.quantize(2), jf.channel.quantize(2, contraction=2.0)
+    assert end(jf.channel.difference(plain)) > 5
+    assert end(jf.channel.difference(contracted)) < 1.02
+    # What makes three bits enough is the memory.
+    assert end(jf.channel.quantize(3)) > 5
+
+
+def test_bits_are_those_of_the_formula():
+    views = arrays(40, (6, 6), dtype=np.float32)
+    clients = jf.gcca.Views.from_arrays(views)
+    solution = run(clients, padded(*start(views)), channel=THREE_BITS, rounds=4, steps=1)
+    entries = 40 * RANK
+    wanted = [jf.gcca.bits_per_variable(t, 3, entries) for t in (1, 2, 3, 4)]
+    np.testing.assert_allclose(solution.history["bits_up"] / entries, wanted, rtol=1e-6)
+    np.testing.assert_allclose(solution.history["bits_down"][-1] / entries, wanted[2], rtol=1e-6)
+    assert jf.gcca.bits_per_variable(4, 32) == 32 * 5
+    assert jf.gcca.bits_per_variable(4, 3) == 44
+
+
+def test_batches_average_to_the_gradient(x64):
+    views = arrays()
+    clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
+    whole = run(clients, warm, rounds=3)
+    # All rows in another order give the same steps.
+    np.testing.assert_allclose(
+        run(clients, warm, rounds=3, batch=30).result.shared, whole.result.shared, atol=1e-10
+    )
+
+    def stepped(key):
+        algorithm = jf.gcca.MaxVar(RANK, inner_steps=1, batch_size=10)
+        return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=warm).result.local
+
+    many = jax.jit(jax.vmap(stepped))(jax.random.split(jax.random.key(0), 2000))
+    exact = run(clients, warm, rounds=1, steps=1).result.local
+    error = many.std(0) / np.sqrt(len(many))
+    assert error.max() > 1e-4
+    assert jnp.all(jnp.abs(many.mean(0) - exact) <= 5 * error + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("channel", "backend"),
+    [(jf.channel.lossless(), jf.backend.shard()), (THREE_BITS, jf.backend.chunked(2))],
+    ids=["exact-shard", "quantized-chunked"],
+)
+def test_backends_agree(x64, channel, backend):
+    views = arrays()
+    clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
+    expected = run(clients, warm, channel=channel, rounds=5).result
+    result = run(clients, warm, channel=channel, backend=backend, rounds=5).result
+    chex.assert_trees_all_close(result, expected, atol=1e-9)
+
+
+def test_padding_changes_nothing(x64):
+    views = arrays(features=(5, 5, 5))
+    g, q = start(views)
+    plain = run(jf.gcca.Views.from_arrays(views), padded(g, q), rounds=10)
+    wider = [*views, np.ones((30, 9))]
+    clients = jf.gcca.Views.from_arrays(wider).take(np.arange(3))
+    assert clients.features == 9
+    warm = padded(g, q)
+    # Even what a start has there does not count.
+    local = jnp.pad(warm.local, ((0, 0), (0, 4), (0, 0)), constant_values=7.0)
+    result = run(clients, jf.Personalized(warm.shared, local), rounds=10).result
+    np.testing.assert_allclose(result.shared, plain.result.shared, atol=1e-12)
+    np.testing.assert_allclose(result.local[:, :5], plain.result.local, atol=1e-12)
+    np.testing.assert_array_equal(result.local[:, 5:], 0)
+    np.testing.assert_allclose(
+        jf.gcca.optimum(clients, RANK).cost,
+        jf.gcca.optimum(jf.gcca.Views.from_arrays(views), RANK).cost,
+        rtol=1e-10,
+    )
+
+
+def test_derivatives(x64):
+    views = arrays()
+    clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
+
+    def end(proximal, scale):
+        scaled = jf.Personalized(warm.shared, warm.local * scale)
+        return run(clients, scaled, proximal=proximal, rounds=4, steps=3).history["cost"][-1]
+
+    found = jax.jit(jax.grad(end, (0, 1)))(0.3, 1.0)
+    h = 1e-5
+    by_proximal = (end(0.3 + h, 1.0) - end(0.3 - h, 1.0)) / (2 * h)
+    by_scale = (end(0.3, 1.0 + h) - end(0.3, 1.0 - h)) / (2 * h)
+    np.testing.assert_allclose(found, (by_proximal, by_scale), rtol=1e-5)
+    assert all(abs(x) > 1e-4 for x in found)
+
+
+def test_random_start_is_feasible_and_ignores_padding(key):
+    clients = jf.gcca.Views.from_arrays(arrays(dtype=np.float32), center=True)
+    np.testing.assert_allclose(clients.data.values.mean(1), 0, atol=1e-6)
+    solution = jf.fit(jf.gcca.MaxVar(RANK), clients, rounds=5, key=key)
+    shared, local = solution.result
+    chex.assert_shape(local, (3, 7, RANK))
+    np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5)
+    np.testing.assert_array_equal(local[0, 5:], 0)
+    assert np.all(np.diff(solution.history["objective"]) < 0)
+
+
+def test_alignment_accuracy(key):
+    scores = jax.random.normal(key, (20, 3))
+    assert jf.gcca.alignment_accuracy(jnp.stack([scores, scores + 1e-4, scores])) == 1
+    # In two of three pairs, half of the entities have changed places.
+    swapped = jnp.concatenate([scores[:10], scores[10:][::-1]])
+    accuracy = jf.gcca.alignment_accuracy(jnp.stack([scores, scores, swapped]))
+    np.testing.assert_allclose(accuracy, (1 + 0.5 + 0.5) / 3, rtol=1e-6)
+
+
+def test_compression_ratio():
+    costs = np.array([[9.0, 5, 2, 1], [9, 8, 7, 6]])
+    np.testing.assert_array_equal(jf.gcca.rounds_to(costs, 2), [3, np.inf])
+    np.testing.assert_array_equal(jf.gcca.rounds_to(costs, np.array([1, 8])), [4, 2])
+    np.testing.assert_allclose(jf.gcca.compression_ratio(18, 18, 3), 0.90625)
+    np.testing.assert_allclose(jf.gcca.compression_ratio(19, 18, 4), 0.8681, atol=1e-4)
+
+
+X = np.ones((6, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ([], "at least one view"),
+        (X, "a list of"),
+        ([X, X[:5]], r"arrays\[1\]: has 5 entities where arrays\[0\] has 6"),
+        ([X, X[:, :0]], r"arrays\[1\]: a view needs at least one feature"),
+        ([X[:0], X[:0]], r"arrays\[0\]: at least one entity"),
+        ([X, X[0]], r"arrays\[1\]: wanted shape"),
+        ([X, np.where(X > 0, np.nan, 0)], r"arrays\[1\]: NaN or infinite"),
+        ([X, X.astype(int)], r"arrays\[1\]: wanted real floating"),
+    ],
+)
+def test_unfit_views_are_refused(views, message):
+    with pytest.raises(ValueError, match=message):
+        jf.gcca.Views.from_arrays(views)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: jf.gcca.MaxVar(0), "rank"),
+        (lambda: jf.gcca.MaxVar(2, inner_steps=0), "inner_steps"),
+        (lambda: jf.gcca.MaxVar(2, batch_size=0), "batch_size"),
+        (lambda: jf.gcca.MaxVar(2, proximal=-1.0), "proximal"),
+        (lambda: jf.gcca.MaxVar(2, proximal=float("nan")), "proximal"),
+        (lambda: jf.gcca.MVLSA(True), "rank"),
+        (lambda: jf.gcca.MVLSA(2, view_rank=0), "view_rank"),
+        (lambda: jf.gcca.alignment_accuracy(jnp.ones((1, 4, 2))), "scores"),
+        (lambda: jf.gcca.subspace_distance(jnp.eye(3), jnp.eye(4)), "shared, other"),
+        (lambda: jf.gcca.bits_per_variable(-1, 3), "rounds"),
+        (lambda: jf.gcca.compression_ratio(3, 0, 3), "full_rounds"),
+        (lambda: jf.data.gcca_synthetic(jax.random.key(0), densities=(1, 0, 1)), "densities"),
+        (lambda: jf.data.gcca_synthetic(jax.random.key(0), features=(3, 4)), "features"),
+        (lambda: jf.data.gcca_synthetic(jax.random.key(0), noise=-1), "noise"),
+    ],
+)
+def test_unfit_numbers_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (jf.gcca.MaxVar(7), "rank: 7"),
+        (jf.gcca.MaxVar(2, batch_size=7), "batch_size: 7 of 6"),
+        (jf.gcca.MVLSA(2, view_rank=4), "view_rank: 4"),
+        (jf.gcca.MVLSA(5, view_rank=2), "rank: 5 components from 2 views"),
+    ],
+)
+def test_algorithms_refuse_views_that_do_not_fit(algorithm, message):
+    views = jf.gcca.Views.from_arrays([X, X])
+    with pytest.raises(ValueError, match=message):
+        jf.fit(algorithm, views, rounds=1, key=jax.random.key(0))
+
+
+def test_other_clients_and_starts_are_refused(key):
+    fit = functools.partial(jf.fit, rounds=1, key=key)
+    with pytest.raises(ValueError, match=r"Views\.from_arrays"):
+        fit(jf.gcca.MaxVar(2), jf.Clients.from_samples([X, X]))
+    views = jf.gcca.Views.from_arrays([X, X])
+    with pytest.raises(ValueError, match="PCA needs"):
+        fit(jf.pca.Local(2), views)
+    for shapes in (((6, 3), (2, 3, 2)), ((6, 2), (2, 2, 2))):
+        warm = jf.Personalized(*map(jnp.ones, shapes))
+        with pytest.raises(ValueError, match="warm_start"):
+            fit(jf.gcca.MaxVar(2), views, warm_start=warm)
+    with pytest.raises(ValueError, match="shared, local"):
+        jf.gcca.cost(views, jnp.ones((6, 2)), jnp.ones((2, 3, 3)))
+
+
+def test_synthetic_views(key):
+    data = jf.data.gcca_synthetic(key, features=(4, 6, 5), noise=0.0)
+    assert [view.shape for view in data.views] == [(500, 4), (500, 6), (500, 5)]
+    np.testing.assert_allclose(data.views[1], data.latent @ data.mixing[1], atol=1e-4)
+    noisy = jf.data.gcca_synthetic(key, features=(4, 6, 5))
+    np.testing.assert_allclose(np.std(noisy.views[1] - data.views[1]), 0.1, rtol=0.1)
+    sparse = jf.data.gcca_synthetic(key, densities=(0.01, 0.1, 1.0))
+    np.testing.assert_allclose(np.mean(sparse.latent != 0), 0.01, rtol=0.3)
+    np.testing.assert_allclose(np.mean(np.stack(sparse.mixing) != 0), 0.1, rtol=0.3)

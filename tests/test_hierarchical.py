@@ -1,0 +1,510 @@
+"""Hierarchical, adaptive and empirical-Bayes PCA against an independent NumPy implementation."""
+
+from functools import partial
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.linalg import Moment
+from jaxfed.pca import empirical_bayes, hierarchical
+from jaxfed.pca import hierarchical_theory as theory
+from tests.references import hierarchical as reference
+
+FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 50
+SIZES = (12, 9, 15, 12, 4)
+Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
+Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    rng = np.random.default_rng(0)
+    center = rng.normal(size=(FEATURES, RANK))
+    arrays = []
+    for n in SIZES:
+        frame = np.linalg.qr(center + 0.5 * rng.normal(size=center.shape))[0]
+        signal = rng.normal(size=(n, RANK)) @ frame.T
+        arrays.append(signal + np.sqrt(NOISE) * rng.normal(size=(n, FEATURES)))
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def frames():
+    rng = np.random.default_rng(1)
+    return np.linalg.qr(rng.normal(size=(CLIENTS + 1, FEATURES, RANK)))[0]
+
+
+@partial(jax.jit, static_argnames="rounds")
+def solve(algorithm, clients, start=None, *, rounds=ROUNDS):
+    key = jax.random.key(0)
+    return jf.rollout(algorithm, clients, rounds=rounds, key=key, warm_start=start)
+
+
+def projectors(frames):
+    frames = np.asarray(frames)
+    return frames @ np.swapaxes(frames, -1, -2)
+
+
+def assert_same_subspaces(solution, shared, own):
+    np.testing.assert_allclose(projectors(solution.result.shared), projectors(shared), atol=1e-8)
+    np.testing.assert_allclose(projectors(solution.result.local), projectors(own), atol=1e-8)
+
+
+# --- the terms -----------------------------------------------------------------------------------
+
+
+def slope(function, point, direction, step=1e-6):
+    ends = (function(point + step * direction), function(point - step * direction))
+    return float(ends[0] - ends[1]) / (2 * step)
+
+
+def test_terms_against_dense_inverses(samples, frames, x64):
+    y, u, v = samples[0], frames[0], frames[1]
+    s, n = y.T @ y / len(y), len(y)
+    moment = Moment.from_samples(jnp.asarray(y))
+    for given in (moment, moment.densified()):
+        value = hierarchical.negative_log_likelihood(given, u, NOISE)
+        gradient = hierarchical.likelihood_gradient(given, u, NOISE)
+        np.testing.assert_allclose(value, reference.likelihood(s, n, u, NOISE), rtol=1e-12)
+        np.testing.assert_allclose(
+            gradient, reference.likelihood_gradient(s, n, u, NOISE), atol=1e-10
+        )
+        joint = hierarchical.joint_moment(given, jnp.float64(2.0), v, 0.3)
+        np.testing.assert_allclose(joint.matrix(), 2 * s + v @ v.T / 0.3, atol=1e-12)
+    overlap = reference.sym(v.T @ u)
+    squared = np.sum(np.asarray(hierarchical.tangent_part(v, u)) ** 2)
+    np.testing.assert_allclose(squared, RANK - np.sum(overlap**2), rtol=1e-12)
+
+
+def test_gradients_against_finite_differences(samples, frames, x64):
+    u, v, direction = frames[0], frames[1], frames[2]
+    y = samples[0]
+    s, n = y.T @ y / len(y), len(y)
+    moment = Moment.from_samples(jnp.asarray(y))
+    # The likelihood is defined off the manifold, so in any direction.
+    wanted = slope(lambda w: reference.likelihood(s, n, w, NOISE), u, direction)
+    got = np.vdot(hierarchical.likelihood_gradient(moment, u, NOISE), direction)
+    np.testing.assert_allclose(got, wanted, rtol=1e-7)
+
+    def distance(v, u):
+        return reference.distance(v, u) / 2
+
+    wanted = slope(lambda w: distance(v, w), u, direction)
+    np.testing.assert_allclose(
+        np.vdot(hierarchical.tangent_part(v, u), direction), wanted, rtol=1e-7
+    )
+    # The distance by V is right along the manifold, which is all that is used.
+    tangent = reference.project(v, direction)
+    wanted = slope(lambda w: distance(reference.polar(w), u), v, tangent)
+    got = np.vdot(hierarchical.shared_gradient(v, u), tangent)
+    np.testing.assert_allclose(got, wanted, rtol=1e-7)
+
+
+def test_alignment_gives_the_distance_of_subspaces(frames, x64):
+    u, v = frames[:2]
+    turned = hierarchical.aligned(u, v)
+    np.testing.assert_allclose(projectors(turned), projectors(u), atol=1e-12)
+    overlap = v.T @ turned
+    np.testing.assert_allclose(overlap, overlap.T, atol=1e-12)
+    assert np.linalg.eigvalsh(overlap).min() > 0
+    least = RANK - np.sum((v.T @ u) ** 2)
+    np.testing.assert_allclose(reference.distance(v, np.asarray(turned)), least, rtol=1e-10)
+    assert reference.distance(v, u) > least
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "automatic": ({}, {}),
+    "given": ({"step_size": 4e-3, "global_step_size": 0.05},) * 2,
+    "half": ({"likelihood": "half"}, {"half": True}),
+    "unaligned": ({"align": False}, {"align": False}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradient_descent(name, samples, frames, x64):
+    given, expected = SETTINGS[name]
+    clients = jf.Clients.from_samples(samples)
+    start = jf.Personalized(jnp.asarray(frames[-1]), jnp.asarray(frames[:-1]))
+    solution = solve(Hierarchical(**given), clients, start)
+    shared, own, _ = reference.gradient_descent(
+        samples, frames[-1], frames[:-1], NOISE, VARIANCE, ROUNDS, **expected
+    )
+    assert_same_subspaces(solution, shared, own)
+    if name == "unaligned":
+        np.testing.assert_allclose(solution.result.local, own, atol=1e-8)
+        before = reference.objective(samples, frames[-1], frames[:-1], NOISE, VARIANCE)
+        np.testing.assert_allclose(solution.history["objective"][0], before, rtol=1e-10)
+    if name != "half":
+        assert np.all(np.diff(solution.history["objective"]) <= 1e-9)
+
+
+def test_pooled_start(samples, x64):
+    clients = jf.Clients.from_samples(samples)
+    shared = reference.pooled(samples, RANK)
+    shared, own, _ = reference.gradient_descent(
+        samples, shared, [shared] * CLIENTS, NOISE, VARIANCE, ROUNDS
+    )
+    assert_same_subspaces(solve(Hierarchical(), clients), shared, own)
+
+
+@pytest.mark.parametrize("likelihood", ["exact", "half"])
+def test_block_descent(likelihood, samples, x64):
+    clients = jf.Clients.from_samples(samples)
+    start = reference.pooled(samples, RANK)
+    shared, own = reference.block_descent(
+        samples, start, NOISE, VARIANCE, ROUNDS, half=likelihood == "half"
+    )
+    block = solve(Hierarchical(solver="eigenvectors", likelihood=likelihood), clients)
+    assert_same_subspaces(block, shared, own)
+    if likelihood == "exact":
+        descent = solve(Hierarchical(), clients)
+        rise = np.diff(block.history["objective"])
+        assert rise.max() <= 1e-9
+        assert np.all(block.history["objective"] <= descent.history["objective"] + 1e-9)
+
+
+@pytest.mark.parametrize("spread", ["closed_form", "log", "gradient"])
+def test_adaptive(spread, samples, x64):
+    clients = jf.Clients.from_samples(samples)
+    hyper_prior, dimension = 0.2, RANK * (FEATURES - RANK)
+    solution = solve(Adaptive(hyper_prior=hyper_prior, spread=spread), clients)
+    shared = reference.pooled(samples, RANK)
+    shared, own, variance = reference.gradient_descent(
+        samples, shared, [shared] * CLIENTS, NOISE, 0.1, ROUNDS, spread=spread,
+        hyper_prior=hyper_prior, dimension=dimension,
+    )  # fmt: skip
+    assert_same_subspaces(solution, shared, own)
+    np.testing.assert_allclose(solution.history["prior_variance"][-1], variance, rtol=1e-8)
+    assert solution.history["prior_variance"].min() >= theory.spread_floor(hyper_prior, dimension)
+
+
+def test_default_hyper_prior(samples, x64):
+    clients = jf.Clients.from_samples(samples)
+    dimension, variance = RANK * (FEATURES - RANK), NOISE * (1 + NOISE) / float(np.mean(SIZES))
+    given = solve(Adaptive(hyper_prior=dimension * variance / 6), clients)
+    chex.assert_trees_all_close(solve(Adaptive(), clients).result, given.result, atol=1e-9)
+    assert dimension * variance / 6 > theory.safe_hyper_prior(variance, dimension)
+
+
+def test_half_the_gradient_is_half_the_prior_variance(samples, frames, x64):
+    clients = jf.Clients.from_samples(samples)
+    start = jf.Personalized(jnp.asarray(frames[-1]), jnp.asarray(frames[:-1]))
+    make = partial(jf.pca.HierarchicalPCA, RANK, NOISE, align=False)
+    printed = make(0.1, step_size=8e-3, global_step_size=0.1, likelihood="half")
+    exact = make(0.05, step_size=4e-3, global_step_size=0.05)
+    chex.assert_trees_all_close(
+        solve(printed, clients, start).result, solve(exact, clients, start).result, atol=1e-12
+    )
+
+
+def test_global_and_local_training(samples, frames, x64):
+    clients = jf.Clients.from_samples(samples)
+    start = jf.Personalized(jnp.asarray(frames[-1]), jnp.asarray(frames[:-1]))
+    solution = solve(Hierarchical(training="global", step_size=0.01), clients, start)
+    shared = reference.global_training(samples, frames[-1], NOISE, ROUNDS, 0.01)
+    np.testing.assert_allclose(projectors(solution.result.shared), projectors(shared), atol=1e-8)
+    assert solution.result.local.shape == (CLIENTS, FEATURES, 0)
+    # Its optimum is pooled PCA, where it starts.
+    pooled = solve(Hierarchical(training="global"), clients)
+    assert_same_subspaces(pooled, reference.pooled(samples, RANK), pooled.result.local)
+
+    own = reference.local_training(samples, frames[:-1], NOISE, ROUNDS)
+    alone = solve(Hierarchical(training="local"), clients, start._replace(shared=frames[-1][:, :0]))
+    np.testing.assert_allclose(projectors(alone.result.local), projectors(own), atol=1e-8)
+    best = solve(Hierarchical(training="local", solver="eigenvectors"), clients)
+    expected = [reference.top(s, RANK) for s in reference.moments(samples)]
+    np.testing.assert_allclose(projectors(best.result.local), projectors(expected), atol=1e-8)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 2.0])
+def test_orthonormal_at_every_step_size(dtype, tolerance, factor, samples):
+    with jax.enable_x64(dtype is np.float64):
+        clients = jf.Clients.from_samples([y.astype(dtype) for y in samples])
+        largest = max(
+            n / (NOISE * (1 + NOISE)) * np.linalg.eigvalsh(s)[-1]
+            for n, s in zip(SIZES, reference.moments(samples), strict=True)
+        )
+        algorithm = Hierarchical(step_size=factor / (largest + 1 / VARIANCE), start="random")
+        shared, local = solve(algorithm, clients, rounds=500).result
+        for frame in (shared, *local):
+            assert np.linalg.norm(frame.T @ frame - np.eye(RANK)) <= tolerance * RANK
+
+
+def test_hypergradient(samples, x64):
+    clients = jf.Clients.from_samples(samples)
+    held_out = jnp.asarray(samples[2])
+
+    @jax.jit
+    def loss(variance):
+        algorithm = jf.pca.HierarchicalPCA(RANK, NOISE, variance)
+        local = jf.rollout(algorithm, clients, rounds=20, key=jax.random.key(0)).result.local
+        return jnp.sum((held_out - held_out @ local @ jnp.swapaxes(local, 1, 2)) ** 2)
+
+    wanted = slope(loss, 0.1, 1.0, 1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(jnp.asarray(0.1)), wanted, rtol=1e-5)
+
+
+def test_a_sweep_over_the_prior_variance(samples, x64):
+    clients = jf.Clients.from_samples(samples)
+    variances = jnp.asarray([0.05, 0.2])
+    grid = jax.vmap(lambda v: jf.pca.HierarchicalPCA(RANK, NOISE, v))(variances)
+    swept = jf.sweep(grid, clients, keys=jax.random.key(0), rounds=ROUNDS)
+    for i, variance in enumerate(variances):
+        one = solve(jf.pca.HierarchicalPCA(RANK, NOISE, variance), clients)
+        np.testing.assert_allclose(swept.result.local[i], one.result.local, atol=1e-9)
+
+
+def test_backends_and_few_participants(samples, key, x64):
+    arrays = [*samples, *samples[1:4]]
+    clients = jf.Clients.from_samples(arrays)
+    run = partial(jf.fit, Hierarchical(), clients, key=key)
+    wanted = run(rounds=3)
+    for backend in (jf.backend.chunked(3), jf.backend.shard(4)):
+        chex.assert_trees_all_close(run(rounds=3, backend=backend).result, wanted.result, atol=1e-9)
+    few = run(rounds=100, participation=jf.participation.uniform(4)).result.shared
+    start = reference.pooled(arrays, RANK)
+    best, _ = reference.block_descent(arrays, start, NOISE, VARIANCE, 200)
+    assert np.sum((projectors(few) - projectors(best)) ** 2) < 0.2
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "start", "message"),
+    [
+        (jf.pca.HierarchicalPCA(FEATURES, NOISE, 0.1), None, "rank: wanted less than the 8"),
+        (jf.pca.EmpiricalBayesPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
+        (Hierarchical(), (FEATURES, 2, RANK), "warm_start: wanted shared components of shape"),
+        (Hierarchical(), (FEATURES, RANK, 1), "warm_start: wanted 3 local components"),
+        (Adaptive(1e-4, hyper_prior=0.1), None, "prior_variance: wanted at least"),
+        (
+            Adaptive(hyper_prior=0.1, spread="gradient", spread_step_size=0.01),
+            None,
+            "hyper_prior: wanted at least spread_step_size",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(algorithm, start, message, samples, key):
+    clients = jf.Clients.from_samples(samples)
+    if start is not None:
+        features, shared, local = start
+        start = jf.Personalized(jnp.ones((features, shared)), jnp.ones((CLIENTS, features, local)))
+    with pytest.raises(ValueError, match=message):
+        jf.fit(algorithm, clients, rounds=1, key=key, warm_start=start)
+
+
+# --- empirical Bayes -----------------------------------------------------------------------------
+
+
+def test_normalizer_against_monte_carlo(x64):
+    d, r, draws = 6, 2, 200_000
+    rng = np.random.default_rng(0)
+    frames = np.linalg.qr(rng.normal(size=(draws, d, r)))[0]
+    squares = np.einsum("nij,nij->ni", frames, frames)
+    distance = r - squares[:, :r].sum(axis=1)
+    for concentration in (0.5, 3.0, 10.0):
+        density = np.exp(-concentration / 2 * distance)
+        value = empirical_bayes.log_normalizer(concentration, d, r)
+        np.testing.assert_allclose(value, np.log(density.mean()), atol=0.1)
+        expected = density @ distance / density.sum()
+        value = empirical_bayes.prior_distance(concentration, d, r)
+        np.testing.assert_allclose(value, expected, rtol=0.12)
+    # Several eigenvalues: an approximation.
+    values = np.asarray([9.0, 6.0, 4.0, 2.0, 1.0, 0.0])
+    density = np.exp(squares @ values / 2)
+    expected = density @ squares / density.sum()
+    weights = empirical_bayes.mean_projector_weights(jnp.asarray(values), r)
+    np.testing.assert_allclose(weights, expected, atol=0.04)
+    np.testing.assert_allclose(weights.sum(), r, rtol=1e-12)
+
+
+def test_normalizer_at_its_ends(x64):
+    d, r = 30, 10
+    np.testing.assert_allclose(empirical_bayes.log_normalizer(0.0, d, r), 0, atol=1e-12)
+    np.testing.assert_allclose(empirical_bayes.prior_distance(0.0, d, r), r * (d - r) / d)
+    np.testing.assert_allclose(
+        empirical_bayes.prior_distance(1e6, d, r), r * (d - r) / 1e6, rtol=1e-4
+    )
+
+
+def test_concentration_is_the_inverse_of_the_distance(x64):
+    fit = jax.jit(partial(empirical_bayes.fitted_concentration, features=30, rank=10))
+    for concentration in (0.1, 5.0, 60.0, 4000.0):
+        distance = empirical_bayes.prior_distance(concentration, 30, 10)
+        np.testing.assert_allclose(fit(distance), concentration, rtol=1e-6)
+        wanted = slope(fit, distance, 1e-3 * distance, 1e-2) / (1e-3 * distance)
+        np.testing.assert_allclose(jax.grad(fit)(distance), wanted, rtol=1e-3)
+
+
+def test_thin_and_dense_posteriors_agree(samples, frames, x64):
+    thin = Moment.from_samples(jnp.asarray(samples[-1]))  # four samples of eight features
+    algorithm = jf.pca.EmpiricalBayesPCA(RANK, NOISE)
+    downlink = empirical_bayes.Message(jnp.asarray(frames[0]), jnp.asarray(7.0))
+    step = jax.jit(lambda moment: algorithm.client_step(jax.random.key(0), downlink, (), moment))
+    chex.assert_trees_all_close(step(thin), step(thin.densified()), rtol=1e-9)
+
+
+@jax.jit
+def estimated(key, prior_variance):
+    """Estimated and true spread, and errors of this and of the best fixed prior variance."""
+    data = jf.data.hierarchical_synthetic(
+        key, clients=60, features=20, rank=4, samples=20, prior_variance=prior_variance
+    )
+    clients = jf.Clients.from_samples(data.samples)
+    run = partial(jf.rollout, clients=clients, key=key)
+
+    def error(solution):
+        return jf.metrics.expected_reconstruction_error(
+            solution.result.local, data.local, NOISE, relative=True
+        )
+
+    found = run(jf.pca.EmpiricalBayesPCA(4, NOISE), rounds=60)
+    grid = jnp.asarray([0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3])
+    fixed = jax.vmap(
+        lambda v: error(run(jf.pca.HierarchicalPCA(4, NOISE, v, solver="eigenvectors"), rounds=30))
+    )(grid)
+    apart = data.local - data.shared @ (data.shared.T @ data.local)
+    true = 1 / empirical_bayes.fitted_concentration(jnp.sum(apart**2) / 60, 20, 4)
+    return found.history["prior_variance"][-1], true, error(found), fixed.min()
+
+
+def test_the_spread_is_recovered_over_an_order_of_magnitude(key):
+    for simulated in (0.003, 0.01, 0.03):
+        spread, true, error, best = estimated(key, simulated)
+        np.testing.assert_allclose(spread, true, rtol=0.25)
+        # The law of the simulation saturates, that of the prior does not.
+        assert 0.6 * simulated < true < 1.1 * simulated
+        assert error < 1.01 * best
+
+
+# --- theory --------------------------------------------------------------------------------------
+
+
+def test_personalized_means_are_the_minimizer(x64):
+    rng = np.random.default_rng(2)
+    means, v, variance = jnp.asarray(rng.normal(size=(7, 3))), 0.3, 0.2
+
+    def objective(parameters):
+        shared, local = parameters
+        fit = jnp.sum((means - local) ** 2) / (2 * v)
+        return fit + jnp.sum((local - shared) ** 2) / (2 * variance)
+
+    found = theory.personalized_means(means, v, variance)
+    gradients = jax.grad(objective)(found)
+    chex.assert_trees_all_close(gradients, jax.tree.map(jnp.zeros_like, gradients), atol=1e-12)
+
+
+def test_collaboration_gain_against_simulation(x64):
+    rng = np.random.default_rng(3)
+    clients, dimension, v = 2000, 50, 0.5
+    for true_variance, variance in ((0.2, 0.2), (1.0, 0.1), (0.3, 1.0)):
+        truth = np.sqrt(true_variance) * rng.normal(size=(clients, dimension))
+        means = truth + np.sqrt(v) * rng.normal(size=truth.shape)
+        found = theory.personalized_means(jnp.asarray(means), v, variance).local
+        saved = 1 - np.mean((found - truth) ** 2) / np.mean((means - truth) ** 2)
+        gain = theory.collaboration_gain(true_variance, variance, v)
+        np.testing.assert_allclose(gain, saved, atol=0.01)
+        assert theory.collaboration_helps(true_variance, variance, v) == (gain > 0)
+    assert not theory.collaboration_helps(1.0, 0.1, v)
+    best = theory.collaboration_gain(0.2, 0.2, v)
+    np.testing.assert_allclose(best, v / (0.2 + v), rtol=1e-6)
+    assert theory.collaboration_gain(0.2, jnp.asarray([0.1, 0.19, 0.21, 0.4]), v).max() < best
+
+
+def test_safe_hyper_prior_is_the_threshold(x64):
+    v, dimension = 0.5, 10
+    true_variance = jnp.logspace(-3, 2, 400)
+    for factor, safe in ((1.01, True), (0.85, False)):
+        hyper_prior = factor * theory.safe_hyper_prior(v, dimension)
+        ends = [
+            theory.stationary_spread(true_variance, v, hyper_prior, dimension, start=start)
+            for start in (1e-4, 200.0)
+        ]
+        np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4)  # the only one
+        gain = theory.collaboration_gain(true_variance, ends[0], v)
+        assert (gain.min() > 0) == safe
+
+
+def test_spread_without_a_hyper_prior_collapses(x64):
+    small = theory.stationary_spread(10.0, 0.5, 1e-6, 10, start=1e-3)
+    large = theory.stationary_spread(10.0, 0.5, 1e-6, 10, start=20.0)
+    assert small < 1e-5 and large > 8
+
+
+def test_spread_minimizer_and_gradient(x64):
+    distance, hyper_prior, dimension = 1.3, 0.4, 12
+
+    def regularizer(sigma):
+        return dimension * jnp.log(sigma) + (2 * hyper_prior + distance) / (2 * sigma**2)
+
+    for sigma in (0.1, 0.4, 2.0):
+        np.testing.assert_allclose(
+            theory.spread_gradient(sigma, distance, hyper_prior, dimension),
+            jax.grad(regularizer)(sigma),
+            rtol=1e-10,
+        )
+    best = jnp.sqrt(theory.spread_minimizer(distance, hyper_prior, dimension))
+    np.testing.assert_allclose(jax.grad(regularizer)(best), 0, atol=1e-10)
+
+
+def test_spread_never_falls_below_its_floor(x64):
+    hyper_prior, dimension = 0.4, 12
+    floor = theory.spread_floor(hyper_prior, dimension)
+    sigma = jnp.sqrt(jnp.linspace(1.0, 40.0, 50) * floor)
+    for _ in range(300):
+        slope = theory.spread_gradient(sigma, 0.0, hyper_prior, dimension)
+        sigma = sigma - hyper_prior / dimension**2 * slope
+        assert jnp.all(sigma**2 >= floor * (1 - 1e-12))
+
+
+# --- data and metric -----------------------------------------------------------------------------
+
+
+def test_synthetic_data(key, x64):
+    data = jf.data.hierarchical_synthetic(
+        key, clients=40, features=10, rank=3, samples=[5] * 39 + [7], prior_variance=0.002,
+        dtype=jnp.float64,
+    )  # fmt: skip
+    assert [len(y) for y in data.samples] == [5] * 39 + [7]
+    for frame in (data.shared, *data.local):
+        np.testing.assert_allclose(frame.T @ frame, np.eye(3), atol=1e-12)
+    distances = [reference.distance(np.asarray(data.shared), np.asarray(u)) for u in data.local]
+    # Of 30 directions 3 * 7 move the subspace and 3 rotate it.
+    np.testing.assert_allclose(np.mean(distances) / 24, 0.002, rtol=0.2)
+    with pytest.raises(ValueError, match="rank must be less than features"):
+        jf.data.hierarchical_synthetic(
+            key, clients=2, features=3, rank=3, samples=5, prior_variance=0.1
+        )
+    with pytest.raises(ValueError, match="prior_variance"):
+        jf.data.hierarchical_synthetic(
+            key, clients=2, features=3, rank=1, samples=5, prior_variance=-0.1
+        )
+
+
+def test_expected_error_is_that_of_many_samples(key, frames):
+    data = jf.data.hierarchical_synthetic(
+        key, clients=CLIENTS, features=FEATURES, rank=RANK, samples=3, prior_variance=0.1
+    )
+    local = jnp.asarray(frames[:-1], jnp.float32)
+    fresh = data.draw(jax.random.key(1), 8192)
+    sampled = jf.metrics.reconstruction_error(fresh, data.shared[:, :0], local)
+    exact = jf.metrics.expected_reconstruction_error(local, data.local, NOISE)
+    np.testing.assert_allclose(exact, sampled, rtol=0.01)
+    truth = jf.metrics.expected_reconstruction_error(data.local, data.local, NOISE, relative=True)
+    np.testing.assert_allclose(truth, 1, rtol=1e-6)
+    with pytest.raises(ValueError, match="local and truth must have shapes"):
+        jf.metrics.expected_reconstruction_error(local, data.shared, NOISE)
+
+
+def test_the_prior_variance_is_a_traced_leaf():
+    leaves = jax.tree.leaves(eqx.filter(Hierarchical(), eqx.is_array))
+    assert len(leaves) == 2

@@ -1,0 +1,337 @@
+"""The block Lanczos iteration: against dense Krylov spaces, the exact answer, and its rivals."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.pca import BlockLanczos
+from tests.references import krylov as reference
+
+FEATURES, RANK, ROUNDS = 24, 3, 30
+COUNTS = (40, 30, 35, 25)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def draw(seed=0, decay=1.1, features=FEATURES, counts=COUNTS):
+    """Clients whose pooled singular values decay geometrically."""
+    rng = np.random.default_rng(seed)
+    left = np.linalg.qr(rng.normal(size=(sum(counts), features)))[0]
+    right = np.linalg.qr(rng.normal(size=(features, features)))[0]
+    return np.split(left * decay ** -np.arange(features) @ right, np.cumsum(counts)[:-1])
+
+
+def random_start(seed=1, features=FEATURES, rank=RANK):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(features, rank)))[0]
+
+
+# One compiled function for all tests of a shape: the start is always given.
+@functools.partial(jax.jit, static_argnames=("rounds", "backend"))
+def run(algorithm, clients, start, rounds, backend):
+    warm = jf.Personalized(start, jnp.zeros((len(clients), len(start), 0), start.dtype))
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=jax.random.key(0),
+        warm_start=warm, backend=backend,
+    )  # fmt: skip
+
+
+def solve(samples, *, start=None, memory=None, rank=RANK, rounds=ROUNDS, backend=None):
+    clients = jf.Clients.from_samples(samples)
+    start = random_start(features=clients.features, rank=rank) if start is None else start
+    start = jnp.asarray(start, clients.weights.dtype)
+    backend = jf.backend.vmap() if backend is None else backend
+    return run(BlockLanczos(rank, memory=memory), clients, start, rounds, backend)
+
+
+def distance(z, w):
+    """Frobenius norm of the difference of two projectors, without cancellation."""
+    z, w = np.asarray(z, float), np.asarray(w, float)
+    return np.sqrt(np.sum((z - w @ (w.T @ z)) ** 2) + np.sum((w - z @ (z.T @ w)) ** 2))
+
+
+def error(solution, samples, rank=RANK):
+    return distance(solution.result.shared, reference.principal_components(samples, rank))
+
+
+# --- what it computes ------------------------------------------------------------------------
+
+
+def test_every_round_is_the_best_within_the_krylov_space():
+    samples, start = draw(), random_start()
+    c = reference.pooled(samples)
+    history = solve(samples, start=start).history
+    for blocks in range(1, FEATURES // RANK + 1):
+        best = reference.best_within(c, reference.krylov_basis(c, start, blocks), RANK)
+        captured = reference.captured(c, best)
+        np.testing.assert_allclose(history["captured"][blocks - 1], captured, rtol=1e-12)
+        violation = reference.kkt_violation(c, best)
+        np.testing.assert_allclose(
+            history["kkt_violation"][blocks - 1], violation, rtol=1e-6, atol=1e-14
+        )
+        left = (np.trace(c) - captured) / sum(COUNTS)
+        np.testing.assert_allclose(history["objective"][blocks - 1], left, rtol=1e-9)
+
+
+def test_the_result_is_a_product_with_the_best_within_the_space():
+    samples, start = draw(), random_start()
+    c = reference.pooled(samples)
+    basis = reference.krylov_basis(c, start, 4)
+    better = np.linalg.qr(c @ reference.best_within(c, basis, RANK))[0]
+    found = solve(samples, start=start, rounds=4).result.shared
+    assert distance(found, better) < 1e-6  # it shifts C by the square root of rounding
+    assert error(solve(samples, start=start, rounds=4), samples) > 1e-3
+
+
+def hard():
+    """Data of one shape that are hard in different ways."""
+    rng = np.random.default_rng(3)
+    plain = draw()
+    yield "plain", plain, RANK
+    yield "zero client", [plain[0], 0 * plain[1], plain[2], plain[3]], RANK
+    yield "scales", [s * a for s, a in zip((1e-6, 1.0, 1e3, 1e6), plain, strict=True)], RANK
+    yield "one sample of a client", [plain[0], plain[1][:1], plain[2][:2], plain[3]], RANK
+    thin = [a[:, :5] @ rng.normal(size=(5, FEATURES)) for a in plain]
+    yield "five dimensions", thin, RANK
+    yield "tiny", [1e-30 * a for a in plain], RANK
+    thinner = [a[:, :2] @ rng.normal(size=(2, FEATURES)) for a in plain]
+    yield "less than the rank", thinner, 2
+    yield "nothing", [0 * a for a in plain], 0
+    yield "all alike", np.split(np.tile(np.eye(FEATURES), (6, 1))[:130], np.cumsum(COUNTS)[:-1]), 0
+
+
+@pytest.mark.parametrize("memory", [None, 4])
+@pytest.mark.parametrize(("samples", "unique"), [pytest.param(a, r, id=n) for n, a, r in hard()])
+def test_the_answer_is_that_of_the_pooled_matrix(samples, unique, memory):
+    solution = solve(samples, memory=memory)
+    z = np.asarray(solution.result.shared)
+    np.testing.assert_allclose(z.T @ z, np.eye(RANK), atol=1e-13)
+    for values in solution.history.values():
+        assert np.isfinite(values).all()
+    exact = reference.principal_components(samples, unique)  # the part of it that is unique
+    assert np.linalg.norm(exact - z @ (z.T @ exact)) < 1e-9
+    c = reference.pooled(samples)
+    captured = np.linalg.eigvalsh(c)[::-1][:RANK].sum()
+    np.testing.assert_allclose(solution.history["captured"][-1], captured, rtol=1e-12)
+    assert reference.captured(c, z) >= captured * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 5, 6])
+def test_any_rank(rank):
+    samples = draw(features=6)
+    solution = solve(samples, rank=rank, rounds=8)
+    assert error(solution, samples, rank) < 1e-12
+    # Six features are spanned after as many rounds as it takes.
+    assert solution.history["kkt_violation"][-(-6 // rank) - 1] < 1e-14
+
+
+def test_single_precision():
+    single = [a.astype(np.float32) for a in draw()]
+    double = [a.astype(np.float64) for a in single]
+    for memory, tolerance in ((None, 2e-5), (4, 1e-4)):
+        solution = solve(single, memory=memory)
+        z = np.asarray(solution.result.shared)
+        assert z.dtype == np.float32
+        assert np.linalg.norm(z.T @ z - np.eye(RANK)) <= 1e-5
+        assert error(solution, double) < tolerance
+        assert reference.kkt_violation(reference.pooled(double), z.astype(float)) < 5e-7
+
+
+def test_a_start_beside_the_answer_is_left():
+    samples = draw()
+    wrong = np.linalg.svd(np.concatenate(samples))[2][-RANK:].T  # invariant, but the last
+    solution = solve(samples, start=wrong)
+    assert solution.history["kkt_violation"][0] < 1e-15
+    assert error(solution, samples) < 1e-9
+
+
+def test_once_settled_nothing_moves():
+    samples = draw()
+    history = solve(samples).history
+    settled = FEATURES // RANK
+    for name in ("captured", "kkt_violation", "objective"):
+        assert len(set(np.asarray(history[name][settled:]))) == 1, name
+    assert len(set(np.asarray(history["captured"][:settled]))) == settled
+
+
+@pytest.mark.parametrize(
+    "backend", [jf.backend.chunked(3), jf.backend.shard(2)], ids=["chunked", "shard"]
+)
+def test_backends(backend):
+    samples = draw()
+    found, wanted = solve(samples, backend=backend), solve(samples)
+    assert distance(found.result.shared, wanted.result.shared) < 1e-12
+    np.testing.assert_allclose(found.history["captured"], wanted.history["captured"], rtol=1e-12)
+
+
+# --- how fast --------------------------------------------------------------------------------
+
+
+def rounds_needed(algorithm, samples, rounds, key, tol=2e-6):
+    """Rounds until the models after them have a scaled KKT violation of at most `tol`."""
+    c = jnp.asarray(reference.pooled(samples))
+    energy = jnp.maximum(jnp.trace(c), 1e-300)
+
+    def violation(result):
+        product = c @ result.shared
+        rest = product - result.shared @ (result.shared.T @ product)
+        return {"violation": jnp.linalg.norm(rest) / energy}
+
+    clients = jf.Clients.from_samples(samples)
+    history = jf.fit(algorithm, clients, rounds=rounds, key=key, metrics=violation).history
+    met = np.flatnonzero(history["violation"] <= tol)
+    return met[0] + 1 if len(met) else np.inf
+
+
+def test_the_hardest_setting_of_the_paper_in_a_few_rounds(key):
+    # One client with the pooled matrix in its own axes: neither a rotation nor the split over
+    # clients changes a sum of products.
+    samples = [np.diag(1.01 ** -np.arange(1000.0))]
+    solution = jf.fit(
+        BlockLanczos(10), jf.Clients.from_samples(samples), rounds=40, key=key, tol=1e-10
+    )
+    rounds = reference.rounds_by_change(solution.history["captured"])
+    assert rounds <= 20  # subspace iteration takes 305 to 388
+    assert solution.history["kkt_violation"][rounds - 1] <= 2e-6
+    np.testing.assert_allclose(
+        solution.history["captured"][-1], np.sum(1.01 ** (-2.0 * np.arange(10))), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "features", "rank", "rivals"),
+    [
+        pytest.param(
+            (50,) * 8, 60, 4, (jf.pca.SubspaceIteration, jf.pca.LocalPower, jf.pca.FAPS), id="plain"
+        ),
+        pytest.param((1,) * 128, 60, 4, (jf.pca.SubspaceIteration,), id="one sample a client"),
+        pytest.param(
+            (40, 3, 200, 2), 30, 29, (jf.pca.SubspaceIteration,), id="almost all components"
+        ),
+    ],
+)
+def test_a_quarter_of_the_rounds_of_the_rivals(counts, features, rank, rivals, key):
+    samples = draw(5, 1.05, features, counts)
+    mine = rounds_needed(BlockLanczos(rank), samples, 20, key)
+    for rival in rivals:
+        assert mine <= rounds_needed(rival(rank), samples, 120, key) / 4
+
+
+def test_a_tolerance_stops_it(key):
+    samples = draw(6, 1.05, 60, (50,) * 4)
+    for stop, tol in (("kkt", 1e-8), ("objective", 1e-10)):
+        clients = jf.Clients.from_samples(samples)
+        solution = jf.fit(BlockLanczos(4, stop=stop), clients, rounds=60, key=key, tol=tol)
+        assert 3 < solution.rounds < 14
+        captured = solution.history["captured"]
+        change = abs(captured[-1] - captured[-2]) / captured[-1]
+        measure = (
+            change if stop == "objective" else max(change, solution.history["kkt_violation"][-1])
+        )
+        assert measure <= tol
+        # The violation that the server knows is that of the clients' data.
+        z = np.asarray(solution.result.shared)
+        assert reference.kkt_violation(reference.pooled(samples), z) < 1e-6
+
+
+# --- derivatives -----------------------------------------------------------------------------
+
+SMALL = (4, 8, 12)  # clients, samples, features
+
+
+@functools.cache
+def differentiated():
+    """What two components leave of other data, and its derivative, over restarts."""
+    held_out = jnp.asarray(np.random.default_rng(9).normal(size=(3, SMALL[-1])))
+    clients = jf.Clients.from_samples(np.ones(SMALL))
+
+    def left(values, rounds):
+        changed = eqx.tree_at(lambda c: c.data.values, clients, values)
+        z = jf.rollout(
+            BlockLanczos(2, memory=3), changed, rounds=rounds, key=jax.random.key(2)
+        ).result.shared
+        return jnp.sum((held_out - held_out @ z @ z.T) ** 2)
+
+    return held_out, jax.jit(jax.value_and_grad(left), static_argnums=1)
+
+
+def spread(rng):
+    return rng.normal(size=SMALL) * 1.4 ** -np.arange(SMALL[-1])
+
+
+def with_a_zero_client(rng):
+    return spread(rng) * np.array([1.0, 0.0, 1.0, 1.0])[:, None, None]
+
+
+def with_few_dimensions(rng):
+    return np.einsum("mnk,kd->mnd", rng.normal(size=(*SMALL[:2], 4)), rng.normal(size=(4, 12)))
+
+
+@pytest.mark.parametrize("rounds", [3, 40])
+@pytest.mark.parametrize("make", [spread, with_a_zero_client, with_few_dimensions])
+def test_derivatives_are_finite_differences(make, rounds):
+    held_out, both = differentiated()
+    rng = np.random.default_rng(4)
+    values, direction = make(rng), rng.normal(size=SMALL)
+    if make is with_few_dimensions:
+        direction = np.einsum("mnd,de->mne", values, rng.normal(size=(12, 12)))  # stay within
+    step = 1e-5
+    ahead, behind = (both(values + t * direction, rounds)[0] for t in (step, -step))
+    change = (ahead - behind) / (2 * step)
+    by_rule = float((both(values, rounds)[1] * direction).sum())
+    np.testing.assert_allclose(by_rule, change, rtol=1e-5)
+    assert abs(by_rule) > 1e-2
+    if rounds == 40:  # and those of the exact components
+
+        def exact(values):
+            z = reference.principal_components(list(values), 2)
+            return np.sum((held_out - held_out @ z @ z.T) ** 2)
+
+        wanted = (exact(values + step * direction) - exact(values - step * direction)) / (2 * step)
+        np.testing.assert_allclose(by_rule, wanted, rtol=1e-5)
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BlockLanczos(0), r"^rank: wanted .* got 0"),
+        (lambda: BlockLanczos(2.0), r"^rank: wanted .* got 2\.0"),
+        (lambda: BlockLanczos(2, memory=2), r"^memory: wanted .* at least 3, got 2"),
+        (lambda: BlockLanczos(2, memory=True), r"^memory: wanted .* got True"),
+        (lambda: BlockLanczos(2, stop="rounds"), r"^stop: wanted one of .* got 'rounds'"),
+    ],
+)
+def test_bad_hyperparameters(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_bad_data(key):
+    samples = draw()
+    clients = jf.Clients.from_samples(samples)
+    with pytest.raises(ValueError, match="25 orthonormal components do not fit into 24 features"):
+        jf.fit(BlockLanczos(25), clients, rounds=1, key=key)
+    start = jf.Personalized(jnp.zeros((FEATURES, 2)), jnp.zeros((len(COUNTS), FEATURES, 0)))
+    with pytest.raises(ValueError, match="warm_start: wanted shared components of shape"):
+        jf.fit(BlockLanczos(RANK), clients, rounds=1, key=key, warm_start=start)
+    samples[1][0, 0] = np.nan
+    with pytest.raises(ValueError, match=r"arrays\[1\]: NaN or infinite"):
+        jf.Clients.from_samples(samples)
+    with pytest.raises(ValueError, match=r"arrays\[1\]: a client needs at least one sample"):
+        jf.Clients.from_samples([samples[0], samples[1][:0]])
+
+
+def test_needs_everybody(key):
+    clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(4, 9, 6)))
+    with pytest.raises(ValueError, match=r"^participation: BlockLanczos needs every client"):
+        jf.fit(
+            jf.pca.BlockLanczos(2), clients, rounds=2, key=key,
+            participation=jf.participation.uniform(2),
+        )  # fmt: skip

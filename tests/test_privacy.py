@@ -1,0 +1,215 @@
+"""The server's attacks: exact where the messages are products, empty-handed where they are not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed import privacy
+from jaxfed.core.channel import Channel
+
+FEATURES, RANK, CLIENTS, ROUNDS = 24, 4, 4, 12
+SPAN = FEATURES // RANK  # rounds until the blocks may span all features
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@functools.cache
+def draw():
+    """Clients that are alike, as those of the paper."""
+    rng = np.random.default_rng(0)
+    left = np.linalg.qr(rng.uniform(-1, 1, (CLIENTS * 60, FEATURES)))[0]
+    right = np.linalg.qr(rng.uniform(-1, 1, (FEATURES, FEATURES)))[0]
+    return jf.Clients.from_samples(np.split(left * 1.1 ** -np.arange(FEATURES) @ right, CLIENTS))
+
+
+SOLVERS = {
+    "subspace iteration": jf.pca.SubspaceIteration(RANK),
+    "block Lanczos": jf.pca.BlockLanczos(RANK),
+    "FAPS": jf.pca.FAPS(RANK),
+    "FAPS, KKT": jf.pca.FAPS(RANK, stop="kkt"),
+}
+
+
+@functools.cache
+def transcript(name):
+    return privacy.record(SOLVERS[name], draw(), rounds=ROUNDS, key=jax.random.key(0), client=1)
+
+
+@functools.cache
+def secret():
+    return privacy.client_matrix(draw(), 1)
+
+
+def test_the_record_is_what_was_said():
+    heard, clients = transcript("subspace iteration"), draw()
+    pooled = sum(privacy.client_matrix(clients, i) for i in range(CLIENTS))
+    z = heard.received
+    assert z.shape == heard.sent.shape == heard.total.shape == (ROUNDS, FEATURES, RANK)
+    np.testing.assert_allclose(heard.sent, secret() @ z, atol=1e-12)
+    np.testing.assert_allclose(heard.total, pooled @ z, atol=1e-12)
+    run = jf.rollout(SOLVERS["subspace iteration"], clients, rounds=3, key=jax.random.key(0))
+    np.testing.assert_allclose(run.result.shared, z[3], atol=1e-10)
+
+
+def test_first_messages_are_kept():
+    heard, clients = transcript("block Lanczos"), draw()
+    energies = [np.trace(privacy.client_matrix(clients, i)) for i in range(CLIENTS)]
+    np.testing.assert_allclose(heard.first.energy, energies[1])
+    np.testing.assert_allclose(heard.first_total.energy, sum(energies))
+
+
+def test_minimum_norm_is_that():
+    rng = np.random.default_rng(1)
+    z, y = rng.normal(size=(2, 6, 2)), rng.normal(size=(2, 6, 2))
+    phi = privacy.minimum_norm(z, y)
+    np.testing.assert_allclose(phi @ z, y, atol=1e-12)
+    stacked = np.concatenate(list(z), axis=1)
+    beside = np.eye(6) - stacked @ np.linalg.pinv(stacked)
+    np.testing.assert_allclose(phi @ beside, 0, atol=1e-12)
+
+
+def test_outside_span_solves_its_equations():
+    rng = np.random.default_rng(2)
+    truth = rng.normal(size=(8, 8))
+    truth = truth + truth.T
+    z = np.stack([np.linalg.qr(rng.normal(size=(8, 2)))[0] for _ in range(6)])
+    y = truth @ z + z @ rng.normal(size=(6, 2, 2))  # anything within the span
+    phi = privacy.outside_span(z, y)
+    np.testing.assert_allclose(phi, truth - np.trace(truth) / 8 * np.eye(8), atol=1e-8)
+    few = privacy.outside_span(z[:1], y[:1])
+    assert privacy.relative_error(few, truth, calibrated=True) > 0.3
+
+
+@pytest.mark.parametrize("name", ["subspace iteration", "block Lanczos", "FAPS, KKT"])
+def test_products_give_the_matrix_away(name):
+    errors = privacy.linear_attack(transcript(name), secret())
+    assert errors.shape == (ROUNDS,)
+    assert errors[0] > 0.5 and errors[SPAN - 2] > 1e-2
+    # Blocks that converge are nearly dependent; a round more gains some digits.
+    last = errors[SPAN - 1] if name == "block Lanczos" else errors[SPAN]
+    assert last < 1e-5
+    chosen = privacy.linear_attack(transcript(name), secret(), at=[1, SPAN])
+    np.testing.assert_allclose(chosen, errors[[0, SPAN - 1]])
+
+
+def test_masked_messages_do_not():
+    heard = transcript("FAPS")
+    assert privacy.linear_attack(heard, secret()).min() > 0.8
+    assert privacy.linear_attack(heard, secret(), calibrated=True).min() > 0.4
+
+
+@pytest.mark.parametrize("name", ["subspace iteration", "FAPS"])
+def test_a_server_that_restarts_gets_it(name):
+    attack = functools.partial(
+        privacy.restart_attack, SOLVERS[name], draw(), key=jax.random.key(1), client=1
+    )
+    assert attack() < 1e-6
+    assert attack(restarts=SPAN - 3) > 0.1
+    if name == "FAPS":
+        assert attack(calibrated=False) > 0.1  # a multiple of the identity is hidden
+        assert attack(norm_factor=0.15) < 1e-6  # but the penalty tells it
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_sum_tells_no_client_apart(name):
+    guess = privacy.public_guess(draw(), 1)
+    assert guess > 0.1
+    heard = transcript(name)
+    errors = privacy.linear_attack(heard, secret(), summed=True, calibrated=True)
+    assert errors.min() > 0.9 * guess
+    if name != "FAPS, KKT":
+        assert (
+            privacy.restart_attack(
+                SOLVERS[name], draw(), key=jax.random.key(1), client=1, summed=True
+            )
+            > 0.9 * guess
+        )
+
+
+def test_first_messages():
+    clients, key = draw(), jax.random.key(0)
+    errors = {}
+    for name, algorithm in {
+        "pooled": jf.pca.Pooled(RANK),
+        "local": jf.pca.Local(RANK),
+        "spectrum": jf.pca.OneShot(1, 2, method="spectrum"),
+        "personalized": jf.pca.PerPCA(2, 2, step_size=0.1),
+    }.items():
+        heard = privacy.record(algorithm, clients, rounds=1, key=key, client=1)
+        errors[name] = privacy.first_message_attack(heard, secret())
+        if name == "pooled":
+            summed = privacy.first_message_attack(heard, secret(), summed=True)
+            assert summed > 0.9 * privacy.public_guess(clients, 1)
+    assert errors["pooled"] < 1e-12
+    assert errors["local"] == 1
+    assert 1e-3 < errors["spectrum"] < 0.6
+    assert 0.6 < errors["personalized"] < 0.8  # what its own components leave
+
+
+def test_norms():
+    assert privacy.norm_leak(transcript("block Lanczos"), secret()) < 1e-12
+    assert privacy.norm_leak(transcript("block Lanczos"), secret(), summed=True) > 1
+    assert privacy.norm_leak(transcript("subspace iteration"), secret()) == np.inf
+    assert privacy.norm_leak(transcript("FAPS"), secret(), factor=0.15) < 1e-6
+
+
+class Difference(Channel):
+    """A channel that sends what has changed since the last message."""
+
+    def memory(self, message):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message)
+
+    def encode(self, key, message, memory):
+        del key
+        return jax.tree.map(jnp.subtract, message, memory), message
+
+    def decode(self, payload):
+        return payload
+
+    def receive(self, decoded, memory):
+        message = jax.tree.map(jnp.add, decoded, memory)
+        return message, message
+
+
+class Single(Difference):
+    """A channel that rounds to single precision."""
+
+    def memory(self, message):
+        return ()
+
+    def encode(self, key, message, memory):
+        return jax.tree.map(lambda x: x.astype(jnp.float32), message), memory
+
+    def decode(self, payload):
+        return jax.tree.map(lambda x: x.astype(jnp.float64), payload)
+
+    def receive(self, decoded, memory):
+        return decoded, memory
+
+
+def test_channels():
+    name = "block Lanczos"
+    plain, key = transcript(name), jax.random.key(0)
+    record = functools.partial(privacy.record, SOLVERS[name], draw(), rounds=ROUNDS, key=key)
+    coded = record(client=1, channel=Difference())
+    for part in ("received", "sent", "total"):
+        before, after = getattr(plain, part)[:SPAN], getattr(coded, part)[:SPAN]
+        np.testing.assert_allclose(after, before, atol=1e-9)
+    rounded = record(client=1, channel=(Single(), jf.channel.lossless()))
+    error = privacy.linear_attack(rounded, secret(), at=[SPAN])[0]
+    assert 1e-9 < error < 1e-5
+
+
+def test_bad_arguments():
+    clients, key = draw(), jax.random.key(0)
+    with pytest.raises(ValueError, match="client: wanted a number below 4, got 4"):
+        privacy.record(SOLVERS["FAPS"], clients, rounds=1, key=key, client=4)
+    with pytest.raises(ValueError, match="rounds: "):
+        privacy.record(SOLVERS["FAPS"], clients, rounds=0, key=key)
+    with pytest.raises(ValueError, match="channel: "):
+        privacy.record(SOLVERS["FAPS"], clients, rounds=1, key=key, channel="none")
+    assert np.isnan(privacy.relative_error(np.eye(2), np.zeros((2, 2))))

@@ -1,0 +1,39 @@
+"""The targets of federated GCCA: their runs, their goals, their registration."""
+
+import numpy as np
+
+from jaxfed.cli import main, reproduce
+from jaxfed.cli.reproduce import gcca
+from tests.references import gcca as reference
+
+
+def test_runs_are_those_of_the_reference(x64):
+    keys = gcca._keys(3, 2)
+    views = gcca._views(keys, entities=60, features=12, latent=8)
+    start = gcca._warm(views, 8)
+    costs = gcca._costs(views, start, keys, batch=None, rounds=12)
+    assert costs.shape == (2, 13)
+    least = gcca._least(views)
+    for d in range(2):
+        arrays = [np.asarray(x) for x in views.data.values[d]]
+        g, q = np.asarray(start.shared[d]), [np.asarray(w) for w in start.local[d]]
+        np.testing.assert_allclose(costs[d], reference.run(arrays, g, q, 12)[2], atol=1e-10)
+        np.testing.assert_allclose(least[d], reference.optimum(arrays, 5)[0], rtol=1e-8)
+
+    goal = float(costs.mean(0)[4] / np.mean(least)) * (1 + 1e-9)
+    assert gcca._position(costs, least, goal) == 5
+    assert gcca._position(costs, least, 0.5) == np.inf
+
+
+def test_random_start_is_the_authors_own():
+    keys = gcca._keys(0, 2)
+    shared, local = gcca._random(gcca._views(keys), keys)
+    assert shared.shape == (2, 500, 5) and local.shape == (2, 3, 25, 5)
+    np.testing.assert_allclose([np.std(shared), np.std(local)], 1, atol=0.1)
+    assert not np.allclose(shared[0], shared[1])
+
+
+def test_targets_are_registered(capsys):
+    assert set(gcca.TARGETS) <= set(reproduce.targets())
+    assert main(["reproduce", "gcca/table3"]) == 2
+    assert "gcca/table1" in capsys.readouterr().err
