@@ -159,7 +159,9 @@ def test_once_settled_nothing_moves():
 
 
 @pytest.mark.parametrize(
-    "backend", [jf.backend.chunked(3), jf.backend.shard(2)], ids=["chunked", "shard"]
+    "backend",
+    [jf.backend.chunked(3), jf.backend.shard(2), jf.backend.pmap(2)],
+    ids=["chunked", "shard", "pmap"],
 )
 def test_backends(backend):
     samples = draw()
