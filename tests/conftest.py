@@ -7,7 +7,7 @@ import os
 # caller has set comes last and wins.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    + os.environ.get("XLA_FLAGS", "")
+    "--xla_llvm_disable_expensive_passes=true " + os.environ.get("XLA_FLAGS", "")
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")

@@ -123,7 +123,7 @@ def test_host_driven_runs_too(name):
     assert jax.tree.leaves(given.local)[0].shape[0] == CLIENTS
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", [ONE_OF_EACH[0], ONE_OF_EACH[2]])
 def test_gradients_equal_those_of_vmap(name):
     clients = draw()
 

@@ -301,9 +301,10 @@ def test_every_exported_algorithm_has_examples():
     assert all(examples.good and examples.refused for examples in EXAMPLES.values())
 
 
-@each_algorithm
-def test_traced_and_driven_from_the_host_are_the_same(make, key, x64):
-    algorithm, clients = make(CLIENTS), draw()
+# The loop knows nothing of the algorithm: one that iterates and one that does not will do.
+@pytest.mark.parametrize("name", ["PerPCA-ranks", "OneShot-local_first"])
+def test_traced_and_driven_from_the_host_are_the_same(name, key, x64):
+    algorithm, clients = GOOD[name].make(CLIENTS), draw()
     traced = solve(algorithm, clients, key)
     driven = jf.fit(algorithm, clients, rounds=ROUNDS, key=key)
     assert driven.rounds == traced.rounds == ROUNDS
@@ -320,13 +321,15 @@ def test_bits_are_exact(name, key, x64):
     make, (first, up, down) = GOOD[name]
     history = solve(make(CLIENTS), draw(), key).history
     rounds = np.arange(1, ROUNDS + 1)
-    np.testing.assert_array_equal(history["bits_up"], 64 * (first + up * rounds))
-    np.testing.assert_array_equal(history["bits_down"], 64 * down * rounds)
+    # Compiled, a mean over the clients is a product with a rounded reciprocal.
+    np.testing.assert_allclose(history["bits_up"], 64 * (first + up * rounds), rtol=1e-15)
+    np.testing.assert_allclose(history["bits_down"], 64 * down * rounds, rtol=1e-15)
     assert (history["participants"] == CLIENTS).all()
 
 
-@each_algorithm
-def test_a_second_call_compiles_nothing(make, key, caplog, x64):
+@pytest.mark.parametrize("name", ["PerPCA-ranks", "OneShot-local_first"])
+def test_a_second_call_compiles_nothing(name, key, caplog, x64):
+    make = GOOD[name].make
     first = make(CLIENTS), draw()
     second = scaled(make(CLIENTS), 0.9), draw(seed=1)
     other = jax.random.key(7)
@@ -372,7 +375,7 @@ def test_gradients_are_finite(make, key, x64):
     assert jnp.abs(gradients[1]).max() > 1e-3
 
 
-@every_algorithm
+@each_algorithm
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float32 where 64 bits are enabled"])
 def test_the_data_decide_the_type(make, dtype, key):
     with jax.enable_x64(dtype != "float32"):
@@ -383,7 +386,7 @@ def test_the_data_decide_the_type(make, dtype, key):
             assert leaf.dtype in (wanted, jnp.int32)
 
 
-@every_algorithm
+@each_algorithm
 def test_shapes_are_stable(make, key):
     algorithm, clients = make(CLIENTS), draw()
     one, three = (shapes_of(algorithm, clients, key, rounds) for rounds in (1, 3))
@@ -425,7 +428,7 @@ def check_orthonormal(make, dtype, tolerance, key):
             assert tuple(ranks) == algorithm.local_rank
 
 
-@every_algorithm
+@each_algorithm
 def test_padding_and_weightless_clients_are_ignored(make, key, x64):
     clients = draw()
     values, count = clients.data.values, clients.data.count
