@@ -103,21 +103,13 @@ def record(
     )
     problem = _prepare(problem, rounds)
     first, first_total = _first(problem, start)
-    state = _begin(problem, start)
-    heard = []
-    for _ in range(rounds):
-        state, _ = _round(problem, state)
-        # What the tap remembers at the client, at the aggregating server, and of the broadcast.
-        heard.append(
-            (state.downlink_copy.seen, state.uplink_memory.seen, state.uplink_mean_memory.seen)
-        )
-    received, sent, total = (_stacked([entry[i] for entry in heard]) for i in range(3))
+    received, sent, total = _double(_listened(problem, start, client, rounds))
     return Transcript(
         features=clients.features,
         first=_double(jax.tree.map(lambda x: x[client], first)),
         first_total=_double(first_total),
         received=received,
-        sent=jax.tree.map(lambda x: x[:, client], sent),
+        sent=sent,
         total=total,
     )
 
@@ -154,6 +146,18 @@ class _Tap(channel.Channel):
         return message, _Tapped(inner, memory.follower, message)
 
 
+def _messages(problem, start, client: int, rounds: int) -> tuple[PyTree, PyTree, PyTree]:
+    """Of each round the broadcast, what the client sent and the aggregate."""
+
+    def listen(state, _):
+        state, _ = run._round(problem, state)
+        # What the tap remembers of the broadcast, at the client and at the aggregating server.
+        own = jax.tree.map(lambda x: x[client], state.uplink_memory.seen)
+        return state, (state.downlink_copy.seen, own, state.uplink_mean_memory.seen)
+
+    return jax.lax.scan(listen, run._begin(problem, start), length=rounds)[1]
+
+
 def _first_messages(problem, start) -> tuple[PyTree, PyTree]:
     """Everybody's first message, and their aggregate."""
     rules, clients = problem.algorithm.start_aggregation, problem.clients
@@ -171,18 +175,12 @@ def _first_messages(problem, start) -> tuple[PyTree, PyTree]:
 
 
 # Compiled once for all records of a shape.
-_prepare, _begin = jax.jit(run._prepared, static_argnums=1), jax.jit(run._begin)
-_round, _first = jax.jit(run._round), jax.jit(_first_messages)
+_prepare, _first = jax.jit(run._prepared, static_argnums=1), jax.jit(_first_messages)
+_listened = jax.jit(_messages, static_argnums=3)
 
 
 def _double(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
-def _stacked(trees: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(
-        lambda *leaves: np.stack([np.asarray(x, np.float64) for x in leaves]), *trees
-    )
 
 
 # ---------------------------------------------------------------------------------------------

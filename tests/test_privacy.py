@@ -213,3 +213,15 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="channel: "):
         privacy.record(SOLVERS["FAPS"], clients, rounds=1, key=key, channel="none")
     assert np.isnan(privacy.relative_error(np.eye(2), np.zeros((2, 2))))
+
+
+def test_the_record_through_differences_is_that_of_the_run():
+    """Also where the memory starts from the first message, as that of `MaxVar` does."""
+    rng = np.random.default_rng(0)
+    views = jf.gcca.Views.from_arrays([rng.normal(size=(FEATURES, 5)) for _ in range(3)])
+    algorithm, key = jf.gcca.MaxVar(2), jax.random.key(0)
+    through = jf.channel.difference(jf.channel.quantize(3))
+    heard = privacy.record(algorithm, views, rounds=4, key=key, channel=through)
+    run = jf.fit(algorithm, views, rounds=4, key=key, channel=through)
+    left, _, right = np.linalg.svd(heard.total[-1], full_matrices=False)
+    np.testing.assert_allclose(left @ right, run.result.shared, atol=1e-9)

@@ -65,7 +65,7 @@ class Clients(eqx.Module):
                 point numbers or not finite, and unfit weights. The message names the client.
         """
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
-            values = _checked(arrays, "arrays")
+            values = checked_array(arrays, "arrays")
             if 0 in values.shape:
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
@@ -94,7 +94,7 @@ class Clients(eqx.Module):
             ValueError: if the matrices are not `(clients, features, features)`, not finite or
                 not symmetric, or the weights do not fit.
         """
-        values = _checked(matrices, "matrices")
+        values = checked_array(matrices, "matrices")
         if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
             raise ValueError(
                 f"matrices: wanted shape (clients, features, features), got {values.shape}"
@@ -131,7 +131,7 @@ def _traced(value: object) -> bool:
     return isinstance(value, Tracer)
 
 
-def _checked(array: ArrayLike, name: str) -> Array:
+def checked_array(array: ArrayLike, name: str) -> Array:
     """The array in a floating type of JAX, refused if it is not real, floating and finite."""
     if not isinstance(array, jax.Array):
         array = np.asarray(array)
@@ -160,7 +160,7 @@ def _padded(arrays: Sequence[ArrayLike] | ArrayLike) -> tuple[Array, np.ndarray]
         )
     if len(arrays) == 0:
         raise ValueError("arrays: at least one client is needed, got an empty list")
-    values = [_checked(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
+    values = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
     for i, value in enumerate(values):
         if value.ndim != 2:
             raise ValueError(f"arrays[{i}]: wanted shape (samples, features), got {value.shape}")

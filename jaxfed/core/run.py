@@ -372,7 +372,8 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
     one = jax.tree.map(lambda x: x[0], (clients.data, local))
     uplink, _, diagnostics = jax.eval_shape(algorithm.client_step, key, downlink, one[1], one[0])
     if problem.uplink.cumulative and _same_kind(problem, first, uplink):
-        uplink_memory, uplink_mean_memory = problem.uplink.memory(first), total
+        uplink_memory = jax.vmap(problem.uplink.memory)(first)
+        uplink_mean_memory = problem.uplink.memory(total)
     else:
         blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
         uplink_mean_memory = problem.uplink.memory(blank)

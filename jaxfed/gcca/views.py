@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed.core.clients import Clients, _checked
+from jaxfed.core.clients import Clients, checked_array
 
 
 class View(eqx.Module):
@@ -56,7 +56,7 @@ class Views(Clients):
             )
         if len(arrays) == 0:
             raise ValueError("arrays: at least one view is needed, got an empty list")
-        views = [_checked(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
+        views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
         for j, view in enumerate(views):
             if view.ndim != 2:
                 raise ValueError(
