@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.linalg import orthonormalize, top_eigenvectors
+from jaxfed.linalg import orthonormalize, thin_product, top_eigenvectors
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 METHODS = ["cholesky", "qr"]
@@ -203,3 +203,15 @@ def test_refuses_ranks_out_of_range(rank):
 def test_refuses_what_has_no_eigenvectors(matrix):
     with pytest.raises(ValueError, match=r"^matrix must"):
         top_eigenvectors(matrix, 1)
+
+
+@pytest.mark.parametrize("shape", [(7, 1), (12, 5), (40, 10), (64, 10), (100, 12)])
+def test_thin_products_are_products(shape, x64):
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(3, *shape)), rng.normal(size=(3, shape[1], 4))
+    chex.assert_trees_all_close(jax.vmap(thin_product)(w, x), w @ x, rtol=1e-13)
+
+
+def test_thin_products_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"\(9, 3\).*\(4, 2\)"):
+        thin_product(jnp.ones((9, 3)), jnp.ones((4, 2)))

@@ -54,9 +54,18 @@ class Backend(eqx.Module):
         """
 
 
+def _total(x: Array) -> Array:
+    """The sum over clients."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.sum(0)
+    # XLA's sum over a leading axis is up to 14 times slower on a processor than this product.
+    ones = jnp.ones(len(x), x.dtype)
+    return jnp.tensordot(ones, x, 1, precision=jax.lax.Precision.HIGHEST)
+
+
 def _reduced(sent: dict[str, PyTree]) -> dict[str, PyTree]:
     return {
-        "sum": jax.tree.map(lambda x: x.sum(0), sent["sum"]),
+        "sum": jax.tree.map(_total, sent["sum"]),
         "max": jax.tree.map(lambda x: x.max(0), sent["max"]),
         "gram": jax.tree.map(_gram, sent["gram"]),
         "stack": sent["stack"],

@@ -1,7 +1,15 @@
 """Linear algebra of the rounds: polar factors, orthonormal bases, second moments."""
 
+from jaxfed.linalg._factor import thin_product
 from jaxfed.linalg.basis import orthonormalize, top_eigenvectors
 from jaxfed.linalg.moments import Moment, should_densify
 from jaxfed.linalg.polar import polar
 
-__all__ = ["Moment", "orthonormalize", "polar", "should_densify", "top_eigenvectors"]
+__all__ = [
+    "Moment",
+    "orthonormalize",
+    "polar",
+    "should_densify",
+    "thin_product",
+    "top_eigenvectors",
+]

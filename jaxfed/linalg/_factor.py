@@ -34,6 +34,22 @@ def gram(w: Float[Array, "d r"]) -> Float[Array, "r r"]:
     return matmul(w.T, w)
 
 
+def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array, "d s"]:
+    """The product of a matrix of few columns with a small matrix, at full precision.
+
+    Raises:
+        ValueError: if the two do not fit.
+    """
+    d, r = w.shape
+    if len(x) != r:
+        raise ValueError(f"w has shape {w.shape}, which does not fit x of shape {x.shape}")
+    # As in `gram`: with few columns the sum is 2 to 7 times faster than a batched product.
+    if r <= 5 or (r <= 10 and d >= 64):
+        first, *rest = (w[:, i : i + 1] * x[i] for i in range(r))
+        return sum(rest, first)
+    return matmul(w, x)
+
+
 def defect(q: Float[Array, "d r"]) -> Float[Array, "r r"]:
     """How far the columns of `q` are from orthonormal: I - Q^T Q."""
     return jnp.eye(q.shape[1], dtype=q.dtype) - gram(q)

@@ -7,6 +7,7 @@ number, so the expected error decides what follows: nothing, one correction of `
 the badly conditioned, a singular value decomposition of `W`.
 """
 
+import math
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from jaxfed.linalg._factor import (
     normalized,
     repeated,
     squared_norm,
+    thin_product,
 )
 
 Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
@@ -88,19 +90,22 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
         q, inverse, _ = state
         e = defect(q)
         step = e / 2 + 3 / 8 * matmul(e, e)
-        return q + matmul(q, step), inverse + matmul(inverse, step), squared_norm(e) ** 1.5
+        return q + thin_product(q, step), inverse + matmul(inverse, step), squared_norm(e) ** 1.5
 
     q, inverse, error = lax.while_loop(
         lambda state: (state[2] > tolerance) & (state[2] < eps**0.5),
         correct,
-        (matmul(w, inverse), inverse, error),
+        (thin_product(w, inverse), inverse, error),
     )
 
-    def decompose(bad, q, inverse):
+    # The loop changes `w` so that the compiler cannot take its transposition out of the loop, where
+    # it would be done every time.
+    def decompose(bad, q, inverse, w):
         del inverse
-        return _by_svd(jnp.where(bad, w, q))
+        q, inverse = _by_svd(jnp.where(bad, w, q))
+        return q, inverse, q
 
-    return repeated(~(error <= tolerance), decompose, (q, inverse))
+    return repeated(~(error <= tolerance), decompose, (q, inverse, w))[:2]
 
 
 def _by_svd(w: Float[Array, "d r"]) -> Factors:
@@ -158,20 +163,40 @@ def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Floa
     z, _, _, size, _ = lax.while_loop(
         lambda state: (state[3] > threshold) & (state[3] < state[4]),
         step,
-        (t, t, e, size, jnp.full_like(size, jnp.inf)),
+        (t / jnp.sqrt(scale), t, e, size, jnp.full_like(size, jnp.inf)),
     )
     z = z[:r, :r]
-    return z / jnp.sqrt(scale), size**4.5 + 2 * eps * squared_norm(z)
+    return z, size**4.5 + 2 * eps * scale * squared_norm(z)
 
 
 def _series(e: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    """The binomial series of (I - E)^{-1/2} up to E^8, in four products."""
+    """The binomial series of (I - E)^{-1/2} up to E^8, in three products.
+
+    Source: Sastre (2018), Efficient evaluation of matrix polynomials, Linear Algebra and its
+    Applications 539: the scheme for degree 8, of which `_SERIES` holds the coefficients.
+    """
     eye = jnp.eye(e.shape[0], dtype=e.dtype)
+    a, b, c, f, g, h = _SERIES
     square = matmul(e, e)
-    cube = matmul(e, square)
-    last = 231 / 1024 * eye + 429 / 2048 * e + 6435 / 32768 * square
-    rest = 5 / 16 * eye + 35 / 128 * e + 63 / 256 * square + matmul(cube, last)
-    return eye + e / 2 + 3 / 8 * square + matmul(cube, rest)
+    low = matmul(square, a * square + b * e)
+    high = matmul(low + c * square + f * e, low + g * square)
+    return eye + e / 2 + 3 / 8 * square + h * low + high
+
+
+def _degree_eight() -> tuple[float, ...]:
+    """The coefficients with which the products of `_series` make the binomial series."""
+    *_, b3, b4, b5, b6, b7, b8 = (math.comb(2 * k, k) / 4**k for k in range(9))
+    a = math.sqrt(b8)
+    b = b7 / (2 * a)
+    total = (b6 - b * b) / a  # c + g
+    f = (b5 - b * total) / a
+    # c g + a h = b4 - b f and f g + b h = b3, with c = total - g: a quadratic equation for g.
+    linear = total - a * f / b
+    g = (linear - math.sqrt(linear**2 - 4 * (b4 - b * f - a * b3 / b))) / 2
+    return a, b, total - g, f, g, (b3 - f * g) / b
+
+
+_SERIES = _degree_eight()
 
 
 def _padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxfed.core.aggregation import Gram, Mean, Sum
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.linalg import Moment, orthonormalize, polar, should_densify
+from jaxfed.linalg import Moment, orthonormalize, polar, should_densify, thin_product
 
 Frame = Float[Array, "features rank"]
 
@@ -101,7 +101,7 @@ def retract(w: Frame, retraction: str, active: Float[Array, " rank"] | None = No
 
 def deflate(w: Frame, basis: Frame) -> Frame:
     """The part of `w` orthogonal to `basis`."""
-    return w - basis @ (basis.T @ w)
+    return w - thin_product(basis, basis.T @ w)
 
 
 def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Frame:

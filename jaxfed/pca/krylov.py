@@ -201,7 +201,7 @@ class BlockLanczos(Eigensolver):
         projected = lax.dynamic_update_slice_in_dim(projected, strip, used, axis=1)
         projected = lax.dynamic_update_slice_in_dim(projected, strip.T, used, axis=0)
 
-        values, vectors = top_eigenvectors(projected, self.rank)
+        values, vectors = self._ritz(projected, used)
         kkt = _norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
         captured = jnp.sum(values)
         used = used + self.rank
@@ -219,6 +219,20 @@ class BlockLanczos(Eigensolver):
             settled=settled.astype(jnp.int32),
             energy=server.energy,
             count=server.count,
+        )
+
+    def _ritz(self, projected, used):
+        """The top eigenvalues and eigenvectors of T, of its first half alone if that is all."""
+        columns = len(projected)
+        half = (columns // self.rank + 1) // 2 * self.rank
+
+        def of_half():
+            values, vectors = top_eigenvectors(projected[:half, :half], self.rank)
+            return values, jnp.pad(vectors, ((0, columns - half), (0, 0)))
+
+        # LAPACK takes a fifth of the time for it.
+        return lax.cond(
+            used + self.rank <= half, of_half, lambda: top_eigenvectors(projected, self.rank)
         )
 
     def _restarted(self, basis, projected, used):
@@ -252,7 +266,11 @@ class BlockLanczos(Eigensolver):
         rest = rest @ top_eigenvectors(gram, self.rank)[1]
         size = jnp.linalg.norm(lax.stop_gradient(rest), axis=0)
         clear = size > NOISE * eps * jnp.where(scale > 0, scale, 1)
-        random = jax.random.normal(key, rest.shape, rest.dtype) / len(rest) ** 0.5
+        random = lax.cond(  # drawing them takes as long as a product with the basis
+            jnp.all(clear),
+            lambda: jnp.zeros_like(rest),
+            lambda: jax.random.normal(key, rest.shape, rest.dtype) / len(rest) ** 0.5,
+        )
         block = jnp.where(clear, rest / jnp.where(clear, size, 1), random)
         some = (jnp.arange(self.rank) < left).astype(block.dtype)
         for _ in range(2):  # once leaves rounding errors of the size of what is projected out
