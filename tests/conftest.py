@@ -1,14 +1,20 @@
 """Settings of every test: eight devices on the processor, keys, double precision on request."""
 
 import os
+from importlib.metadata import version
 
 # Before JAX starts. Eight devices, so that the device backends are tested without any accelerator;
-# and compilation without optimization, because the tests compile much and compute little. What the
+# and compilation by the shortest way, because the tests compile much and compute little. What the
 # caller has set comes last and wins.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true " + os.environ.get("XLA_FLAGS", "")
-)
+flags = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if version("jaxlib").startswith("0.10."):  # later ones have no other emitters, and refuse the flag
+    flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([*flags, os.environ.get("XLA_FLAGS", "")])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -19,6 +25,13 @@ from hypothesis import settings
 # Compilation makes the first example slow, whatever the code under test does.
 settings.register_profile("jaxfed", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxfed")
+
+
+def pytest_configure(config):
+    """Compile every program once, whichever test, process or run of the suite needs it."""
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(autouse=True, scope="module")
