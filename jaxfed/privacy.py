@@ -1,4 +1,6 @@
-r"""What a curious server learns of one client from the messages that an algorithm really sends.
+r"""What a curious server learns of one client, and what noise guarantees that it does not.
+
+**Attacks**, on the messages that an algorithm really sends.
 
 The server follows the protocol, keeps what passes through its hands, and tries to compute one
 client's matrix \(C_i = A_i A_i^\top\) from it:
@@ -24,16 +26,21 @@ alike, the pooled matrix over the number of clients (`public_guess`) is a guess 
 Source: Wang, Liu & Zhang (2022), Seeking consensus on subspaces in federated principal component
 analysis, Proposition 2 and the problem before it. The attacks are not the strongest conceivable:
 a small error proves a leak, a large one proves nothing.
+
+**Guarantees**: `epsilon` and `noise_multiplier` account for the noise of `jaxfed.channel.gaussian`
+by the package `dp-accounting`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from jaxfed._optional import require
 from jaxfed.core import aggregation, backend, channel, run
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.channel import pair
@@ -77,7 +84,8 @@ def record(
     """Run an algorithm, and keep what one client and the server say to each other.
 
     The rounds are those of `jaxfed.rollout` with the same arguments. Messages are what the
-    receiver makes of the payload, so that a channel's losses are in them.
+    receiver makes of the payload, so that a channel's losses are in them; of a masked one, as if it
+    were the sum.
 
     Args:
         algorithm: what to run.
@@ -129,6 +137,20 @@ class _Tap(channel.Channel):
     def cumulative(self):
         return self.inner.cumulative
 
+    @property
+    def private(self):
+        return self.inner.private
+
+    @property
+    def adds_up(self):
+        return self.inner.adds_up
+
+    def check(self, clients, participants, rules):
+        self.inner.check(clients, participants, rules)
+
+    def seated(self, memory, seat):
+        return memory._replace(inner=self.inner.seated(memory.inner, seat))
+
     def memory(self, message):
         inner = self.inner.memory(message)
         return _Tapped(inner, inner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message))
@@ -155,7 +177,12 @@ def _messages(problem, start, client: int, rounds: int) -> tuple[PyTree, PyTree,
         own = jax.tree.map(lambda x: x[client], state.uplink_memory.seen)
         return state, (state.downlink_copy.seen, own, state.uplink_mean_memory.seen)
 
-    return jax.lax.scan(listen, run._begin(problem, start), length=rounds)[1]
+    state = run._begin(problem, start)
+    # An aggregate need not look like a message: where messages are stacked, it has one for each.
+    after = jax.eval_shape(lambda state: run._round(problem, state)[0], state)
+    seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), after.uplink_mean_memory.seen)
+    state = eqx.tree_at(lambda state: state.uplink_mean_memory.seen, state, seen)
+    return jax.lax.scan(listen, state, length=rounds)[1]
 
 
 def _first_messages(problem, start) -> tuple[PyTree, PyTree]:
@@ -165,8 +192,7 @@ def _first_messages(problem, start) -> tuple[PyTree, PyTree]:
 
     def work(data, client_id, weight, local_start):
         own = None if start is None else Personalized(start.shared, local_start)
-        payload, _ = run._client_messages(problem, key, data, own, client_id)
-        message = problem.uplink.decode(payload)
+        message, _ = run._client_messages(problem, key, data, own, client_id)
         return message, aggregation.split(rules, message, weight)
 
     local_start = None if start is None else start.local
@@ -181,6 +207,161 @@ _listened = jax.jit(_messages, static_argnums=3)
 
 def _double(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+# ---------------------------------------------------------------------------------------------
+# What noise guarantees.
+
+Adjacency = Literal["replace", "zero_out"]
+
+
+def epsilon(
+    noise_multiplier: float,
+    rounds: int,
+    *,
+    delta: float,
+    participants: int | None = None,
+    clients: int | None = None,
+    adjacency: Adjacency = "replace",
+) -> float:
+    r"""The \(\varepsilon\) of a run whose uplink is `jaxfed.channel.gaussian`.
+
+    The run's messages are \((\varepsilon, \delta)\)-differentially private with respect to all
+    that one client has: any two data sets of a client give them nearly the same distribution.
+    Single messages are, with `clients=1` in that channel; else only their sums are.
+
+    With the number of participants, those of a round are drawn by `jaxfed.participation.uniform`,
+    and \(\varepsilon\) is smaller, but only for who sees sums and does not know whose: not for the
+    server that drew them. Leave the numbers out for that one.
+
+    Not covered are the warm start, weights and settings, if the clients' data had a say in them;
+    the history's diagnostics, which have no noise, and a tolerance that stops by them; the clients'
+    own, personal results; and what is special to floating-point noise or, after `secure_sum`, to
+    rounding and clipping noisy numbers.
+
+    Args:
+        noise_multiplier: z, the standard deviation of the noise over the norm that messages are
+            clipped to, in each round.
+        rounds: how many there are.
+        delta: the probability that is tolerated of no guarantee, say below one over the number of
+            clients.
+        participants: how many of the clients are drawn in each round, without replacement.
+        clients: how many there are.
+        adjacency: what one client may do: `"replace"` its data by any other, or `"zero_out"` its
+            messages, with all participating, which is half as far.
+
+    Returns:
+        \(\varepsilon\): exact where all take part, else an upper bound.
+
+    Raises:
+        ValueError: for arguments outside their ranges, and a zero-out together with a draw.
+        ImportError: if dp-accounting is missing.
+
+    Source: Balle & Wang (2018), Theorem 8, where all take part; else Wang, Balle & Kasiviswanathan
+    (2019), Theorem 27.
+    """
+    _check_positive(noise_multiplier=noise_multiplier)
+    share = _checked_share(rounds, delta, participants, clients, adjacency)
+    return _epsilon(noise_multiplier, rounds, delta, share, adjacency)
+
+
+def noise_multiplier(
+    epsilon: float,
+    rounds: int,
+    *,
+    delta: float,
+    participants: int | None = None,
+    clients: int | None = None,
+    adjacency: Adjacency = "replace",
+) -> float:
+    r"""The noise multiplier that gives a run a wanted \(\varepsilon\), see `epsilon`.
+
+    Args:
+        epsilon: \(\varepsilon\), positive.
+        rounds: as in `epsilon`, like all others.
+        delta: as there.
+        participants: as there.
+        clients: as there.
+        adjacency: as there.
+
+    Returns:
+        z: exact where all take part, else at most a thousandth above what is needed.
+
+    Raises:
+        ValueError: as there; in particular for an epsilon or a delta of zero, which no Gaussian
+            noise has.
+        ImportError: if dp-accounting is missing.
+    """
+    _check_positive(epsilon=epsilon)
+    share = _checked_share(rounds, delta, participants, clients, adjacency)
+    package = require("dp_accounting", extra="privacy")
+    needed = package.get_sigma_gaussian(epsilon, delta) * _distance(adjacency) * rounds**0.5
+    if share == 1:
+        return needed
+    enough = needed
+    while _epsilon(enough / 2, rounds, delta, share, adjacency) <= epsilon:
+        enough /= 2
+    low = enough / 2
+    while enough / low > 1.001:
+        middle = (low * enough) ** 0.5
+        if _epsilon(middle, rounds, delta, share, adjacency) <= epsilon:
+            enough = middle
+        else:
+            low = middle
+    return enough
+
+
+def _epsilon(
+    multiplier: float, rounds: int, delta: float, share: float, adjacency: Adjacency
+) -> float:
+    package = require("dp_accounting", extra="privacy")
+    deviation = multiplier / _distance(adjacency)
+    # As many rounds with this noise are one with so much less.
+    known = package.get_epsilon_gaussian(deviation / rounds**0.5, delta)
+    if share == 1 or known == 0:
+        return float(known)
+    rdp = require("dp_accounting.rdp", extra="privacy")
+    accountant = rdp.RdpAccountant(neighboring_relation=package.NeighboringRelation.REPLACE_ONE)
+    event = package.GaussianDpEvent(deviation)
+    accountant.compose(package.SampledWithoutReplacementDpEvent(1, share, event), rounds)
+    # The bound is loose where there is much noise, and a draw never harms.
+    return float(min(known, accountant.get_epsilon(delta)))
+
+
+def _distance(adjacency: Adjacency) -> int:
+    """How far a client can move a sum of messages that are clipped to norm one."""
+    return 2 if adjacency == "replace" else 1
+
+
+def _check_positive(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
+            raise ValueError(f"{name}: wanted a positive number, got {value!r}")
+
+
+def _checked_share(rounds, delta, participants, clients, adjacency) -> float:
+    """The share of clients that take part, once all that says what is asked is checked."""
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
+    if not isinstance(delta, int | float) or not 0 < delta < 1:
+        raise ValueError(f"delta: wanted a number between 0 and 1, got {delta!r}")
+    if adjacency not in ("replace", "zero_out"):
+        raise ValueError(f"adjacency: wanted one of replace, zero_out, got {adjacency!r}")
+    if participants is None and clients is None:
+        return 1.0
+    if not (isinstance(participants, int) and isinstance(clients, int)) or not (
+        1 <= participants <= clients
+    ):
+        raise ValueError(
+            "participants, clients: wanted two whole numbers, the first from 1 to the second, got "
+            f"{participants!r} and {clients!r}"
+        )
+    if participants < clients and adjacency != "replace":
+        raise ValueError(
+            f"adjacency: wanted replace where {participants} of {clients} clients are drawn, "
+            f"got {adjacency!r}"
+        )
+    return participants / clients
 
 
 # ---------------------------------------------------------------------------------------------

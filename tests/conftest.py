@@ -6,15 +6,17 @@ from importlib.metadata import version
 # Before JAX starts. Eight devices, so that the device backends are tested without any accelerator;
 # and compilation by the shortest way, because the tests compile much and compute little. What the
 # caller has set comes last and wins.
-flags = [
-    "--xla_force_host_platform_device_count=8",
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_parallel_codegen_split_count=1",
-]
-if version("jaxlib").startswith("0.10."):  # later ones have no other emitters, and refuse the flag
-    flags.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([*flags, os.environ.get("XLA_FLAGS", "")])
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_parallel_codegen_split_count=1",
+        # Later versions have no other emitters, and refuse the flag.
+        *["--xla_cpu_use_fusion_emitters=false"] * version("jaxlib").startswith("0.10."),
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 

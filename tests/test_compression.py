@@ -4,6 +4,7 @@ import functools
 import math
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import jaxfed as jf
 from jaxfed.core.channel.compression import grouping, pack_symbols, unpack_symbols
+from jaxfed.core.channel.entropy import decode_symbols, encode_symbols
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 40
 
@@ -21,6 +23,8 @@ LOSSY = {
     "3 bits": lambda: jf.channel.quantize(3),
     "8 bits": lambda: jf.channel.quantize(8),
     "5 symbols": lambda: jf.channel.quantize(levels=2),
+    "nearest": lambda: jf.channel.quantize(levels=1, rounding="nearest"),
+    "entropy": lambda: jf.channel.quantize(levels=2, rounding="nearest", coding="entropy"),
     "frobenius": lambda: jf.channel.quantize(6, norm="frobenius"),
     "sign": jf.channel.sign,
     "top": lambda: jf.channel.top_k(0.3),
@@ -43,6 +47,11 @@ def draw(dtype=np.float32):
 @functools.partial(jax.jit, static_argnames="rounds")
 def solve(algorithm, clients, channel, rounds=ROUNDS):
     return jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel)
+
+
+@jax.jit
+def encoded(channel, key, message):
+    return channel.encode(key, message, channel.memory(message))[0]
 
 
 pack = jax.jit(pack_symbols, static_argnums=1)
@@ -74,11 +83,12 @@ def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
     """What a message costs is what it takes on disk."""
     message = {"frame": jax.random.normal(key, (50, 5)), "one": jnp.float32(7), "id": jnp.int32(3)}
     channel = LOSSY[name]()
-    payload, _ = channel.encode(key, message, channel.memory(message))
-    with open(tmp_path / "payload", "wb") as file:
-        for leaf in jax.tree.leaves(payload):
-            file.write(np.asarray(leaf).tobytes())
+    payload = encoded(channel, key, message)
+    (tmp_path / "payload").write_bytes(jf.channel.to_bytes(payload))
     assert 8 * (tmp_path / "payload").stat().st_size == jf.channel.bits(payload)
+    if name != "entropy":  # where not all of an array travels
+        raw = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
+        assert jf.channel.to_bytes(payload) == b"".join(raw)
 
     decoded = channel.decode(payload)
     chex.assert_trees_all_equal_shapes_and_dtypes(decoded, message)
@@ -91,6 +101,89 @@ def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
 def test_bits_of_an_entry(name, entry, key):
     payload, _ = LOSSY[name]().encode(key, jnp.ones((50, 12)), ())
     assert jf.channel.bits(payload) == 50 * 12 * entry + 32
+
+
+encode = jax.jit(encode_symbols, static_argnums=1)
+decode = jax.jit(decode_symbols, static_argnums=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("count", "kinds"), [(1, 2), (7, 5), (500, 3), (1025, 5), (2500, 5), (3000, 255)]
+)
+def test_entropy_coding_is_undone_and_as_short_as_can_be(count, kinds):
+    rng = np.random.default_rng(count)
+    for spread in (0.01, 0.3, 1.0, 100.0):  # from hardly more than one kind to nearly all alike
+        codes = rng.choice(kinds, count, p=rng.dirichlet(np.full(kinds, spread))).astype(np.uint8)
+        stream = encode(jnp.asarray(codes), kinds)
+        np.testing.assert_array_equal(decode(stream, count, kinds), codes)
+        shares = np.bincount(codes, minlength=kinds) / count
+        entropy = -(shares[shares > 0] * np.log2(shares[shares > 0])).sum()
+        written = 8 * len(jf.channel.to_bytes(stream))
+        assert written == jf.channel.bits(stream)
+        # What is known beforehand: the frequencies, and a word and its rounding for each lane.
+        lanes = math.ceil(count / 1024)
+        known = 16 * (kinds - 1) + 32 * lanes
+        # Frequencies are multiples of 2^-12 and at least one.
+        assert count * entropy - 16 * lanes <= written - known + 32 * lanes
+        assert written <= known + count * entropy + count * (kinds / 2**12 * 3 + 1e-3) + 16
+
+
+def test_decoding_needs_nothing_but_what_travels(key):
+    """What is beyond the words that count is never looked at."""
+    channel, x = LOSSY["entropy"](), jax.random.normal(key, (40, 30))
+    payload = encoded(channel, key, x)
+    words = payload.stream.words
+    sent = int(words.used)
+    assert 0 < sent < len(words.words)
+    wrong = eqx.tree_at(lambda p: p.stream.words.words, payload, words.words.at[sent:].set(0xABCD))
+    np.testing.assert_array_equal(channel.decode(wrong), channel.decode(payload))
+    fixed = jf.channel.quantize(levels=2, rounding="nearest")
+    np.testing.assert_array_equal(channel.decode(payload), fixed.decode(encoded(fixed, key, x)))
+
+
+class Logged(jf.channel.Channel):
+    """Writes each message to the log, as the bytes that travel."""
+
+    inner: jf.channel.Channel
+    log: list = eqx.field(static=True)
+
+    def memory(self, message):
+        return self.inner.memory(message)
+
+    def encode(self, key, message, memory):
+        payload, memory = self.inner.encode(key, message, memory)
+        jax.debug.callback(lambda p: self.log.append(len(jf.channel.to_bytes(p))), payload)
+        return payload, memory
+
+    def decode(self, payload):
+        return self.inner.decode(payload)
+
+    def receive(self, decoded, memory):
+        return self.inner.receive(decoded, memory)
+
+
+def test_a_run_counts_what_is_written():
+    """Messages of changing lengths, both ways; those who are away write none."""
+    rng = np.random.default_rng(0)
+    clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 80, 60)).astype(np.float32))
+    up, down = Logged(LOSSY["entropy"](), []), Logged(LOSSY["entropy"](), [])
+
+    @jax.jit
+    def run(clients):
+        return jf.rollout(
+            jf.pca.SubspaceIteration(3), clients, rounds=4, key=jax.random.key(0),
+            channel=(up, down), participation=jf.participation.uniform(3),
+            backend=jf.backend.chunked(2),
+        )  # fmt: skip
+
+    history = run(clients).history
+    jax.effects_barrier()
+    assert len(up.log) == 3 * 4 and len(down.log) == 4
+    assert len(set(up.log)) > 4
+    np.testing.assert_allclose(history["bits_up"][-1], 8 * sum(up.log) / CLIENTS, rtol=1e-6)
+    # The first broadcast is from before the rounds, and exact.
+    broadcast = 32 * 180 + 8 * sum(down.log[1:]) * 3 / CLIENTS
+    np.testing.assert_allclose(history["bits_down"][-1], broadcast, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["3 bits", "8 bits", "5 symbols", "frobenius", "random"])
@@ -145,7 +238,9 @@ def test_sign_has_the_mean_magnitude(key):
     np.testing.assert_allclose(channel.decode(channel.encode(key, x, ())[0]), [1.5, -1.5, 1.5, 1.5])
 
 
-@pytest.mark.parametrize("name", ["3 bits", "5 symbols", "top", "bfloat16", "chain"])
+@pytest.mark.parametrize(
+    "name", ["3 bits", "5 symbols", "nearest", "entropy", "top", "bfloat16", "chain"]
+)
 def test_differences_forget_nothing(name, key):
     """A message that stays the same arrives exactly after some rounds, at both ends alike."""
     channel = jf.channel.difference(LOSSY[name]())
@@ -270,6 +365,8 @@ def test_a_derivative_passes_through_lower_precision():
         (lambda: jf.channel.quantize(levels=0), "levels"),
         (lambda: jf.channel.quantize(levels=200), "levels"),
         (lambda: jf.channel.quantize(3, norm="l1"), "norm"),
+        (lambda: jf.channel.quantize(3, rounding="up"), "rounding"),
+        (lambda: jf.channel.quantize(3, coding="huffman"), "coding"),
         (lambda: jf.channel.quantize(3, contraction=0.5), "contraction"),
         (lambda: jf.channel.quantize(3, contraction=float("nan")), "contraction"),
         (lambda: jf.channel.top_k(0), "fraction"),

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +54,13 @@ def test_the_record_is_what_was_said():
     np.testing.assert_allclose(heard.total, pooled @ z, atol=1e-12)
     run = jf.rollout(SOLVERS["subspace iteration"], clients, rounds=3, key=jax.random.key(0))
     np.testing.assert_allclose(run.result.shared, z[3], atol=1e-10)
+
+
+def test_the_aggregate_of_stacked_messages_is_all_of_them():
+    algorithm = jf.pca.LocalPower(RANK, alignment="procrustes")
+    heard = privacy.record(algorithm, draw(), rounds=2, key=jax.random.key(0), client=1)
+    second = jax.tree.map(lambda x: x[:, 1], heard.total.product)
+    chex.assert_trees_all_equal(second, heard.sent.product)
 
 
 def test_first_messages_are_kept():

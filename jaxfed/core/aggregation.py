@@ -41,6 +41,17 @@ class Sum(Aggregation):
         return jax.tree.map(lambda x: jnp.where(weight > 0, x, 0), message)
 
 
+class Added(Aggregation):
+    """The sum of what already are clients' parts of the aggregate, zeros from who is absent."""
+
+    reduction: Reduction = eqx.field(static=True, default="sum", init=False)
+
+    def contribution(self, message: PyTree, weight: Array) -> PyTree:
+        """The message as it is."""
+        del weight
+        return message
+
+
 class Max(Aggregation):
     """The elementwise maximum over the clients that take part."""
 
@@ -99,6 +110,12 @@ def join(aggregation: PyTree[Aggregation], parts: dict[str, PyTree]) -> PyTree:
     leaves, structure = jax.tree.flatten(aggregation, is_leaf=is_aggregation)
     chosen = [parts[rule.reduction][position] for position, rule in enumerate(leaves)]
     return jax.tree.unflatten(structure, chosen)
+
+
+def is_linear(rules: PyTree[Aggregation]) -> bool:
+    """Whether all of a message is aggregated by sums and means."""
+    leaves = jax.tree.leaves(rules, is_leaf=is_aggregation)
+    return all(isinstance(rule, Mean | Sum) for rule in leaves)
 
 
 def is_aggregation(node: object) -> bool:

@@ -123,8 +123,7 @@ def rollout(
     state = _begin(problem, start)
     options = _Options(rounds, tol is not None, metrics, metrics_every, remat)
     state, history = _advance(problem, state, tol, options)
-    cost = _bits(problem, start)
-    history = {**history, **_cumulative_bits(history["participants"], cost, problem.size, jnp)}
+    history = _with_bits(history, _bits(problem, start), problem.size, jnp)
     return _finish(problem, state, history, state.round)
 
 
@@ -214,7 +213,7 @@ def fit(
 
     def snapshot() -> Solution:
         history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
-        history |= _cumulative_bits(history["participants"], cost, problem.size, np)
+        history = _with_bits(history, cost, problem.size, np)
         return compiled.finish(problem, state, history, int(state.round))
 
     def finished() -> bool:
@@ -380,6 +379,14 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
         uplink_memory = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), uplink_mean_memory
         )
+
+    def seated(memory, position, weight):
+        ones = jax.tree.map(lambda x: jnp.ones((), x.dtype), uplink)
+        rules = algorithm.aggregation
+        share = aggregation.join(rules, aggregation.split(rules, ones, weight))
+        return problem.uplink.seated(memory, channel.Seat(position, share, _secret(problem.key)))
+
+    uplink_memory = jax.vmap(seated)(uplink_memory, jnp.arange(len(clients)), clients.weights)
     dtype = diagnostics["objective"].dtype
     blank = {name: jnp.full((), jnp.nan, leaf.dtype) for name, leaf in diagnostics.items()}
     for name, value in algorithm.server_diagnostics(server).items():
@@ -410,6 +417,11 @@ def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
+def _secret(key: Key[Array, ""]) -> Key[Array, ""]:
+    """What the clients have in common and the server has not."""
+    return jax.random.fold_in(_server_key(key), 0)  # no round folds in the largest number
+
+
 def _keys(problem: _Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
     """The next round's keys: the server's, the participation's and the downlink's."""
     return jax.random.split(_server_key(jax.random.fold_in(problem.key, done + 1)), 3)
@@ -418,7 +430,7 @@ def _keys(problem: _Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
 def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
     """One federated round: down the wire, every participant's step, up the wire, the server."""
     algorithm, clients = problem.algorithm, problem.clients
-    rules = algorithm.aggregation
+    rules = aggregation.Added() if problem.uplink.adds_up else algorithm.aggregation
     key = jax.random.fold_in(problem.key, state.round + 1)
     server_key, choice_key, down_key = _keys(problem, state.round)
 
@@ -448,7 +460,8 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
         payload, new_memory = problem.uplink.encode(channel_key, uplink, memory)
         share = weight * present.astype(weight.dtype)
         sent = aggregation.split(rules, problem.uplink.decode(payload), share)
-        sent["sum"] = (sent["sum"], {k: share * v for k, v in diagnostics.items()}, share)
+        written = jnp.where(present > 0, channel.variable_bytes(payload), 0)
+        sent["sum"] = (sent["sum"], {k: share * v for k, v in diagnostics.items()}, share, written)
         if not everybody:
             new_local, new_memory = jax.tree.map(
                 lambda new, old: jnp.where(present > 0, new, old),
@@ -473,7 +486,7 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
         )
     else:
         sent, (local, uplink_memory) = problem.backend.map_reduce(work, (key, downlink), own)
-    totals, diagnostics, share = sent["sum"]
+    totals, diagnostics, share, written = sent["sum"]
     message = aggregation.join(rules, {**sent, "sum": totals})
     message, uplink_mean_memory = problem.uplink.receive(message, state.uplink_mean_memory)
     server = algorithm.server_step(server_key, state.server, message)
@@ -493,7 +506,9 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
         diagnostics=diagnostics,
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
     )
-    return new_state, {**diagnostics, "participants": (inclusion > 0).sum(dtype=jnp.int32)}
+    participants = (inclusion > 0).sum(dtype=jnp.int32)
+    varying = dict(zip(_VARYING, (written, channel.variable_bytes(payload)), strict=True))
+    return new_state, {**diagnostics, "participants": participants, **varying}
 
 
 def _advance(
@@ -575,20 +590,12 @@ def _finish(problem: _Problem, state: State, history: dict[str, Any], rounds) ->
 
 def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int, int]:
     """Bits of one client's first uplink and first downlink, and of a round's two messages."""
-
-    def messages(key, data, start):
-        first, local = _client_messages(problem, key, data, start, jnp.int32(0))
-        return first, local
-
-    one = jax.tree.map(lambda x: x[0], problem.clients.data)
-    one_start = None
-    if start is not None:
-        one_start = Personalized(start.shared, jax.tree.map(lambda x: x[0], start.local))
-    first, _ = jax.eval_shape(messages, problem.key, one, one_start)
+    first = _first_message(problem, start)
     state = jax.eval_shape(_begin, problem, start)
 
     def payloads(state):
         algorithm, key = problem.algorithm, problem.key
+        one = jax.tree.map(lambda x: x[0], problem.clients.data)
         local = jax.tree.map(lambda x: x[0], state.local)
         downlink = algorithm.downlink(state.server)
         down, _ = problem.downlink.encode(key, downlink, state.downlink_memory)
@@ -597,19 +604,43 @@ def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int,
         return downlink, up, down
 
     received, up, down = jax.eval_shape(payloads, state)
-    return channel.bits(first), channel.bits(received), channel.bits(up), channel.bits(down)
+    count = channel.fixed_bits
+    return count(first), count(received), count(up), count(down)
 
 
-def _cumulative_bits(
-    participants, cost: tuple[int, int, int, int], clients: int, xp
+def _first_message(problem: _Problem, start: Personalized | None) -> PyTree:
+    """Shapes and types of what one client sends before the rounds."""
+
+    def message(problem, start):
+        one = jax.tree.map(lambda x: x[0], problem.clients.data)
+        if start is not None:
+            start = Personalized(start.shared, jax.tree.map(lambda x: x[0], start.local))
+        return _client_messages(problem, problem.key, one, start, jnp.int32(0))[0]
+
+    return jax.eval_shape(message, problem, start)
+
+
+# What a round's messages took besides: bytes of all clients together, and of the broadcast.
+_VARYING = ("bytes_up", "bytes_down")
+
+
+def _with_bits(
+    history: dict[str, Any], cost: tuple[int, int, int, int], clients: int, xp
 ) -> dict[str, Any]:
+    """The history with cumulative bits per client."""
     first_up, first_down, up, down = cost
     # On the host in whole numbers and double precision: counts pass 2^24 soon.
     dtype = np.float64 if xp is np else float
+    written, broadcast = (history[name].astype(dtype) for name in _VARYING)
+    participants = history["participants"]
     messages = xp.cumsum(participants).astype(dtype) / clients
     # The first downlink is that of round 1, and everybody has it.
     later = messages - messages[0]
-    return {"bits_up": first_up + up * messages, "bits_down": first_down + down * later}
+    received = xp.cumsum((broadcast * participants)[1:]) / clients
+    return {name: values for name, values in history.items() if name not in _VARYING} | {
+        "bits_up": first_up + up * messages + 8 * xp.cumsum(written) / clients,
+        "bits_down": first_down + down * later + 8 * xp.concatenate([xp.zeros(1), received]),
+    }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -688,13 +719,32 @@ def _problem(
                     f"there are {len(clients)}"
                 )
     algorithm.check(clients, start)
-    _check_together(algorithm, up, down, participants)
+    _check_together(algorithm, clients, up, down, participants)
     key = _one_key(key)
     problem = _Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
+    if up.private:
+        _refuse_first_message(problem, start, int(rounds))
     return problem, start
 
 
-def _check_together(algorithm, up, down, participants) -> None:
+def _refuse_first_message(problem: _Problem, start: Personalized | None, rounds: int) -> None:
+    prepared = jax.eval_shape(lambda problem: _prepared(problem, rounds), problem)
+    if sent := channel.fixed_bits(_first_message(prepared, start)):
+        raise ValueError(
+            f"channel: it hides what clients send in the rounds, and "
+            f"{type(problem.algorithm).__name__} sends {sent} bits in the clear before them; give "
+            "it a warm start and, instead of automatic ones, the settings that this tells"
+        )
+
+
+def _check_together(algorithm, clients, up, down, participants) -> None:
+    size = len(clients) if isinstance(participants, type(_EVERYBODY)) else participants.size
+    up.check(clients, size, algorithm.aggregation)
+    if down.private:
+        raise ValueError(
+            "channel: one that hides what clients send is for the uplink alone; wanted a pair "
+            "(uplink, downlink), such as (channel, lossless())"
+        )
     if not isinstance(participants, type(_EVERYBODY)):
         if algorithm.needs_everybody:
             raise ValueError(

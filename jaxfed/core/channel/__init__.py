@@ -1,9 +1,13 @@
-"""What messages go through: `lossless`, compressors, and memory around them."""
+"""What messages go through: `lossless`, compressors, memory around them, noise and masks."""
 
 from jaxfed.core.channel.base import Channel as Channel
+from jaxfed.core.channel.base import Seat as Seat
 from jaxfed.core.channel.base import bits as bits
+from jaxfed.core.channel.base import fixed_bits as fixed_bits
 from jaxfed.core.channel.base import lossless as lossless
 from jaxfed.core.channel.base import pair as pair
+from jaxfed.core.channel.base import to_bytes as to_bytes
+from jaxfed.core.channel.base import variable_bytes as variable_bytes
 from jaxfed.core.channel.compression import cast as cast
 from jaxfed.core.channel.compression import chain as chain
 from jaxfed.core.channel.compression import quantize as quantize
@@ -12,3 +16,5 @@ from jaxfed.core.channel.compression import sign as sign
 from jaxfed.core.channel.compression import top_k as top_k
 from jaxfed.core.channel.memory import difference as difference
 from jaxfed.core.channel.memory import error_feedback as error_feedback
+from jaxfed.core.channel.noise import gaussian as gaussian
+from jaxfed.core.channel.secure import secure_sum as secure_sum

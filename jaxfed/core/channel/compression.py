@@ -21,6 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key, UInt8, UInt32
 
 from jaxfed.core.channel.base import Channel
+from jaxfed.core.channel.entropy import Stream, decode_symbols, encode_symbols
 
 
 class Payload(eqx.Module):
@@ -81,7 +82,7 @@ class _Static(Payload):
 
 
 # ---------------------------------------------------------------------------------------------
-# Stochastic quantization.
+# Quantization.
 
 
 class _Codes(_Static):
@@ -89,10 +90,17 @@ class _Codes(_Static):
     scale: Float[Array, ""]
 
 
+class _Entropy(_Static):
+    stream: Stream
+    scale: Float[Array, ""]
+
+
 class _Quantize(Compressor):
     levels: int = eqx.field(static=True)
     norm: Literal["max", "frobenius"] = eqx.field(static=True)
     contraction: float = eqx.field(static=True)
+    rounding: Literal["stochastic", "nearest"] = eqx.field(static=True)
+    coding: Literal["fixed", "entropy"] = eqx.field(static=True)
 
     def compress(self, key, array):
         flat = array.reshape(-1)
@@ -100,22 +108,28 @@ class _Quantize(Compressor):
         scale = _rounded_up(scale)
         used = scale.astype(flat.dtype)
         position = flat * (self.levels / jnp.where(used > 0, used, 1)) + self.levels
-        chance = _chances(key, flat.size)
+        chance = chances(key, flat.size) if self.rounding == "stochastic" else 0.5
         code = jnp.clip(position.astype(jnp.float32) + chance, 0, 2 * self.levels)
         # By way of whole numbers that processors convert to; the packing must not do it all again.
         code = lax.optimization_barrier(code.astype(jnp.int32).astype(jnp.uint8))
+        if self.coding == "entropy":
+            stream = encode_symbols(code, 2 * self.levels + 1)
+            return _Entropy(array.shape, array.dtype, stream, scale)
         packed = pack_symbols(code, 2 * self.levels + 1)
         return _Codes(array.shape, array.dtype, packed, scale)
 
     def decompress(self, payload):
-        assert isinstance(payload, _Codes)
-        code = unpack_symbols(payload.packed, payload.size, 2 * self.levels + 1)
+        if isinstance(payload, _Entropy):
+            code = decode_symbols(payload.stream, payload.size, 2 * self.levels + 1)
+        else:
+            assert isinstance(payload, _Codes)
+            code = unpack_symbols(payload.packed, payload.size, 2 * self.levels + 1)
         level = code.astype(payload.dtype) - self.levels
         unit = payload.scale.astype(payload.dtype) / (self.levels * self.contraction)
         return (level * unit).reshape(payload.shape)
 
 
-def _chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
+def chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
     """Numbers strictly between 0 and 1 to round by: a hash of each place, seeded by the key.
 
     The generator behind `jax.random` would take more than nine tenths of the time of encoding, and
@@ -141,14 +155,17 @@ def quantize(
     levels: int | None = None,
     norm: Literal["max", "frobenius"] = "max",
     contraction: float = 1.0,
+    rounding: Literal["stochastic", "nearest"] = "stochastic",
+    coding: Literal["fixed", "entropy"] = "fixed",
 ) -> Channel:
-    r"""Stochastic quantization: each entry becomes one of a few multiples of the scale.
+    r"""Quantization: each entry becomes one of a few multiples of the scale.
 
     With scale \(c\) and \(s\) levels, \(x\) becomes \(\operatorname{sign}(x) \ell c / (s \tau)\)
     where \(\ell\) is \(s|x|/c\) rounded up or down at random, so that the mean is \(x / \tau\).
-    In the largest entry the error is at most \(c / s\): with `difference` and three levels or more
-    it shrinks geometrically at \(\tau = 1\). With one level it does not shrink; a contraction of
-    two makes it.
+    In the largest entry the error is at most \(c / s\): with `difference` and two levels or more it
+    shrinks geometrically at \(\tau = 1\). With one level it does not shrink; a contraction of two
+    makes it. Rounding to the nearest has half that error, shrinks it with any number of levels and
+    has more zeros, but a bias: use it inside `difference` or `error_feedback`.
 
     Args:
         bits: per entry at most, 2 to 8, sign included: \(s = 2^{b-1} - 1\).
@@ -157,13 +174,18 @@ def quantize(
             bits), two take 2.33 (three in seven).
         norm: the scale: `"max"`, the largest entry; or `"frobenius"`, which needs many levels.
         contraction: \(\tau \geq 1\), by which decoded values are divided.
+        rounding: `"stochastic"` or `"nearest"`.
+        coding: `"fixed"`, as many bits for each symbol, or `"entropy"`: fewer for the frequent
+            ones. Then a payload holds \(2s\) frequencies of 16 bits, and its length is counted anew
+            in each message. It takes many times as long, see `jaxfed.core.channel.entropy`, and
+            pays from some hundreds of entries on.
 
     Returns:
         The channel; a payload is the packed codes and a 32-bit scale.
 
     Raises:
-        ValueError: for bits or levels outside their ranges, both or neither of them, an unknown
-            norm, or a contraction below one.
+        ValueError: for bits or levels outside their ranges, both or neither of them, a contraction
+            below one, or an unknown norm, rounding or coding.
 
     Source: Alistarh, Grubic, Li, Tomioka & Vojnovic (2017), QSGD; with the largest entry as the
     scale and the contraction, Shrestha & Fu (2023), Section III.
@@ -176,11 +198,16 @@ def quantize(
         levels = 2 ** (bits - 1) - 1
     if not isinstance(levels, int) or isinstance(levels, bool) or not 1 <= levels <= 127:
         raise ValueError(f"levels: wanted a whole number from 1 to 127, got {levels!r}")
-    if norm not in ("max", "frobenius"):
-        raise ValueError(f"norm: wanted one of max, frobenius, got {norm!r}")
+    for name, value, known in (
+        ("norm", norm, ("max", "frobenius")),
+        ("rounding", rounding, ("stochastic", "nearest")),
+        ("coding", coding, ("fixed", "entropy")),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}: wanted one of {', '.join(known)}, got {value!r}")
     if not isinstance(contraction, int | float) or not 1 <= contraction < float("inf"):
         raise ValueError(f"contraction: wanted a number of at least 1, got {contraction!r}")
-    return _Quantize(levels, norm, float(contraction))
+    return _Quantize(levels, norm, float(contraction), rounding, coding)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -429,6 +456,34 @@ def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> 
         digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
         codes = jnp.concatenate(digits)[:count]
     return codes
+
+
+def pack_wide(numbers: UInt32[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
+    """The lowest `width` bits, up to 32, of whole numbers: byte after byte of all of them."""
+    return jnp.concatenate(
+        [
+            _pack((numbers >> low).astype(jnp.uint8) & jnp.uint8(2**some - 1), some)
+            for low, some in _pieces(width)
+        ]
+    )
+
+
+def unpack_wide(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt32[Array, " n"]:
+    """Inverse of `pack_wide`, for `count` numbers."""
+    ends = np.cumsum([-(-count * some // 8) for _, some in _pieces(width)])
+    parts = jnp.split(packed, ends[:-1])
+    return sum(
+        (
+            _unpack(part, count, some).astype(jnp.uint32) << low
+            for part, (low, some) in zip(parts, _pieces(width), strict=True)
+        ),
+        start=jnp.zeros(count, jnp.uint32),
+    )
+
+
+def _pieces(width: int) -> list[tuple[int, int]]:
+    """The bytes that numbers of so many bits are cut into: where each begins, and its bits."""
+    return [(low, min(8, width - low)) for low in range(0, width, 8)]
 
 
 # Eight codes of `width` bits fill `width` bytes exactly. The k-th code of every group comes from

@@ -1,0 +1,113 @@
+"""Clipping and Gaussian noise, for differential privacy of what clients send."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+from jaxfed.core.aggregation import is_linear
+from jaxfed.core.channel.base import Channel
+
+
+class _Gaussian(Channel):
+    clip: float = eqx.field(static=True)
+    noise_multiplier: float = eqx.field(static=True)
+    clients: int = eqx.field(static=True)
+
+    @property
+    def private(self):
+        return True
+
+    def check(self, clients, participants, rules):
+        if self.clients == 1:
+            return
+        if participants != self.clients:
+            taking_part = "a varying number" if participants is None else participants
+            raise ValueError(
+                f"channel: its noise is shared by {self.clients} clients, and {taking_part} take "
+                "part in each round"
+            )
+        weights = clients.weights
+        if not is_linear(rules) or not (isinstance(weights, Tracer) or _equal(weights)):
+            raise ValueError(
+                "channel: noise that clients share needs a sum, or a mean with equal weights "
+                "(Clients with weights='equal'); use clients=1"
+            )
+
+    def memory(self, message):
+        del message
+        return ()
+
+    def encode(self, key, message, memory):
+        refuse_whole_numbers(message)
+        leaves, structure = jax.tree.flatten(message)
+        square = sum((jnp.sum(leaf**2) for leaf in leaves), start=jnp.float32(0))
+        tiny = jnp.finfo(square.dtype).tiny
+        factor = jnp.minimum(1, self.clip / jnp.sqrt(jnp.maximum(square, tiny)))
+        deviation = self.clip * self.noise_multiplier / self.clients**0.5
+        hidden = [
+            leaf * factor.astype(leaf.dtype)
+            + deviation * jax.random.normal(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(structure, hidden), memory
+
+    def decode(self, payload):
+        return payload
+
+    def receive(self, decoded, memory):
+        return decoded, memory
+
+
+def _equal(weights: Array) -> bool:
+    return bool(np.ptp(weights) <= 1e-5 * np.max(weights))
+
+
+def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Channel:
+    r"""Clip each message to a norm and add Gaussian noise, at the client.
+
+    A message, all its arrays together, is scaled down to Euclidean norm \(c\) if it is longer, and
+    gets noise of standard deviation \(z c / \sqrt k\) in each entry. With \(k = 1\) every single
+    message is protected, whoever sees it. With more, only the sum of k of them carries noise of
+    \(z c\). That is less noise by far, but protects against nobody who sees single messages: use it
+    as the `inner` of `secure_sum`, or with a server that is trusted to look at sums alone.
+    `jaxfed.privacy.epsilon` says what \(z\) guarantees over the rounds.
+
+    An uplink only; what is sent before the rounds would be in the clear, so that algorithms that
+    do so are refused: give those a warm start. The noise is that of floating-point numbers and of
+    a generator for simulations.
+
+    Args:
+        clip: \(c\), for the message before it is weighted.
+        noise_multiplier: \(z\), per round.
+        clients: k, how many share the noise: the number of those who take part in each round.
+            Their weights must be equal, which is only looked at outside of compiled functions.
+
+    Raises:
+        ValueError: for a clip or a multiplier that is not a positive number, or a number of clients
+            that is not positive and whole.
+
+    Source: Dwork & Roth (2014), Appendix A; McMahan, Ramage, Talwar & Zhang (2018), Learning
+    differentially private recurrent language models.
+    """
+    for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
+            raise ValueError(f"{name}: wanted a positive number, got {value!r}")
+    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+        raise ValueError(f"clients: wanted a positive whole number, got {clients!r}")
+    return _Gaussian(float(clip), float(noise_multiplier), clients)
+
+
+def refuse_whole_numbers(message: PyTree) -> None:
+    """Refuse messages that could not be hidden entirely.
+
+    Raises:
+        ValueError: for arrays that are not of floating-point numbers.
+    """
+    for leaf in jax.tree.leaves(message):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"channel: it hides floating-point numbers only, the message has {leaf.dtype}"
+            )

@@ -1,0 +1,235 @@
+"""Secure aggregation: messages under masks that only cancel in the sum over all clients."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, Key, PyTree, UInt8, UInt32
+
+from jaxfed.core.aggregation import is_linear
+from jaxfed.core.channel.base import Channel, lossless
+from jaxfed.core.channel.compression import chances, pack_wide, unpack_wide
+from jaxfed.core.channel.noise import refuse_whole_numbers
+
+
+class _Masked(eqx.Module):
+    """One array's payload; shape and type are known to both ends."""
+
+    packed: UInt8[Array, " bytes"]
+    shape: tuple[int, ...] = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+
+
+class _Residues(eqx.Module):
+    """Whole numbers of which only the remainders modulo a power of two count."""
+
+    values: Array
+    dtype: np.dtype = eqx.field(static=True)
+
+
+class _Memory(NamedTuple):
+    inner: PyTree
+    position: Int[Array, ""]
+    share: PyTree[Float[Array, ""]]
+    secret: UInt32[Array, "2"]
+    round: Int[Array, ""]
+
+
+class _SecureSum(Channel):
+    inner: Channel
+    clients: int = eqx.field(static=True)
+    bits: int = eqx.field(static=True)
+    bound: float = eqx.field(static=True)
+    neighbours: int | None = eqx.field(static=True)
+
+    @property
+    def private(self):
+        return True
+
+    @property
+    def adds_up(self):
+        return True
+
+    @property
+    def levels(self) -> int:
+        """The largest whole number of one client: that many of them do not overflow the sum."""
+        return (2 ** (self.bits - 1) - 1) // self.clients
+
+    def check(self, clients, participants, rules):
+        if len(clients) != self.clients:
+            raise ValueError(
+                f"channel: its masks are for {self.clients} clients, there are {len(clients)}"
+            )
+        if participants != self.clients:
+            raise ValueError(
+                "participation: masks only cancel if every client takes part in each round; "
+                "use everybody()"
+            )
+        if not is_linear(rules):
+            raise ValueError(
+                "channel: masked messages can be added up and in no other way aggregated, as this "
+                "algorithm needs it"
+            )
+        self.inner.check(clients, participants, rules)
+
+    def memory(self, message):
+        blank = jax.tree.map(lambda x: jnp.zeros((), x.dtype), message)
+        nowhere = jnp.zeros((), jnp.int32)
+        secret = jnp.zeros(2, jnp.uint32)
+        return _Memory(self.inner.memory(message), nowhere, blank, secret, nowhere)
+
+    def seated(self, memory, seat):
+        return memory._replace(
+            inner=self.inner.seated(memory.inner, seat),
+            position=seat.position.astype(jnp.int32),
+            share=seat.share,
+            secret=jax.random.bits(seat.secret, (2,), jnp.uint32),
+        )
+
+    def encode(self, key, message, memory):
+        refuse_whole_numbers(message)
+        inner_key, key = jax.random.split(key)
+        payload, inner = self.inner.encode(inner_key, message, memory.inner)
+        terms, structure = jax.tree.flatten(self.inner.decode(payload))
+        shares = structure.flatten_up_to(memory.share)
+        pairs = jax.random.wrap_key_data(memory.secret, impl="threefry2x32")
+        pairs = jax.random.fold_in(pairs, memory.round)
+        masked = []
+        for i, (term, share) in enumerate(zip(terms, shares, strict=True)):
+            number = self._rounded(jax.random.fold_in(key, i), share * term)
+            number += self._mask(jax.random.fold_in(pairs, i), memory.position, term.size)
+            # Who only fills up a device sends nothing, and nobody has a mask against it.
+            number = jnp.where(memory.position < self.clients, number, 0)
+            packed = pack_wide(number, self.bits)
+            masked.append(_Masked(packed, term.shape, np.dtype(term.dtype)))
+        memory = memory._replace(inner=inner, round=memory.round + 1)
+        return jax.tree.unflatten(structure, masked), memory
+
+    def decode(self, payload):
+        def residues(x):
+            values = unpack_wide(x.packed, int(np.prod(x.shape)), self.bits)
+            return _Residues(values.reshape(x.shape), x.dtype)
+
+        return jax.tree.map(residues, payload, is_leaf=_is(_Masked))
+
+    def receive(self, decoded, memory):
+        unit = self.bound / self.levels
+
+        def told(x):
+            # Remainders above the half stand for negative numbers; x.values may be of 64 bits.
+            left = 32 - self.bits
+            top = x.values.astype(jnp.uint32) << left
+            signed = lax.bitcast_convert_type(top, jnp.int32) >> left
+            return signed.astype(x.dtype) * jnp.asarray(unit, x.dtype)
+
+        total = jax.tree.map(told, decoded, is_leaf=_is(_Residues))
+        message, inner = self.inner.receive(total, memory.inner)
+        return message, memory._replace(inner=inner)
+
+    def _rounded(self, key: Key[Array, ""], term: Array) -> UInt32[Array, " n"]:
+        """A client's part of the sum in whole numbers up to `levels`, unbiased."""
+        flat = jnp.clip(term.reshape(-1), -self.bound, self.bound)
+        scaled = flat * jnp.asarray(self.levels / self.bound, flat.dtype)
+        number = jnp.floor(scaled + chances(key, flat.size)).astype(jnp.int32)
+        # Large numbers of single precision round, and must not exceed what the sum has room for.
+        number = jnp.clip(number, -self.levels, self.levels)
+        return lax.bitcast_convert_type(number, jnp.uint32)
+
+    def _mask(
+        self, key: Key[Array, ""], position: Int[Array, ""], size: int
+    ) -> UInt32[Array, " n"]:
+        """The sum of this client's masks: what it adds, its partner subtracts."""
+        reach = (self.neighbours or self.clients) // 2
+
+        def pair(first, second):
+            own = jax.random.fold_in(jax.random.fold_in(key, first), second)
+            return jax.random.bits(own, (size,), jnp.uint32)
+
+        def step(mask, distance):
+            after = (position + distance) % self.clients
+            before = (position - distance) % self.clients
+            return mask + pair(position, after) - pair(before, position), None
+
+        return lax.scan(step, jnp.zeros(size, jnp.uint32), jnp.arange(1, reach + 1))[0]
+
+
+def _is(kind: type):
+    return lambda x: isinstance(x, kind)
+
+
+def secure_sum(
+    clients: int,
+    *,
+    bits: int,
+    bound: float,
+    neighbours: int | None = None,
+    inner: Channel | None = None,
+) -> Channel:
+    r"""Pairwise masks: the server can tell the sum of all messages, and nothing else.
+
+    A client's part of the aggregate, its message times its share of a mean or once for a sum, is
+    rounded at random, without bias, to multiples of \(B / L\), and becomes a whole number modulo
+    \(2^b\). To it each client adds, for each of its partners, random numbers that it shares with
+    that partner alone and that the partner subtracts. A masked message is uniformly distributed;
+    in the sum all masks cancel exactly, whatever the backend. With
+    \(L = \lfloor (2^{b-1} - 1) / m \rfloor\) for m clients no sum overflows.
+
+    An uplink only, for sums and means. All clients must take part in every round: who drops out
+    takes its masks along. What is sent before the rounds would be in the clear, so that algorithms
+    that do so are refused: give those a warm start. The pairs' seeds stand for a key agreement;
+    here they come from the run's key, and the generator is one for simulations. Each run needs its
+    own key: masks that are used twice cancel in the difference of two messages. The history's
+    diagnostics are the experimenter's; no server has them.
+
+    Args:
+        clients: m, how many there are.
+        bits: b, of each number, 2 to 32.
+        bound: B, the largest magnitude of an entry of a client's part of the aggregate, known to
+            all; entries beyond are clipped. For a mean over m clients of equal weights, that is a
+            bound on the messages over m.
+        neighbours: how many partners a client has, an even number; the clients stand in a ring,
+            half the partners on either side. Each costs as many random numbers as a message has
+            entries. All others by default. A client's message is safe as long as one of its
+            partners does not collude with the server.
+        inner: what a message goes through before it is masked, such as `gaussian(...,
+            clients=clients)`; nothing by default.
+
+    Returns:
+        The channel; a payload is the masked numbers, packed at b bits.
+
+    Raises:
+        ValueError: for fewer than two clients, bits outside their range or too few for that many
+            clients, a bound that is not a positive number, an unfit number of neighbours, or an
+            inner channel with memory at both ends.
+
+    Source: Bonawitz et al. (2017), Practical secure aggregation for privacy-preserving machine
+    learning, Section 4; with few neighbours, Bell, Bonawitz, Gascon, Lepoint & Raykova (2020).
+    """
+    for name, value, least in (("clients", clients, 2), ("bits", bits, 2)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
+    if bits > 32:
+        raise ValueError(f"bits: wanted at most 32, got {bits}")
+    if 2 ** (bits - 1) - 1 < clients:
+        raise ValueError(
+            f"bits: a sum over {clients} clients may overflow {bits} bits; "
+            f"wanted at least {int(clients).bit_length() + 1}"
+        )
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < np.inf:
+        raise ValueError(f"bound: wanted a positive number, got {bound!r}")
+    if neighbours is not None and (
+        not isinstance(neighbours, int) or neighbours % 2 or not 2 <= neighbours < clients
+    ):
+        raise ValueError(
+            f"neighbours: wanted an even number of at least 2 and below {clients}, "
+            f"got {neighbours!r}"
+        )
+    inner = lossless() if inner is None else inner
+    if not isinstance(inner, Channel) or inner.cumulative or inner.adds_up:
+        raise ValueError(
+            f"inner: wanted a channel without memory at both ends, such as gaussian, got {inner!r}"
+        )
+    return _SecureSum(inner, clients, bits, float(bound), neighbours)

@@ -1,0 +1,46 @@
+"""The table of algorithms and channels has a row for everything that is exported."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+import jaxfed as jf
+
+
+@pytest.fixture
+def table(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "bench")
+    return importlib.import_module("channel_table")
+
+
+def test_every_exported_algorithm_has_a_row(table):
+    exported = {
+        value
+        for package in (jf.pca, jf.gcca)
+        for value in vars(package).values()
+        if isinstance(value, type) and issubclass(value, jf.Algorithm)
+    }
+    missing = sorted(kind.__name__ for kind in exported - table.CASES.keys())
+    assert not missing, f"add an entry for {', '.join(missing)} to CASES in bench/channel_table.py"
+    assert all(isinstance(case.make(), kind) for kind, case in table.CASES.items())
+
+
+def test_cells_say_what_it_costs_and_whether_it_converges(table):
+    exact = table.Outcome(2.0, 1000.0)
+    cell = table._cell
+    assert cell(table.Outcome(2.01, 100.0), exact) == "0.100"
+    assert cell(table.Outcome(1.9, 100.0), exact) == "(0.100: 0.05 off)"
+    assert cell(table.Outcome(float("nan"), 100.0), exact) == "(0.100: diverges)"
+    assert cell(table.Outcome(0.0, 0.0, refusal="channel: no"), exact) == "refused"
+    assert cell(exact, table.Outcome(2.0, 0.0)) == "no rounds"
+
+
+def test_rows_are_runs(table):
+    kinds = (jf.pca.SubspaceIteration, jf.gcca.MVLSA)
+    names = ("diff. 4 bits", "masks, 20 bits")
+    power, one_shot = table.rows(kinds, names, rounds=60)
+    assert power["algorithm"] == "SubspaceIteration" and one_shot["algorithm"] == "MVLSA"
+    assert power["diff. 4 bits"] == f"{(4 + 32 / 90) / 32:.3f}"
+    assert float(power["masks, 20 bits"]) == pytest.approx((20 / 32 + 1) / 2, abs=1e-3)
+    assert (one_shot["diff. 4 bits"], one_shot["masks, 20 bits"]) == ("no rounds", "refused")

@@ -1,0 +1,191 @@
+"""Clipping, noise, and what they guarantee."""
+
+import functools
+import sys
+
+import dp_accounting as dp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import jaxfed as jf
+from jaxfed import privacy
+
+FEATURES, CLIENTS = 6, 5
+LOSSLESS = jf.channel.lossless()
+
+
+def draw(**options):
+    rng = np.random.default_rng(0)
+    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
+    arrays = [(rng.normal(size=(n, FEATURES)) * scales) for n in (20, 12, 15, 30, 9)]
+    return jf.Clients.from_samples([x.astype(np.float32) for x in arrays], **options)
+
+
+def test_messages_are_clipped_as_a_whole(key):
+    message = {"a": jnp.full((3, 4), 2.0), "b": jnp.float32(-4)}  # of norm 8
+    for clip, factor in ((2.0, 0.25), (100.0, 1.0)):
+        channel = jf.channel.gaussian(clip, 1e-6)
+        payload, _ = channel.encode(key, message, channel.memory(message))
+        for part, given in zip(jax.tree.leaves(message), jax.tree.leaves(payload), strict=True):
+            np.testing.assert_allclose(given, factor * part, atol=1e-3)
+            assert given.dtype == part.dtype
+    nothing, _ = jf.channel.gaussian(1.0, 1e-6).encode(key, {"a": jnp.zeros(3)}, ())
+    np.testing.assert_allclose(nothing["a"], 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_noise_is_what_it_says(clients, key):
+    channel = jf.channel.gaussian(0.5, 3.0, clients=clients)
+
+    @jax.jit
+    def total(key):
+        keys = jax.random.split(key, clients)
+        noisy = jax.vmap(lambda key: channel.encode(key, jnp.zeros(20_000), ())[0])(keys)
+        return noisy.sum(0)
+
+    first, second = total(key), total(jax.random.key(1))
+    for noise in (first, second):
+        # The standard deviation of so many draws is right to half a percent.
+        np.testing.assert_allclose(noise.std(), 1.5, rtol=0.02)
+        np.testing.assert_allclose(noise.mean(), 0, atol=0.05)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
+
+
+def test_a_run_with_little_noise_is_nearly_the_run(key):
+    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
+    start = jf.Personalized(jnp.eye(FEATURES, 2), jnp.zeros((CLIENTS, FEATURES, 0)))
+    run = functools.partial(
+        jf.fit, algorithm, clients, rounds=20, key=key, warm_start=start,
+        participation=jf.participation.uniform(3),
+    )  # fmt: skip
+    wanted = run().history["objective"]
+    noisy = [
+        run(channel=(jf.channel.gaussian(2.0, z, clients=3), LOSSLESS)).history["objective"]
+        for z in (1e-4, 0.3)
+    ]
+    np.testing.assert_allclose(noisy[0], wanted, rtol=1e-3)
+    assert np.abs(noisy[1] - wanted).max() > 10 * np.abs(noisy[0] - wanted).max()
+
+
+def test_noise_under_masks(key):
+    """The server sees neither a message nor, in the sum, less than all of the noise."""
+    clients, power = draw(), jf.pca.SubspaceIteration(2)
+    noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
+    channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1000.0, inner=noise)
+    heard = privacy.record(power, clients, rounds=40, key=key, channel=(channel, LOSSLESS))
+    matrices = [privacy.client_matrix(clients, i) for i in range(CLIENTS)]
+    clipped = 0
+    for matrix in matrices:
+        products = matrix @ heard.received
+        lengths = np.linalg.norm(products, axis=(1, 2), keepdims=True)
+        clipped = clipped + products * np.minimum(1, 5 / lengths)
+    np.testing.assert_allclose((heard.total - clipped).std(), 5 * 2, rtol=0.15)
+    with pytest.raises(ValueError, match=r"^channel: its noise is shared by 3 clients, and 5 take"):
+        few = jf.channel.gaussian(5.0, 2.0, clients=3)
+        channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=9.0, inner=few)
+        jf.fit(power, clients, rounds=1, key=key, channel=(channel, LOSSLESS))
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: jf.channel.gaussian(0, 1.0), "clip"),
+        (lambda: jf.channel.gaussian(float("inf"), 1.0), "clip"),
+        (lambda: jf.channel.gaussian(1.0, -1.0), "noise_multiplier"),
+        (lambda: jf.channel.gaussian(1.0, float("nan")), "noise_multiplier"),
+        (lambda: jf.channel.gaussian(1.0, 1.0, clients=0), "clients"),
+        (lambda: jf.channel.gaussian(1.0, 1.0, clients=2.0), "clients"),
+        (lambda: privacy.epsilon(0, 1, delta=1e-5), "noise_multiplier"),
+        (lambda: privacy.epsilon(1.0, 0, delta=1e-5), "rounds"),
+        (lambda: privacy.epsilon(1.0, 1, delta=0), "delta"),
+        (lambda: privacy.epsilon(1.0, 1, delta=1), "delta"),
+        (lambda: privacy.noise_multiplier(0, 1, delta=1e-5), "epsilon"),
+        (lambda: privacy.noise_multiplier(float("inf"), 1, delta=1e-5), "epsilon"),
+        (lambda: privacy.noise_multiplier(1.0, 1, delta=0.0), "delta"),
+        (lambda: privacy.epsilon(1.0, 1, delta=0.1, participants=3), "participants, clients"),
+        (
+            lambda: privacy.epsilon(1.0, 1, delta=0.1, participants=3, clients=2),
+            "participants, clients",
+        ),
+        (lambda: privacy.epsilon(1.0, 1, delta=0.1, adjacency="remove"), "adjacency"),
+        (
+            lambda: privacy.epsilon(
+                1.0, 1, delta=0.1, participants=2, clients=3, adjacency="zero_out"
+            ),
+            "adjacency",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(make, argument):
+    with pytest.raises(ValueError, match=rf"^{argument}: wanted .*got"):
+        make()
+
+
+def test_what_shared_noise_cannot_serve_is_refused(key):
+    run = functools.partial(jf.fit, rounds=1, key=key)
+    power, shared = jf.pca.SubspaceIteration(2), jf.channel.gaussian(1.0, 1.0, clients=CLIENTS)
+    with pytest.raises(ValueError, match=r"^channel: .*shared by 5 clients, and 2 take part"):
+        run(power, draw(), channel=(shared, LOSSLESS), participation=jf.participation.uniform(2))
+    varying = jf.participation.mask(np.eye(CLIENTS, dtype=bool))
+    with pytest.raises(ValueError, match=r"^channel: .*a varying number take part"):
+        run(power, draw(), channel=(shared, LOSSLESS), participation=varying)
+    for algorithm, clients in (
+        (power, draw(weights="samples")),
+        (jf.pca.LocalPower(2, alignment="sign"), draw()),
+    ):
+        with pytest.raises(ValueError, match=r"^channel: .*needs a sum, or a mean with equal w"):
+            run(algorithm, clients, channel=(shared, LOSSLESS))
+    alone = jf.channel.gaussian(1.0, 1.0)
+    with pytest.raises(ValueError, match=r"^channel: .*Pooled sends 672 bits in the clear"):
+        run(jf.pca.Pooled(2), draw(), channel=(alone, LOSSLESS))
+    with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
+        run(power, draw(), channel=alone)
+    # Every message alone has its noise, whatever becomes of it.
+    start = jf.Personalized(jnp.eye(FEATURES, 1), jnp.zeros((CLIENTS, FEATURES, 0)))
+    run(
+        jf.pca.PerPCA(1, 1, step_size=0.1), draw(weights="samples"), warm_start=start,
+        channel=(alone, LOSSLESS), participation=varying,
+    )  # fmt: skip
+
+
+# --- the account ---------------------------------------------------------------------------------
+
+
+def delta_of(epsilon, multiplier):
+    """Balle & Wang (2018), Theorem 8, of sensitivity one."""
+    half, ratio = 1 / (2 * multiplier), epsilon * multiplier
+    return norm.cdf(half - ratio) - np.exp(epsilon) * norm.cdf(-half - ratio)
+
+
+@pytest.mark.parametrize(("multiplier", "rounds"), [(1.3, 1), (4.0, 10), (60.0, 1000)])
+def test_where_all_take_part_it_is_exact(multiplier, rounds):
+    for adjacency, distance in (("replace", 2), ("zero_out", 1)):
+        epsilon = privacy.epsilon(multiplier, rounds, delta=1e-5, adjacency=adjacency)
+        effective = multiplier / distance / rounds**0.5
+        np.testing.assert_allclose(delta_of(epsilon, effective), 1e-5, rtol=1e-6)
+        back = privacy.noise_multiplier(epsilon, rounds, delta=1e-5, adjacency=adjacency)
+        np.testing.assert_allclose(back, multiplier, rtol=1e-6)
+
+
+def test_with_a_draw_it_is_that_of_dp_accounting():
+    options = {"delta": 1e-5, "participants": 10, "clients": 100}
+    epsilon = privacy.epsilon(4.0, 20, **options)
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    event = dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(2.0))
+    accountant.compose(event, 20)
+    assert epsilon == accountant.get_epsilon(1e-5) < privacy.epsilon(4.0, 20, delta=1e-5) / 4
+    # Never worse than to take part always, where the bound is loose.
+    assert privacy.epsilon(5e3, 1, **options) == privacy.epsilon(5e3, 1, delta=1e-5)
+    needed = privacy.noise_multiplier(epsilon, 20, **options)
+    assert 4.0 * (1 - 1e-6) <= needed <= 4.0 * 1.0011
+    everybody = options | {"participants": 100}
+    assert privacy.epsilon(4.0, 20, **everybody) == privacy.epsilon(4.0, 20, delta=1e-5)
+
+
+def test_without_the_package_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"dp_accounting is needed.*'jaxfed\[privacy\]'"):
+        privacy.epsilon(1.0, 1, delta=1e-5)

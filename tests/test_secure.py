@@ -1,0 +1,225 @@
+"""Masks that cancel exactly in the sum, and leave nothing to see in any single message."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed import privacy
+from jaxfed.core.channel.compression import pack_wide, unpack_wide
+
+FEATURES, CLIENTS, ROUNDS = 6, 5, 12
+LOSSLESS = jf.channel.lossless()
+
+
+def draw(dtype=np.float32, **options):
+    rng = np.random.default_rng(0)
+    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
+    return jf.Clients.from_samples(
+        [(rng.normal(size=(n, FEATURES)) * scales).astype(dtype) for n in (20, 12, 15, 30, 9)],
+        **options,
+    )
+
+
+def masks(**options):
+    return jf.channel.secure_sum(CLIENTS, **{"bits": 24, "bound": 600.0} | options)
+
+
+def exchange(channel, messages, key, shares=None):
+    """What the server decodes from each client's payload, and what the sum of it tells."""
+    shares = jnp.ones(len(messages)) if shares is None else shares
+
+    def one(seat, share, message, key):
+        place = jf.channel.Seat(seat, {"x": share}, jax.random.key(7))
+        memory = channel.seated(channel.memory({"x": message}), place)
+        payload, _ = channel.encode(key, {"x": message}, memory)
+        return channel.decode(payload)
+
+    keys = jax.random.split(key, len(messages))
+    sent = jax.vmap(one)(jnp.arange(len(messages)), shares, messages, keys)
+    added = jax.tree.map(lambda x: x.sum(0), sent)
+    told, _ = channel.receive(added, channel.memory({"x": messages[0]}))
+    return sent["x"].values, told["x"]
+
+
+compiled = jax.jit(exchange)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 13, 24, 32])
+def test_packing_of_wide_numbers(width):
+    numbers = np.random.default_rng(0).integers(0, 2**width, 21).astype(np.uint32)
+    packed = pack_wide(jnp.asarray(numbers), width)
+    pieces = [min(8, width - low) for low in range(0, width, 8)]
+    assert packed.nbytes == sum(-(-21 * piece // 8) for piece in pieces)
+    np.testing.assert_array_equal(unpack_wide(packed, 21, width), numbers)
+
+
+@pytest.mark.parametrize(
+    ("clients", "bits", "neighbours"),
+    [(2, 3, None), (6, 13, 2), (7, 32, 4)],
+)
+def test_masks_cancel_to_the_bit(clients, bits, neighbours, key, monkeypatch):
+    # A unit of one, so that compilers have no products to round differently.
+    bound = float((2 ** (bits - 1) - 1) // clients)
+    channel = jf.channel.secure_sum(clients, bits=bits, bound=bound, neighbours=neighbours)
+    messages = bound / 2 * jax.random.normal(key, (clients, 50))
+    masked, told = map(np.asarray, compiled(channel, messages, key))
+    monkeypatch.setattr(type(channel), "_mask", lambda *_: jnp.uint32(0))
+    again = jax.jit(lambda *arguments: exchange(*arguments))  # compiled anew
+    bare, _ = map(np.asarray, again(channel, messages, key))
+    assert masked.dtype == bare.dtype == jnp.uint32
+    assert (masked != bare).mean() >= 1 - 2.0 ** (2 - bits)
+    np.testing.assert_array_equal(masked.sum(0) % 2**bits, bare.sum(0) % 2**bits)  # of 64 bits
+    wanted = np.asarray(messages, np.float64).clip(-bound, bound).sum(0)
+    np.testing.assert_allclose(told, wanted, rtol=1e-6, atol=clients + 1e-6 * bound)
+
+
+def test_masks_cancel_on_every_backend(key):
+    """Five clients: on four devices some are only there to fill up."""
+    channel, messages = masks(bound=3.0), jax.random.normal(key, (CLIENTS, 40))
+
+    def work(_, own):
+        seat, message, key = own
+        place = jf.channel.Seat(seat, {"x": jnp.float32(1)}, jax.random.key(7))
+        memory = channel.seated(channel.memory({"x": message}), place)
+        payload, _ = channel.encode(key, {"x": message}, memory)
+        return {"sum": channel.decode(payload), "max": (), "stack": (), "gram": ()}, ()
+
+    keys = jax.random.split(key, CLIENTS)
+    _, wanted = compiled(channel, messages, key)
+    for backend in (jf.backend.chunked(2), jf.backend.pmap(4), jf.backend.shard(4)):
+        filled = jnp.arange(CLIENTS + -CLIENTS % backend.multiple)
+        own = (filled, messages[filled % CLIENTS], keys[filled % CLIENTS])
+        added, _ = jax.jit(lambda own, b=backend: b.map_reduce(work, (), own))(own)
+        told, _ = channel.receive(added["sum"], channel.memory({"x": messages[0]}))
+        np.testing.assert_array_equal(told["x"], wanted)
+
+
+@pytest.mark.parametrize(("clients", "bits"), [(3, 3), (100, 32), (100, 9)])
+def test_no_sum_overflows(clients, bits, key):
+    """Whatever clients send, also all the most there is, and beyond."""
+    channel = jf.channel.secure_sum(clients, bits=bits, bound=0.7, neighbours=2)
+    ends = jnp.tile(jnp.asarray([0.7, -0.7, 1e9, -jnp.inf]), (clients, 1))
+    _, told = compiled(channel, ends, key)
+    np.testing.assert_allclose(told, 0.7 * clients * np.array([1, -1, 1, -1]), rtol=1e-5)
+    assert channel.levels * clients < 2 ** (bits - 1)
+
+
+def test_the_sum_is_unbiased(key):
+    channel = jf.channel.secure_sum(3, bits=5, bound=1.0)
+    messages = jnp.asarray([[0.31, -0.9], [0.01, 0.5], [0.77, -0.2]])
+    shares = jnp.asarray([0.5, 0.3, 0.2])
+    run = jax.jit(jax.vmap(lambda key: exchange(channel, messages, key, shares)[1]))
+    told = np.asarray(run(jax.random.split(key, 20_000)), np.float64)
+    error = told.std(axis=0) / np.sqrt(len(told))
+    assert (np.abs(told.mean(axis=0) - shares @ messages) < 4 * error + 1e-6).all()
+
+
+def test_what_masks_cost(key):
+    channel = jf.channel.secure_sum(8, bits=20, bound=1.0)
+    message = {"frame": jnp.ones((50, 4)), "one": jnp.float32(2)}
+    payload, _ = jax.jit(channel.encode)(key, message, channel.memory(message))
+    assert jf.channel.bits(payload) == 8 * len(jf.channel.to_bytes(payload)) == 20 * 200 + 24
+
+
+@functools.partial(jax.jit, static_argnames="rounds")
+def solve(algorithm, clients, channel, start=None, backend=None, rounds=ROUNDS):
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel,
+        warm_start=start, backend=backend or jf.backend.vmap(),
+    )  # fmt: skip
+
+
+def test_a_run_under_masks_is_the_run(x64):
+    """Of weighted means and of several arrays; masks differ from round to round."""
+    clients = draw(np.float64, weights=[1, 2, 0, 3, 4])
+    start = jf.Personalized(jnp.eye(FEATURES, 2), jnp.zeros((CLIENTS, FEATURES, 0)))
+    algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
+    wanted = solve(algorithm, clients, LOSSLESS, start)
+    given = solve(algorithm, clients, (masks(bits=32, bound=1.0), LOSSLESS), start)
+    np.testing.assert_allclose(given.result.shared, wanted.result.shared, atol=1e-7)
+    np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-7)
+    wanted = 32 * 12 * np.arange(1, ROUNDS + 1)
+    np.testing.assert_allclose(given.history["bits_up"], wanted, rtol=1e-15)
+
+
+def test_few_bits_are_enough_for_a_sum():
+    algorithm, clients = jf.pca.SubspaceIteration(2), draw()
+    wanted = solve(algorithm, clients, LOSSLESS)
+    channel = (masks(bits=18, neighbours=2), LOSSLESS)
+    given = solve(algorithm, clients, channel, backend=jf.backend.shard(4))
+    np.testing.assert_allclose(
+        given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-3
+    )
+
+
+def test_attacks_see_uniform_numbers(key, x64):
+    rng = np.random.default_rng(1)
+    clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 40, 24)) * 1.1 ** -np.arange(24))
+    algorithm, rounds = jf.pca.SubspaceIteration(4), 12
+    record = functools.partial(privacy.record, algorithm, clients, rounds=rounds, key=key, client=1)
+    secret, bits, bound = privacy.client_matrix(clients, 1), 32, 200.0
+    open_, hidden = record(), record(channel=(masks(bits=bits, bound=bound), LOSSLESS))
+    assert privacy.linear_attack(open_, secret).min() < 1e-6
+    assert privacy.linear_attack(hidden, secret, calibrated=True).min() > 0.8
+    # The sum is what it was, and the same guess can be made from it.
+    np.testing.assert_allclose(hidden.total[0], open_.total[0], atol=1e-5)
+    guess = privacy.public_guess(clients, 1)
+    assert privacy.linear_attack(hidden, secret, summed=True, calibrated=True).min() > 0.9 * guess
+
+    scaled = hidden.sent.ravel() / (bound / ((2 ** (bits - 1) - 1) // CLIENTS) * 2**bits) + 0.5
+    counts, _ = np.histogram(scaled, bins=16, range=(0, 1))
+    assert counts.sum() == scaled.size == rounds * 24 * 4
+    assert ((counts - scaled.size / 16) ** 2 / (scaled.size / 16)).sum() < 37.7  # 0.1 % of chance
+    assert len(np.unique(scaled)) == scaled.size  # no mask twice
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"clients": 1}, "clients"),
+        ({"clients": 2.0}, "clients"),
+        ({"bits": 1}, "bits"),
+        ({"bits": 33}, "bits"),
+        ({"clients": 4, "bits": 3}, "bits: a sum over 4 clients may overflow"),
+        ({"clients": 128, "bits": 8}, "bits: a sum over 128 clients may overflow"),
+        ({"bound": 0}, "bound"),
+        ({"bound": float("inf")}, "bound"),
+        ({"neighbours": 3}, "neighbours"),
+        ({"neighbours": 6}, "neighbours"),
+        ({"neighbours": 0}, "neighbours"),
+        ({"inner": jf.channel.difference(jf.channel.quantize(3))}, "inner"),
+        ({"inner": "noise"}, "inner"),
+    ],
+)
+def test_bad_settings_are_refused(options, argument):
+    options = {"clients": 6, "bits": 8, "bound": 1.0} | options
+    with pytest.raises(ValueError, match=rf"^{argument}.*(got|wanted)"):
+        jf.channel.secure_sum(options.pop("clients"), **options)
+    assert jf.channel.secure_sum(127, bits=8, bound=1.0).levels == 1
+
+
+def test_what_masks_cannot_serve_is_refused(key):
+    run = functools.partial(jf.fit, clients=draw(), rounds=1, key=key)
+    power, up = jf.pca.SubspaceIteration(2), (masks(), LOSSLESS)
+    with pytest.raises(ValueError, match=r"^channel: its masks are for 6 clients, there are 5"):
+        other = jf.channel.secure_sum(6, bits=20, bound=1.0)
+        run(power, channel=(other, LOSSLESS))
+    some = np.array([True, True, True, False, True])
+    for participation in (jf.participation.uniform(3), jf.participation.mask(some)):
+        with pytest.raises(ValueError, match=r"^participation: masks only cancel if every client"):
+            run(power, channel=up, participation=participation)
+    with pytest.raises(ValueError, match=r"^channel: masked messages can be added up"):
+        run(jf.pca.LocalPower(2, alignment="sign"), channel=up)
+    with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
+        run(power, channel=masks())
+    # PerPCA sends a moment for its start, and with a warm one the largest eigenvalue.
+    start = jf.Personalized(jnp.eye(FEATURES, 1), jnp.zeros((CLIENTS, FEATURES, 0)))
+    for options in ({}, {"warm_start": start}):
+        with pytest.raises(ValueError, match=r"^channel: .*PerPCA sends \d+ bits in the clear"):
+            run(jf.pca.PerPCA(1, 1), channel=up, **options)
+    with pytest.raises(ValueError, match=r"^channel: .*floating-point numbers only.*int32"):
+        masks().encode(key, {"x": jnp.arange(3)}, ())
