@@ -1,4 +1,4 @@
-"""Every exported algorithm of `jaxfed.pca` runs through one common list.
+"""Every exported algorithm of every family runs through one common list.
 
 A new algorithm is found through the package's exports; it only needs an entry in `EXAMPLES`.
 """
@@ -20,6 +20,7 @@ import jaxfed as jf
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 150
 COUNTS = (12, 9, 10, 12, 7)
+ENTITIES, WIDTHS = 9, (6, 4, 5, 6, 3)
 
 
 TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
@@ -219,6 +220,33 @@ EXAMPLES = {
         good={"": Example(lambda _: jf.pca.Local(2), (0, 0, 0))},
         refused={"rank": lambda: jf.pca.Local(1.5)},
     ),
+    # The scores of nine entities.
+    jf.gcca.MaxVar: Examples(
+        good={
+            "": Example(lambda _: jf.gcca.MaxVar(2), (18, 18, 18)),
+            "exact": Example(
+                lambda _: jf.gcca.MaxVar(2, solver="exact", ridge=0.1, proximal=0.1), (18, 18, 18)
+            ),
+            "batch": Example(
+                lambda _: jf.gcca.MaxVar(2, batch_size=5, inner_steps=2), (18, 18, 18)
+            ),
+        },
+        refused={
+            "rank": lambda: jf.gcca.MaxVar(2.0),
+            "solver": lambda: jf.gcca.MaxVar(2, solver="newton"),
+            "inner_steps": lambda: jf.gcca.MaxVar(2, inner_steps=0),
+            "batch_size": lambda: jf.gcca.MaxVar(2, solver="exact", batch_size=2),
+            "ridge": lambda: jf.gcca.MaxVar(2, ridge=-0.1),
+            "proximal": lambda: jf.gcca.MaxVar(2, proximal=float("inf")),
+        },
+    ),
+    jf.gcca.MVLSA: Examples(
+        good={"": Example(lambda _: jf.gcca.MVLSA(2, view_rank=3), (27, 0, 18))},
+        refused={
+            "rank": lambda: jf.gcca.MVLSA(0),
+            "view_rank": lambda: jf.gcca.MVLSA(2, view_rank=True),
+        },
+    ),
 }
 
 # Here a client's components are near the shared ones and not beside them.
@@ -247,7 +275,7 @@ each_algorithm = pytest.mark.parametrize(
 )
 
 
-def draw(seed=0, dtype=np.float64):
+def draw_samples(seed, dtype):
     """Clients of different lengths, each with two directions in common and two of its own."""
     rng = np.random.default_rng(seed)
     shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [3.0, 2.5]
@@ -257,6 +285,59 @@ def draw(seed=0, dtype=np.float64):
         signal = rng.normal(size=(n, 2)) @ shared.T + rng.normal(size=(n, 2)) @ own.T
         arrays.append((signal + 0.3 * rng.normal(size=(n, FEATURES))).astype(dtype))
     return jf.Clients.from_samples(arrays)
+
+
+def draw_views(seed, dtype):
+    """Views of different widths with two dimensions in common."""
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(ENTITIES, 2))
+    signals = (latent @ rng.normal(size=(2, d)) for d in WIDTHS)
+    views = [(x + 0.3 * rng.normal(size=x.shape)).astype(dtype) for x in signals]
+    return jf.gcca.Views.from_arrays(views)
+
+
+def left_over(result, samples):
+    """Of samples: what is in no component."""
+    shared, local = result
+    missed = samples - samples @ shared @ shared.T
+    return ((missed - samples @ local @ jnp.swapaxes(local, 1, 2)) ** 2).sum()
+
+
+class Family(NamedTuple):
+    """What data a family of algorithms takes."""
+
+    draw: Callable[..., jf.Clients]  # from a seed and a type
+    rows: int  # of the shared part
+    padded: int  # the axis of a client's data, counted from the end, that is padded
+    loss: Callable[..., jax.Array]  # of a result and other values
+    narrow: Callable[[], jf.Clients]
+    refusal: str  # of two components of the narrow clients
+
+
+FAMILIES = {
+    jf.pca: Family(
+        draw_samples, FEATURES, -2, left_over,
+        lambda: jf.Clients.from_samples(np.ones((CLIENTS, 4, 1), np.float32)),
+        r"rank.* do not fit into 1 features",
+    ),
+    jf.gcca: Family(
+        draw_views, ENTITIES, -1,
+        lambda result, values: ((values @ result.local - result.shared) ** 2).sum(),
+        lambda: jf.gcca.Views.from_arrays([np.ones((1, 4), np.float32)] * CLIENTS),
+        r"rank: 2 .* do not fit 1 entities",
+    ),
+}  # fmt: skip
+
+
+def family(algorithm):
+    """That of an algorithm."""
+    (found,) = [f for package, f in FAMILIES.items() if type(algorithm) in vars(package).values()]
+    return found
+
+
+def draw(algorithm, seed=0, dtype=np.float64):
+    """Clients for an algorithm."""
+    return family(algorithm).draw(seed, dtype)
 
 
 # One compiled function for all tests: what one of them compiles is there for the next.
@@ -293,7 +374,8 @@ def nothing_compiles(caplog):
 def test_every_exported_algorithm_has_examples():
     exported = {
         value
-        for value in vars(jf.pca).values()
+        for package in FAMILIES
+        for value in vars(package).values()
         if isinstance(value, type) and issubclass(value, jf.Algorithm)
     }
     missing = sorted(kind.__name__ for kind in exported - EXAMPLES.keys())
@@ -304,7 +386,8 @@ def test_every_exported_algorithm_has_examples():
 # The loop knows nothing of the algorithm: one that iterates and one that does not will do.
 @pytest.mark.parametrize("name", ["PerPCA-ranks", "OneShot-local_first"])
 def test_traced_and_driven_from_the_host_are_the_same(name, key, x64):
-    algorithm, clients = GOOD[name].make(CLIENTS), draw()
+    algorithm = GOOD[name].make(CLIENTS)
+    clients = draw(algorithm)
     traced = solve(algorithm, clients, key)
     driven = jf.fit(algorithm, clients, rounds=ROUNDS, key=key)
     assert driven.rounds == traced.rounds == ROUNDS
@@ -319,7 +402,8 @@ def test_traced_and_driven_from_the_host_are_the_same(name, key, x64):
 @pytest.mark.parametrize("name", GOOD)
 def test_bits_are_exact(name, key, x64):
     make, (first, up, down) = GOOD[name]
-    history = solve(make(CLIENTS), draw(), key).history
+    algorithm = make(CLIENTS)
+    history = solve(algorithm, draw(algorithm), key).history
     rounds = np.arange(1, ROUNDS + 1)
     # Compiled, a mean over the clients is a product with a rounded reciprocal.
     np.testing.assert_allclose(history["bits_up"], 64 * (first + up * rounds), rtol=1e-15)
@@ -329,9 +413,9 @@ def test_bits_are_exact(name, key, x64):
 
 @pytest.mark.parametrize("name", ["PerPCA-ranks", "OneShot-local_first"])
 def test_a_second_call_compiles_nothing(name, key, caplog, x64):
-    make = GOOD[name].make
-    first = make(CLIENTS), draw()
-    second = scaled(make(CLIENTS), 0.9), draw(seed=1)
+    algorithm = GOOD[name].make(CLIENTS)
+    first = algorithm, draw(algorithm)
+    second = scaled(algorithm, 0.9), draw(algorithm, seed=1)
     other = jax.random.key(7)
     solve(*first, key)
     jf.fit(*first, rounds=ROUNDS, key=key)
@@ -348,7 +432,7 @@ def test_compilation_is_seen(caplog):
 @each_algorithm
 def test_vmap_is_a_loop(make, key, x64):
     algorithms = [make(CLIENTS), scaled(make(CLIENTS), 0.8)]
-    clients, keys = [draw(0), draw(1)], jax.random.split(key)
+    clients, keys = [draw(algorithms[0], seed) for seed in (0, 1)], jax.random.split(key)
     several = jax.jit(jax.vmap(solve))(jf.stack(algorithms), jf.stack(clients), keys)
     for i, one in enumerate(map(solve, algorithms, clients, keys)):
         chosen = jax.tree.map(lambda leaf, i=i: leaf[i], essence(several))
@@ -357,18 +441,17 @@ def test_vmap_is_a_loop(make, key, x64):
 
 @each_algorithm
 def test_gradients_are_finite(make, key, x64):
-    algorithm, clients = make(CLIENTS), draw()
-    held_out = draw(seed=1).data.values
+    algorithm = make(CLIENTS)
+    clients = draw(algorithm)
+    others = draw(algorithm, seed=1).data.values
 
     @jax.jit
     @jax.grad
     def gradient(differentiated):
         algorithm, values = differentiated
         changed = eqx.tree_at(lambda c: c.data.values, clients, values)
-        shared, local = jf.rollout(algorithm, changed, rounds=5, key=key).result
-        missed = held_out - held_out @ shared @ shared.T
-        missed -= held_out @ local @ jnp.swapaxes(local, 1, 2)
-        return (missed**2).sum()
+        result = jf.rollout(algorithm, changed, rounds=5, key=key).result
+        return family(algorithm).loss(result, others)
 
     gradients = gradient((algorithm, clients.data.values))
     chex.assert_tree_all_finite(gradients)
@@ -380,7 +463,8 @@ def test_gradients_are_finite(make, key, x64):
 def test_the_data_decide_the_type(make, dtype, key):
     with jax.enable_x64(dtype != "float32"):
         wanted = jnp.dtype(dtype.split()[0])
-        solution = shapes_of(make(CLIENTS), draw(dtype=wanted), key, rounds=2)
+        algorithm = make(CLIENTS)
+        solution = shapes_of(algorithm, draw(algorithm, dtype=wanted), key, rounds=2)
         history = {k: v for k, v in solution.history.items() if not k.startswith("bits")}
         for leaf in jax.tree.leaves((solution.result, solution.server, solution.local, history)):
             assert leaf.dtype in (wanted, jnp.int32)
@@ -388,11 +472,12 @@ def test_the_data_decide_the_type(make, dtype, key):
 
 @each_algorithm
 def test_shapes_are_stable(make, key):
-    algorithm, clients = make(CLIENTS), draw()
+    algorithm = make(CLIENTS)
+    clients = draw(algorithm)
     one, three = (shapes_of(algorithm, clients, key, rounds) for rounds in (1, 3))
     chex.assert_trees_all_equal_shapes_and_dtypes(one.state, three.state)
     chex.assert_trees_all_equal_shapes_and_dtypes(one.result, three.result)
-    assert three.result.shared.shape[:1] == (FEATURES,)
+    assert three.result.shared.shape[:1] == (family(algorithm).rows,)
     assert three.result.local.shape[:2] == (CLIENTS, FEATURES)
     assert {leaf.shape for leaf in jax.tree.leaves(three.history)} == {(3,)}
     for leaf in jax.tree.leaves(three.local):
@@ -412,7 +497,9 @@ def test_components_stay_orthonormal(make, key):
 def check_orthonormal(make, dtype, tolerance, key):
     with jax.enable_x64(dtype is np.float64):
         algorithm = make(CLIENTS)
-        shared, local = solve(algorithm, draw(dtype=dtype), key).result
+        shared, local = solve(algorithm, draw(algorithm, dtype=dtype), key).result
+        if family(algorithm) is FAMILIES[jf.gcca]:
+            local = jnp.zeros((1, len(shared), 0))  # maps, not components
         for own in local:
             if isinstance(algorithm, OVERLAPPING):
                 np.testing.assert_allclose(own.T @ own, np.eye(own.shape[1]), atol=tolerance)
@@ -430,20 +517,26 @@ def check_orthonormal(make, dtype, tolerance, key):
 
 @each_algorithm
 def test_padding_and_weightless_clients_are_ignored(make, key, x64):
-    clients = draw()
+    algorithm, wider = make(CLIENTS), make(CLIENTS + 1)
+    clients, axis = draw(algorithm), family(algorithm).padded
     values, count = clients.data.values, clients.data.count
-    stranger = 5 * draw(seed=3).data.values[:1]
-    # More zero rows than the longest client needs, and one client more that weighs nothing.
-    larger = jf.Clients(
-        data=jf.Samples(
-            values=jnp.pad(jnp.concatenate([values, stranger]), ((0, 0), (0, 4), (0, 0))),
+    stranger = 5 * draw(algorithm, seed=3).data.values[:1]
+    # More zeros than the longest client needs, and one client more that weighs nothing.
+    padding = [(0, 0)] * 3
+    padding[axis] = (0, 4)
+    larger = type(clients)(
+        data=type(clients.data)(
+            values=jnp.pad(jnp.concatenate([values, stranger]), padding),
             count=jnp.append(count, count[0]),
         ),
         ids=jnp.arange(CLIENTS + 1, dtype=jnp.int32),
         weights=jnp.append(clients.weights, 0.0),
     )
-    (shared, local), objective = essence(solve(make(CLIENTS), clients, key))
-    (shared_2, local_2), objective_2 = essence(solve(make(CLIENTS + 1), larger, key))
+    (shared, local), objective = essence(solve(algorithm, clients, key))
+    (shared_2, local_2), objective_2 = essence(solve(wider, larger, key))
+    if axis == -1:
+        chex.assert_trees_all_equal(local_2[:, -4:], jnp.zeros_like(local_2[:, -4:]))
+        local_2 = local_2[:, :-4, :-4]
     chex.assert_trees_all_close(shared_2, shared, atol=1e-6)
     chex.assert_trees_all_close(local_2[:CLIENTS], local, atol=1e-6)
     chex.assert_trees_all_close(objective_2, objective, rtol=1e-6, atol=1e-9)
@@ -451,7 +544,8 @@ def test_padding_and_weightless_clients_are_ignored(make, key, x64):
 
 @every_algorithm
 def test_the_order_of_clients_does_not_matter(make, key, x64):
-    algorithm, clients = make(CLIENTS), draw()
+    algorithm = make(CLIENTS)
+    clients = draw(algorithm)
     order = np.array([3, 0, 4, 1, 2])
     (shared, local), objective = essence(solve(algorithm, clients, key))
     (shared_2, local_2), objective_2 = essence(solve(algorithm, clients.take(order), key))
@@ -468,10 +562,10 @@ def test_bad_hyperparameters_are_refused(make, argument):
 
 @every_algorithm
 def test_bad_arguments_are_refused(make, key):
-    algorithm, clients = make(CLIENTS), draw()
-    narrow = jf.Clients.from_samples(np.ones((CLIENTS, 4, 1), np.float32))
-    with pytest.raises(ValueError, match=r"rank.* do not fit into 1 features"):
-        jf.fit(algorithm, narrow, rounds=1, key=key)
+    algorithm = make(CLIENTS)
+    clients = draw(algorithm)
+    with pytest.raises(ValueError, match=family(algorithm).refusal):
+        jf.fit(algorithm, family(algorithm).narrow(), rounds=1, key=key)
     with pytest.raises(ValueError, match=r"^rounds: "):
         jf.fit(algorithm, clients, rounds=0, key=key)
     foreign = eqx.tree_at(lambda c: c.data, clients, clients.data.values)

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from PIL import Image
 
 from jaxfed.data import (
@@ -19,6 +20,7 @@ from jaxfed.data import (
     read_images,
     read_table,
     read_text,
+    read_views,
     repair_mojibake,
     strip_transcript,
 )
@@ -486,3 +488,78 @@ def test_stop_words_complete_each_other():
 def test_impossible_bags_are_refused(groups, arguments, message):
     with pytest.raises(ValueError, match=message):
         bag_of_words(groups, **arguments)
+
+
+# Views ------------------------------------------------------------------------------------------
+
+
+def test_an_archive_holds_all_views_and_what_is_not_a_view_is_passed_over(tmp_path):
+    wide, narrow = np.arange(12.0).reshape(4, 3), np.arange(4, dtype=np.uint8).reshape(4, 1)
+    np.savez(tmp_path / "all.npz", wide=wide, narrow=narrow, labels=np.arange(4))
+    for path in (tmp_path, tmp_path / "all.npz"):
+        views, names = read_views(path)
+        assert names == ["narrow", "wide"] and {view.dtype for view in views} == {np.dtype(float)}
+        np.testing.assert_array_equal(views[0], narrow)
+        np.testing.assert_array_equal(views[1], wide)
+    assert read_views(tmp_path, names=["wide", "narrow"])[1] == ["wide", "narrow"]
+
+
+def test_a_folder_holds_one_view_in_each_file(tmp_path):
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(4, 3)), rng.normal(size=(4, 2)).astype(np.float32)
+    np.savetxt(tmp_path / "view10.csv", first, delimiter=",", header="a,b,c", comments="")
+    np.save(tmp_path / "view9.npy", second)
+    (tmp_path / "notes.txt").write_text("not a view")
+    views, names = read_views(tmp_path)
+    assert names == ["view9", "view10"]
+    np.testing.assert_array_equal(views[0], second)
+    np.testing.assert_allclose(views[1], first, rtol=1e-15)
+
+
+def test_sparse_views_stay_sparse(tmp_path):
+    matrices = [scipy.sparse.random_array((6, d), density=0.3, rng=d) for d in (4, 5)]
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrices[0].tocsc())
+    scipy.sparse.save_npz(tmp_path / "b.npz", (9 * matrices[1]).astype(int).tocsr())
+    views, names = read_views(tmp_path)
+    assert names == ["a", "b"] and all(map(scipy.sparse.issparse, views))
+    np.testing.assert_array_equal(views[0].toarray(), matrices[0].toarray())
+    assert views[1].dtype == np.float64
+    scipy.sparse.save_npz(tmp_path / "b.npz", np.nan * matrices[1].tocsr())
+    with pytest.raises(ValueError, match=r"b\.npz, its non-zero values: .* nan"):
+        read_views(tmp_path)
+    np.save(tmp_path / "c.npy", np.ones((6, 2)))
+    with pytest.raises(ValueError, match="of a and c only one is sparse"):
+        read_views(tmp_path, names=["a", "c"])
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a": np.ones((4, 2)), "b": np.ones((5, 2))}, "a has 4 and b has 5"),
+        ({"a": np.ones((4, 2))}, "two views or more, found a"),
+        ({"a": np.ones((4, 2)), "b": np.ones(4)}, r"b\.npy: wanted shape"),
+        ({"a": np.ones((4, 2)), "b": np.full((4, 2), np.inf)}, r"b\.npy: the value in row 0"),
+        ({"a": np.ones((4, 2)), "b": np.ones((0, 2))}, r"b\.npy: is empty"),
+    ],
+)
+def test_unfit_views_are_refused(tmp_path, files, message):
+    for name, array in files.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    with pytest.raises(ValueError, match=message):
+        read_views(tmp_path)
+
+
+def test_views_that_are_not_there_are_told(tmp_path):
+    np.savez(tmp_path / "all.npz", a=np.ones((4, 2)), b=np.ones((4, 3)))
+    with pytest.raises(ValueError, match="holds a, b, not c"):
+        read_views(tmp_path, names=["a", "c"])
+    np.save(tmp_path / "b.npy", np.ones((4, 2)))
+    with pytest.raises(ValueError, match="holds all, b, not c"):
+        read_views(tmp_path, names=["c"])
+    with pytest.raises(ValueError, match="holds the arrays a, b"):
+        read_views(tmp_path)
+    (tmp_path / "all.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ValueError, match="not a readable archive"):
+        read_views(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_views(tmp_path / "nowhere")

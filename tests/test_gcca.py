@@ -4,12 +4,16 @@ import functools
 from typing import Any
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
+from jax.experimental.sparse import BCOO
 
 import jaxfed as jf
+from jaxfed.gcca.maxvar import _largest_eigenvalue
 from tests.references import gcca as reference
 
 RANK, ROUNDS = 2, 50
@@ -107,6 +111,36 @@ def test_optimum_is_the_closed_form_and_is_reached(x64):
     # Geometrically, and with three bits not to a floor above.
     assert distance(exact) < 1e-4 and distance(quantized) < 1e-4
     assert distance(run(clients, warm)) > 3 * distance(exact)
+
+
+def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
+    views = arrays()
+    clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
+    best = jf.gcca.optimum(clients, RANK)
+
+    @functools.partial(jax.jit, static_argnames="channel")
+    def distances(channel):
+        return jf.rollout(
+            jf.gcca.MaxVar(RANK, solver="exact"), clients, rounds=150, key=jax.random.key(3),
+            warm_start=warm, channel=channel,
+            metrics=lambda r: {"off": jf.gcca.subspace_distance(r.shared, best.shared)},
+        ).history["off"]  # fmt: skip
+
+    def rate(off, first, last):
+        return (off[last] / off[first]) ** (1 / (last - first))
+
+    # With exact maps a round is one of subspace iteration.
+    expected = best.eigenvalues[RANK] / best.eigenvalues[RANK - 1]
+    exact = distances(jf.channel.lossless())
+    np.testing.assert_allclose(rate(exact, 20, 60), expected, rtol=1e-3)
+    assert exact[-1] < 1e-9
+    # Quantized differences go on as fast, and reach what exact messages do.
+    quantized = distances(THREE_BITS)
+    np.testing.assert_allclose(rate(quantized, 20, 60), expected, rtol=2e-2)
+    assert quantized[-1] < 1e-8
+    # Without memory there is a floor, even at eight bits.
+    memoryless = distances(jf.channel.quantize(8))
+    assert memoryless[30:].max() < 0.05 and memoryless[60:].min() > 1e-4
 
 
 def test_two_bits_need_a_contraction():
@@ -207,6 +241,32 @@ def test_derivatives(x64):
     assert all(abs(x) > 1e-4 for x in found)
 
 
+def test_derivatives_by_the_views_ignore_padding(x64):
+    views = arrays()
+    clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
+    rng = np.random.default_rng(2)
+    direction = jnp.asarray(rng.normal(size=clients.data.values.shape)) * clients.data.mask[:, None]
+
+    @jax.jit
+    @jax.value_and_grad
+    def ends(step):
+        moved = eqx.tree_at(
+            lambda c: c.data.values, clients, clients.data.values + step * direction
+        )
+        exact = jf.gcca.MaxVar(RANK, solver="exact", ridge=0.1)
+        pooled = jf.gcca.optimum(moved, RANK).cost
+        one, two = (
+            jf.rollout(a, moved, rounds=n, key=jax.random.key(0), warm_start=w).result
+            for a, n, w in ((exact, 3, warm), (jf.gcca.MVLSA(RANK, view_rank=2), 1, None))
+        )
+        return pooled + jf.gcca.cost(clients, *one) + 2 * jf.gcca.cost(clients, *two)
+
+    h = 1e-5
+    numeric = (ends(h)[0] - ends(-h)[0]) / (2 * h)
+    np.testing.assert_allclose(ends(0.0)[1], numeric, rtol=1e-6)
+    assert abs(numeric) > 1e-3
+
+
 def test_random_start_is_feasible_and_ignores_padding(key):
     clients = jf.gcca.Views.from_arrays(arrays(dtype=np.float32), center=True)
     np.testing.assert_allclose(clients.data.values.mean(1), 0, atol=1e-6)
@@ -216,6 +276,122 @@ def test_random_start_is_feasible_and_ignores_padding(key):
     np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5)
     np.testing.assert_array_equal(local[0, 5:], 0)
     assert np.all(np.diff(solution.history["objective"]) < 0)
+
+
+def thinned(dtype: Any = np.float64):
+    """The views with half of their entries zero, dense and in the formats of sparse matrices."""
+    rng = np.random.default_rng(1)
+    views = [np.where(rng.random(x.shape) < 0.5, 0, x).astype(dtype) for x in arrays()]
+    formats = (scipy.sparse.csr_array, BCOO.fromdense, scipy.sparse.csc_matrix)
+    return views, [make(x) for make, x in zip(formats, views, strict=True)]
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_sparse_views_give_what_dense_ones_give(x64, center):
+    views, matrices = thinned()
+    dense = jf.gcca.Views.from_arrays(views, center=center)
+    sparse = jf.gcca.Views.from_sparse(matrices, center=center)
+    assert sparse.features == dense.features == 7 and len(sparse) == 3
+    np.testing.assert_array_equal(sparse.data.mask, dense.data.mask)
+    assert sparse.data.values.shape == (3, max(np.count_nonzero(x) for x in views))
+    assert np.all(np.diff(sparse.data.rows) >= 0)
+    warm = padded(*start(views))
+    for channel in (jf.channel.lossless(), THREE_BITS):
+        expected = run(dense, warm, channel=channel, rounds=20)
+        found = run(sparse, warm, channel=channel, rounds=20)
+        chex.assert_trees_all_close(found.result, expected.result, atol=1e-10)
+        chex.assert_trees_all_close(found.history, expected.history, atol=1e-10)
+    # The one-round start is exact where it may keep as many triples as there are.
+    one, other = (
+        jf.rollout(jf.gcca.MVLSA(RANK), x, rounds=1, key=jax.random.key(0)).result
+        for x in (dense, sparse)
+    )
+    assert jf.gcca.subspace_distance(other.shared, one.shared) < 1e-10
+    chosen = sparse.take(np.array([2, 0])).data
+    np.testing.assert_allclose(
+        jax.vmap(lambda view: view.rmv(view.mv(jnp.eye(7))))(chosen),
+        [dense.data.values[j].T @ dense.data.values[j] for j in (2, 0)],
+        atol=1e-12,
+    )
+
+
+def test_sparse_views_are_never_filled():
+    shape = (10**6, 10**6)
+    matrix = scipy.sparse.random_array(shape, density=1e-9, dtype=np.float32, rng=0)
+    views = jf.gcca.Views.from_sparse([matrix, matrix], center=True)
+    traced = jax.jit(
+        lambda views: jf.rollout(jf.gcca.MaxVar(RANK), views, rounds=2, key=jax.random.key(0))
+    ).lower(views)
+    memory = traced.compile().memory_analysis()
+    # Scores and maps, and what Lanczos keeps: less than a thousandth of one view, filled.
+    assert memory.temp_size_in_bytes < 4 * shape[0] * shape[1] / 1000
+
+
+def test_largest_eigenvalue_of_a_sparse_view(x64):
+    rng = np.random.default_rng(0)
+    x = scipy.sparse.random_array((80, 60), density=0.1, rng=rng)
+    (view,) = [jax.tree.map(lambda leaf: leaf[0], jf.gcca.Views.from_sparse([x]).data)]
+    found, slope = jax.value_and_grad(
+        lambda values: _largest_eigenvalue(eqx.tree_at(lambda v: v.values, view, values))
+    )(view.values)
+    exact = np.linalg.norm(x.toarray(), 2) ** 2 / 80
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    # It is of degree two in the values.
+    np.testing.assert_allclose(slope @ view.values, 2 * exact, rtol=1e-6)
+
+
+def test_exact_maps_are_least_squares_maps(x64):
+    views = arrays()
+    clients = jf.gcca.Views.from_arrays(views)
+    warm = padded(*start(views))
+    for ridge in (0.0, 0.3):
+        exact = jf.gcca.MaxVar(RANK, solver="exact", ridge=ridge)
+        solve = jax.jit(
+            functools.partial(jf.rollout, exact, clients, key=jax.random.key(0)),
+            static_argnames="rounds",
+        )
+        once = solve(rounds=1, warm_start=warm)
+        for found, x in zip(once.result.local, views, strict=True):
+            d = x.shape[1]
+            wanted = np.linalg.solve(
+                x.T @ x / 30 + ridge * np.eye(d), x.T @ warm.shared / np.sqrt(30)
+            )
+            np.testing.assert_allclose(found[:d], wanted, atol=1e-10)
+            np.testing.assert_array_equal(found[d:], 0)
+        best = jf.gcca.optimum(clients, RANK, ridge=ridge)
+        end = solve(rounds=60, warm_start=warm)
+        np.testing.assert_allclose(end.history["objective"][-1] * 3, best.cost, rtol=1e-10)
+        for result in (end.result, best):
+            cost = jf.gcca.cost(clients, result.shared, result.local, ridge=ridge)
+            np.testing.assert_allclose(cost, best.cost, rtol=1e-10)
+        # As far as gradient steps come in the end.
+        steps = jf.gcca.MaxVar(RANK, inner_steps=100, ridge=ridge)
+        slow = jf.rollout(steps, clients, rounds=60, key=jax.random.key(0), warm_start=warm)
+        np.testing.assert_allclose(slow.history["objective"][-1] * 3, best.cost, rtol=1e-8)
+        assert jf.gcca.subspace_distance(slow.result.shared, end.result.shared) < 1e-5
+
+
+def test_a_ridge_makes_wide_views_say_something(x64):
+    wide = [np.random.default_rng(j).normal(size=(10, 15)) for j in range(3)]
+    clients = jf.gcca.Views.from_arrays(wide)
+    assert jf.gcca.optimum(clients, RANK).cost < 1e-20
+    best = jf.gcca.optimum(clients, RANK, ridge=0.1)
+    # The same by the definition.
+    smoothers = [x @ np.linalg.solve(x.T @ x + 1.0 * np.eye(15), x.T) for x in wide]
+    values = np.linalg.eigvalsh(sum(smoothers))[::-1]
+    np.testing.assert_allclose(best.eigenvalues[:10], values, atol=1e-12)
+    np.testing.assert_allclose(best.cost, (3 * RANK - values[:RANK].sum()) / 2, rtol=1e-12)
+
+
+def test_agreement_of_views_is_drawn():
+    figure = jf.plot.agreement(np.eye(3, 5), ["a", "b", "c"])
+    axes, _ = figure.axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), np.eye(3, 5))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="names: wanted 3, one per view, got 2"):
+        jf.plot.agreement(np.eye(3), ["a", "b"])
+    with pytest.raises(ValueError, match="shares: wanted"):
+        jf.plot.agreement(np.ones(3), ["a"])
 
 
 def test_alignment_accuracy(key):
@@ -228,9 +404,6 @@ def test_alignment_accuracy(key):
 
 
 def test_compression_ratio():
-    costs = np.array([[9.0, 5, 2, 1], [9, 8, 7, 6]])
-    np.testing.assert_array_equal(jf.gcca.rounds_to(costs, 2), [3, np.inf])
-    np.testing.assert_array_equal(jf.gcca.rounds_to(costs, np.array([1, 8])), [4, 2])
     np.testing.assert_allclose(jf.gcca.compression_ratio(18, 18, 3), 0.90625)
     np.testing.assert_allclose(jf.gcca.compression_ratio(19, 18, 4), 0.8681, atol=1e-4)
 
@@ -256,10 +429,45 @@ def test_unfit_views_are_refused(views, message):
         jf.gcca.Views.from_arrays(views)
 
 
+S = scipy.sparse.csr_array(X)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "message"),
+    [
+        ([], "at least one view"),
+        (S, "a list of"),
+        ([S, X], r"matrices\[1\]: wanted a matrix of scipy.sparse or a BCOO, got ndarray"),
+        ([S, S[:5]], r"matrices\[1\]: has 5 entities where matrices\[0\] has 6"),
+        ([S, scipy.sparse.csr_array((6, 0), dtype=np.float32)], "at least one feature"),
+        ([S, S * np.inf], r"matrices\[1\], its non-zero values: NaN or infinite"),
+        ([S, S.astype(int)], r"matrices\[1\], its non-zero values: wanted real floating"),
+    ],
+)
+def test_unfit_sparse_views_are_refused(matrices, message):
+    with pytest.raises(ValueError, match=message):
+        jf.gcca.Views.from_sparse(matrices)
+
+
+def test_what_sparse_views_cannot_is_refused(key):
+    views = jf.gcca.Views.from_sparse([S, S])
+    for argument, algorithm in (
+        ("solver", jf.gcca.MaxVar(2, solver="exact")),
+        ("batch_size", jf.gcca.MaxVar(2, batch_size=3)),
+    ):
+        with pytest.raises(ValueError, match=f"{argument}: sparse views"):
+            jf.fit(algorithm, views, rounds=1, key=key)
+    with pytest.raises(ValueError, match="the optimum needs dense ones"):
+        jf.gcca.optimum(views, 2)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: jf.gcca.MaxVar(0), "rank"),
+        (lambda: jf.gcca.MaxVar(2, solver="qr"), "solver"),
+        (lambda: jf.gcca.MaxVar(2, solver="exact", batch_size=3), "batch_size"),
+        (lambda: jf.gcca.MaxVar(2, ridge=-1.0), "ridge"),
         (lambda: jf.gcca.MaxVar(2, inner_steps=0), "inner_steps"),
         (lambda: jf.gcca.MaxVar(2, batch_size=0), "batch_size"),
         (lambda: jf.gcca.MaxVar(2, proximal=-1.0), "proximal"),

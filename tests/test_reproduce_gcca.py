@@ -33,6 +33,34 @@ def test_random_start_is_the_authors_own():
     assert not np.allclose(shared[0], shared[1])
 
 
+def test_real_views(tmp_path, capsys):
+    assert main(["reproduce", "gcca/digits"]) == 2
+    assert "--data: this target runs on real files" in capsys.readouterr().err
+    assert main(["reproduce", "gcca/digits", "--data", str(tmp_path)]) == 2
+    assert "no mfeat/mfeat.npz" in capsys.readouterr().err
+
+    # Three classes that every view tells apart, in the format of the real file.
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 20).astype(np.uint8)
+    widths = {"fou": 5, "fac": 7, "kar": 4, "pix": 6, "zer": 5, "mor": 3}
+    views = {
+        name: rng.normal(size=(3, width))[labels] + 0.3 * rng.normal(size=(60, width))
+        for name, width in widths.items()
+    }
+    (tmp_path / "mfeat").mkdir()
+    np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
+    report = gcca.digits(data=tmp_path, seeds=2, out=None, rounds=30, ranks=(2,), bits=(3,))
+    found = {(row["maps and messages"], row["quantity"]): row["cell"].mean for row in report.rows}
+    standard = [(x - x.mean(0)) / x.std(0) for x in views.values()]
+    np.testing.assert_allclose(
+        found["pooled optimum", "cost"], reference.optimum(standard, 2)[0], rtol=1e-8
+    )
+    for name in ("full precision", "3 bits"):
+        assert found[f"exact, {name}", "rounds to 1.01x"] <= 30
+        assert 1 <= found[f"steps, {name}", "cost / least"] < 1.2
+        assert found[f"exact, {name}", "accuracy"] > 0.95
+
+
 def test_targets_are_registered(capsys):
     assert set(gcca.TARGETS) <= set(reproduce.targets())
     assert main(["reproduce", "gcca/table3"]) == 2

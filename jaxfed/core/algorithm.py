@@ -133,6 +133,37 @@ class Algorithm(eqx.Module):
         return self.downlink(server)
 
 
+class OneExchange(Algorithm):
+    """An algorithm that has learned all it will from the first messages, so one round is enough.
+
+    It says what clients send first (`client_init`), what the server makes of it (`server_init`)
+    and they of that (`client_begin`); the rounds only report what is `left_over`.
+    """
+
+    @abc.abstractmethod
+    def left_over(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
+        """ONE client's objective."""
+
+    def downlink(self, server):
+        """What the server has."""
+        return server
+
+    def client_step(self, key, downlink, local, data):
+        """Report the objective; nothing is sent any more."""
+        del key
+        return (), local, {"objective": self.left_over(downlink, local, data)}
+
+    def server_step(self, key, server, uplink):
+        """Nothing changes."""
+        del key, uplink
+        return server
+
+    def client_result(self, downlink, local, data):
+        """What the client has."""
+        del downlink, data
+        return local
+
+
 def hyperparameter(value: Any) -> Array | None:
     """Field converter of a numeric hyperparameter: a traced leaf, or None where it is automatic."""
     return None if value is None else jnp.asarray(value)

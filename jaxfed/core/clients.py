@@ -1,7 +1,7 @@
 """Clients: who takes part, with what data and which weight."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import equinox as eqx
 import jax
@@ -70,7 +70,17 @@ class Clients(eqx.Module):
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
         else:
-            values, sizes = _padded(arrays)
+            if not isinstance(arrays, Sequence | tuple):
+                raise ValueError(
+                    "arrays: wanted a list of (samples, features) arrays or one (clients, "
+                    f"samples, features) array, got {type(arrays).__name__} of shape "
+                    f"{np.shape(arrays)}"  # pyright: ignore[reportArgumentType, reportCallIssue]
+                )
+            if len(arrays) == 0:
+                raise ValueError("arrays: at least one client is needed, got an empty list")
+            tables = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
+            check_tables("arrays", tables, "client", 0, "samples", "features")
+            values, sizes = padded(tables), np.asarray([len(table) for table in tables])
         count = jnp.asarray(sizes, dtype=values.dtype)
         shares = _shares(weights, len(sizes), sizes, values.dtype)
         return cls(Samples(values, count), jnp.arange(len(sizes), dtype=jnp.int32), shares)
@@ -152,39 +162,53 @@ def checked_array(array: ArrayLike, name: str) -> Array:
     return jnp.asarray(array)
 
 
-def _padded(arrays: Sequence[ArrayLike] | ArrayLike) -> tuple[Array, np.ndarray]:
-    if not isinstance(arrays, Sequence | tuple):
-        raise ValueError(
-            "arrays: wanted a list of (samples, features) arrays or one (clients, samples, "
-            f"features) array, got {type(arrays).__name__} of shape {np.shape(arrays)}"  # pyright: ignore[reportArgumentType, reportCallIssue]
-        )
-    if len(arrays) == 0:
-        raise ValueError("arrays: at least one client is needed, got an empty list")
-    values = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
-    for i, value in enumerate(values):
-        if value.ndim != 2:
-            raise ValueError(f"arrays[{i}]: wanted shape (samples, features), got {value.shape}")
-        if value.shape[0] == 0:
-            raise ValueError(f"arrays[{i}]: a client needs at least one sample, got none")
-        if value.shape[1] == 0:
-            raise ValueError(f"arrays[{i}]: at least one feature is needed, got none")
-        if value.shape[1] != values[0].shape[1]:
+def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: str) -> None:
+    """Refuse tables that are no tables, are empty or do not go together.
+
+    Args:
+        name: of the argument that they are.
+        tables: arrays, dense or sparse.
+        owner: what has one of them.
+        own: the axis whose length may differ.
+        axes: what both axes are, in the plural.
+
+    Raises:
+        ValueError: as said above.
+    """
+    same = axes[1 - own]
+    for i, table in enumerate(tables):
+        if table.ndim != 2:
+            raise ValueError(f"{name}[{i}]: wanted shape ({', '.join(axes)}), got {table.shape}")
+        if table.shape[own] == 0:
             raise ValueError(
-                f"arrays[{i}]: has {value.shape[1]} features where arrays[0] has "
-                f"{values[0].shape[1]}; all clients need the same features"
+                f"{name}[{i}]: a {owner} needs at least one {_one(axes[own])}, got none"
             )
-        if value.dtype != values[0].dtype:
-            raise ValueError(f"arrays[{i}]: is {value.dtype} where arrays[0] is {values[0].dtype}")
-    sizes = np.asarray([len(value) for value in values])
-    longest = int(sizes.max())
-    if any(_traced(value) for value in values):
-        padded = [jnp.pad(value, ((0, longest - len(value)), (0, 0))) for value in values]
-        return jnp.stack(padded), sizes
+        if table.shape[1 - own] == 0:
+            raise ValueError(f"{name}[{i}]: at least one {_one(same)} is needed, got none")
+        if table.shape[1 - own] != tables[0].shape[1 - own]:
+            raise ValueError(
+                f"{name}[{i}]: has {table.shape[1 - own]} {same} where {name}[0] has "
+                f"{tables[0].shape[1 - own]}; all {owner}s need the same {same}"
+            )
+        if table.dtype != tables[0].dtype:
+            raise ValueError(f"{name}[{i}]: is {table.dtype} where {name}[0] is {tables[0].dtype}")
+
+
+def _one(plural: str) -> str:
+    return plural[:-3] + "y" if plural.endswith("ies") else plural[:-1]
+
+
+def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
+    """Tables as one array, filled with zeros up to the longest and the widest."""
+    rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
+    if any(_traced(table) for table in tables):
+        missing = [((0, rows - len(x)), (0, columns - x.shape[1])) for x in tables]
+        return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
     # Filled on the host: one device operation instead of one (and one compilation) per length.
-    block = np.zeros((len(values), longest, values[0].shape[1]), values[0].dtype)
-    for row, value in zip(block, values, strict=True):
-        row[: len(value)] = value
-    return jnp.asarray(block), sizes
+    block = np.zeros((len(tables), rows, columns), tables[0].dtype)
+    for part, table in zip(block, tables, strict=True):
+        part[: table.shape[0], : table.shape[1]] = table
+    return jnp.asarray(block)
 
 
 def _shares(

@@ -34,6 +34,7 @@ from jaxfed.data.text import (
     repair_mojibake,
     strip_transcript,
 )
+from jaxfed.data.views import read_views
 
 __all__ = [
     "PERPCA_SETTINGS",
@@ -63,6 +64,7 @@ __all__ = [
     "read_images",
     "read_table",
     "read_text",
+    "read_views",
     "repair_mojibake",
     "spectrum_synthetic",
     "strip_transcript",

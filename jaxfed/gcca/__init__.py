@@ -7,8 +7,8 @@ from jaxfed.gcca.metrics import bits_per_variable as bits_per_variable
 from jaxfed.gcca.metrics import compression_ratio as compression_ratio
 from jaxfed.gcca.metrics import cost as cost
 from jaxfed.gcca.metrics import optimum as optimum
-from jaxfed.gcca.metrics import rounds_to as rounds_to
 from jaxfed.gcca.metrics import subspace_distance as subspace_distance
 from jaxfed.gcca.mvlsa import MVLSA as MVLSA
+from jaxfed.gcca.views import SparseView as SparseView
 from jaxfed.gcca.views import View as View
 from jaxfed.gcca.views import Views as Views

@@ -8,7 +8,7 @@ Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep 
 canonical correlation analysis, IEEE Transactions on Signal Processing.
 """
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,33 +19,40 @@ from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import check_count, check_views
+from jaxfed.gcca.views import (
+    Scores,
+    SparseView,
+    Weights,
+    check_count,
+    check_views,
+    factorize,
+    matmul,
+)
 from jaxfed.linalg import Moment, polar, should_densify
-
-Scores = Float[Array, "entities rank"]
 
 
 class Member(NamedTuple):
     """One client's prepared view."""
 
-    values: Float[Array, "entities features"]
+    view: Any  # View or SparseView; Factors if the inner problem is solved exactly
     mask: Float[Array, " features"]
-    moment: Moment  # X'X / L
-    step_size: Float[Array, ""]
+    moment: Float[Array, "features features"] | None  # X'X / L, where that pays
+    step_size: Float[Array, ""] | None
 
 
 class Map(NamedTuple):
     """One client's state: its map, and the scores it gives."""
 
-    weights: Float[Array, "features rank"]  # Q
+    weights: Weights  # Q
     scores: Scores  # M = X Q / sqrt(L)
 
 
 class MaxVar(Algorithm):
     r"""MAX-VAR GCCA by alternating optimization.
 
-    Each round a client takes a few gradient steps towards the received representation and sends
-    the scores `M_j` of its view; the server takes the orthonormal matrix closest to their mean.
+    Each round a client moves its map towards the received representation, by a few gradient steps
+    or all the way, and sends the scores `M_j` of its view; the server takes the orthonormal matrix
+    closest to their mean.
     With a lossless channel this is AltMaxVar (Fu et al. 2017); with
 
         channel=jf.channel.difference(jf.channel.quantize(3))
@@ -55,13 +62,16 @@ class MaxVar(Algorithm):
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.
     The objective is the mean over the views of half the squared distance between the scores and
-    the received `G`; `jf.gcca.cost` is the sum, at the server's own `G`.
+    the received `G`, the ridge's share included; `jf.gcca.cost` is the sum, at the server's own
+    `G`.
 
     Source: Shrestha & Fu (2023), equations (8) to (17).
     """
 
+    ridge: Float[Array, ""]
     proximal: Float[Array, ""]
     rank: int = eqx.field(static=True)
+    solver: Literal["gradient", "exact"] = eqx.field(static=True)
     inner_steps: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
 
@@ -69,38 +79,46 @@ class MaxVar(Algorithm):
         self,
         rank: int,
         *,
+        solver: Literal["gradient", "exact"] = "gradient",
         inner_steps: int = 10,
         batch_size: int | None = None,
+        ridge: float | Array = 0.0,
         proximal: float | Array = 0.0,
     ):
         """Set up the algorithm.
 
         Args:
             rank: number of components of the common representation.
-            inner_steps: gradient steps of a client in each round, with step size one over the
-                largest eigenvalue of its second moment.
+            solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, with
+                step size one over the largest eigenvalue of its second moment; `"exact"` goes all
+                the way, to the least-squares map, through a singular value decomposition of the
+                view that is made once. Exact maps forget their start; derivatives need singular
+                values that differ.
+            inner_steps: gradient steps of a client in each round.
             batch_size: entities in each step, drawn without replacement; None for all of them.
+            ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
+                as entities, which fit any representation, need a positive one.
             proximal: weight of the server's own last representation beside the mean of the
                 scores. A positive one slows the iteration down; zero is what the authors run.
 
         Raises:
-            ValueError: for a rank, steps or a batch that are not positive whole numbers, and a
-                weight that is negative or not finite.
+            ValueError: for a rank, steps or a batch that are not positive whole numbers, an
+                unknown solver or one that does not go with a batch, and weights that are negative
+                or not finite.
         """
         check_count("rank", rank)
         check_count("inner_steps", inner_steps)
+        if solver not in ("gradient", "exact"):
+            raise ValueError(f"solver: wanted one of gradient, exact, got {solver!r}")
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        if not isinstance(proximal, Tracer):
-            weight = np.asarray(proximal)
-            if (
-                weight.dtype.kind not in "fiu"
-                or not np.isfinite(weight).all()
-                or (weight < 0).any()
-            ):
-                raise ValueError(f"proximal: wanted a number of at least 0, got {proximal!r}")
-        self.rank, self.inner_steps, self.batch_size = rank, inner_steps, batch_size
-        self.proximal = jnp.asarray(proximal)
+            if solver == "exact":
+                raise ValueError(f"batch_size: solver='exact' needs all entities, got {batch_size}")
+        _check_weight("ridge", ridge)
+        _check_weight("proximal", proximal)
+        self.rank, self.solver = rank, solver
+        self.inner_steps, self.batch_size = inner_steps, batch_size
+        self.ridge, self.proximal = jnp.asarray(ridge), jnp.asarray(proximal)
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data, a batch or a warm start that do not fit.
@@ -109,9 +127,14 @@ class MaxVar(Algorithm):
             ValueError: as said above.
         """
         check_views(clients, self.rank)
-        views, entities, features = clients.data.values.shape
+        views, (entities, features) = len(clients), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
+        if isinstance(clients.data, SparseView):
+            if self.solver == "exact":
+                raise ValueError("solver: sparse views want 'gradient', got 'exact'")
+            if self.batch_size is not None:
+                raise ValueError(f"batch_size: sparse views want None, got {self.batch_size}")
         if start is None:
             return
         for name, part, wanted in (
@@ -122,20 +145,27 @@ class MaxVar(Algorithm):
                 raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {part.shape}")
 
     def prepare(self, data, client_id, rounds):
-        """The view's second moment, which the steps need, and their size."""
+        """The view's singular value decomposition, or what gradient steps need."""
         del client_id
-        moment = Moment.from_samples(data.values)
-        largest = moment.largest_eigenvalue()
-        (entities, features), steps = data.values.shape, rounds * self.inner_steps
-        if self.batch_size is None and should_densify(entities, features, self.rank, steps):
-            moment = moment.densified()
-        tiny = jnp.finfo(largest.dtype).tiny
-        return Member(data.values, data.mask, moment, 1 / jnp.maximum(largest, tiny))
+        if self.solver == "exact":
+            return Member(factorize(data, min(data.shape)), data.mask, None, None)
+        (entities, features), moment = data.shape, None
+        if isinstance(data, SparseView):
+            largest = _largest_eigenvalue(data)
+        else:
+            whole = Moment.from_samples(data.values)
+            largest = whole.largest_eigenvalue()
+            steps = rounds * self.inner_steps
+            if self.batch_size is None and should_densify(entities, features, self.rank, steps):
+                moment = whole.matrix()
+        bound = largest + self.ridge.astype(largest.dtype)
+        tiny = jnp.finfo(bound.dtype).tiny
+        return Member(data, data.mask, moment, 1 / jnp.maximum(bound, tiny))
 
     def client_init(self, key, data, start):
         """Send the scores of the first map."""
         if start is None:
-            weights = jax.random.normal(key, (len(data.mask), self.rank), data.values.dtype)
+            weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
             weights = start.local
         weights = weights * data.mask[:, None]
@@ -152,27 +182,40 @@ class MaxVar(Algorithm):
         return server
 
     def client_step(self, key, downlink, local, data):
-        """Gradient steps of the map towards the representation; send the scores."""
-        difference = local.scores - downlink
-        objective = jnp.sum(difference**2) / 2
-        length = len(data.values)
-        root = jnp.sqrt(jnp.asarray(length, data.values.dtype))
-        batch, keys = self.batch_size, jax.random.split(key, self.inner_steps)
-        target = data.values.T @ downlink / root if batch is None else None
-
-        def step(weights, key):
-            if batch is None:
-                gradient = data.moment.mv(weights) - target
-            else:
-                rows = jax.random.choice(key, length, (batch,), replace=False)
-                values = data.values[rows]
-                residual = values @ weights / root - downlink[rows]
-                gradient = values.T @ residual * (root / batch)
-            return weights - data.step_size * gradient, None
-
-        weights, _ = jax.lax.scan(step, local.weights, keys)
+        """Move the map towards the representation; send its scores."""
+        ridge = self.ridge.astype(downlink.dtype)
+        distance = jnp.sum((local.scores - downlink) ** 2) / 2
+        objective = distance + ridge * jnp.sum(local.weights**2) / 2
+        if self.solver == "exact":
+            weights = data.view.solve(downlink, ridge)
+        else:
+            weights = self._gradient_steps(key, downlink, local.weights, data, ridge)
         scores = _scores(data, weights)
         return scores, Map(weights, scores), {"objective": objective}
+
+    def _gradient_steps(self, key, downlink, weights, data: Member, ridge) -> Weights:
+        view, batch, length = data.view, self.batch_size, len(downlink)
+        target = view.rmv(downlink) / length**0.5 if batch is None else 0
+
+        def of_all(weights):
+            if data.moment is not None:
+                return matmul(data.moment, weights) - target
+            return view.rmv(view.mv(weights)) / length - target
+
+        def of_batch(weights, key):
+            assert batch is not None
+            rows = jax.random.choice(key, length, (batch,), replace=False)
+            values = view.values[rows]
+            residual = matmul(values, weights) / length**0.5 - downlink[rows]
+            return matmul(values.T, residual) * (length**0.5 / batch)
+
+        def step(weights, key):
+            gradient = of_all(weights) if batch is None else of_batch(weights, key)
+            return weights - data.step_size * (gradient + ridge * weights), None
+
+        # Keys take longer to make than small products.
+        keys = None if batch is None else jax.random.split(key, self.inner_steps)
+        return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
     def server_step(self, key, server, uplink):
         """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
@@ -185,5 +228,50 @@ class MaxVar(Algorithm):
         return local.weights
 
 
-def _scores(data: Member, weights: Float[Array, "features rank"]) -> Scores:
-    return data.values @ weights / jnp.sqrt(jnp.asarray(len(data.values), weights.dtype))
+def _scores(data: Member, weights: Weights) -> Scores:
+    scores = data.view.mv(weights)
+    return scores / len(scores) ** 0.5
+
+
+def _largest_eigenvalue(view: SparseView, steps: int = 32) -> Float[Array, ""]:
+    """The largest eigenvalue of X'X / L, by Lanczos iteration with reorthogonalization.
+
+    Source: Golub & Van Loan, Matrix Computations, Section 10.3.
+    """
+    entities, features = view.shape
+    steps, fixed = min(steps, *view.shape), jax.lax.stop_gradient(view)
+
+    def product(view, vector):
+        return view.rmv(view.mv(vector[:, None]))[:, 0] / entities
+
+    def normalized(vector):
+        norm = jnp.linalg.norm(vector)
+        return vector / jnp.where(norm > 0, norm, 1)
+
+    def step(k, state):
+        basis, images = state
+        image = product(fixed, basis[k])
+        rest = image
+        for _ in range(2):  # once leaves what rounding brought back
+            rest = rest - matmul(basis.T, matmul(basis, rest))
+        rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
+        exhausted = jnp.linalg.norm(rest) <= rounding
+        following = jnp.where(exhausted, 0, normalized(rest))
+        return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
+
+    first = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
+    empty = jnp.zeros((steps, features), view.values.dtype)
+    state = (empty.at[0].set(normalized(first)), empty)
+    basis, images = jax.lax.fori_loop(0, steps, step, state)
+    ritz = jnp.linalg.eigh(matmul(basis, images.T))[1][:, -1]
+    vector = normalized(matmul(ritz, basis))
+    # The quotient has the eigenvalue's derivative though the vector has none.
+    return vector @ product(view, vector)
+
+
+def _check_weight(name: str, value: float | Array) -> None:
+    if isinstance(value, Tracer):
+        return
+    weight = np.asarray(value)
+    if weight.dtype.kind not in "fiu" or not np.isfinite(weight).all() or (weight < 0).any():
+        raise ValueError(f"{name}: wanted a number of at least 0, got {value!r}")

@@ -8,14 +8,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.mvlsa import positive
-from jaxfed.gcca.views import check_count, check_views
+from jaxfed.gcca.views import SparseView, check_count, check_views, factorize, matmul
+from jaxfed.linalg import orthonormalize, top_eigenvectors
 
 
 def cost(
     views: Clients,
     shared: Float[Array, "entities rank"],
     local: Float[Array, "clients features rank"],
+    *,
+    ridge: float | Array = 0.0,
 ) -> Float[Array, ""]:
     r"""The objective of MAX-VAR GCCA, `1/2 sum_j ||X_j Q_j / sqrt(L) - G||_F^2`.
 
@@ -25,6 +27,7 @@ def cost(
         views: the clients.
         shared: the common representation `G`.
         local: the views' maps `Q_j`.
+        ridge: that of the algorithm; adds `ridge / 2 sum_j ||Q_j||_F^2`.
 
     Returns:
         The cost, a scalar.
@@ -35,16 +38,15 @@ def cost(
     Source: Shrestha & Fu (2023), equation (7), with the factor 1/2 of their programs.
     """
     check_views(views, 1)
-    values = views.data.values
-    clients, entities, features = values.shape
+    clients, (entities, features) = len(views), views.data.shape
     rank = shared.shape[-1]
     if shared.shape != (entities, rank) or local.shape != (clients, features, rank):
         raise ValueError(
             f"shared, local: wanted shapes {(entities, rank)} and {(clients, features, rank)}, "
             f"got {shared.shape} and {local.shape}"
         )
-    scores = values @ local / jnp.sqrt(jnp.asarray(entities, values.dtype))
-    return jnp.sum((scores - shared) ** 2) / 2
+    scores = jax.vmap(lambda view, weights: view.mv(weights))(views.data, local) / entities**0.5
+    return (jnp.sum((scores - shared) ** 2) + ridge * jnp.sum(local**2)) / 2
 
 
 class Optimum(NamedTuple):
@@ -53,51 +55,65 @@ class Optimum(NamedTuple):
     Attributes:
         cost: the least cost.
         shared: a common representation that attains it.
-        eigenvalues: all non-trivial ones of `sum_j X_j X_j^+`, in descending order, at most the
-            number of views. The representation is unique up to a rotation if there is a gap
-            after the first `rank`.
+        local: the maps that go with it.
+        eigenvalues: all non-trivial ones of `sum_j X_j X_j^+`, or of what a ridge makes of it, in
+            descending order, at most the number of views. The representation is unique up to a
+            rotation if there is a gap after the first `rank`.
     """
 
     cost: Float[Array, ""]
     shared: Float[Array, "entities rank"]
+    local: Float[Array, "clients features rank"]
     eigenvalues: Float[Array, " total"]
 
 
-def optimum(views: Clients, rank: int) -> Optimum:
+def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum:
     """The closed-form solution: top eigenvectors of the sum of the projections onto the views.
 
-    They are the left singular vectors of the views' orthonormal bases side by side; no
-    `entities x entities` matrix is formed. Pools all views.
+    They are the left singular vectors of the views' orthonormal bases side by side.
+    Pools all views.
 
     Args:
         views: the clients.
         rank: number of components.
+        ridge: that of the algorithm, see `cost`.
 
     Returns:
         The optimum. A view's directions below rounding (of its precision) do not count; for badly
         conditioned views use double precision.
 
     Raises:
-        ValueError: for clients without views, or a rank beyond their entities or features.
+        ValueError: for clients without views or with sparse ones, or a rank beyond their entities
+            or features.
 
     Source: Shrestha & Fu (2023), Section II.
     """
     check_count("rank", rank)
     check_views(views, rank)
-    values = views.data.values
-    clients, entities, features = values.shape
+    if isinstance(views.data, SparseView):
+        raise ValueError("views: the optimum needs dense ones, Views.from_arrays, got sparse ones")
+    clients, (entities, features) = len(views), views.data.shape
     width = min(entities, features)
     if rank > clients * width:
         raise ValueError(f"rank: {rank} components from {clients} views of {features} features")
-    left, singular, _ = jnp.linalg.svd(values, full_matrices=False)
-    kept = jax.vmap(lambda s: positive(s, (entities, features)))(singular)
-    bases = left * kept[:, None]
+    factors = jax.vmap(lambda view: factorize(view, width))(views.data)
+    squares, penalty = factors.singular**2, entities * ridge
+    kept = squares / jnp.where(squares + penalty > 0, squares + penalty, 1)
+    bases = factors.left * jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)[:, None]
     together = bases.transpose(1, 0, 2).reshape(entities, clients * width)
-    vectors, roots, _ = jnp.linalg.svd(together, full_matrices=False)
-    shared = vectors[:, :rank]
+    # Orthonormal bases are well conditioned: through the smaller Gram matrix nothing is lost.
+    wide = clients * width >= entities
+    gram = matmul(together, together.T) if wide else matmul(together.T, together)
+    values, _ = top_eigenvectors(gram, len(gram))
+    _, shared = top_eigenvectors(gram, rank)
+    if not wide:
+        shared = orthonormalize(matmul(together, shared))
+    local = jax.vmap(lambda view: view.solve(shared, ridge))(factors)
     # A sum of squares, and not clients * rank minus eigenvalues: the cost may be very small.
-    outside = shared - bases @ (bases.mT @ shared)
-    return Optimum(jnp.sum(outside**2) / 2, shared, roots**2)
+    inside = factors.left.mT @ shared
+    outside = shared - factors.left @ inside
+    shrunk = (1 - kept)[..., None] * inside**2
+    return Optimum((jnp.sum(outside**2) + jnp.sum(shrunk)) / 2, shared, local, values)
 
 
 def subspace_distance(
@@ -125,27 +141,14 @@ def subspace_distance(
     return jnp.linalg.norm(shared - other @ (other.T @ shared), 2)
 
 
-def rounds_to(costs, threshold) -> np.ndarray:
-    """How many costs it takes until one is at most the threshold, the initial cost included.
-
-    Args:
-        costs: `(..., rounds + 1)`, those of the start and after each round.
-        threshold: what is to be reached, of shape `(...)` or one for all.
-
-    Returns:
-        The position, counted from 1, of the first cost that is; infinity where none is.
-    """
-    reached = np.asarray(costs) <= np.asarray(threshold)[..., None]
-    return np.where(reached.any(-1), 1.0 + reached.argmax(-1), np.inf)
-
-
 def compression_ratio(rounds: float, full_rounds: float, bits: float) -> float:
     """Share of the bits saved on the way to a goal, `1 - rounds bits / (32 full_rounds)`.
 
     The exact exchange before the rounds is left out, as in the paper.
 
     Args:
-        rounds: position at which the compressed run reaches the goal, see `rounds_to`.
+        rounds: position at which the compressed run reaches the goal, see
+            `jaxfed.metrics.rounds_to_accuracy`.
         full_rounds: that of the run in full precision.
         bits: bits per exchanged variable and round.
 

@@ -1,13 +1,24 @@
 """Views: clients that hold the same entities and each its own features of them."""
 
 from collections.abc import Sequence
-from typing import Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+import numpy as np
+import scipy.sparse
+from jax.experimental.sparse import BCOO
+from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxfed.core.clients import Clients, checked_array
+from jaxfed.core.clients import Clients, check_tables, checked_array, padded
+
+# The lower default precisions of accelerators would be a floor that no iteration gets below.
+matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+Scores = Float[Array, "entities rank"]
+Weights = Float[Array, "features rank"]
 
 
 class View(eqx.Module):
@@ -20,10 +31,131 @@ class View(eqx.Module):
     count: Float[Array, "*clients"]  # of features
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Entities, and features of the widest view."""
+        return self.values.shape[-2], self.values.shape[-1]
+
+    @property
     def mask(self) -> Float[Array, "*clients features"]:
         """1 for a real feature, 0 for padding."""
-        columns = jnp.arange(self.values.shape[-1], dtype=self.count.dtype)
-        return (columns < self.count[..., None]).astype(self.values.dtype)
+        return _mask(self)
+
+    def mv(self, weights: Weights) -> Scores:
+        """The product `X Q` of ONE view."""
+        return matmul(self.values, weights)
+
+    def rmv(self, scores: Scores) -> Weights:
+        """The product `X' Y` of ONE view."""
+        return matmul(self.values.T, scores)
+
+
+class SparseView(eqx.Module):
+    """One client's view as the list of its non-zero values, by rows; never filled.
+
+    Lists are padded with zeros up to the longest. With a leading client axis on all fields it
+    holds all views.
+    """
+
+    values: Float[Array, "*clients nonzeros"]
+    rows: Int[Array, "*clients nonzeros"]
+    columns: Int[Array, "*clients nonzeros"]
+    mean: Float[Array, "*clients features"]  # what is subtracted from each row
+    count: Float[Array, "*clients"]  # of features
+    shape: tuple[int, int] = eqx.field(static=True)
+
+    @property
+    def mask(self) -> Float[Array, "*clients features"]:
+        """1 for a real feature, 0 for padding."""
+        return _mask(self)
+
+    def mv(self, weights: Weights) -> Scores:
+        """The product `X Q` of ONE view."""
+        # Segment sums take what a product of BCOO arrays takes, and need no second list for X'.
+        terms = self.values[:, None] * weights[self.columns]
+        return jax.ops.segment_sum(terms, self.rows, self.shape[0]) - matmul(self.mean, weights)
+
+    def rmv(self, scores: Scores) -> Weights:
+        """The product `X' Y` of ONE view."""
+        terms = self.values[:, None] * scores[self.rows]
+        total = jax.ops.segment_sum(terms, self.columns, self.shape[1])
+        ones = jnp.ones(len(scores), scores.dtype)
+        return total - jnp.outer(self.mean, matmul(ones, scores))
+
+
+class Factors(NamedTuple):
+    """One view's singular value decomposition, of some rank; what is rounding is zero."""
+
+    left: Float[Array, "entities k"]
+    singular: Float[Array, " k"]
+    right: Float[Array, "features k"]
+
+    def solve(self, scores: Scores, ridge: Float[Array, ""] | float = 0.0) -> Weights:
+        r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
+        length = len(self.left)
+        squares = self.singular**2 + ridge * length
+        shrunk = jnp.where(self.singular > 0, self.singular / jnp.where(squares > 0, squares, 1), 0)
+        return matmul(self.right, shrunk[:, None] * matmul(self.left.T, scores)) * length**0.5
+
+    def mv(self, weights: Weights) -> Scores:
+        """The product `X Q`."""
+        return matmul(self.left, self.singular[:, None] * matmul(self.right.T, weights))
+
+
+def factorize(view: View | SparseView, rank: int) -> Factors:
+    """The first singular triples of ONE view.
+
+    Those of a sparse view come from a subspace iteration with ten columns more than asked for
+    (Halko, Martinsson & Tropp 2011): exact where the view has no more directions than that, else
+    the better the faster its singular values fall.
+    """
+    if isinstance(view, View):
+        left, singular, right = _svd(view.values)
+    else:
+        width = min(rank + 10, *view.shape)
+        start = jax.random.normal(jax.random.key(0), (view.shape[1], width), view.values.dtype)
+
+        def iterate(_, basis):
+            return jnp.linalg.qr(view.rmv(jnp.linalg.qr(view.mv(basis))[0]))[0]
+
+        basis = jax.lax.fori_loop(0, 8, iterate, start * view.mask[:, None])
+        left, singular, right = _svd(view.mv(basis))
+        right = matmul(right, basis.T)
+    left, singular, right = left[:, :rank], singular[:rank], right[:rank].T
+    kept = positive(singular, view.shape)
+    return Factors(left * kept, singular * kept, right * kept)
+
+
+def positive(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Array:
+    """Which singular values, in descending order, are more than rounding."""
+    return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
+
+
+@jax.custom_jvp
+def _svd(x: Float[Array, "n d"]) -> tuple[Array, Array, Array]:
+    left, singular, right = jnp.linalg.svd(x, full_matrices=False)
+    return left, singular, right
+
+
+# JAX's own rule gives NaN where singular values are zero up to rounding, as those of padding are.
+# Here pairs that coincide give nothing, and so do directions that are only rounding.
+@_svd.defjvp
+def _(primals, tangents):
+    (x,), (change,) = primals, tangents
+    left, singular, right = _svd(x)
+    squares = singular**2
+    gaps = squares - squares[:, None]
+    clear = jnp.abs(gaps) > jnp.finfo(x.dtype).eps * max(x.shape) * squares[0]
+    weights = jnp.where(clear, 1 / jnp.where(clear, gaps, 1), 0)
+    kept = positive(singular, x.shape)
+    reciprocals = jnp.where(kept, 1 / jnp.where(kept, singular, 1), 0)
+
+    inner = matmul(left.T, matmul(change, right.T))
+    scaled = inner * singular, singular[:, None] * inner
+    outside = matmul(change, right.T) - matmul(left, inner)
+    left_change = matmul(left, weights * (scaled[0] + scaled[0].T)) + outside * reciprocals
+    outside = matmul(change.T, left) - matmul(right.T, inner.T)
+    right_change = matmul(right.T, weights * (scaled[1] + scaled[1].T)) + outside * reciprocals
+    return (left, singular, right), (left_change, jnp.diagonal(inner), right_change.T)
 
 
 class Views(Clients):
@@ -49,42 +181,94 @@ class Views(Clients):
                 features or with different numbers of entities, and data that are not real
                 floating point numbers of one type or not finite. The message names the view.
         """
-        if not isinstance(arrays, Sequence):
-            raise ValueError(
-                "arrays: wanted a list of (entities, features) arrays, one per view, "
-                f"got {type(arrays).__name__}"
-            )
-        if len(arrays) == 0:
-            raise ValueError("arrays: at least one view is needed, got an empty list")
+        _check_list("arrays", arrays)
         views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
-        for j, view in enumerate(views):
-            if view.ndim != 2:
-                raise ValueError(
-                    f"arrays[{j}]: wanted shape (entities, features), got {view.shape}"
-                )
-            if view.shape[0] == 0:
-                raise ValueError(f"arrays[{j}]: at least one entity is needed, got none")
-            if view.shape[1] == 0:
-                raise ValueError(f"arrays[{j}]: a view needs at least one feature, got none")
-            if view.shape[0] != views[0].shape[0]:
-                raise ValueError(
-                    f"arrays[{j}]: has {view.shape[0]} entities where arrays[0] has "
-                    f"{views[0].shape[0]}; all views need the same entities"
-                )
-            if view.dtype != views[0].dtype:
-                raise ValueError(
-                    f"arrays[{j}]: is {view.dtype} where arrays[0] is {views[0].dtype}"
-                )
+        check_tables("arrays", views, "view", 1, "entities", "features")
         if center:
             views = [view - view.mean(0) for view in views]
-        sizes = [view.shape[1] for view in views]
-        padded = [jnp.pad(view, ((0, 0), (0, max(sizes) - view.shape[1]))) for view in views]
-        dtype = views[0].dtype
-        return cls(
-            View(jnp.stack(padded), jnp.asarray(sizes, dtype)),
-            jnp.arange(len(views), dtype=jnp.int32),
-            jnp.full(len(views), 1 / len(views), dtype),
+        sizes = jnp.asarray([view.shape[1] for view in views], views[0].dtype)
+        return cls._of(View(padded(views), sizes))
+
+    @classmethod
+    def from_sparse(cls, matrices: Sequence[Any], *, center: bool = False) -> Self:
+        """Clients from sparse views, which stay sparse; `jf.gcca.MaxVar` and `MVLSA` take them.
+
+        Args:
+            matrices: one `(entities, features_j)` matrix per client: of `scipy.sparse`, in any
+                format, or a `jax.experimental.sparse.BCOO`.
+            center: subtract each feature's mean over the entities, as the products go: no zero is
+                filled.
+
+        Returns:
+            The clients, in single precision unless the values are double and JAX has 64 bits
+            enabled.
+
+        Raises:
+            ValueError: for what is not sparse, and as `from_arrays` does.
+        """
+        _check_list("matrices", matrices)
+        lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
+        check_tables("matrices", lists, "view", 1, "entities", "features")
+        shape = (lists[0].shape[0], max(each.shape[1] for each in lists))
+        longest = max(1, *(each.nnz for each in lists))
+        dtype = lists[0].dtype
+        values = np.zeros((len(lists), longest), dtype)
+        rows = np.full((len(lists), longest), shape[0] - 1, np.int32)  # the order is kept
+        columns = np.zeros((len(lists), longest), np.int32)
+        mean = np.zeros((len(lists), shape[1]), dtype)
+        for j, each in enumerate(lists):
+            values[j, : each.nnz] = each.data
+            rows[j, : each.nnz], columns[j, : each.nnz] = each.coords
+            if center:
+                mean[j, : each.shape[1]] = each.mean(axis=0)
+        sizes = jnp.asarray([each.shape[1] for each in lists], dtype)
+        values, rows, columns, mean = map(jnp.asarray, (values, rows, columns, mean))
+        return cls._of(SparseView(values, rows, columns, mean, sizes, shape))
+
+    @classmethod
+    def _of(cls, data: View | SparseView) -> Self:
+        clients = len(data.count)
+        ids = jnp.arange(clients, dtype=jnp.int32)
+        return cls(data, ids, jnp.full(clients, 1 / clients, data.count.dtype))
+
+    @property
+    def features(self) -> int:
+        """Number of features of the widest view."""
+        return self.data.shape[1]
+
+
+def _check_list(name: str, given: object) -> None:
+    if not isinstance(given, Sequence):
+        raise ValueError(
+            f"{name}: wanted a list of (entities, features) matrices, one per view, "
+            f"got {type(given).__name__}"
         )
+    if len(given) == 0:
+        raise ValueError(f"{name}: at least one view is needed, got an empty list")
+
+
+def _as_list(matrix: Any, name: str) -> Any:
+    """The matrix's values by rows, each place once."""
+    if isinstance(matrix, BCOO) and matrix.n_batch == matrix.n_dense == 0 and matrix.ndim == 2:
+        places = tuple(np.asarray(matrix.indices).T)
+        inside = places[0] < matrix.shape[0]  # JAX pads with places outside
+        data = np.asarray(matrix.data)[inside]
+        places = tuple(place[inside] for place in places)
+        matrix = scipy.sparse.coo_array((data, places), shape=matrix.shape)
+    if not scipy.sparse.issparse(matrix):
+        raise ValueError(
+            f"{name}: wanted a matrix of scipy.sparse or a BCOO, got {type(matrix).__name__}; "
+            "Views.from_arrays takes dense ones"
+        )
+    rows = scipy.sparse.csr_array(matrix)
+    rows.sum_duplicates()
+    values = np.asarray(checked_array(rows.data, f"{name}, its non-zero values"))
+    return scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape).tocoo()
+
+
+def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:
+    columns = jnp.arange(view.shape[-1], dtype=view.count.dtype)
+    return (columns < view.count[..., None]).astype(view.values.dtype)
 
 
 def check_views(clients: Clients, rank: int) -> None:
@@ -93,11 +277,11 @@ def check_views(clients: Clients, rank: int) -> None:
     Raises:
         ValueError: as said above.
     """
-    if not isinstance(clients.data, View):
+    if not isinstance(clients.data, View | SparseView):
         raise ValueError(
             f"clients: GCCA needs Views.from_arrays, got data of type {type(clients.data).__name__}"
         )
-    entities = clients.data.values.shape[-2]
+    entities = clients.data.shape[0]
     if rank > entities:
         raise ValueError(f"rank: {rank} orthonormal components do not fit {entities} entities")
 

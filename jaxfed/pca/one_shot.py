@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.core.aggregation import Gram
-from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.algorithm import OneExchange, Personalized
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
@@ -31,7 +31,7 @@ from jaxfed.pca._components import (
 )
 
 
-class Local(Algorithm):
+class Local(OneExchange):
     """PCA of each client alone, without any exchange ("indivPCA").
 
     Source: Shi & Kontar (2024), Section 7.1.5.
@@ -76,27 +76,13 @@ class Local(Algorithm):
         del key, start
         return uplink
 
-    def downlink(self, server):
-        """Nothing shared."""
-        return server
-
-    def client_step(self, key, downlink, local, data):
-        """Report the variance left over."""
-        del key
-        return downlink, local, {"objective": data.trace - captured(data, local)}
-
-    def server_step(self, key, server, uplink):
-        """Nothing changes."""
-        del key, server
-        return uplink
-
-    def client_result(self, downlink, local, data):
-        """The client's components."""
-        del downlink, data
-        return local
+    def left_over(self, downlink, local, data):
+        """The variance left over."""
+        del downlink
+        return data.trace - captured(data, local)
 
 
-class Pooled(Algorithm):
+class Pooled(OneExchange):
     """PCA of all samples together ("CPCA"): what could be had if data might be moved.
 
     Every sample counts the same, so a client counts by its number of samples. The messages are
@@ -153,19 +139,10 @@ class Pooled(Algorithm):
         del key, start
         return moment_received(uplink).top(self.rank)[1]
 
-    def downlink(self, server):
-        """The components."""
-        return server
-
-    def client_step(self, key, downlink, local, data):
-        """Report the variance left over."""
-        del key
-        return (), local, {"objective": data.trace - captured(data, downlink)}
-
-    def server_step(self, key, server, uplink):
-        """Nothing changes."""
-        del key, uplink
-        return server
+    def left_over(self, downlink, local, data):
+        """The variance left over."""
+        del local
+        return data.trace - captured(data, downlink)
 
     def client_result(self, downlink, local, data):
         """No own components."""
@@ -173,7 +150,7 @@ class Pooled(Algorithm):
         return downlink[:, :0]
 
 
-class OneShot(Algorithm):
+class OneShot(OneExchange):
     """Shared and own components from one exchange.
 
     Three estimates of the shared components, each followed by own components as the top
@@ -259,27 +236,11 @@ class OneShot(Algorithm):
         mean = moment_received(uplink) if local_first else Moment.from_dense(uplink)
         return mean.top(self.shared_rank)[1]
 
-    def downlink(self, server):
-        """The shared components."""
-        return server
-
     def client_begin(self, downlink, local, data):
         """The personal second shot."""
         del local
         return top_components(data.deflate(downlink), self.local_rank)
 
-    def client_step(self, key, downlink, local, data):
-        """Report the variance left over; nothing is sent any more."""
-        del key
-        left = data.trace - captured(data, downlink) - captured(data, local)
-        return (), local, {"objective": left}
-
-    def server_step(self, key, server, uplink):
-        """Nothing changes."""
-        del key, uplink
-        return server
-
-    def client_result(self, downlink, local, data):
-        """The client's own components."""
-        del downlink, data
-        return local
+    def left_over(self, downlink, local, data):
+        """The variance left over."""
+        return data.trace - captured(data, downlink) - captured(data, local)

@@ -1,12 +1,12 @@
 """`jaxfed fit ALGORITHM`: one algorithm on your own files.
 
-Each algorithm is a module here with an `add_parser(subparsers)`; `_pca` holds what the PCA family
-has in common. To add one, write its module and name it in `ALGORITHMS`.
+Each algorithm is a module here with an `add_parser(subparsers)`; `_common` holds what all have in
+common, `_pca` what the PCA family has. To add one, write its module and name it in `ALGORITHMS`.
 """
 
-from jaxfed.cli.fit import one_shot, perpca, varpro
+from jaxfed.cli.fit import gcca, one_shot, perpca, varpro
 
-ALGORITHMS = (perpca, varpro, one_shot)
+ALGORITHMS = (perpca, varpro, one_shot, gcca)
 
 
 def add_parser(subparsers) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,9 +15,9 @@ from jaxtyping import Float
 from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
-from jaxfed.core import backend, participation
+from jaxfed.cli.fit import _common
+from jaxfed.core import participation
 from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
 
@@ -51,19 +50,14 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add an algorithm with the options that all of them have; return its parser."""
     parser = subparsers.add_parser(name, help=summary, description=summary)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder with one file a client (.npy, .csv, .parquet, images with rows as samples), "
+    _common.add_files(
+        parser,
+        "folder with one file a client (.npy, .csv, .parquet, images with rows as samples), "
         "or one file that holds all clients",
     )
     parser.add_argument(
         "--client-column", metavar="NAME", help="of one table: the column that names the client"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results go here")
-    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
     parser.add_argument(
         "--held-out",
         type=float,
@@ -80,22 +74,13 @@ def add_command(
         help="subtract each client's own mean, or the mean of all training samples; "
         "default: %(default)s, without a value: own",
     )
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
         "--image-shape",
         type=_shape,
         metavar="HxW",
         help="draw components as images of this many pixels, e.g. 28x28",
     )
-    parser.add_argument(
-        "--backend",
-        choices=("vmap", "chunked", "pmap", "shard"),
-        default="vmap",
-        help="all clients at once, in blocks, or spread over devices; default: %(default)s",
-    )
-    parser.add_argument(
-        "--chunk-size", type=int, metavar="K", help="clients in a block; not for vmap"
-    )
+    _common.add_backend(parser)
     # One exchange, unless add_loop says otherwise.
     parser.set_defaults(
         run=partial(run, build=build),
@@ -130,13 +115,7 @@ def add_loop(parser: argparse.ArgumentParser, *, starts: tuple[str, ...]) -> Non
     group.add_argument(
         "--participation", type=int, metavar="K", help="clients a round; default: all"
     )
-    group.add_argument(
-        "--checkpoint-every",
-        type=int,
-        default=50,
-        metavar="ROUNDS",
-        help="default: %(default)s; the same command resumes an interrupted run",
-    )
+    _common.add_checkpoints(group)
 
 
 def warm_start(arguments: argparse.Namespace) -> Algorithm | None:
@@ -172,63 +151,39 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    lasting = arguments.checkpoint_every is not None
-    folder = _report.refuse(arguments.out, force=arguments.force, resumable=lasting)
+    folder = _common.check_folder(arguments)
     require("matplotlib.figure", extra="plot")
-    plan, backend_ = build(arguments), _backend(arguments)
+    plan, backend_ = build(arguments), _common.chosen_backend(arguments)
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
     split = _read(arguments, split_key)
     clients = Clients.from_samples(split.train)
     plan.algorithm.check(clients, None)
     _check_image_shape(arguments.image_shape, clients.features)
 
-    resumes = lasting and _report.interrupted(folder)
-    checkpoint = None
-    if lasting:
-        checkpoint = Checkpoint(folder / _report.CHECKPOINT, every=arguments.checkpoint_every)
-    _report.take(folder, PICTURES, resume=resumes)
-    if checkpoint is not None:
-        # From here on the folder tells that a run was begun.
-        checkpoint.path.mkdir(exist_ok=True)
+    run = _common.Run.begin(folder, arguments, PICTURES)
     print(
         f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
         f"samples to learn from and {sum(map(len, split.held_out))} held out."
     )
-    if resumes:
-        print(f"Taking up the run that was interrupted in {folder}.")
     begun = time.perf_counter()
     start = None
     if plan.start is not None:
         start = fit(plan.start, clients, rounds=1, key=key, backend=backend_)
-
-    def attempt() -> Solution:
-        return fit(
-            plan.algorithm,
-            clients,
-            rounds=arguments.rounds,
-            key=key,
-            warm_start=start,
-            participation=_participation(arguments),
-            backend=backend_,
-            tol=arguments.tol,
-            progress=_report.on_terminal() and arguments.rounds > 1,
-            checkpoint=checkpoint,
-        )
-
-    try:
-        solution = attempt()
-    except ValueError:
-        if not (resumes and arguments.force):
-            raise
-        # Another run's checkpoint, and leave to overwrite it.
-        shutil.rmtree(folder / _report.CHECKPOINT)
-        solution = attempt()
+    solution = run.fit(
+        plan.algorithm,
+        clients,
+        rounds=arguments.rounds,
+        key=key,
+        warm_start=start,
+        participation=_participation(arguments),
+        backend=backend_,
+        tol=arguments.tol,
+    )
     seconds = time.perf_counter() - begun
 
     rows = _table(solution, start, clients, split)
     print("\n" + _report.table(rows) + "\n")
     drawn = _draw(folder, solution, split, arguments.image_shape)
-    settings = {name: value for name, value in vars(arguments).items() if name != "run"}
     arrays = {
         "shared": solution.result.shared,
         "local": solution.result.local,
@@ -237,9 +192,8 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
         **{f"history_{name}": values for name, values in solution.history.items()},
     }
     samples = dict(zip(split.names, map(len, split.train), strict=True))
-    summary = {"settings": settings, "seconds": seconds, "samples": samples, "table": rows}
-    _report.write(folder, arrays, summary)
-    print(f"Written to {folder}: {', '.join((*_report.RESULT, *drawn))}.")
+    summary = {"seconds": seconds, "samples": samples, "table": rows}
+    run.write(arguments, arrays, summary, drawn)
     return 0
 
 
@@ -261,18 +215,6 @@ def _read(arguments: argparse.Namespace, key) -> Split:
     # Either every client has samples held out or none has.
     held_out = [y - shift for y, shift in zip(held_out, mean, strict=False)]
     return Split(names, train, held_out, mean)
-
-
-def _backend(arguments: argparse.Namespace) -> backend.Backend:
-    size = arguments.chunk_size
-    if arguments.backend == "vmap":
-        if size is not None:
-            raise ValueError("--chunk-size: is for --backend chunked, pmap and shard, got vmap")
-        return backend.vmap()
-    if arguments.backend == "chunked":
-        return backend.chunked(256 if size is None else size)
-    inner = None if size is None else backend.chunked(size)
-    return getattr(backend, arguments.backend)(inner=inner)
 
 
 def _participation(arguments: argparse.Namespace) -> participation.Participation | None:

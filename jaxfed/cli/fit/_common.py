@@ -1,0 +1,118 @@
+"""What fitting any algorithm has in common: where from, where to, and runs taken up again."""
+
+import argparse
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from jaxfed.cli import _report
+from jaxfed.core import backend
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.clients import Clients
+from jaxfed.core.run import Solution, fit
+
+
+def add_files(parser: argparse.ArgumentParser, data: str) -> None:
+    """Add the options of where data come from (`data` says what they are) and results go."""
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=data)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results go here")
+    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how clients are mapped."""
+    parser.add_argument(
+        "--backend",
+        choices=("vmap", "chunked", "pmap", "shard"),
+        default="vmap",
+        help="all clients at once, in blocks, or spread over devices; default: %(default)s",
+    )
+    parser.add_argument(
+        "--chunk-size", type=int, metavar="K", help="clients in a block; not for vmap"
+    )
+
+
+def add_checkpoints(parser: Any) -> None:
+    """Add how often to save."""
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=50,
+        metavar="ROUNDS",
+        help="default: %(default)s; the same command resumes an interrupted run",
+    )
+
+
+def chosen_backend(arguments: argparse.Namespace) -> backend.Backend:
+    """The backend that was asked for.
+
+    Raises:
+        ValueError: for a size of blocks that does not go with it.
+    """
+    size = arguments.chunk_size
+    if arguments.backend == "vmap":
+        if size is not None:
+            raise ValueError("--chunk-size: is for --backend chunked, pmap and shard, got vmap")
+        return backend.vmap()
+    if arguments.backend == "chunked":
+        return backend.chunked(256 if size is None else size)
+    inner = None if size is None else backend.chunked(size)
+    return getattr(backend, arguments.backend)(inner=inner)
+
+
+def check_folder(arguments: argparse.Namespace) -> Path:
+    """The folder for the results, refused before anything is computed if it is in use."""
+    lasting = arguments.checkpoint_every is not None
+    return _report.refuse(arguments.out, force=arguments.force, resumable=lasting)
+
+
+class Run(NamedTuple):
+    """A run whose results go to a folder, taken up again where one was interrupted there."""
+
+    folder: Path
+    checkpoint: Checkpoint | None
+    resumes: bool
+    discards: bool  # whether another run's checkpoint may be overwritten
+
+    @classmethod
+    def begin(cls, folder: Path, arguments: argparse.Namespace, pictures: Iterable[str]) -> Self:
+        """Make the folder, without the results of an earlier run."""
+        lasting = arguments.checkpoint_every is not None
+        resumes = lasting and _report.interrupted(folder)
+        checkpoint = None
+        if lasting:
+            checkpoint = Checkpoint(folder / _report.CHECKPOINT, every=arguments.checkpoint_every)
+        _report.take(folder, pictures, resume=resumes)
+        if checkpoint is not None:
+            # From here on the folder tells that a run was begun.
+            checkpoint.path.mkdir(exist_ok=True)
+        if resumes:
+            print(f"Taking up the run that was interrupted in {folder}.")
+        return cls(folder, checkpoint, resumes, arguments.force)
+
+    def fit(self, algorithm: Algorithm, clients: Clients, *, rounds: int, **options) -> Solution:
+        """`jaxfed.fit` with this run's checkpoint and, where somebody watches, a progress bar."""
+
+        def attempt() -> Solution:
+            return fit(
+                algorithm, clients, rounds=rounds, checkpoint=self.checkpoint,
+                progress=_report.on_terminal() and rounds > 1, **options,
+            )  # fmt: skip
+
+        try:
+            return attempt()
+        except ValueError:
+            if not (self.resumes and self.discards):
+                raise
+            # Another run's checkpoint, and leave to overwrite it.
+            shutil.rmtree(self.folder / _report.CHECKPOINT)
+            return attempt()
+
+    def write(self, arguments: argparse.Namespace, arrays, summary, pictures) -> None:
+        """Write the results, the settings with them, and say so."""
+        settings = {name: value for name, value in vars(arguments).items() if name != "run"}
+        _report.write(self.folder, arrays, {"settings": settings, **summary})
+        print(f"Written to {self.folder}: {', '.join((*_report.RESULT, *pictures))}.")

@@ -1,0 +1,283 @@
+"""`jaxfed fit gcca`: one representation of entities that every client has a view of."""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jaxtyping import Float, Int
+
+from jaxfed import data, gcca, plot
+from jaxfed._optional import require
+from jaxfed.cli import _report
+from jaxfed.cli.fit import _common
+from jaxfed.core import channel
+from jaxfed.core.run import Solution, fit
+
+PICTURES = ("agreement.png", "convergence.png")
+MATCHED = 1000  # held-out entities at most that are looked for in other views
+POOLED = 10**8  # numbers at most that the least cost is computed from
+
+
+class Split(NamedTuple):
+    """The views, scaled as asked for."""
+
+    names: list[str]
+    entities: Int[np.ndarray, " entities"]  # which are learned from
+    train: list[Any]  # dense or sparse, not centred if sparse
+    held_out: list[Float[np.ndarray, "k d_j"]]
+    mean: list[Float[np.ndarray, " d_j"]]
+    scale: list[Float[np.ndarray, " d_j"]]
+
+
+def add_parser(subparsers) -> None:
+    """Add the algorithm.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    summary = "generalized CCA of views of the same entities (Shrestha & Fu 2023)"
+    parser = subparsers.add_parser("gcca", help=summary, description=summary)
+    _common.add_files(
+        parser,
+        "folder with one file a view (.npy, .csv, .parquet, .npz of one array or as "
+        "scipy.sparse.save_npz writes it), or one .npz file with an array for each; the rows of "
+        "all views are the same entities",
+    )
+    parser.add_argument("--rank", type=int, required=True, metavar="K")
+    parser.add_argument("--views", nargs="+", metavar="NAME", help="which; default: all")
+    parser.add_argument(
+        "--scale",
+        choices=("none", "center", "standardize"),
+        default="standardize",
+        help="subtract each feature's mean; and divide by its standard deviation; "
+        "default: %(default)s",
+    )
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the entities, to look for in other views; default: %(default)s",
+    )
+    parser.add_argument(
+        "--bits",
+        type=int,
+        metavar="B",
+        help="of each number of a message, 2 to 8, sent as quantized differences; default: all",
+    )
+    _common.add_backend(parser)
+    group = parser.add_argument_group("rounds")
+    group.add_argument("--rounds", type=int, default=100, help="default: %(default)s")
+    group.add_argument(
+        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
+    )
+    group.add_argument(
+        "--start", choices=("mvlsa", "random"), default="mvlsa", help="default: %(default)s"
+    )
+    group.add_argument(
+        "--view-rank", type=int, metavar="M", help="to which mvlsa cuts views; default: twice K"
+    )
+    _common.add_checkpoints(group)
+    group = parser.add_argument_group("iteration")
+    group.add_argument("--solver", choices=("gradient", "exact"), default="gradient")
+    group.add_argument("--inner-steps", type=int, default=10, help="default: %(default)s")
+    group.add_argument("--batch-size", type=int, metavar="N", help="default: all entities")
+    group.add_argument("--ridge", type=float, default=0.0, help="default: %(default)s")
+    group.add_argument("--proximal", type=float, default=0.0, help="default: %(default)s")
+    parser.set_defaults(run=run, algorithm="gcca")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: the parsed arguments.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: for arguments, data or a checkpoint that do not fit.
+        FileNotFoundError: if there are no data.
+        ImportError: if an optional package is missing.
+        FloatingPointError: if the objective becomes infinite.
+    """
+    folder = _common.check_folder(arguments)
+    require("matplotlib.figure", extra="plot")
+    algorithm = gcca.MaxVar(
+        arguments.rank,
+        solver=arguments.solver,
+        inner_steps=arguments.inner_steps,
+        batch_size=arguments.batch_size,
+        ridge=arguments.ridge,
+        proximal=arguments.proximal,
+    )
+    start_with = None
+    if arguments.start == "mvlsa":
+        start_with = gcca.MVLSA(arguments.rank, view_rank=arguments.view_rank)
+    wire = channel.lossless()
+    if arguments.bits is not None:
+        wire = channel.difference(channel.quantize(arguments.bits))
+    backend = _common.chosen_backend(arguments)
+    split = _read(arguments)
+    views = _clients(split, center=arguments.scale != "none")
+    algorithm.check(views, None)
+    if start_with is not None:
+        start_with.check(views, None)
+
+    run = _common.Run.begin(folder, arguments, PICTURES)
+    kept, total = len(split.entities), len(split.entities) + len(split.held_out[0])
+    print(
+        f"{len(views)} views, {kept} entities to learn from and {total - kept} held out; "
+        f"features: {', '.join(f'{n} {len(m)}' for n, m in zip(*split[::4], strict=True))}."
+    )
+    key = jax.random.key(arguments.seed)
+    begun = time.perf_counter()
+    start = None
+    if start_with is not None:
+        start = fit(start_with, views, rounds=1, key=key, backend=backend)
+    solution = run.fit(
+        algorithm,
+        views,
+        rounds=arguments.rounds,
+        key=key,
+        warm_start=start,
+        channel=wire,
+        backend=backend,
+        tol=arguments.tol,
+    )
+    seconds = time.perf_counter() - begun
+
+    least = None
+    if isinstance(views.data, gcca.View) and views.data.values.size <= POOLED:
+        least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
+    fits = _fits(solution, views)
+    rows = _table(solution, start, views, split, arguments.ridge, least, fits)
+    print("\n" + _report.table(rows) + "\n")
+    drawn = _draw(folder, solution, split.names, fits, least)
+    widest = views.features
+    arrays = {
+        "shared": solution.result.shared,
+        "local": solution.result.local,
+        "names": split.names,
+        "entities": split.entities,
+        "features": [len(mean) for mean in split.mean],
+        "mean": [np.pad(mean, (0, widest - len(mean))) for mean in split.mean],
+        "scale": [np.pad(scale, (0, widest - len(scale))) for scale in split.scale],
+        **{f"history_{name}": values for name, values in solution.history.items()},
+    }
+    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
+    return 0
+
+
+def _read(arguments: argparse.Namespace) -> Split:
+    views, names = data.read_views(arguments.data, names=arguments.views)
+    share = arguments.held_out
+    if not 0 <= share < 1:
+        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    entities = views[0].shape[0]
+    order = np.random.default_rng(arguments.seed).permutation(entities)
+    out, kept = np.split(order, [round(share * entities)])
+    kept, matched = np.sort(kept), out[:MATCHED]
+    train, held_out, means, scales = [], [], [], []
+    for view in views:
+        own, others = view[kept], view[matched]
+        if scipy.sparse.issparse(view):
+            others = others.toarray()
+        # Of the entities that are learned from, so that nothing is known of the others.
+        mean = np.asarray(own.mean(axis=0)).ravel()
+        squares = own.power(2) if scipy.sparse.issparse(own) else (own - mean) ** 2
+        variance = np.asarray(squares.mean(axis=0)).ravel()
+        if scipy.sparse.issparse(own):
+            variance = np.maximum(variance - mean**2, 0)
+        scale = np.ones_like(mean)
+        if arguments.scale == "standardize":
+            # A constant feature has nothing to divide.
+            scale = np.where(variance > 0, np.sqrt(variance), scale)
+        elif arguments.scale == "none":
+            mean = np.zeros_like(mean)
+        if scipy.sparse.issparse(own):
+            train.append(own @ scipy.sparse.diags_array(1 / scale))
+        else:
+            train.append((own - mean) / scale)
+        held_out.append((others - mean) / scale)
+        means.append(mean)
+        scales.append(scale)
+    return Split(names, kept, train, held_out, means, scales)
+
+
+def _clients(split: Split, *, center: bool) -> gcca.Views:
+    if scipy.sparse.issparse(split.train[0]):
+        return gcca.Views.from_sparse(split.train, center=center)
+    return gcca.Views.from_arrays(split.train)
+
+
+def _fits(solution: Solution, views: gcca.Views) -> Float[np.ndarray, "views rank"]:
+    """Share of each component of the representation that each view's map gives.
+
+    The representation is turned first so that the views agree most about its first component.
+    """
+    shared, local = solution.result
+    scores = jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
+    scores = np.asarray(scores) / len(shared) ** 0.5
+    shared = np.asarray(shared)
+    agreement = shared.T @ scores.mean(0)
+    axes = np.linalg.eigh(agreement + agreement.T)[1][:, ::-1]
+    return 1 - np.square((scores - shared) @ axes).sum(axis=1)
+
+
+def _table(
+    solution: Solution,
+    start: Solution | None,
+    views: gcca.Views,
+    split: Split,
+    ridge: float,
+    least: float | None,
+    fits: Float[np.ndarray, "views rank"],
+) -> list[Mapping[str, Any]]:
+    cost = float(gcca.cost(views, *solution.result, ridge=ridge))
+    up, down = (
+        sum(float(s.history[way][-1]) for s in (start, solution) if s is not None)
+        for way in ("bits_up", "bits_down")
+    )
+    found = None
+    if len(split.held_out[0]) > 1:
+        scores = [
+            x @ np.asarray(q)[: x.shape[1]]
+            for x, q in zip(split.held_out, solution.result.local, strict=True)
+        ]
+        found = 100 * float(gcca.alignment_accuracy(jnp.stack(scores)))
+    quantities = {
+        "rounds": int(solution.rounds),
+        "cost": cost,
+        "least cost, of pooled views": least,
+        **{
+            f"representation that {name} gives (%)": 100 * float(share)
+            for name, share in zip(split.names, fits.mean(1), strict=True)
+        },
+        "held-out entities whose nearest in another view is themselves (%)": found,
+        "bits sent by a client": round(up),
+        "bits received by a client": round(down),
+    }
+    return [{"quantity": name, "value": value} for name, value in quantities.items()]
+
+
+def _draw(
+    folder: Path, solution: Solution, names: Sequence[str], fits, least: float | None
+) -> list[str]:
+    """Draw what there is to draw; return the names of the pictures."""
+    figures = {"agreement.png": plot.agreement(fits, names)}
+    if solution.rounds > 1:
+        levels = {} if least is None else {"least cost / views": least / len(names)}
+        figures["convergence.png"] = plot.convergence(
+            solution.history, levels=levels, label="cost / views"
+        )
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=150)
+    return list(figures)
