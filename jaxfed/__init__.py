@@ -16,6 +16,9 @@ from jaxfed.core.algorithm import Personalized as Personalized
 from jaxfed.core.checkpoint import Checkpoint as Checkpoint
 from jaxfed.core.clients import Clients as Clients
 from jaxfed.core.clients import Samples as Samples
+from jaxfed.core.grid import Grid as Grid
+from jaxfed.core.grid import grid as grid
+from jaxfed.core.grid import masked as masked
 from jaxfed.core.run import EarlyStopping as EarlyStopping
 from jaxfed.core.run import Solution as Solution
 from jaxfed.core.run import fit as fit

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from jaxfed import backend
 from jaxfed.cli import _evaluate, _report, main
-from jaxfed.cli.fit import _pca
+from jaxfed.cli.fit import _common, _pca
 
 # Most of the time goes into compiling: fits share ranks, data shapes and chunks of one round
 # (those of less than a hundred rounds) wherever what is tested allows it.
@@ -173,7 +174,9 @@ def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     ],
 )
 def test_backends(name, size, wanted):
-    assert repr(_pca._backend(argparse.Namespace(backend=name, chunk_size=size))) == repr(wanted)
+    assert repr(_common.chosen_backend(argparse.Namespace(backend=name, chunk_size=size))) == repr(
+        wanted
+    )
 
 
 def test_one_table_holds_all_clients(tmp_path, key):
@@ -277,10 +280,197 @@ def test_a_missing_package_is_told_in_one_line(data, tmp_path, capsys, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+# --- sweep -----------------------------------------------------------------------------------
+
+SWEEP = ["sweep", "hierarchical", "--rank", "2", "--rounds", "3"]
+SMALL = [*SWEEP, "--features", "6", "--clients", "5", "--seeds", "2", "--block", "1"]
+METHODS = ("Local", "Pooled", "HierarchicalPCA")
+
+
+def test_sweep_simulated_clients(tmp_path, capsys):
+    options = ["--prior-variance", "0.01", "1", "--samples", "4", "9"]
+    assert main([*SMALL, *options, "--out", str(tmp_path / "out")]) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    np.testing.assert_allclose(arrays["prior_variance"], [0.01, 1])
+    assert [arrays[name].tolist() for name in ("samples", "clients", "seed")] == [
+        [4, 9],
+        [5],
+        [0, 1],
+    ]
+    errors = {name: arrays[f"error {name}"] for name in METHODS}
+    assert all(values.shape == (2, 2, 1, 2) for values in errors.values())
+    assert all(values.min() >= 1 - 1e-6 for values in errors.values())
+    # Sharing helps where clients are alike; more samples help each client alone.
+    assert np.all(errors["Pooled"][0] < errors["Local"][0])
+    local = errors["Local"].mean(axis=(0, 3))
+    assert local[1] < local[0]
+    assert len(summary["table"]) == 4
+    row = summary["table"][1]
+    assert (row["prior variance"], row["samples"], row["clients"]) == (0.01, 9, 5)
+    found = errors["HierarchicalPCA"][0, 1, 0]
+    np.testing.assert_allclose(row["HierarchicalPCA"], found.mean(), rtol=1e-6)
+    np.testing.assert_allclose(row["HierarchicalPCA, sd"], found.std(ddof=1), rtol=1e-4)
+    assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{row['HierarchicalPCA']:.4g} ± " in capsys.readouterr().out
+
+
+def test_sweep_your_own_files(data, tmp_path, capsys):
+    options = ["--data", str(data), "--prior-variance", "0.1", "--clients", "4", "8"]
+    out = tmp_path / "out"
+    assert main([*SWEEP, *options, "--seeds", "1", "--center", "--out", str(out)]) == 0
+    arrays, summary = loaded(out)
+    assert arrays["samples"].tolist() == [22]  # 27 less a fifth
+    # Four clients alone do not change when others join, and each has a fifth held out.
+    fit("local", data, tmp_path / "local", "--rank", 2, "--center")
+    wanted = value(loaded(tmp_path / "local")[1], "error on held-out")
+    np.testing.assert_allclose(arrays["error Local"][0, 0, 1, 0], wanted, rtol=1e-4)
+    assert summary["table"][0]["Local, sd"] is None
+    errors = [arrays[f"error {name}"] for name in METHODS]
+    assert np.min(errors) > 0 and np.max(errors) < 100
+    capsys.readouterr()
+    assert "not empty" in refused(capsys, main([*SWEEP, *options, "--out", str(out)]))
+
+
+def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    variances = [str(0.01 * (i + 1)) for i in range(100)]
+    options = [*SMALL, "--samples", "4", "9", "--prior-variance", *variances]
+    command = [sys.executable, "-m", "jaxfed", *options, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (out / "checkpoint" / "00000003.npz").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "result.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in (out / "checkpoint").glob("*.npz")}
+    assert 4 <= len(kept) < 400
+    capsys.readouterr()
+
+    # Not with other points, another model or other data.
+    assert main([*options, "3.0", "--out", str(out)]) == 2
+    assert "holds another grid; its axes" in capsys.readouterr().err
+    assert main([*options, "--rounds", "4", "--out", str(out)]) == 2
+    assert "holds a grid of another computation" in capsys.readouterr().err
+
+    assert main([*options, "--out", str(out)]) == 0
+    assert "Taking up the sweep" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert main([*options, "--out", str(whole)]) == 0
+    assert (out / "result.npz").read_bytes() == (whole / "result.npz").read_bytes()
+    assert main([*options, "--out", str(out)]) == 2  # complete
+    (out / "result.json").unlink()
+    assert main([*options, "3.0", "--force", "--out", str(out)]) == 0  # another one's
+    assert len(loaded(out)[0]["prior_variance"]) == 101
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prior-variance", "0.1", "-1"], "prior_variance: wanted"),
+        (["--prior-variance", "0.1", "--seeds", "0"], "--seeds: wanted a positive"),
+        (["--prior-variance", "0.1", "--samples", "0", "4"], "--samples: wanted numbers from 1"),
+        (["--prior-variance", "0.1", "--rank", "6"], "rank must be less than features"),
+        (["--prior-variance", "0.1", "--block", "0"], "block: wanted a positive whole number"),
+        (["--prior-variance", "0.1", "--noise-variance", "0"], "noise_variance: wanted"),
+        (["--prior-variance", "0.1", "--data", "nowhere"], "nowhere"),
+        (["--prior-variance", "0.1", "--data", "nowhere", "--held-out", "0"], "--held-out: wanted"),
+    ],
+)
+def test_mistakes_of_a_sweep_are_told_in_one_line(tmp_path, capsys, options, message):
+    assert main([*SMALL, *options, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jaxfed: ") and message in line
+    assert not (tmp_path / "out" / "result.npz").exists()
+
+
+# --- fit gcca --------------------------------------------------------------------------------
+
+
+def seen(folder, sparse=False):
+    """Three views of 40 entities with two strong latent dimensions; a third of it zeros."""
+    rng = np.random.default_rng(0)
+    latent = rng.normal(size=(40, 2))
+    for name, width in (("a", 5), ("b", 7), ("c", 4)):
+        x = latent @ rng.normal(size=(2, width)) + 0.5 * rng.normal(size=(40, width))
+        x = np.where(rng.random(x.shape) < 0.3, 0, x).astype(np.float32)
+        if sparse:
+            scipy.sparse.save_npz(folder / f"{name}.npz", scipy.sparse.csr_array(x))
+        else:
+            np.save(folder / f"{name}.npy", x)
+    return folder
+
+
+def test_fit_gcca_writes_what_is_common_and_resumes(tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    views, out = seen(tmp_path / "data"), tmp_path / "out"
+    options = ["--rank", 2, "--rounds", 6, "--bits", 3, "--held-out", 0.25, "--checkpoint-every", 3]
+    assert fit("gcca", views, out, *options) == 0
+    assert "features: a 5, b 7, c 4." in capsys.readouterr().out
+    arrays, summary = loaded(out)
+    np.testing.assert_allclose(arrays["shared"].T @ arrays["shared"], np.eye(2), atol=1e-5)
+    assert arrays["shared"].shape == (30, 2) and arrays["local"].shape == (3, 7, 2)
+    assert arrays["names"].tolist() == ["a", "b", "c"]
+    assert arrays["features"].tolist() == [5, 7, 4] and np.all(np.diff(arrays["entities"]) > 0)
+    first = np.load(views / "a.npy")[arrays["entities"]]
+    np.testing.assert_allclose(arrays["mean"][0, :5], first.mean(0), atol=1e-6)
+    np.testing.assert_allclose(arrays["scale"][0, :5], first.std(0), atol=1e-6)
+    least, cost = value(summary, "least cost"), value(summary, "cost")
+    assert least <= cost < 1.5 * least
+    given = [value(summary, f"representation that {name}") for name in "abc"]
+    # Half the squared distances to an orthonormal representation, view by view.
+    np.testing.assert_allclose(sum(1 - np.array(given) / 100), cost, rtol=1e-4)
+    assert value(summary, "held-out entities") > 100 / 9
+    # Vectors of four for the start, one exact message, and rounds of three bits and a scale.
+    assert value(summary, "bits sent") == 30 * 4 * 32 + 30 * 2 * 32 + 6 * (30 * 2 * 3 + 32) + 4 * 6
+    for name in ("agreement.png", "convergence.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+    before = (out / "result.npz").read_bytes()
+    (out / "result.json").unlink()  # as if it had been interrupted at the end
+    assert fit("gcca", views, out, *options) == 0
+    assert "Taking up" in capsys.readouterr().out
+    assert (out / "result.npz").read_bytes() == before
+
+
+def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
+    for name in ("dense", "sparse"):
+        (tmp_path / name).mkdir()
+        views = seen(tmp_path / name, sparse=name == "sparse")
+        options = ["--rank", 2, "--rounds", 3, "--view-rank", 4]
+        assert fit("gcca", views, tmp_path / f"{name} out", *options) == 0
+    dense, sparse = loaded(tmp_path / "dense out"), loaded(tmp_path / "sparse out")
+    for name in ("shared", "mean", "scale", "history_objective"):
+        np.testing.assert_allclose(sparse[0][name], dense[0][name], atol=2e-4)
+    assert value(sparse[1], "least cost") is None and value(dense[1], "least cost") > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rank", "0"], "rank: wanted"),
+        (["--rank", "99"], "rank: 99 orthonormal components"),
+        (["--rank", "2", "--bits", "9"], "bits: wanted"),
+        (["--rank", "2", "--views", "a", "d"], "holds a, b, c, not d"),
+        (["--rank", "2", "--held-out", "1"], "--held-out: wanted"),
+        (["--rank", "2", "--view-rank", "8"], "view_rank: 8"),
+        (["--rank", "2", "--batch-size", "4", "--solver", "exact"], "batch_size: solver"),
+    ],
+)
+def test_mistakes_about_views_are_told_in_one_line(tmp_path, capsys, options, message):
+    line = refused(capsys, fit("gcca", seen(tmp_path), tmp_path / "out", *options))
+    assert line.startswith("jaxfed: ") and message in line
+    assert not (tmp_path / "out").exists()
+
+
 # --- the rest --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["fit"], ["fit", "perpca"], ["demo"], ["reproduce"]])
+COMMANDS = [["fit"], ["fit", "perpca"], ["demo"], ["reproduce"], ["sweep", "hierarchical"]]
+
+
+@pytest.mark.parametrize("command", [[], *COMMANDS])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

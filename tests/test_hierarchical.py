@@ -15,7 +15,7 @@ from jaxfed.pca import empirical_bayes, hierarchical
 from jaxfed.pca import hierarchical_theory as theory
 from tests.references import hierarchical as reference
 
-FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 50
+FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
 SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)

@@ -10,11 +10,9 @@ from jaxfed.cli import main, reproduce
 from jaxfed.cli.reproduce import hierarchical
 
 
-def test_masked_samples_and_clients_do_not_count(key):
-    draw = partial(
-        hierarchical._drawn, key, jnp.float32(0.1), clients=5, features=6, rank=2, samples=8
-    )
-    _, some = draw(count=3, size=2)
+def test_fewer_samples_and_clients_are_masked(key):
+    law = {"clients": 5, "features": 6, "rank": 2, "samples": 8}
+    _, some = hierarchical._drawn(key, jnp.float32(0.1), count=3, size=2, **law)
     np.testing.assert_allclose(some.weights, [0.5, 0.5, 0, 0, 0])
     np.testing.assert_allclose(some.data.count, 3)
     assert jnp.all(some.data.values[:, 3:] == 0) and jnp.all(some.data.values[:, :3] != 0)
@@ -33,11 +31,11 @@ def test_settled():
 
 
 def test_figure1b_small(monkeypatch, tmp_path, capsys):
-    swept = partial(hierarchical._swept)
+    swept = hierarchical._swept
 
-    def small(settings, seeds, **options):
-        options |= {"clients": 6, "features": 8, "rank": 2, "rounds": 5}
-        return swept([(variance, n, 6) for variance, n, _ in settings], seeds, **options)
+    def small(function, axes, **options):
+        options["law"] |= {"clients": 6, "features": 8, "rank": 2}
+        return swept(function, axes, **options, rounds=5)
 
     monkeypatch.setattr(hierarchical, "_swept", small)
     out = tmp_path / "out"

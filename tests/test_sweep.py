@@ -151,3 +151,188 @@ def test_a_method_without_own_components(block):
     wanted = jf.fit(jf.pca.Pooled(2), draw(), rounds=1, key=keys[0]).result.shared
     for shared in grid.result.shared:
         chex.assert_trees_all_close(shared, wanted, atol=1e-10)
+
+
+# --- labelled grids ------------------------------------------------------------------------------
+
+AXES = {"factor": [0.5, 1.0, 3.0], "power": [1, 2], "seed": range(4)}
+
+
+def noisy(factor, power, seed):
+    value = factor * jnp.float64(2.0) ** power
+    noise = jax.random.normal(jax.random.key(seed), (), jnp.float64)
+    return {"value": value + noise, "curve": value * jnp.arange(5)}
+
+
+@functools.cache
+def noise():
+    draw = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), (), jnp.float64))
+    return np.asarray([draw(seed) for seed in AXES["seed"]])
+
+
+def wanted_values():
+    factor, power = np.asarray(AXES["factor"])[:, None, None], np.asarray(AXES["power"])[:, None]
+    return factor * 2.0**power + noise()
+
+
+@pytest.mark.parametrize("block", [None, 1, 7])
+def test_a_labelled_grid_is_the_function_everywhere(block):
+    found = jf.grid(noisy, AXES, block=block)
+    assert {name: values.tolist() for name, values in found.axes.items()} == {
+        name: list(values) for name, values in AXES.items()
+    }
+    np.testing.assert_allclose(found.values["value"], wanted_values(), rtol=1e-12)
+    assert found.values["curve"].shape == (3, 2, 4, 5)
+    np.testing.assert_allclose(found.values["curve"][2, 1, 0], 12 * np.arange(5))
+
+
+def test_a_labelled_grid_is_reduced_and_cut_by_names():
+    found, wanted = jf.grid(noisy, AXES), wanted_values()
+    mean, sd = found.mean("seed"), found.sd("seed", "power")
+    assert list(mean.axes) == ["factor", "power"] and list(sd.axes) == ["factor"]
+    np.testing.assert_allclose(mean.values["value"], wanted.mean(axis=2))
+    np.testing.assert_allclose(sd.values["value"], wanted.std(axis=(1, 2), ddof=1))
+    assert mean.values["curve"].shape == (3, 2, 5)
+    part = found.at(power=2, factor=1.0)
+    assert list(part.axes) == ["seed"]
+    np.testing.assert_allclose(part.values["value"], wanted[1, 1])
+    assert np.isnan(part.at(seed=0).sd().values["value"])
+    with pytest.raises(ValueError, match=r"^axis 'rounds': there are \['factor'"):
+        found.mean("rounds")
+    with pytest.raises(ValueError, match=r"^factor: wanted one of \[0.5, 1.0, 3.0\], got 2"):
+        found.at(factor=2)
+
+
+def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
+    def moment(data, which, scale):
+        return {"moment": scale * jnp.sum(data[which] ** 2)}
+
+    def grid(seed, scales):
+        data = np.random.default_rng(seed).normal(size=(2, 9))
+        partial = jax.tree_util.Partial(moment, jnp.asarray(data))
+        found = jf.grid(partial, {"which": range(2), "scale": scales}, block=2)
+        wanted = np.sum(data**2, axis=1)[:, None] * scales
+        np.testing.assert_allclose(found.values["moment"], wanted, rtol=1e-12)
+
+    grid(0, [1.0, 2.0])
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        grid(1, [3.0, 5.0, 7.0])
+        compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
+    assert not any("_block" in message for message in compiled), compiled
+
+
+def test_runs_on_fewer_clients_and_samples_are_one_call():
+    """Hyperparameter, numbers of clients and samples, and data set: one compiled function."""
+    data = jf.stack([draw(0), draw(1)])
+
+    def run(data, step_size, size, samples, data_set):
+        clients = jf.masked(jax.tree.map(lambda x: x[data_set], data), size=size, samples=samples)
+        solution = jf.rollout(perpca(step_size), clients, rounds=ROUNDS, key=jax.random.key(0))
+        return {"shared": solution.result.shared, "objective": solution.history["objective"]}
+
+    axes = {"step_size": STEPS[:2], "size": [2, 3], "samples": [5, 8], "data_set": range(2)}
+    found = jf.grid(jax.tree_util.Partial(run, data), axes, block=3)
+    rng = np.random.default_rng(1)
+    alone = jf.Clients.from_samples((rng.normal(size=(3, 8, 4)) * [3, 2, 1, 0.5])[:2, :5])
+    one = jf.fit(perpca(STEPS[1]), alone, rounds=ROUNDS, key=jax.random.key(0))
+    part = found.at(step_size=STEPS[1], size=2, samples=5, data_set=1).values
+    np.testing.assert_allclose(part["shared"], one.result.shared, atol=1e-10)
+    np.testing.assert_allclose(part["objective"], one.history["objective"], rtol=1e-10)
+
+
+def test_an_interrupted_grid_is_taken_up(tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    whole = jf.grid(noisy, AXES, block=5, folder=folder)
+    files = sorted(folder.glob("*.npz"))
+    assert len(files) == 5
+    kept = {path: path.stat().st_mtime_ns for path in files[::2]}
+    for path in files[1::2]:
+        path.unlink()
+    (folder / ".part-00000005.npz").write_bytes(b"killed while it was written")
+    again = jf.grid(noisy, AXES, block=5, folder=folder, progress=True)
+    assert "24/24" in capsys.readouterr().err
+    for name, values in whole.values.items():
+        np.testing.assert_array_equal(again.values[name], values)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    # With other blocks, too: points are kept, not blocks.
+    files[1].unlink()
+    again = jf.grid(noisy, AXES, block=2, folder=folder)
+    np.testing.assert_allclose(again.values["value"], whole.values["value"], rtol=1e-12)
+
+
+def test_a_folder_of_another_grid_is_refused(tmp_path):
+    axes = {"which": [0, 1]}
+
+    def computes(factor, data):
+        return jax.tree_util.Partial(
+            lambda data, which: {"value": factor * data[which]}, jnp.asarray(data)
+        )
+
+    jf.grid(computes(2.0, [1.0, 2.0]), axes, folder=tmp_path)
+    jf.grid(computes(2.0, [1.0, 2.0]), axes, folder=tmp_path)
+    with pytest.raises(ValueError, match=r"^folder: .* holds another grid; its axes are \{'which"):
+        jf.grid(computes(2.0, [1.0, 2.0]), {"which": [1]}, folder=tmp_path)
+    for other in (computes(3.0, [1.0, 2.0]), computes(2.0, [1.0, 2.5])):
+        with pytest.raises(ValueError, match=r"^folder: .* a grid of another computation"):
+            jf.grid(other, axes, folder=tmp_path)
+    (tmp_path / "grid.json").unlink()
+    with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
+        jf.grid(computes(2.0, [1.0, 2.0]), axes, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({}, "axes: wanted values by the name"),
+        ([1, 2], "axes: wanted values by the name"),
+        ({"factor": 0.5}, "axes: wanted a list of numbers for 'factor'"),
+        ({"factor": []}, "axes: wanted a list of numbers for 'factor'"),
+        ({"factor": ["a"]}, "axes: wanted a list of numbers for 'factor'"),
+        ({"factor": [1.0, np.nan]}, "axes: wanted finite numbers for 'factor'"),
+        ({"factor": [1.0], "power": [1]}, "do not fit the function: missing .* 'seed'"),
+        (AXES | {"rounds": [3]}, "do not fit the function: .* 'rounds'"),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(axes, message):
+    with pytest.raises(ValueError, match=message):
+        jf.grid(noisy, axes)
+
+
+def test_other_bad_input_of_labelled_grids():
+    for block in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"^block: wanted a positive whole number"):
+            jf.grid(noisy, AXES, block=block)
+    with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
+        jf.grid(lambda seed: seed, {"seed": [1, 2]})
+    for given in ({"size": 4}, {"size": 0}, {"samples": 9}):
+        with pytest.raises(ValueError, match=rf"^{next(iter(given))}: wanted a number from 1 to"):
+            jf.masked(draw(), **given)
+    moments = jf.Clients.from_moments(np.eye(4)[None])
+    with pytest.raises(ValueError, match=r"^clients: wanted clients with samples, got Moment"):
+        jf.masked(moments, size=1)
+
+
+def test_a_labelled_grid_in_a_picture():
+    found, wanted = jf.grid(noisy, AXES), wanted_values()
+    (axes,) = jf.plot.grid(found, "factor", over="seed", names=["value"]).axes
+    for i, line in enumerate(axes.get_lines()):
+        assert line.get_label() == f"value, power {i + 1}"
+        np.testing.assert_allclose(line.get_xydata()[:, 0], AXES["factor"])
+        np.testing.assert_allclose(line.get_xydata()[:, 1], wanted[:, i].mean(axis=1))
+    assert len(axes.get_lines()) == len(axes.collections) == 2
+    assert axes.get_xlabel() == "factor" and axes.get_xscale() == "log"
+    lower = axes.collections[0].get_paths()[0].vertices[:, 1].min()
+    spread = wanted[:, 0].mean(axis=1) - wanted[:, 0].std(axis=1, ddof=1)
+    np.testing.assert_allclose(lower, spread.min())
+    (axes,) = jf.plot.grid(found.at(power=1, seed=0), "factor", names=["value"]).axes
+    assert len(axes.collections) == 0 and axes.get_legend() is None
+    for arguments, message in (
+        ({"x": "rounds"}, "^x: wanted one of the axes"),
+        ({"x": "seed", "over": "seed"}, "^x: wanted one of the axes"),
+        ({"x": "seed", "over": "rounds"}, "^axis 'rounds'"),
+        ({"x": "seed", "names": ["error"]}, "^names: there are"),
+        ({"x": "seed"}, "^names: 'curve' has axes beyond"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jf.plot.grid(found, **arguments)

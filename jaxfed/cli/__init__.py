@@ -12,6 +12,7 @@ COMMANDS = {
     "demo": "shared and unique components of real handwritten digits, in under a minute",
     "fit": "fit an algorithm to your own files",
     "reproduce": "reproduce a table or figure of a paper",
+    "sweep": "a grid over settings, samples, clients and seeds, compiled once",
 }
 
 

@@ -5,8 +5,10 @@ Each function returns a Matplotlib `Figure`, to be shown by a notebook or saved 
 that figure or subfigure instead, so that pictures can be put together.
 """
 
+from jaxfed.plot._agreement import agreement
 from jaxfed.plot._clusters import clusters
 from jaxfed.plot._curves import convergence
+from jaxfed.plot._grid import grid
 from jaxfed.plot._images import components, separation
 
-__all__ = ["clusters", "components", "convergence", "separation"]
+__all__ = ["agreement", "clusters", "components", "convergence", "grid", "separation"]

@@ -16,17 +16,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jax.tree_util import Partial
+from jaxtyping import Array, Float
 
+from jaxfed import plot
+from jaxfed.cli import _report
 from jaxfed.cli.reproduce import Cell, Interval, Report, at_least, at_most, near
-from jaxfed.cli.reproduce.perpca import _graphs
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.clients import Clients, Samples
-from jaxfed.core.run import Solution, rollout
+from jaxfed.core.clients import Clients
+from jaxfed.core.grid import Grid, after, grid, masked
+from jaxfed.core.run import rollout
 from jaxfed.data.synthetic import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
 from jaxfed.pca import AdaptivePCA, EmpiricalBayesPCA, HierarchicalPCA
-from jaxfed.plot._figure import colour
+from jaxfed.plot._figure import canvas
 
 NOISE = 0.5
 LOCAL, GLOBAL, OURS, PRINTED = "local", "global", "personalized", "personalized, Fact 1"
@@ -66,70 +69,41 @@ def _methods(
     }
 
 
-def _keys(seeds: int) -> Key[Array, " runs"]:
-    return jax.vmap(jax.random.key)(jnp.arange(seeds))
+def _drawn(key, variance, *, size=None, count=None, **law) -> tuple[HierarchicalData, Clients]:
+    """Clients of one law, or only the first of them with only their first samples."""
+    data = hierarchical_synthetic(key, prior_variance=variance, noise_variance=NOISE, **law)
+    return data, masked(Clients.from_samples(data.samples), size=size, samples=count)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "clients",
-        "features",
-        "rank",
-        "samples",
-        "names",
-        "solver",
-        "rounds",
-        "block",
-    ),
-)
 def _errors(
-    keys, variances, counts, sizes,
-    *, clients, features, rank, samples, names, solver="eigenvectors", rounds=30, block=1,
+    *, prior_variance, seed, samples=None, clients=None, law, names, solver="eigenvectors",
+    rounds=30,
 ):  # fmt: skip
-    """Errors of every method, by run; all runs are one compiled call.
-
-    `counts` and `sizes` are how many of the drawn samples and clients a run really has.
-    """
-
-    def one(run):
-        key, variance, count, size = run
-        data, given = _drawn(key, variance, count, size, clients, features, rank, samples)
-        found = {}
-        for name, (algorithm, length) in _methods(rank, variance, solver, rounds).items():
-            if name in names:
-                solution = rollout(algorithm, given, rounds=length, key=key)
-                found[name] = _error(solution.result, data, given)
-        return found
-
-    return jax.lax.map(one, (keys, variances, counts, sizes), batch_size=block)
+    """Errors of every method."""
+    key = jax.random.key(seed)
+    data, given = _drawn(key, prior_variance, size=clients, count=samples, **law)
+    found = {}
+    for name, (algorithm, length) in _methods(law["rank"], prior_variance, solver, rounds).items():
+        if name in names:
+            solution = rollout(algorithm, after(given, found), rounds=length, key=key)
+            found[name] = _error(solution.result, data, given)
+    return found
 
 
-def _drawn(key, variance, count, size, clients, features, rank, samples):
-    """Clients of one law; samples and clients beyond the wanted ones are masked."""
-    data = hierarchical_synthetic(
-        key, clients=clients, features=features, rank=rank, samples=samples,
-        prior_variance=variance, noise_variance=NOISE,
-    )  # fmt: skip
-    kept = jnp.arange(samples) < count
-    values = jnp.where(kept[:, None], data.samples, 0)
-    present = (jnp.arange(clients) < size).astype(values.dtype)
-    number = jnp.full(clients, count, values.dtype)
-    given = Clients(
-        Samples(values, number), jnp.arange(clients, dtype=jnp.int32), present / present.sum()
-    )
-    return data, given
+def _swept(function: Callable, axes: Mapping[str, Any], *, block: int = 1, **options: Any) -> Grid:
+    """A function at every point of a grid; its options are those that are not axes."""
+    progress = _report.on_terminal()
+    return grid(Partial(function, **options), axes, block=block, progress=progress)
 
 
-def _swept(
-    settings: Sequence[tuple[float, int, int]], seeds: int, **options: Any
-) -> list[dict[str, np.ndarray]]:
-    """Errors for each setting (variance, samples, clients), arrays over seeds."""
-    grid = [(seed, *setting) for setting in settings for seed in range(seeds)]
-    numbers, variances, counts, sizes = map(jnp.asarray, zip(*grid, strict=True))
-    found = _errors(_keys(seeds)[numbers], variances.astype(float), counts, sizes, **options)
-    table = {name: np.asarray(x).reshape(len(settings), seeds) for name, x in found.items()}
-    return [{name: x[i] for name, x in table.items()} for i in range(len(settings))]
+def _cells(found: Grid, *labels: Any) -> dict[Labels, Any]:
+    """Values over seeds by the labels, the place along the first axis, and the method."""
+    places, _ = found.axes.values()
+    return {
+        (*labels, place, name): values[i]
+        for i, place in enumerate(places.tolist())
+        for name, values in found.values.items()
+    }
 
 
 def _rows(
@@ -152,29 +126,33 @@ def _claims(claims: Mapping[str, tuple[Any, Interval]], columns: Sequence[str]) 
     ]
 
 
-def _margin(errors: Mapping[str, Any], name: str = OURS) -> np.ndarray:
-    """How much smaller an error is than that of local and of global training, mean over seeds."""
-    others = np.minimum(np.mean(errors[LOCAL]), np.mean(errors[GLOBAL]))
-    return np.asarray(others - np.mean(errors[name]))
+def _margin(means: Mapping[str, Any]) -> np.ndarray:
+    """How much smaller the personalized error is than that of local and of global training."""
+    return np.minimum(means[LOCAL], means[GLOBAL]) - means[OURS]
 
 
-def _lines(
-    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Any]]], x: str, scale: str = "log"
-) -> Callable[[], Any]:
-    """A figure with one graph a panel and one line a method."""
+def _picture(panels: Mapping[str, Grid], x: str, scale: Any = "log") -> Callable[[], Any]:
+    """A figure with one graph a panel and one line a method, with the spread over seeds."""
 
     def draw():
-        figure = None
-        graphs = _graphs([(title, x, "error over true error") for title in panels])
-        for axes, lines in zip(graphs, panels.values(), strict=True):
-            for number, (name, (places, values)) in enumerate(lines.items()):
-                axes.plot(places, values, label=name, color=colour(number), linewidth=1.2)
-            axes.set_xscale(scale)
-            axes.legend(fontsize=7, frameon=False)
-            figure = axes.figure
+        figure = canvas(None, 4.2 * len(panels), 3.4)
+        parts = np.atleast_1d(figure.subfigures(1, len(panels)))
+        for part, (title, found) in zip(parts, panels.items(), strict=True):
+            label = "error over true error"
+            plot.grid(found, x, over="seed", scale=scale, label=label, figure=part)
+            part.suptitle(title, fontsize=9)
         return figure
 
     return draw
+
+
+def _arrays(panels: Mapping[str, Grid]) -> dict[str, np.ndarray]:
+    """Axes and means over seeds, for the file."""
+    arrays = {}
+    for title, found in panels.items():
+        mean = found.mean("seed")
+        arrays |= mean.axes | {f"{title}, {name}": y for name, y in mean.values.items()}
+    return arrays
 
 
 BOTH = "Both readings of the caption's number: as the standard deviation, and as the variance."
@@ -199,22 +177,21 @@ def figure1b(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     """Error of local, global and personalized components as heterogeneity grows."""
     del data, out
     names, variances = (LOCAL, GLOBAL, OURS, PRINTED), list(FIGURE1B)
-    found = _swept(
-        [(variance, 20, 200) for variance in variances], seeds,
-        clients=200, features=30, rank=10, samples=20, names=names, block=2,
-    )  # fmt: skip
-    measured, reference = {}, {}
-    for errors, (variance, values) in zip(found, FIGURE1B.items(), strict=True):
-        for name, value in zip(names, values, strict=True):
-            measured[variance, name] = errors[name]
-            reference[variance, name] = near(value, TOLERANCE)
+    law = {"clients": 200, "features": 30, "rank": 10, "samples": 20}
+    axes = {"prior_variance": variances, "seed": range(seeds)}
+    found = _swept(_errors, axes, law=law, names=names, block=2)
+    reference = {
+        (variance, name): near(value, TOLERANCE)
+        for variance, values in FIGURE1B.items()
+        for name, value in zip(names, values, strict=True)
+    }
     columns = ("prior variance", "method")
-    means = {name: [float(errors[name].mean()) for errors in found] for name in names}
-    apart = np.asarray(means[GLOBAL]) - np.asarray(means[LOCAL])
+    means = found.mean("seed").values
+    apart = means[GLOBAL] - means[LOCAL]
     first = int(np.argmax(apart > 0))
     crossing = np.interp(0, apart[first - 1 : first + 1], variances[first - 1 : first + 1])
     claims = {
-        "personalized smallest: least margin": (min(map(_margin, found)), at_least(-0.001)),
+        "personalized smallest: least margin": (_margin(means).min(), at_least(-0.001)),
         "global beats local at the smallest variance by": (-apart[0], at_least(0.1)),
         "local beats global at the largest variance by": (apart[-1], at_least(0.1)),
         "global and local cross at": (crossing, near(0.057, 0.006)),
@@ -228,19 +205,14 @@ def figure1b(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     return Report(
         title="Ozkara et al. (2023), Figure 1(b): error against heterogeneity, n = 20",
         columns=columns,
-        rows=_rows(columns, measured, reference) + _claims(claims, columns),
+        rows=_rows(columns, _cells(found), reference) + _claims(claims, columns),
         notes=[
             "The optimum of each problem, by eigenvectors (personalized) and steps (the others).",
             "Fact 1 prints half of the likelihood's gradient: that is the same problem with half "
             "the prior variance, which helps, because the optimum with the true variance "
             "regularizes too little.",
         ],
-        figures={
-            "figure1b": _lines(
-                {"n = 20": {name: (variances, values) for name, values in means.items()}},
-                "prior variance",
-            )
-        },
+        figures={"figure1b": _picture({"n = 20": found}, "prior_variance")},
         arrays={"variance": variances} | means,
     )
 
@@ -273,23 +245,23 @@ def figure1c(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     del data, out
     columns = ("0.1 is the", "n", "method")
     names = (LOCAL, GLOBAL, OURS, PRINTED)
-    counts = list(FIGURE1C["variance"])
+    law = {"clients": 100, "features": 100, "rank": 20, "samples": max(FIGURE1C["variance"])}
     measured, reference, panels, claims = {}, {}, {}, {}
     for reading, variance in READINGS.items():
         literal = reading == "variance"
         used = names[:3] if literal else names
+        axes = {"samples": list(FIGURE1C[reading]), "seed": range(1 if literal else seeds)}
         found = _swept(
-            [(variance, n, 100) for n in counts], 1 if literal else seeds,
-            clients=100, features=100, rank=20, samples=max(counts), names=used,
-            solver="gradient", rounds=100,
+            _errors, axes, prior_variance=variance, law=law, names=used, solver="gradient",
+            rounds=100,
         )  # fmt: skip
-        for n, errors in zip(counts, found, strict=True):
-            for name, value in zip(used, FIGURE1C[reading][n], strict=True):
-                measured[reading, n, name] = errors[name]
+        measured |= _cells(found, reading)
+        for n, values in FIGURE1C[reading].items():
+            for name, value in zip(used, values, strict=True):
                 reference[reading, n, name] = near(value, TOLERANCE)
-        means = {name: [float(errors[name].mean()) for errors in found] for name in used}
-        panels[f"0.1 is the {reading}"] = {name: (counts, y) for name, y in means.items()}
-        margin = min(map(_margin, found))
+        panels[f"0.1 is the {reading}"] = found
+        means = found.mean("seed").values
+        margin = _margin(means).min()
         claims[f"{reading}: personalized smallest: least margin"] = margin, at_least(-0.001)
         claims[f"{reading}: local beats global at the most samples by"] = (
             means[GLOBAL][-1] - means[LOCAL][-1], at_least(0.0),
@@ -306,11 +278,8 @@ def figure1c(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         rows=_rows(columns, measured, reference) + _claims(claims, columns),
         notes=[BOTH, "As the variance one data set is enough: that global training wins with few "
                "samples, as the text says, is then not so."],
-        figures={"figure1c": _lines(panels, "samples of each client")},
-        arrays={
-            f"{title}, {name}": y for title, lines in panels.items() for name, (_, y) in
-            lines.items()
-        } | {"samples": counts},
+        figures={"figure1c": _picture(panels, "samples")},
+        arrays=_arrays(panels),
     )  # fmt: skip
 
 
@@ -330,80 +299,81 @@ def figure1d(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     del data, out
     columns = ("0.1 is the", "m", "method")
     sizes = list(FIGURE1D)
+    law = {"clients": max(sizes), "features": 100, "rank": 20, "samples": 10}
     measured, reference, panels, claims = {}, {}, {}, {}
-    options = {"clients": 200, "features": 100, "rank": 20, "samples": 10, "solver": "gradient"}
     for reading, variance in READINGS.items():
         literal = reading == "variance"
-        runs = 1 if literal else seeds
-        settings = [(variance, 10, m) for m in sizes]
-        found = _swept(settings, runs, names=(GLOBAL, OURS), rounds=100, **options)
-        # What a client does alone does not depend on the others.
-        alone = _swept([settings[0], settings[-1]], runs, names=(LOCAL,), **options)
-        for m, errors in zip(sizes, found, strict=True):
-            for name, value in zip((GLOBAL, OURS), FIGURE1D[m], strict=True):
-                measured[reading, m, name] = errors[name]
-                if not literal:
-                    reference[reading, m, name] = near(value, TOLERANCE)
-        for m, errors in zip((sizes[0], sizes[-1]), alone, strict=True):
-            measured[reading, m, LOCAL] = errors[LOCAL]
+        axes = {"clients": sizes, "seed": range(1 if literal else seeds)}
+        found = _swept(
+            _errors, axes, prior_variance=variance, law=law, names=(LOCAL, GLOBAL, OURS),
+            solver="gradient", rounds=100,
+        )  # fmt: skip
+        measured |= _cells(found, reading)
+        panels[f"0.1 is the {reading}"] = found
+        for m, values in FIGURE1D.items():
             reference[reading, m, LOCAL] = near(1.358, TOLERANCE)
-        means = {name: [float(e[name].mean()) for e in found] for name in (GLOBAL, OURS)}
-        flat = [float(e[LOCAL].mean()) for e in alone]
+            if not literal:
+                for name, value in zip((GLOBAL, OURS), values, strict=True):
+                    reference[reading, m, name] = near(value, TOLERANCE)
         if literal:
             reference["variance", sizes[0], GLOBAL] = near(1.367, TOLERANCE)
             reference["variance", sizes[-1], GLOBAL] = near(1.396, TOLERANCE)
             reference["variance", sizes[-1], OURS] = near(1.357, TOLERANCE)
-        panels[f"0.1 is the {reading}"] = {name: (sizes, y) for name, y in means.items()} | {
-            LOCAL: ([sizes[0], sizes[-1]], flat)
-        }
-        margin = min(min(flat[-1], g) - o for g, o in zip(*means.values(), strict=True))
+        means = found.mean("seed").values
+        local, everybody, ours = (means[name] for name in (LOCAL, GLOBAL, OURS))
         claims |= {
-            f"{reading}: personalized smallest: least margin": (margin, at_least(-0.01)),
-            f"{reading}: local does not change: by": (flat[-1] - flat[0], near(0, TOLERANCE)),
-            f"{reading}: global falls by": (means[GLOBAL][0] - means[GLOBAL][-1], at_least(0)),
-            f"{reading}: personalized falls by": (means[OURS][0] - means[OURS][-1], at_least(0)),
-        }
+            f"{reading}: personalized smallest: least margin": (
+                _margin(means).min(), at_least(-0.01),
+            ),
+            f"{reading}: local does not change: by": (np.ptp(local), at_most(TOLERANCE)),
+            f"{reading}: global falls by": (everybody[0] - everybody[-1], at_least(0)),
+            f"{reading}: personalized falls by": (ours[0] - ours[-1], at_least(0)),
+        }  # fmt: skip
     return Report(
         title="Ozkara et al. (2023), Figure 1(d): error against the number of clients, n = 10",
         columns=columns,
         rows=_rows(columns, measured, reference) + _claims(claims, columns),
         notes=[BOTH, "Runs with fewer clients are padded and masked, so that all are one compiled "
                "call. With three clients the errors scatter by more than the margin."],
-        figures={"figure1d": _lines(panels, "clients")},
-        arrays={
-            f"{title}, {name}": y for title, lines in panels.items() for name, (_, y) in
-            lines.items()
-        } | {"clients": sizes},
+        figures={"figure1d": _picture(panels, "clients")},
+        arrays=_arrays(panels),
     )  # fmt: skip
 
 
 # --- Figures 1(a) and 2: rounds ------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("clients", "samples", "rounds", "make"))
-def _curves(keys, variances, *, clients, samples, rounds, make):
-    """Test and training errors of the entering iterates by method, (runs, rounds)."""
-    features, rank = 30, 10
+def _curves(*, prior_variance, seed, clients, samples, rounds, make):
+    """Test and training errors after every round, by method."""
+    features, rank, key = 30, 10, jax.random.key(seed)
+    law = {"clients": clients, "features": features, "rank": rank, "samples": samples}
+    data, given = _drawn(key, prior_variance, **law)
 
-    def one(run):
-        key, variance = run
-        data, given = _drawn(key, variance, samples, clients, clients, features, rank, samples)
+    def errors(result):
+        frames = _frames(result)
+        left = data.samples - jnp.einsum(
+            "mnd,mdr,mer->mne", data.samples, frames, frames, optimize=True
+        )
+        train = jnp.sum(left**2) / (clients * samples * NOISE * (features - rank))
+        return {"test": _error(result, data, given), "train": train}
 
-        def errors(result):
-            frames = _frames(result)
-            left = data.samples - jnp.einsum(
-                "mnd,mdr,mer->mne", data.samples, frames, frames, optimize=True
-            )
-            train = jnp.sum(left**2) / (clients * samples * NOISE * (features - rank))
-            return {"test": _error(result, data, given), "train": train}
+    found = {}
+    for name, algorithm in make(data, prior_variance).items():
+        now = after(given, found)
+        history = rollout(algorithm, now, rounds=rounds, key=key, metrics=errors).history
+        found[name] = jnp.stack([history["test"], history["train"]])
+    return found
 
-        found = {}
-        for name, algorithm in make(data, variance).items():
-            solution: Solution = rollout(algorithm, given, rounds=rounds, key=key, metrics=errors)
-            found[name] = {k: solution.history[k] for k in ("test", "train")}
-        return found
 
-    return jax.lax.map(one, (keys, variances))
+def _over_rounds(variances: Sequence[float], seeds: int, **options: Any) -> Grid:
+    """The errors of `_curves` with all their axes named."""
+    axes = {"prior_variance": variances, "seed": range(seeds)}
+    found = _swept(_curves, axes, **options)
+    places = np.arange(1, options["rounds"] + 1)
+    return Grid(found.axes | {"kind": KINDS, "round": places}, found.values)
+
+
+KINDS = np.asarray(["test", "train"])
 
 
 def _precision(samples: int) -> float:
@@ -452,27 +422,22 @@ def figure1a(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     """Error against rounds, from random starts."""
     del data, out
     rounds, variances = 600, list(FIGURE1A)
-    grid = [(seed, variance) for variance in variances for seed in range(seeds)]
-    numbers, values = map(jnp.asarray, zip(*grid, strict=True))
-    found = _curves(
-        _keys(seeds)[numbers], values, clients=200, samples=10, rounds=rounds,
-        make=_figure1a_methods,
-    )  # fmt: skip
+    found = _over_rounds(
+        variances, seeds, clients=200, samples=10, rounds=rounds, make=_figure1a_methods
+    )
     columns = ("prior variance", "method", "quantity")
     measured, reference, panels, claims = {}, {}, {}, {}
-    for i, variance in enumerate(variances):
-        part = slice(i * seeds, (i + 1) * seeds)
-        curves = {name: np.asarray(pair["test"])[part] for name, pair in found.items()}
+    for variance in variances:
+        panel = panels[f"prior variance {variance}"] = found.at(
+            prior_variance=variance, kind="test"
+        )
+        curves = panel.values
         for name, (value, length) in FIGURE1A[variance].items():
             measured[variance, name, "error"] = curves[name][:, -1]
             reference[variance, name, "error"] = near(value, TOLERANCE)
             measured[variance, name, "rounds"] = [_settled(c, 0.01) for c in curves[name]]
             if length is not None:
                 reference[variance, name, "rounds"] = near(length, 0.5 * length)
-        places = np.arange(1, rounds + 1)
-        panels[f"prior variance {variance}"] = {
-            name: (places, c.mean(axis=0)) for name, c in curves.items()
-        }
         ends = {name: c[:, -1].mean() for name, c in curves.items()}
         settled = {name: np.mean(measured[variance, name, "rounds"]) for name in curves}
         claims |= {
@@ -494,12 +459,9 @@ def figure1a(*, data: Path | None, seeds: int, out: Path | None) -> Report:
             "The prior sees the bases, and from random ones it is that which takes most of the "
             "rounds: aligned, or from the pooled start, a tenth is enough.",
         ],
-        figures={"figure1a": _lines(panels, "round")},
-        arrays={
-            f"{title}, {name}": y for title, lines in panels.items() for name, (_, y) in
-            lines.items()
-        },
-    )  # fmt: skip
+        figures={"figure1a": _picture(panels, "round")},
+        arrays=_arrays(panels),
+    )
 
 
 FIGURE2 = {
@@ -528,36 +490,34 @@ def figure2(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     del data, out
     rounds, variances = 400, list(FIGURE2)
     runs = 3 * seeds  # small problems: more data sets
-    grid = [(seed, variance) for variance in variances for seed in range(runs)]
-    numbers, values = map(jnp.asarray, zip(*grid, strict=True))
-    found = _curves(
-        _keys(runs)[numbers], values, clients=50, samples=20, rounds=rounds, make=_figure2_methods
-    )[OURS]
+    found = _over_rounds(
+        variances, runs, clients=50, samples=20, rounds=rounds, make=_figure2_methods
+    )
     columns = ("prior variance", "round", "quantity")
-    measured, reference = {}, {}
-    panels: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
+    measured, reference, panels = {}, {}, {}
+    for kind in reversed(KINDS):
+        part = found.at(kind=kind)
+        lines = {f"{v:g}": part.at(prior_variance=v) for v in variances}
+        (some, *_) = lines.values()
+        panels[kind] = Grid(some.axes, {name: line.values[OURS] for name, line in lines.items()})
     ends: dict[str, list[float]] = {"train": [], "test": [], "rounds": []}
-    for i, (variance, (_, table, settled)) in enumerate(FIGURE2.items()):
-        part = slice(i * runs, (i + 1) * runs)
-        curves = {kind: np.asarray(found[kind])[part] for kind in panels}
+    for variance, (_, table, settled) in FIGURE2.items():
+        curves = {kind: panel.values[f"{variance:g}"] for kind, panel in panels.items()}
         for kind, position in (("train", 0), ("test", 1)):
             for at, pair in table.items():
                 measured[variance, at, kind] = curves[kind][:, at - 1]
                 # Early rounds are on a steep slope.
                 tolerance = TOLERANCE if at == 400 else 0.05
                 reference[variance, at, kind] = near(pair[position], tolerance)
-            mean = curves[kind].mean(axis=0)
-            panels[kind][str(variance)] = np.arange(1, rounds + 1), mean
-            ends[kind].append(float(mean[-1]))
+            ends[kind].append(float(curves[kind][:, -1].mean()))
         lengths = [_settled(curve, 0.02) for curve in curves["train"]]
         measured[variance, "to 2 %", "train"] = lengths
         reference[variance, "to 2 %", "train"] = near(settled, 0.5 * settled)
         ends["rounds"].append(float(np.mean(lengths)))
-    same = _curves(
-        _keys(seeds), jnp.full(seeds, 0.2), clients=50, samples=20, rounds=30,
-        make=_figure2_other_methods,
-    )  # fmt: skip
-    other = {name: np.asarray(pair["test"])[:, -1] for name, pair in same.items()}
+    same = _over_rounds(
+        [0.2], seeds, clients=50, samples=20, rounds=30, make=_figure2_other_methods
+    ).at(prior_variance=0.2, kind="test", round=30)
+    other = same.values
     claims = {
         "a larger variance trains to a smaller error: least fall": (
             -np.diff(ends["train"]).max(), at_least(0),
@@ -585,12 +545,9 @@ def figure2(*, data: Path | None, seeds: int, out: Path | None) -> Report:
             "Step sizes 0.005, 0.01, 0.01 for both kinds of components, a quarter of the printed "
             "ones, which no gradient of the printed objective fits.",
         ],
-        figures={"figure2": _lines(panels, "round", "linear")},
-        arrays={
-            f"{kind}, {name}": y for kind, lines in panels.items() for name, (_, y) in
-            lines.items()
-        },
-    )  # fmt: skip
+        figures={"figure2": _picture(panels, "round", "linear")},
+        arrays=_arrays(panels),
+    )
 
 
 # --- ADEPT, Figure 2 -----------------------------------------------------------------------------
@@ -606,61 +563,55 @@ ADEPT = {
 FIXED = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
 
-@partial(jax.jit, static_argnames=("clients", "samples"))
-def _adapted(keys, variances, *, clients, samples):
-    features, rank = 30, 10
+def _adapted(*, prior_variance, seed, law):
+    """Errors of every method, and the variances that two of them learn."""
+    key, rank = jax.random.key(seed), law["rank"]
+    data, given = _drawn(key, prior_variance, **law)
 
-    def one(run):
-        key, variance = run
-        data, given = _drawn(key, variance, samples, clients, clients, features, rank, samples)
+    def error(algorithm, rounds):
+        solution = rollout(algorithm, given, rounds=rounds, key=key)
+        spread = solution.history.get("prior_variance", jnp.zeros(rounds))
+        return _error(solution.result, data, given), spread[-1]
 
-        def error(algorithm, rounds):
-            solution = rollout(algorithm, given, rounds=rounds, key=key)
-            return _error(solution.result, data, given), solution.history.get(
-                "prior_variance", jnp.zeros(rounds)
-            )
+    make = partial(HierarchicalPCA, rank, NOISE)
+    adaptive = partial(AdaptivePCA, rank, NOISE, solver="eigenvectors")
+    strengths = jnp.asarray([0.75, 1.875, 3.0])
+    printed, spread = jax.lax.map(
+        lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40), strengths
+    )
+    fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
+    bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
+    return {
+        LOCAL: error(make(1.0, training="local"), 60)[0],
+        GLOBAL: error(make(1.0, training="global"), 2)[0],
+        "ADEPT, xi = 0.75": printed[0],
+        "ADEPT, xi = 1.875": printed[1],
+        "ADEPT, xi = 3": printed[2],
+        "ADEPT, default": error(adaptive(), 40)[0],
+        "empirical Bayes": bayes,
+        "best fixed variance": fixed.min(),
+        f"ADEPT, xi = 1.875, {LEARNED}": spread[1],
+        f"empirical Bayes, {LEARNED}": estimate,
+    }
 
-        make = partial(HierarchicalPCA, rank, NOISE)
-        adaptive = partial(AdaptivePCA, rank, NOISE, solver="eigenvectors")
-        strengths = jnp.asarray([0.75, 1.875, 3.0])
-        printed, spread = jax.lax.map(
-            lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40), strengths
-        )
-        fixed = jax.lax.map(
-            lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED)
-        )
-        bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
-        return {
-            LOCAL: error(make(1.0, training="local"), 60)[0],
-            GLOBAL: error(make(1.0, training="global"), 2)[0],
-            "ADEPT, xi = 0.75": printed[0],
-            "ADEPT, xi = 1.875": printed[1],
-            "ADEPT, xi = 3": printed[2],
-            "ADEPT, default": error(adaptive(), 40)[0],
-            "empirical Bayes": bayes,
-            "best fixed variance": fixed.min(),
-        }, {"ADEPT, xi = 1.875": spread[1, -1], "empirical Bayes": estimate[-1]}
 
-    return jax.lax.map(one, (keys, variances))
+LEARNED = "learned variance"
 
 
 def adept_figure2(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     """Error with a learned prior variance as heterogeneity grows."""
     del data, out
     variances = list(ADEPT)
-    grid = [(seed, variance) for variance in variances for seed in range(seeds)]
-    numbers, values = map(jnp.asarray, zip(*grid, strict=True))
-    errors, spreads = _adapted(_keys(seeds)[numbers], values, clients=200, samples=20)
-    shape = (len(variances), seeds)
-    errors = {name: np.asarray(x).reshape(shape) for name, x in errors.items()}
-    spreads = {name: np.asarray(x).reshape(shape) for name, x in spreads.items()}
+    law = {"clients": 200, "features": 30, "rank": 10, "samples": 20}
+    found = _swept(_adapted, {"prior_variance": variances, "seed": range(seeds)}, law=law)
     columns = ("prior variance", "method", "quantity")
     measured, reference = {}, {}
-    for i, variance in enumerate(variances):
-        for name, values in errors.items():
-            measured[variance, name, "error"] = values[i]
-        for name, values in spreads.items():
-            measured[variance, name, "learned variance"] = values[i]
+    for (variance, name), values in _cells(found).items():
+        quantity = LEARNED if name.endswith(LEARNED) else "error"
+        measured[variance, name.removesuffix(f", {LEARNED}"), quantity] = values
+    errors = {name: x for name, x in found.values.items() if not name.endswith(LEARNED)}
+    found = Grid(found.axes, errors)
+    for variance in variances:
         row = zip(("0.75", "1.875", "3"), ADEPT[variance], strict=True)
         for strength, value in row:
             if value is not None:
@@ -669,7 +620,7 @@ def adept_figure2(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         local, everybody, *_ = FIGURE1B[variance]
         reference[variance, LOCAL, "error"] = near(local, TOLERANCE)
         reference[variance, GLOBAL, "error"] = near(everybody, TOLERANCE)
-    means = {name: values.mean(axis=1) for name, values in errors.items()}
+    means = found.mean("seed").values
     best, ends = means["best fixed variance"], np.minimum(means[LOCAL], means[GLOBAL])
     claims = {
         "ADEPT, default, over the best fixed variance: most": (
@@ -698,11 +649,7 @@ def adept_figure2(*, data: Path | None, seeds: int, out: Path | None) -> Report:
             "The default counts r (d - r) dimensions. Empirical Bayes integrates the components "
             "out and needs no hyper prior.",
         ],
-        figures={
-            "adept_figure2": _lines(
-                {"n = 20": {name: (variances, y) for name, y in means.items()}}, "prior variance"
-            )
-        },
+        figures={"adept_figure2": _picture({"n = 20": found}, "prior_variance")},
         arrays={"variance": variances} | means,
     )
 
