@@ -2,9 +2,11 @@
 
 from jaxfed import data as data
 from jaxfed import gcca as gcca
+from jaxfed import generative as generative
 from jaxfed import linalg as linalg
 from jaxfed import manifolds as manifolds
 from jaxfed import metrics as metrics
+from jaxfed import models as models
 from jaxfed import pca as pca
 from jaxfed import plot as plot
 from jaxfed import privacy as privacy

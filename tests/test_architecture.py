@@ -18,6 +18,8 @@ ALLOWED = {
     "core": {"linalg", "manifolds"},
     "pca": {"linalg", "manifolds", "data", "metrics", "core"},
     "gcca": {"linalg", "manifolds", "core"},
+    "generative": {"linalg", "manifolds", "core"},
+    "models": set(),
     "plot": {"linalg", "manifolds", "data", "metrics", "core", "pca"},
     "cli": {"linalg", "manifolds", "data", "metrics", "core", "pca", "gcca", "plot"},
 }

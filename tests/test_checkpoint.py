@@ -10,9 +10,11 @@ from pathlib import Path
 import chex
 import jax
 import numpy as np
+import optax
 import pytest
 
 import jaxfed as jf
+from jaxfed.core import checkpoint
 
 ROUNDS = 12
 
@@ -162,6 +164,17 @@ def finished(tmp_path_factory):
 def test_another_runs_checkpoint_is_refused(finished, name):
     with pytest.raises(ValueError, match=rf"belongs to another run; its {name} "):
         fit(finished, **OTHERS[name])
+
+
+def test_what_functions_carry_along_tells_runs_apart():
+    def described(optimizer, loss=jf.models.reconstruction_loss):
+        model = jf.models.Autoencoder(6, 2, key=jax.random.key(0))
+        return checkpoint._described(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
+
+    assert described(optax.sgd(0.1)) == described(optax.sgd(0.1))
+    assert described(optax.sgd(0.1)) != described(optax.sgd(0.2))
+    assert described(optax.adam(0.1)) != described(optax.adam(0.1, b1=0.8))
+    assert " at 0x" not in described(optax.adam(0.1), jax.jit(jf.models.reconstruction_loss))
 
 
 def test_another_algorithms_checkpoint_is_refused(finished):

@@ -1,7 +1,12 @@
 """Checkpoints of a run through Orbax: saved between chunks of rounds, resumed bit for bit."""
 
+import contextlib
+import dataclasses
+import functools
 import hashlib
 import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +109,36 @@ def fingerprint(algorithm, clients, *, key, start, **arguments) -> dict[str, str
 
 
 def _described(algorithm) -> str:
-    """In one line, with the values of its hyperparameters."""
-    return " ".join(eqx.tree_pformat(algorithm, short_arrays=False).split())
+    """In one line, with the values of its hyperparameters and of what its functions carry along."""
+    text = " ".join(eqx.tree_pformat(algorithm, short_arrays=False).split())
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # where a function lies differs between processes
+    carried = hashlib.sha256(" ".join(_carried(algorithm, set())).encode())
+    return f"{text} {carried.hexdigest()[:16]}"
+
+
+def _carried(value: Any, seen: set[int]) -> Iterator[str]:
+    """The values within functions, such as the step size within an Optax optimizer."""
+    if isinstance(value, str | int | float):
+        yield repr(value)
+    elif isinstance(value, jax.Array | np.ndarray):
+        yield _digest(value)
+    elif id(value) not in seen:  # functions may know themselves
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            parts = [*value.keys(), *value.values()]
+        elif isinstance(value, tuple | list):
+            parts = list(value)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        elif isinstance(value, functools.partial):
+            parts = [value.func, *value.args, *value.keywords.values()]
+        else:
+            parts = []
+            for cell in getattr(value, "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # one that is still empty
+                    parts.append(cell.cell_contents)
+        for part in parts:
+            yield from _carried(part, seen)
 
 
 def _numbered(tree: PyTree) -> dict[str, Any]:

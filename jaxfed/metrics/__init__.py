@@ -16,6 +16,7 @@ from jaxfed.metrics.reconstruction import (
     EnergyShares,
     captured_energy,
     kkt_violation,
+    reconstructed_energy,
     reconstruction_error,
     separation,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "kkt_violation",
     "misalignment",
     "projector_distance",
+    "reconstructed_energy",
     "reconstruction_error",
     "relative_singular_value_error",
     "rounds_to_accuracy",

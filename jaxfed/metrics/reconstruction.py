@@ -127,6 +127,46 @@ def separation(
     return EnergyShares(*(_reduced(part, per_client) * scale for part in parts))
 
 
+def reconstructed_energy(
+    samples: Float[Array, "m n d"],
+    reconstructions: Float[Array, "m n d"],
+    counts: Float[Array, " m"] | None = None,
+    *,
+    per_client: bool = False,
+) -> Float[Array, ""] | Float[Array, " m"]:
+    """Share of a sample's energy that its reconstruction by any model captures, on average.
+
+    `mean_i mean_j (1 - ||y_ij - f_i(y_ij)||^2 / ||y_ij||^2)`; negative where a reconstruction is
+    worse than none. Samples without energy are left out.
+
+    Source: the captured energy of Ozkara, Huang, Zhou & Diggavi, ADEPT.
+
+    Args:
+        samples: `(m, n, d)`.
+        reconstructions: of the samples, `(m, n, d)`.
+        counts: number of real rows of each client, `(m,)`.
+        per_client: return the clients' own means instead, `(m,)`.
+
+    Returns:
+        The mean share, a scalar; or the clients' shares, `(m,)`.
+
+    Raises:
+        ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
+    """
+    samples, reconstructions = jnp.asarray(samples), jnp.asarray(reconstructions)
+    if samples.shape != reconstructions.shape:
+        raise ValueError(
+            f"reconstructions must have the samples' shape {samples.shape}, "
+            f"got {reconstructions.shape}"
+        )
+    real = moments(samples, counts).samples  # rows beyond a client's count are zero
+    assert real is not None
+    energy = jnp.sum(real**2, axis=-1)
+    missed = jnp.sum((samples - reconstructions) ** 2, axis=-1)
+    shares = jnp.where(energy > 0, 1 - missed / jnp.where(energy > 0, energy, 1), 0)
+    return _reduced(shares.sum(axis=1) / jnp.maximum((energy > 0).sum(axis=1), 1), per_client)
+
+
 def kkt_violation(
     samples: Data,
     shared: Float[Array, "d r1"],

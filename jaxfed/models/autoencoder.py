@@ -1,0 +1,96 @@
+"""Two-layer autoencoder and its reconstruction loss."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "linear": lambda x: x,
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+class Autoencoder(eqx.Module):
+    r"""Two fully connected layers, \(x \mapsto g(W_2 h(W_1 x + b_1) + b_2)\).
+
+    It has 2·features·latent + latent + features parameters. With neither activation it spans at
+    best the top principal components.
+
+    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Section 5, has ReLU after the first layer and a
+    sigmoid after the last; the authors' code has neither.
+    """
+
+    encoder: eqx.nn.Linear
+    decoder: eqx.nn.Linear
+    hidden: Literal["linear", "relu"] = eqx.field(static=True)
+    output: Literal["linear", "sigmoid"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        features: int,
+        latent: int,
+        *,
+        hidden: Literal["linear", "relu"] = "linear",
+        output: Literal["linear", "sigmoid"] = "linear",
+        key: Key[Array, ""],
+    ):
+        """Draw the layers as `equinox.nn.Linear` does.
+
+        Args:
+            features: number of features of a sample.
+            latent: number of features of its code.
+            hidden: activation of the code.
+            output: activation of the reconstruction; a sigmoid is for samples between 0 and 1.
+            key: random key of the first parameters.
+
+        Raises:
+            ValueError: for sizes that are not positive whole numbers and unknown activations.
+        """
+        for name, size in (("features", features), ("latent", latent)):
+            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+                raise ValueError(f"{name}: wanted a positive whole number, got {size!r}")
+        if hidden not in ("linear", "relu"):
+            raise ValueError(f"hidden: wanted one of linear, relu, got {hidden!r}")
+        if output not in ("linear", "sigmoid"):
+            raise ValueError(f"output: wanted one of linear, sigmoid, got {output!r}")
+        first, second = jax.random.split(key)
+        self.encoder = eqx.nn.Linear(features, latent, key=first)
+        self.decoder = eqx.nn.Linear(latent, features, key=second)
+        self.hidden, self.output = hidden, output
+
+    def encode(self, sample: Float[Array, " features"]) -> Float[Array, " latent"]:
+        """The code of ONE sample."""
+        return _ACTIVATIONS[self.hidden](self.encoder(sample))
+
+    def __call__(self, sample: Float[Array, " features"]) -> Float[Array, " features"]:
+        """The reconstruction of ONE sample."""
+        return _ACTIVATIONS[self.output](self.decoder(self.encode(sample)))
+
+
+def reconstruction_loss(
+    model: Callable[[Array], Array], batch: Float[Array, "b d"], key: Key[Array, ""]
+) -> Float[Array, ""]:
+    """Mean squared length of what a batch's reconstructions miss.
+
+    Args:
+        model: maps one sample to its reconstruction.
+        batch: samples as rows.
+        key: not used; a loss of `jaxfed.generative` has it.
+
+    Raises:
+        ValueError: if the reconstructions are not of the samples' shape.
+    """
+    del key
+    reconstructions = jax.vmap(model)(batch)
+    if reconstructions.shape != batch.shape:
+        # Shapes such as (b, 1) would be broadcast.
+        raise ValueError(
+            f"model: wanted reconstructions of the batch's shape {batch.shape}, "
+            f"got {reconstructions.shape}"
+        )
+    return jnp.mean(jnp.sum((batch - reconstructions) ** 2, axis=-1))
