@@ -120,6 +120,9 @@ def test_the_mean_that_the_server_sees_is_unbiased():
             _, local, diagnostics = super().client_step(key, downlink, local, data)
             return data.trace, local, diagnostics
 
+        def server_step(self, key, server, uplink):
+            return uplink
+
         def shared_result(self, server):
             return server
 
