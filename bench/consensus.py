@@ -85,7 +85,7 @@ def rounds_against_products():
         ):
             ours, moment = rounds(algorithm, data)
             bare = bare_products(moment, rank, products)
-            measured = turns({"ours": ours, "bare": bare}, repeats=5)
+            measured = turns({"ours": ours, "bare": bare}, repeats=25)
             rows.append(
                 {
                     "clients, n, d, p": f"{(m, n, d, rank)}",
