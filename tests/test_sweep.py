@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from jaxfed.core.grid import after
 
 ROUNDS, STEPS = 6, (0.02, 0.05, 0.1)
 pytestmark = pytest.mark.usefixtures("x64")
@@ -336,3 +337,9 @@ def test_a_labelled_grid_in_a_picture():
     ):
         with pytest.raises(ValueError, match=message):
             jf.plot.grid(found, **arguments)
+
+
+def test_a_run_after_a_diverged_one_has_its_data():
+    clients = draw()
+    for result in ((), jnp.asarray([jnp.nan, 1.0]), {"a": jnp.asarray(jnp.inf)}):
+        chex.assert_trees_all_equal(after(clients, result), clients)

@@ -135,7 +135,8 @@ def after(clients: Clients, result: PyTree) -> Clients:
     side by side, and two batched eigendecompositions at once may wait for each other's threads for
     ever (jaxlib 0.10).
     """
-    nothing = sum(0 * jnp.sum(leaf) for leaf in jax.tree.leaves(result))
+    # NaN where the other run has diverged, which is none of this one's business.
+    nothing = jnp.nan_to_num(sum(0 * jnp.sum(leaf) for leaf in jax.tree.leaves(result)))
     data = jax.tree.map(lambda leaf: leaf + jnp.asarray(nothing, leaf.dtype), clients.data)
     return Clients(data, clients.ids, clients.weights)
 

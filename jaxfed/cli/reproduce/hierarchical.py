@@ -568,8 +568,8 @@ def _adapted(*, prior_variance, seed, law):
     key, rank = jax.random.key(seed), law["rank"]
     data, given = _drawn(key, prior_variance, **law)
 
-    def error(algorithm, rounds):
-        solution = rollout(algorithm, given, rounds=rounds, key=key)
+    def error(algorithm, rounds, before):
+        solution = rollout(algorithm, after(given, before), rounds=rounds, key=key)
         spread = solution.history.get("prior_variance", jnp.zeros(rounds))
         return _error(solution.result, data, given), spread[-1]
 
@@ -577,17 +577,22 @@ def _adapted(*, prior_variance, seed, law):
     adaptive = partial(AdaptivePCA, rank, NOISE, solver="eigenvectors")
     strengths = jnp.asarray([0.75, 1.875, 3.0])
     printed, spread = jax.lax.map(
-        lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40), strengths
+        lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40, ()), strengths
     )
-    fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
-    bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
+    fixed = jax.lax.map(
+        lambda x: error(make(x, solver="eigenvectors"), 20, printed)[0], jnp.asarray(FIXED)
+    )
+    bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40, fixed)
+    default, _ = error(adaptive(), 40, bayes)
+    local, _ = error(make(1.0, training="local"), 60, default)
+    everybody, _ = error(make(1.0, training="global"), 2, local)
     return {
-        LOCAL: error(make(1.0, training="local"), 60)[0],
-        GLOBAL: error(make(1.0, training="global"), 2)[0],
+        LOCAL: local,
+        GLOBAL: everybody,
         "ADEPT, xi = 0.75": printed[0],
         "ADEPT, xi = 1.875": printed[1],
         "ADEPT, xi = 3": printed[2],
-        "ADEPT, default": error(adaptive(), 40)[0],
+        "ADEPT, default": default,
         "empirical Bayes": bayes,
         "best fixed variance": fixed.min(),
         f"ADEPT, xi = 1.875, {LEARNED}": spread[1],
