@@ -42,6 +42,7 @@ def test_every_target_is_found_and_described(capsys):
         ([], SYNTHETIC),
         (["perpca/table2", "--seeds", "0"], ["--seeds", "got 0"]),
         (["perpca/table2", "--data", "no/such/folder"], ["--data", "no/such/folder"]),
+        (["perpca/table2", "--scale", "0.5"], ["--scale", "perpca/table2"]),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments, told, capsys):
@@ -143,6 +144,19 @@ def test_the_table_is_printed_and_counted(small, capsys):
     starts = [0] + [i + 2 for i in range(len(rule)) if rule[i : i + 2] == "  "]
     for line in [header, *lines[:2]]:
         assert all(i == 0 or line[i - 2 : i] == "  " for i in starts)
+
+
+def test_a_target_that_has_a_scale_is_given_it(monkeypatch, capsys):
+    def scaled(*, data, seeds, out, scale=0.1):
+        return Report(f"At {scale}", ("method",), [{"method": "one"}])
+
+    monkeypatch.setitem(perpca.TARGETS, "perpca/small", scaled)
+    assert main(["reproduce", "perpca/small"]) == 0
+    assert main(["reproduce", "perpca/small", "--scale", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("At")] == ["At 0.1", "At 0.5"]
+    assert main(["reproduce", "perpca/small", "--scale", "1.5"]) == 2
+    assert "got 1.5" in capsys.readouterr().err
 
 
 def test_files_are_written_and_not_overwritten(small, tmp_path, capsys):

@@ -7,6 +7,7 @@ implementation of the same experiment gives, with a verdict.
 
 import argparse
 import importlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -164,15 +165,20 @@ class Report:
 
 
 class Target(Protocol):
-    """A function that reproduces one table or figure."""
+    """A function that reproduces one table or figure.
 
-    def __call__(self, *, data: Path | None, seeds: int, out: Path | None) -> Report:
+    One that trains networks takes a keyword `scale` as well, with a default: the share of the
+    published size that it runs at. Its report's notes say what is reduced.
+    """
+
+    def __call__(self, *, data: Path | None, seeds: int, out: Path | None, **options) -> Report:
         """Run it.
 
         Args:
             data: folder of the data files, for targets on real data.
             seeds: how many seeds.
             out: folder that the report will be written to, if any.
+            options: `scale`, where it is given and the target has it.
         """
         ...
 
@@ -213,6 +219,12 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--list", action="store_true", help="list all targets and stop")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        metavar="SHARE",
+        help="of the published size, for targets that train networks; 1 is all of it",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write results to")
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
     parser.set_defaults(run=run)
@@ -226,7 +238,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ValueError: for an unknown target, no target, seeds that are not positive, a data folder
-            that does not exist, and results that would be overwritten without `--force`.
+            that does not exist, a scale that is none or of a target that has none, and results
+            that would be overwritten without `--force`.
     """
     if arguments.list:
         known = targets()
@@ -241,12 +254,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.data is not None and not arguments.data.is_dir():
         raise ValueError(f"--data: {arguments.data} is not a folder")
     target = find(arguments.target)
+    options = {}
+    if arguments.scale is not None:
+        if "scale" not in inspect.signature(target).parameters:
+            raise ValueError(f"--scale: {arguments.target} always runs at its full size")
+        if not 0 < arguments.scale <= 1:
+            raise ValueError(f"--scale: wanted a share above 0 and up to 1, got {arguments.scale}")
+        options["scale"] = arguments.scale
     out = arguments.out
     if out is not None:
         out = _report.refuse(out, force=arguments.force)
     if _report.on_terminal():
         print("this may take a few minutes ...", file=sys.stderr)
-    report = target(data=arguments.data, seeds=arguments.seeds, out=out)
+    report = target(data=arguments.data, seeds=arguments.seeds, out=out, **options)
     print(text(report))
     if out is not None:
         for path in write(report, out):
