@@ -1,7 +1,8 @@
 """How good components are: what they reconstruct, how near the truth, how alike clients are.
 
 Every function takes arrays, works in their precision, and leaves columns of `local` that are
-exactly zero (clients with fewer components than the others) out of account.
+exactly zero (clients with fewer components than the others) out of account. Of generated samples:
+how far the law of their features is off, how noisy they are, and how evenly clients are served.
 """
 
 from jaxfed.metrics.clustering import adjusted_rand_index, clustering_accuracy
@@ -12,6 +13,16 @@ from jaxfed.metrics.consensus import (
     scaled_kkt_violation,
 )
 from jaxfed.metrics.expected import expected_reconstruction_error
+from jaxfed.metrics.generation import (
+    ClientDistribution,
+    KernelDistance,
+    client_distribution,
+    frechet_distance,
+    kernel_distance,
+    kernel_distance_of_subsets,
+    kernel_distance_with_error,
+    noise_level,
+)
 from jaxfed.metrics.reconstruction import (
     EnergyShares,
     captured_energy,
@@ -28,15 +39,23 @@ from jaxfed.metrics.subspaces import (
 )
 
 __all__ = [
+    "ClientDistribution",
     "EnergyShares",
+    "KernelDistance",
     "adjusted_rand_index",
     "captured_energy",
     "client_distances",
+    "client_distribution",
     "clustering_accuracy",
     "expected_reconstruction_error",
     "floats_to_accuracy",
+    "frechet_distance",
+    "kernel_distance",
+    "kernel_distance_of_subsets",
+    "kernel_distance_with_error",
     "kkt_violation",
     "misalignment",
+    "noise_level",
     "projector_distance",
     "reconstructed_energy",
     "reconstruction_error",
