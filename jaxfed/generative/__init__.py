@@ -1,3 +1,5 @@
 """Federated training of any Equinox model by any loss."""
 
+from jaxfed.generative.adaptive import AdaptiveTraining as AdaptiveTraining
+from jaxfed.generative.autoencoder import AdaptiveAutoencoder as AdaptiveAutoencoder
 from jaxfed.generative.fedavg import FedAvg as FedAvg

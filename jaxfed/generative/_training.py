@@ -1,0 +1,215 @@
+"""What training a model on clients' samples needs, whatever the algorithm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients, Samples
+
+Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
+
+
+class Training(Algorithm):
+    """An algorithm that trains an Equinox model on minibatches of the clients' samples.
+
+    The model's floating point arrays are its parameters; all its arrays are traced leaves.
+    """
+
+    arrays: PyTree
+    others: tuple[Any, ...] = eqx.field(static=True)  # the model's leaves that are no arrays
+    loss: Loss = eqx.field(static=True)
+    batch_size: int | None = eqx.field(static=True)
+
+    def __init__(self, model: eqx.Module, loss: Loss, batch_size: int | None):
+        """Take the model apart.
+
+        Raises:
+            ValueError: for a model that is none, or has no parameters or not finite ones, what is
+                no loss, and a batch size that is not a positive whole number.
+        """
+        if not isinstance(model, eqx.Module):
+            raise ValueError(f"model: wanted an equinox.Module, got {type(model).__name__}")
+        if not callable(loss):
+            raise ValueError(f"loss: wanted a function of model, batch and key, got {loss!r}")
+        if batch_size is not None:
+            check_count("batch_size", batch_size, least=1)
+        model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)
+        self.arrays, others = eqx.partition(model, eqx.is_array)
+        self.others = tuple(jax.tree.leaves(others, is_leaf=_is_none))
+        check_parameters("model", parameters_of(self.arrays))
+        self.loss, self.batch_size = loss, batch_size
+
+    def model_of(self, arrays: PyTree) -> Any:
+        """The model with these arrays, such as those of a result.
+
+        Args:
+            arrays: the model's arrays; what is None of them is taken from the first model.
+        """
+        leaves, structure = jax.tree.flatten(eqx.combine(arrays, self.arrays), is_leaf=_is_none)
+        whole = (b if a is None else a for a, b in zip(leaves, self.others, strict=True))
+        return jax.tree.unflatten(structure, whole)
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse data, a loss or a warm start that do not fit the model.
+
+        Raises:
+            ValueError: as said above, and for a batch larger than the smallest client.
+        """
+        if not isinstance(clients.data, Samples):
+            raise ValueError(
+                f"clients: {type(self).__name__} needs Clients.from_samples, got data of type "
+                f"{type(clients.data).__name__}"
+            )
+        values, count = clients.data.values, clients.data.count
+        if self.batch_size is not None:
+            smallest = values.shape[-2]
+            if not isinstance(count, Tracer):
+                smallest = int(np.asarray(count).min())
+            if self.batch_size > smallest:
+                raise ValueError(
+                    f"batch_size: wanted at most the smallest client's {smallest} samples, "
+                    f"got {self.batch_size}"
+                )
+        self._check_loss(values)
+        if start is not None:
+            self._check_arrays("warm_start: wanted as shared part", start.shared)
+
+    def _check_arrays(self, wanted: str, given: PyTree, clients: int | None = None) -> None:
+        """Refuse what is not like the model's arrays, or, with `clients`, one such for each."""
+        axis = () if clients is None else (clients,)
+        alike = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*axis, *x.shape), x.dtype), self.arrays
+        )
+        shapes, wanted_shapes = (
+            jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(tree, _is_array_like))
+            for tree in (given, alike)
+        )
+        if shapes != wanted_shapes:
+            each = "" if clients is None else f" with a leading axis of the {clients} clients"
+            raise ValueError(
+                f"{wanted} arrays like the model's{each}, {described(self.arrays)}, "
+                f"got {described(given)}"
+            )
+        check_parameters(wanted.split(":")[0], parameters_of(given))
+
+    def _check_loss(self, values: Array) -> None:
+        shape = (1 if self.batch_size is None else self.batch_size, values.shape[-1])
+        batch = jax.ShapeDtypeStruct(shape, values.dtype)
+        try:
+            out = jax.eval_shape(
+                lambda arrays, batch: self.loss(self.model_of(arrays), batch, jax.random.key(0)),
+                self.arrays, batch,
+            )  # fmt: skip
+        except Exception as error:
+            raise ValueError(
+                f"loss: it fails for this model and a batch of shape {shape}: {error}"
+            ) from error
+        if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
+            raise ValueError(f"loss: wanted one real number for a batch, got {described(out)}")
+
+    def _rows(
+        self, key: Key[Array, ""], data: Samples, step: Int[Array, ""]
+    ) -> Int[Array, " b"] | None:
+        """Which samples a step is about; None for all."""
+        if self.batch_size is None:
+            return None
+        samples, count = len(data.values), data.count.astype(jnp.int32)
+        steps_per_epoch = jnp.maximum(count // self.batch_size, 1)
+        lots = jax.random.uniform(jax.random.fold_in(key, step // steps_per_epoch), (samples,))
+        order = jnp.argsort(jnp.where(jnp.arange(samples) < count, lots, jnp.inf))
+        first = step % steps_per_epoch * self.batch_size
+        # Should the batch be too large for a number of samples that was not known in time, some
+        # come twice, but never padding.
+        return order[(first + jnp.arange(self.batch_size)) % count]
+
+    def _loss(
+        self,
+        parameters: PyTree,
+        data: Samples,
+        rows: Int[Array, " b"] | None,
+        key: Key[Array, ""],
+    ) -> Float[Array, ""]:
+        """ONE client's loss of these of its samples."""
+        model = self.model_of(parameters)
+        if rows is not None:
+            return self.loss(model, data.values[rows], key)
+        # One by one, as a mean over the batch would be one over the padding, too; a real sample in
+        # place of the padding, because losses of zeros may have no derivative.
+        mask = data.mask
+        samples = jnp.where(mask[:, None] > 0, data.values, data.values[0])
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(samples)))
+        losses = jax.vmap(lambda x, key: self.loss(model, x[None], key))(samples, keys)
+        return jnp.sum(mask * losses) / data.count
+
+    def _all(self, parameters: PyTree) -> PyTree:
+        """With the arrays that are no parameters."""
+        return eqx.combine(parameters, self.arrays)
+
+
+def parameters_of(arrays: PyTree) -> PyTree:
+    """The arrays that are trained, None in place of the others."""
+    return eqx.filter(arrays, eqx.is_inexact_array)
+
+
+def described(tree: PyTree) -> str:
+    """In one line, arrays as their type and shape."""
+    return " ".join(eqx.tree_pformat(tree).split())
+
+
+def check_parameters(name: str, parameters: PyTree) -> None:
+    """Refuse parameters that are none, complex or not finite."""
+    leaves = jax.tree.leaves(parameters)
+    if not leaves:
+        raise ValueError(f"{name}: wanted parameters, floating point arrays, got none")
+    for path, leaf in jax.tree.leaves_with_path(parameters):
+        where = jax.tree_util.keystr(path)
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise ValueError(f"{name}: wanted real parameters, got {leaf.dtype} at {where}")
+        if not isinstance(leaf, Tracer) and not bool(jnp.isfinite(leaf).all()):
+            raise ValueError(f"{name}: NaN or infinite parameters at {where}")
+
+
+def check_optimizer(name: str, given: object) -> None:
+    """Refuse what is no Optax optimizer."""
+    if not isinstance(given, optax.GradientTransformation):
+        raise ValueError(f"{name}: wanted an optax.GradientTransformation, got {given!r}")
+
+
+def check_count(name: str, given: object, *, least: int) -> None:
+    """Refuse what is not a whole number of at least so many."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise ValueError(f"{name}: wanted a whole number of at least {least}, got {given!r}")
+
+
+def check_factor(name: str, given) -> None:
+    """Refuse what is not finite or negative; a traced value is taken as it is."""
+    if isinstance(given, Tracer):
+        return
+    values = np.asarray(given)
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError(f"{name}: wanted a finite number of at least 0, got {given!r}")
+
+
+def check_positive(name: str, given) -> None:
+    """Refuse what is not finite or not above zero; a traced value is taken as it is."""
+    if isinstance(given, Tracer):
+        return
+    values = np.asarray(given)
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all() or (values <= 0).any():
+        raise ValueError(f"{name}: wanted a finite number above 0, got {given!r}")
+
+
+def _is_none(node: object) -> bool:
+    return node is None
+
+
+def _is_array_like(node: object) -> bool:
+    return isinstance(node, jax.ShapeDtypeStruct) or eqx.is_array(node)
