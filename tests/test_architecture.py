@@ -22,9 +22,17 @@ ALLOWED = {
     "generative": {"linalg", "manifolds", "core", "models"},
     "plot": {"linalg", "manifolds", "data", "metrics", "core", "pca"},
     "cli": {
-        "linalg", "manifolds", "data", "metrics", "core", "models", "pca", "gcca", "generative",
+        "linalg",
+        "manifolds",
+        "data",
+        "metrics",
+        "core",
+        "models",
+        "pca",
+        "gcca",
+        "generative",
         "plot",
-    },  # fmt: skip
+    },
 }
 
 
