@@ -1,0 +1,400 @@
+"""Personal models under a learned prior: what it computes, where it runs, what it refuses."""
+
+import functools
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+from jaxfed.generative import AdaptiveAutoencoder, AdaptiveTraining, FedAvg
+from jaxfed.generative.adaptive import scaled_to_largest, scaled_to_norm
+from jaxfed.models import Autoencoder, reconstruction_loss
+from tests.references.adaptive import adept
+
+FEATURES, LATENT, COUNTS = 5, 2, (9, 6, 7, 8)
+NUMBERS = 2 * FEATURES * LATENT + FEATURES + LATENT
+LOSSLESS, QUANTIZED = jf.channel.lossless(), jf.channel.quantize(4)
+VMAP = jf.backend.vmap()
+SGD, STAY = optax.sgd(1.0), optax.set_to_zero()
+# Large enough steps for all of the rule to matter in ten rounds.
+RATES = {"step_size": 0.05, "global_step_size": 0.03, "spread_step_size": 0.02}
+
+
+def draw(seed=0, dtype=np.float64, weights="samples"):
+    rng = np.random.default_rng(seed)
+    tables = [(rng.normal(size=(n, FEATURES)) @ np.diag([2, 1.5, 1, 0.5, 0.3])) for n in COUNTS]
+    return jf.Clients.from_samples([x.astype(dtype) for x in tables], weights=weights)
+
+
+def tables_of(clients):
+    rows = clients.data.count.astype(int)
+    return [np.asarray(x[:n]) for x, n in zip(clients.data.values, rows, strict=True)]
+
+
+def autoencoder(seed=0):
+    return Autoencoder(FEATURES, LATENT, key=jax.random.key(seed))
+
+
+def adaptive(model=None, make=AdaptiveAutoencoder, **options):
+    options = RATES | {"local_steps": 3, "hyper_prior": 0.02, "initial_spread": 0.5} | options
+    return make(model or autoencoder(), **options)
+
+
+def minibatch(**options):
+    return adaptive(batch_size=2, lazy_rounds=1, **options)
+
+
+@functools.partial(jax.jit, static_argnames="rounds")
+def solve(
+    algorithm, clients, key, rounds=10, start=None, channel=LOSSLESS, participation=None,
+    backend=VMAP,
+):  # fmt: skip
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=key, warm_start=start, channel=channel,
+        participation=participation, backend=backend,
+    )  # fmt: skip
+
+
+# --- what it computes ----------------------------------------------------------------------------
+
+
+PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "reference"),
+    [
+        (AdaptiveAutoencoder, {}, {"clip": 1, "spread_clip": 10}),
+        (
+            AdaptiveAutoencoder,
+            {"clip": None, "spread_clip": None, "lazy_rounds": 0, "bounds": (0.3, 0.45)}
+            | {"initial_spread": 0.4, "prior_weight": 0.3},
+            {"lazy_rounds": 0, "bounds": (0.3, 0.45), "initial_spread": 0.4, "prior_weight": 0.3},
+        ),
+        (
+            AdaptiveAutoencoder.published,
+            {"spread_clip": 1.5},
+            {"clip": 1, "spread_clip": 1.5, "prior_weight": 0.1, "momentum": 0.9}
+            | {"published": True},
+        ),
+    ],
+    ids=["text", "neither clipped nor lazy, and bounded", "published"],
+)
+def test_it_is_the_reference(make, options, reference, key, x64):
+    model, clients = autoencoder(), draw()
+    # Everybody three times, and then some.
+    present = np.concatenate([np.ones((3, 4), bool), PRESENT, PRESENT[::-1]])
+    solution = solve(
+        adaptive(model, make, **options), clients, key, rounds=9,
+        participation=jf.participation.mask(present),
+    )  # fmt: skip
+    weights = np.asarray(clients.weights)
+    personal, mean, spread, objective = adept(
+        [np.asarray(leaf) for leaf in jax.tree.leaves(model)], tables_of(clients), weights,
+        **RATES | {"rounds": 9, "local_steps": 3, "xi": 0.02, "initial_spread": 0.5}
+        | {"present": present} | reference,
+    )  # fmt: skip
+    chex.assert_trees_all_close(jax.tree.leaves(solution.server.mean), mean, atol=1e-10)
+    chex.assert_trees_all_close(jax.tree.leaves(solution.server.spread), spread, atol=1e-10)
+    found = jax.tree.leaves(solution.result.local)
+    for i, own in enumerate(personal):
+        chex.assert_trees_all_close([leaf[i] for leaf in found], own, atol=1e-10)
+    np.testing.assert_allclose(solution.history["objective"], objective, atol=1e-9)
+    chex.assert_trees_all_equal(solution.result.shared, solution.server.mean)
+    mean_spread = np.concatenate([s.ravel() for s in spread]).mean()
+    np.testing.assert_allclose(solution.history["spread"][-1], mean_spread, rtol=1e-12)
+
+
+def test_messages_are_the_global_model_and_the_spread(key, x64):
+    solution = solve(minibatch(), draw(), key, rounds=3)
+    for bits in ("bits_up", "bits_down"):
+        np.testing.assert_allclose(solution.history[bits], 64 * 2 * NUMBERS * np.arange(1, 4))
+
+
+def test_without_a_prior_it_is_local_training(key, x64):
+    clients = draw()
+    algorithm = adaptive(prior_weight=0.0, clip=None)
+    local = FedAvg(
+        autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05,
+        fine_tuning_steps=12, server_optimizer=STAY,
+    )  # fmt: skip
+    found = solve(algorithm, clients, key, rounds=4).result.local
+    wanted = solve(local, clients, key, rounds=1).result.local
+    chex.assert_trees_all_close(found, wanted, atol=1e-12)
+
+
+class Weights(eqx.Module):
+    """A mean."""
+
+    values: jax.Array
+
+
+def test_gaussian_means_have_a_closed_form(key, x64):
+    clients, variance, xi = draw(weights="equal"), 0.5, 0.3
+
+    def loss(model, batch, key):
+        del key
+        return jnp.mean(jnp.sum((batch - model.values) ** 2, axis=1)) / (2 * variance)
+
+    algorithm = AdaptiveTraining(
+        Weights(jnp.zeros(FEATURES)), loss, local_steps=1, step_size=0.2, global_step_size=0.1,
+        spread_step_size=0.005, hyper_prior=xi, clip=None, spread_clip=None, lazy_rounds=0,
+    )  # fmt: skip
+    solution = solve(algorithm, clients, key, rounds=2000)
+    own = np.asarray(solution.result.local.values)
+    mean, spread = solution.server.mean.values, solution.server.spread.values
+    # Posterior means given the prior, and the prior that is best for them: Lemma 4.3 with a
+    # spread for each weight.
+    averages = np.array([x.mean(axis=0) for x in tables_of(clients)])
+    of_average = variance / np.array(COUNTS)[:, None]
+    share = spread**2 / (spread**2 + of_average)
+    np.testing.assert_allclose(own, share * averages + (1 - share) * mean, atol=1e-3)
+    np.testing.assert_allclose(mean, own.mean(axis=0), atol=2e-3)
+    np.testing.assert_allclose(spread**2, 2 * xi + ((own - mean) ** 2).mean(axis=0), rtol=5e-3)
+    # What the clients share is nearer to each other, what they do not farther away.
+    assert spread.argmin() == 4 and spread.argmax() in (0, 1)
+
+
+def test_a_warm_start_keeps_personal_models(key, x64):
+    clients = draw()
+    first = solve(adaptive(), clients, key, rounds=4).result
+    resting = adaptive(autoencoder(7), step_size=0.0, global_step_size=0.0)
+    found = solve(resting, clients, key, rounds=2, start=first).result
+    chex.assert_trees_all_equal(found, first)
+    # Without models of their own, clients start at the shared one.
+    bare = jf.Personalized(first.shared, ())
+    found = solve(resting, clients, key, rounds=2, start=bare).result
+    alike = jax.tree.map(lambda leaf: np.stack([leaf] * len(COUNTS)), first.shared)
+    chex.assert_trees_all_equal(found, jf.Personalized(first.shared, alike))
+
+
+def test_clipping():
+    gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[-4.0]])}
+    for limit, wanted in ((1.0, 0.2), (10.0, 1.0)):
+        found = scaled_to_norm(gradient, jnp.asarray(limit))
+        chex.assert_trees_all_close(found, jax.tree.map(lambda g, w=wanted: w * g, gradient))
+    found = scaled_to_largest(gradient, jnp.asarray(2.0), each=False)
+    chex.assert_trees_all_close(found, jax.tree.map(lambda g: g / 2, gradient))
+    found = scaled_to_largest(gradient, jnp.asarray(3.5), each=True)
+    chex.assert_trees_all_close(found, {"a": gradient["a"], "b": jnp.array([[-3.5]])})
+    # A gradient of zeros stays, and has a derivative.
+    for scaled in (scaled_to_norm, functools.partial(scaled_to_largest, each=True)):
+        clipped = functools.partial(scaled, threshold=jnp.asarray(1.0))
+        found = jax.jvp(clipped, (jnp.zeros(2),), (jnp.ones(2),))
+        np.testing.assert_array_equal(found, [[0, 0], [1, 1]])
+
+
+# --- where and with whom it runs -----------------------------------------------------------------
+
+
+# Made within the test, because the devices are not to be asked for before one runs.
+@pytest.mark.parametrize(
+    ("backend", "participation"),
+    [
+        (lambda: jf.backend.chunked(3), None),
+        (lambda: jf.backend.pmap(4), None),
+        (lambda: jf.backend.shard(4), jf.participation.uniform(2)),
+        (lambda: jf.backend.chunked(3), jf.participation.uniform(1)),
+    ],
+    ids=["chunked", "pmap", "shard, half of them", "chunked, a quarter of them"],
+)
+@pytest.mark.timeout(120)
+def test_backends_agree(backend, participation, key, x64):
+    algorithm = minibatch(make=AdaptiveAutoencoder.published)
+    run = functools.partial(solve, algorithm, draw(), key, rounds=4, participation=participation)
+    one, other = run(), run(backend=backend())
+    chex.assert_trees_all_close(other.result, one.result, atol=1e-12)
+    chex.assert_trees_all_close(other.history, one.history, atol=1e-12)
+
+
+def test_absent_clients_rest(key, x64):
+    clients = draw(weights="equal")
+    algorithm = minibatch(initial_spread=0.4)
+    present = jf.participation.mask(np.array([[True, False, True, False]]))
+    some = solve(algorithm, clients, key, rounds=4, participation=present)
+    alone = solve(algorithm, clients.take([0, 2]), key, rounds=4)
+    chex.assert_trees_all_close(some.server, alone.server, atol=1e-12)
+    start = jax.tree.leaves(autoencoder())
+    for leaf, first in zip(jax.tree.leaves(some.result.local), start, strict=True):
+        np.testing.assert_array_equal(leaf[1], first)
+    assert (some.local.rounds == jnp.array([4, 0, 4, 0])).all()
+
+
+def test_padding_weights_of_zero_and_order_do_not_matter(key, x64):
+    clients = draw()
+    common = solve(minibatch(), clients, key, rounds=4)
+    order = np.array([3, 1, 0, 2, 1])
+    larger = eqx.tree_at(
+        lambda c: (c.ids, c.data.values, c.weights),
+        clients.take(order),
+        (
+            jnp.asarray([3, 1, 0, 2, 9], jnp.int32),
+            jnp.pad(clients.data.values[order], [(0, 0), (0, 4), (0, 0)]),
+            clients.weights[order].at[-1].set(0),
+        ),
+    )
+    other = solve(minibatch(), larger, key, rounds=4)
+    chex.assert_trees_all_close(other.server, common.server, atol=1e-12)
+    local = jax.tree.map(lambda leaf: leaf[order[:4]], common.result.local)
+    found = jax.tree.map(lambda leaf: leaf[:4], other.result.local)
+    chex.assert_trees_all_close(found, local, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        jf.channel.difference(QUANTIZED),
+        (jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)),
+    ],
+    ids=["differences", "error feedback up, differences down"],
+)
+def test_compressed_messages_lead_to_the_same_place(channel, key, x64):
+    exact, rough = (
+        solve(adaptive(), draw(), key, rounds=30, channel=c) for c in (LOSSLESS, channel)
+    )
+    first, last = exact.history["loss"][0], exact.history["loss"][-1]
+    assert abs(rough.history["loss"][-1] - last) < 0.05 * (first - last)
+    np.testing.assert_allclose(rough.history["spread"][-1], exact.history["spread"][-1], rtol=0.05)
+    assert rough.history["bits_up"][-1] < 0.2 * exact.history["bits_up"][-1]
+
+
+# --- what it is differentiable in ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64):
+    clients, held_out = draw(), draw(seed=1).data.values
+    thresholds = {} if clipped else {"clip": None, "spread_clip": None}
+    names = ("hyper_prior", "prior_weight", "initial_spread", "step_size", "spread_step_size")
+
+    def validated(numbers):
+        algorithm = minibatch(make=make, **thresholds, **dict(zip(names, numbers, strict=True)))
+        personal = jf.rollout(algorithm, clients, rounds=5, key=key).result.local
+        return jax.vmap(reconstruction_loss, in_axes=(0, 0, None))(personal, held_out, key).mean()
+
+    numbers = jnp.array([0.05, 0.2, 0.5, 0.01, 0.01])
+    h = 1e-5 * jnp.diag(numbers)
+    slope = jax.jit(jax.grad(validated))(numbers)
+    above, below = jax.jit(jax.vmap(validated))(
+        numbers + jnp.concatenate([h, -h])
+    ).reshape(2, -1)  # fmt: skip
+    np.testing.assert_allclose(slope, (above - below) / (2e-5 * numbers), rtol=1e-4)
+    assert (jnp.abs(slope * numbers) > 1e-6).all()
+
+
+def test_a_sweep_over_hyper_priors_is_a_loop(key, x64):
+    clients, values = draw(), jnp.array([1e-4, 0.05, 0.4])
+
+    @jax.jit
+    @jax.vmap
+    def swept(xi):
+        return jf.rollout(adaptive(hyper_prior=xi), clients, rounds=10, key=key).server
+
+    for i, found in enumerate(values):
+        wanted = solve(adaptive(hyper_prior=found), clients, key).server
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda leaf, i=i: leaf[i], swept(values)), wanted, atol=1e-12
+        )
+    means = [float(jnp.mean(leaf)) for leaf in swept(values).spread.encoder.weight]
+    assert means[0] < means[1] < means[2]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_parameters_keep_their_type(wide, key):
+    narrow = autoencoder()
+    with jax.enable_x64(wide):
+        run = functools.partial(jf.rollout, rounds=2, key=key)
+        clients = draw(dtype=np.float64 if wide else np.float32)
+        for make in (AdaptiveAutoencoder, AdaptiveAutoencoder.published):
+            solution = jax.eval_shape(run, adaptive(make=make), clients)
+            mixed = jax.eval_shape(run, adaptive(narrow, make=make), clients)
+            wanted = jnp.float64 if wide else jnp.float32
+            found = jax.tree.leaves((solution.result, solution.server))
+            assert {leaf.dtype for leaf in found} == {jnp.dtype(wanted)}
+            assert solution.history["objective"].dtype == wanted
+            found = jax.tree.leaves((mixed.result, mixed.server))
+            assert {leaf.dtype for leaf in found} == {jnp.dtype(jnp.float32)}
+
+
+# --- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("local_steps", {"local_steps": 0}),
+        ("batch_size", {"batch_size": 0}),
+        ("lazy_rounds", {"lazy_rounds": -1}),
+        ("step_size", {"step_size": float("nan")}),
+        ("global_step_size", {"global_step_size": -0.1}),
+        ("spread_step_size", {"spread_step_size": "0.1"}),
+        ("prior_weight", {"prior_weight": -1.0}),
+        ("hyper_prior", {"hyper_prior": 0.0}),
+        ("hyper_prior", {"hyper_prior": -1e-6}),
+        ("initial_spread", {"initial_spread": 0.0}),
+        ("initial_spread", {"initial_spread": 101.0}),
+        ("initial_spread", {"initial_spread": 0.5, "bounds": (0.6, 1.0)}),
+        ("bounds", {"bounds": (1.0, 0.1)}),
+        ("bounds", {"bounds": (0.0, 1.0)}),
+        ("bounds", {"bounds": 0.1}),
+        ("clip", {"clip": 0.0}),
+        ("spread_clip", {"spread_clip": float("inf")}),
+        ("optimizer", {"optimizer": "adam"}),
+        ("global_optimizer", {"global_optimizer": 0.1}),
+        ("preset", {"preset": "paper"}),
+        ("model", {"model": eqx.nn.Identity()}),
+        ("model", {"model": lambda x: x}),
+    ],
+)
+def test_bad_hyperparameters_are_refused(argument, options):
+    with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
+        adaptive(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: adaptive(batch_size=7), r"batch_size: .* smallest client's 6 samples, got 7"),
+        (
+            lambda: adaptive(eqx.nn.MLP(FEATURES, 1, 3, 1, key=jax.random.key(0)), batch_size=3),
+            r"loss: .* model: wanted reconstructions .* \(3, 5\), got \(3, 1\)",
+        ),
+        (
+            lambda: adaptive(Autoencoder(4, 2, key=jax.random.key(0))),
+            r"loss: it fails for this model and a batch of shape \(1, 5\)",
+        ),
+    ],
+    ids=["batch", "output", "input"],
+)
+def test_what_does_not_fit_the_clients_is_refused(make, message, key, x64):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        jf.fit(make(), draw(), rounds=1, key=key)
+
+
+def test_other_data_and_warm_starts_are_refused(key, x64):
+    moments = jf.Clients.from_moments(np.eye(FEATURES)[None])
+    with pytest.raises(ValueError, match=r"^clients: AdaptiveAutoencoder .* Moment"):
+        jf.fit(adaptive(), moments, rounds=1, key=key)
+    shared = autoencoder()
+    local = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), shared)
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, local)
+    fewer = jax.tree.map(lambda leaf: leaf[..., :-1], local)
+    for start, message in (
+        (jf.Personalized(Autoencoder(FEATURES, 3, key=key), ()), "wanted as shared part"),
+        (jf.Personalized(shared, fewer), "wanted as local part .* axis of the 4 clients"),
+        (jf.Personalized(shared, broken), "NaN or infinite"),
+    ):
+        with pytest.raises(ValueError, match=f"^warm_start: {message}"):
+            jf.fit(adaptive(), draw(), rounds=1, key=key, warm_start=start)
+
+
+def test_a_loss_that_diverges_stops_the_run(key):
+    algorithm = adaptive(step_size=1e3, clip=None)
+    with pytest.raises(FloatingPointError, match=r"in round \d+; a smaller step size may help"):
+        jf.fit(algorithm, draw(dtype=np.float32), rounds=20, key=key)
