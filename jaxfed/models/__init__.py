@@ -2,6 +2,11 @@
 
 from jaxfed.models.autoencoder import Autoencoder as Autoencoder
 from jaxfed.models.autoencoder import reconstruction_loss as reconstruction_loss
+from jaxfed.models.classifier import Classifier as Classifier
+from jaxfed.models.classifier import FeatureExtractor as FeatureExtractor
+from jaxfed.models.classifier import TrainedClassifier as TrainedClassifier
+from jaxfed.models.classifier import inception_features as inception_features
+from jaxfed.models.classifier import train_classifier as train_classifier
 from jaxfed.models.convolutional import ConvolutionalAutoencoder as ConvolutionalAutoencoder
 from jaxfed.models.diffusion import Corruption as Corruption
 from jaxfed.models.diffusion import DenoisingLoss as DenoisingLoss

@@ -1,0 +1,198 @@
+"""The classifier whose features generated samples are compared by, and those of Inception."""
+
+import sys
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import jaxfed as jf
+from jaxfed.models import Classifier, inception_features, train_classifier
+
+CORRECT = {"images": np.zeros((6, 13, 13), np.float32), "labels": np.array([0, 1, 2, 0, 1, 2])}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Real digits of 8 x 8 pixels, every pixel twice: 1200 to train with and 597 others."""
+    found = load_digits()
+    images = np.kron(found.images, np.ones((2, 2))).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(images))
+    return [(images[rows], found.target[rows]) for rows in np.split(order, [1200])]
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    return train_classifier(jax.random.key(0), *digits[0], epochs=8)
+
+
+def small(key, images, labels, **options):
+    return train_classifier(key, images, labels, epochs=2, batch_size=3, features=4, **options)
+
+
+def test_it_learns(trained, digits):
+    assert trained.losses.shape == (8,)
+    assert trained.losses[-1] < 0.1 < 0.5 < trained.losses[0]
+    assert trained.accuracy(*digits[1]) > 0.96
+
+
+def test_features_tell_samples_from_worse_ones(trained, digits):
+    # Of none that it was trained with: of those the features are better than of any others.
+    images, labels = digits[1]
+    images, others = images[:300], images[300:]
+    features = trained.features(others)
+    chex.assert_shape(features, (len(others), 64))
+    assert (features >= 0).all()
+    np.testing.assert_allclose(
+        features @ trained.model.last.weight.T + trained.model.last.bias,
+        jax.vmap(trained.model)(others), rtol=1e-4, atol=1e-4,
+    )  # fmt: skip
+    noise = 8 * jax.random.normal(jax.random.key(1), others.shape)
+    for distance in (jf.metrics.frechet_distance, jf.metrics.kernel_distance):
+        close, noisy, one_class = (
+            distance(trained.features(x), features)
+            for x in (images, others + noise, images[labels[:300] == 3])
+        )
+        assert 2 * abs(close) < noisy and 2 * abs(close) < one_class
+
+
+def test_images_may_be_flattened_and_of_any_range(key, digits):
+    (images, labels), _ = digits
+    images, labels = images[:60], labels[:60]
+    wanted = small(key, images, labels)
+    flat = small(key, images.reshape(60, -1), labels, image_shape=(16, 16, 1))
+    chex.assert_trees_all_equal(flat, wanted)
+    brighter = small(key, 8 * images + 16, labels)
+    np.testing.assert_allclose(brighter.losses, wanted.losses, rtol=1e-4)
+    whole = small(key, images.astype(np.uint8)[..., None], labels)
+    np.testing.assert_allclose(whole.losses, wanted.losses, rtol=1e-4)
+    np.testing.assert_allclose(
+        wanted.model(images[0].ravel()), wanted.model(images[0, ..., None]), rtol=1e-6
+    )
+
+
+def test_a_convolution_is_one(key):
+    """Against JAX's own, in colour and with sides of which some pixels are left over."""
+    model = Classifier((14, 17, 3), 4, features=5, channels=(6, 7), key=key)
+    sample = jax.random.normal(key, model.image_shape)
+    image = sample[None]
+    for layer in (model.first, model.second):
+        kernel = layer.weight.T.reshape(5, 5, image.shape[-1], -1)
+        image = jax.lax.conv_general_dilated(
+            image, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        image = jax.nn.relu(image + layer.bias)
+    wanted = jax.nn.relu(model.hidden(image.ravel()))
+    np.testing.assert_allclose(model.features(sample), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_training_is_a_pure_function(key):
+    images = jax.random.normal(key, (12, 13, 13))
+    labels, keys = jnp.arange(12) % 3, jax.random.split(key)
+    several = jax.vmap(lambda key: small(key, images, labels))(keys)
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda leaf: leaf[1], several), small(keys[1], images, labels),
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+    assert (several.losses[0] != several.losses[1]).all()
+    traced = jax.jit(lambda labels: small(keys[0], images, labels, classes=3))(labels)
+    np.testing.assert_allclose(traced.losses, several.losses[0], rtol=1e-4)
+    with pytest.raises(ValueError, match=r"^classes: .* traced, got None"):
+        jax.jit(lambda labels: small(keys[0], images, labels))(labels)
+
+
+def test_the_data_decide_the_type(key, x64):
+    for dtype in (jnp.float32, jnp.float64):
+        images = jax.random.normal(key, (6, 13, 13), dtype)
+        found = jax.eval_shape(lambda x: small(key, x, CORRECT["labels"]), images)
+        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.ones((6, 169))}, "images: .* for flattened ones give image_shape"),
+        ({"images": np.ones((6, 169)), "image_shape": (13, 14, 1)}, r"images: .*\(13, 14, 1\)"),
+        ({"images": np.ones((6, 169)), "image_shape": (13, 13)}, "image_shape: .* channels"),
+        ({"images": np.ones((6, 12, 20))}, "image_shape: wanted 13 x 13 pixels at least"),
+        ({"images": np.full((6, 13, 13), np.nan)}, "images: .* got NaN"),
+        ({"images": np.ones((0, 13, 13))}, "images: wanted some"),
+        ({"labels": np.arange(5)}, r"labels: wanted 6 whole numbers, .* shape \(5,\)"),
+        ({"labels": np.ones(6)}, "labels: .* got float"),
+        ({"labels": np.arange(6) - 1}, "labels: wanted classes from 0 to 4, got -1 to 4"),
+        ({"classes": 2}, "labels: wanted classes from 0 to 1, got 0 to 2"),
+        ({"classes": 4}, "labels: wanted images of each of 4 classes, got none of 3"),
+        ({"labels": np.array([0, 3, 1, 1, 1, 1])}, "labels: .* got none of 2"),
+        ({"classes": 3.0}, "classes: .* got 3.0"),
+        ({"batch_size": 7}, "batch_size: wanted at most the 6 images, got 7"),
+        ({"epochs": 0}, "epochs: .* got 0"),
+        ({"features": -1}, "features: .* got -1"),
+        ({"learning_rate": float("nan")}, "learning_rate: .* got nan"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message, key):
+    with pytest.raises(ValueError, match="^" + message):
+        train_classifier(key, **{"batch_size": 3} | CORRECT | changes)
+
+
+def test_samples_of_other_sizes_are_refused(key):
+    model = Classifier((13, 13, 1), 2, key=key)
+    with pytest.raises(ValueError, match=r"^sample: .* \(13, 13, 1\).* got \(168,\)"):
+        model.features(np.ones(168))
+
+
+# --- Inception -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network(tmp_path):
+    """A file that is called as that of Inception is: mean colours, or the whole image."""
+    torch = pytest.importorskip("torch")
+
+    class Means(torch.nn.Module):
+        def forward(self, images: torch.Tensor, return_features: bool = False) -> torch.Tensor:
+            assert images.dtype == torch.uint8
+            images = images.to(torch.float32)
+            return images.mean(dim=[2, 3]) if return_features else images
+
+    torch.jit.script(Means()).save(str(tmp_path / "network.pt"))
+    return tmp_path / "network.pt"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_features_of_a_network_from_a_file(network):
+    features = inception_features(network, batch_size=3)
+    images = np.random.default_rng(0).uniform(size=(5, 4, 6, 3))
+    found = features(images)
+    np.testing.assert_allclose(found, np.rint(255 * images).mean(axis=(1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(features(np.rint(255 * images).astype(np.uint8)), found)
+    gray = features(images[..., 0])
+    np.testing.assert_allclose(gray, np.repeat(found[:, :1], 3, axis=1))
+    np.testing.assert_allclose(features(images[..., :1]), gray)
+    assert features(np.full((1, 4, 4), 1.5)).max() == 255
+    assert jf.metrics.kernel_distance(found, gray) != 0
+    for bad in (images[0, 0], images[..., :2], images[:0]):
+        with pytest.raises(ValueError, match=r"^images: wanted shape .* got"):
+            features(bad)
+    with pytest.raises(ValueError, match=r"^images: .* got NaN"):
+        features(np.nan * images)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_files_that_are_no_network_are_refused(tmp_path):
+    pytest.importorskip("torch")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt: no such file"):
+        inception_features(tmp_path / "nowhere.pt")
+    (tmp_path / "bad.pt").write_bytes(b"no network")
+    with pytest.raises(ValueError, match=r"bad\.pt: not a TorchScript file"):
+        inception_features(tmp_path / "bad.pt")
+
+
+def test_without_torch_one_is_told(tmp_path, monkeypatch):
+    (tmp_path / "network.pt").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"torch is needed .* 'jaxfed\[inception\]'"):
+        inception_features(tmp_path / "network.pt")
