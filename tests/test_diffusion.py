@@ -1,0 +1,431 @@
+"""Diffusion: corruption, loss and sampler against closed forms; ADEPT-DGM and what it refuses."""
+
+import functools
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+from jaxfed.generative import AdaptiveDiffusion, AdaptiveTraining, FedAvg, sample
+from jaxfed.generative.diffusion import decaying_adam
+from jaxfed.models import (
+    Autoencoder,
+    DenoisingLoss,
+    UNet,
+    denoiser,
+    generate,
+    interpolation,
+    reconstruction_loss,
+    variance_preserving,
+)
+
+FEATURES = 4
+PRESERVING, LINEAR = variance_preserving(), interpolation()
+BOTH = pytest.mark.parametrize("corruption", [PRESERVING, LINEAR], ids=["normal", "uniform"])
+MEAN = np.array([1.0, -2, 0, 0.5])
+ROOT = np.array([[1.0, 0, 0, 0], [0.6, 0.8, 0, 0], [0, 0, 0.5, 0], [0, 0, 0.3, 0.2]])
+COVARIANCE = ROOT @ ROOT.T
+VMAP = jf.backend.vmap()
+
+
+class Linear(eqx.Module):
+    """A net without bias."""
+
+    weight: jax.Array
+
+    def __call__(self, x):
+        return self.weight @ x
+
+
+def draw(clients=3, samples=6, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return jf.Clients.from_samples(
+        [(rng.normal(size=(samples + i, FEATURES)) @ ROOT.T).astype(dtype) for i in range(clients)]
+    )
+
+
+def shares(corruption, amount):
+    if corruption.linear:
+        return 1 - amount, amount
+    return np.sqrt(1 - amount), np.sqrt(amount)
+
+
+# --- corruption and loss -------------------------------------------------------------------------
+
+
+@BOTH
+def test_corruption_mixes_samples_with_noise(corruption, key, x64):
+    batch = jax.random.normal(key, (5, FEATURES))
+    corrupted, amounts = corruption(key, batch)
+    assert len(np.unique(amounts)) == 5
+    signal, noise = shares(corruption, np.asarray(amounts)[:, None])
+    # The same noise for other samples, and none of it twice.
+    found = (np.asarray(corrupted) - signal * np.asarray(batch)) / noise
+    other, _ = corruption(key, 3 - batch)
+    np.testing.assert_allclose(found, (other - signal * (3 - batch)) / noise, atol=1e-12)
+    assert len(np.unique(found)) == found.size
+
+
+@BOTH
+def test_the_laws_of_noise_and_amounts(corruption, key):
+    low, high = 0.25, 0.75
+    within = type(corruption)((low, high), corruption.uniform, corruption.linear)
+    _, amounts = within(key, jnp.zeros((4000, 1)))
+    assert low <= amounts.min() < low + 0.01
+    assert high - 0.01 < amounts.max() <= high
+    assert abs(amounts.mean() - 0.5) < 0.01
+    noise = np.asarray(corruption.noise(key, (20000,), jnp.float32))
+    if corruption.uniform:
+        assert 0 <= noise.min() < 0.001 < 0.999 < noise.max() <= 1
+        assert abs(noise.mean() - 1 / 2) < 0.01
+        assert abs(noise.var() - 1 / 12) < 0.002
+    else:
+        assert abs(noise.mean()) < 0.03
+        assert abs(noise.var() - 1) < 0.04
+        assert abs((noise**4).mean() - 3) < 0.3
+
+
+def test_normal_noise_keeps_the_variance(key):
+    batch = jax.random.normal(key, (20000, 1))
+    corrupted, _ = PRESERVING(jax.random.key(1), batch)
+    assert abs(corrupted.var() - batch.var()) < 0.03
+
+
+@BOTH
+def test_the_loss_and_its_derivative(corruption, key, x64):
+    batch = jax.random.normal(key, (5, FEATURES))
+    model = Linear(jax.random.normal(key, (FEATURES, FEATURES)))
+    corrupted = np.asarray(corruption(key, batch)[0])
+    missed = corrupted @ np.asarray(model.weight).T - np.asarray(batch)
+    value, slope = jax.value_and_grad(DenoisingLoss(corruption))(model, batch, key)
+    np.testing.assert_allclose(value, (missed**2).sum(axis=1).mean(), rtol=1e-12)
+    np.testing.assert_allclose(slope.weight, 2 * missed.T @ corrupted / 5, rtol=1e-10)
+
+
+def test_a_conditional_net_is_given_the_amount(key, x64):
+    batch = jax.random.normal(key, (5, FEATURES))
+    corrupted, amounts = PRESERVING(key, batch)
+    scaled = np.asarray(corrupted) * np.asarray(amounts)[:, None]
+    value = DenoisingLoss(PRESERVING, conditional=True)(lambda x, a: a * x, batch, key)
+    np.testing.assert_allclose(value, ((scaled - batch) ** 2).sum(axis=1).mean(), rtol=1e-12)
+    net = denoiser(Linear(jnp.eye(FEATURES)))
+    np.testing.assert_array_equal(net(batch[0], 0.3), batch[0])
+
+
+@pytest.mark.parametrize("amount", [0.2, 0.6])
+def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
+    """W = s C (s² C + n² I)⁻¹ for the second moment C; local training is prior weight 0."""
+    clients = draw(2, 40, dtype=np.float32)
+    algorithm = AdaptiveDiffusion(
+        Linear(jnp.zeros((FEATURES, FEATURES))), variance_preserving(amount, amount),
+        prior_weight=0.0, step_size=0.01, local_steps=25, decay_after=50, clip=None,
+    )  # fmt: skip
+    found = jf.rollout(algorithm, clients, rounds=150, key=key).result.local.weight
+    signal, noise = 1 - amount, amount  # squares
+    for i, weight in enumerate(found):
+        x = np.asarray(clients.data.values[i, : 40 + i])
+        moment = x.T @ x / len(x)
+        best = signal**0.5 * moment @ np.linalg.inv(signal * moment + noise * np.eye(FEATURES))
+        assert np.linalg.norm(weight - best) < 0.06 * np.linalg.norm(best)
+
+
+# --- sampler -------------------------------------------------------------------------------------
+
+
+def test_it_is_the_published_sampler(key, x64):
+    weight = jax.random.normal(key, (FEATURES, FEATURES)) / 4
+    found = generate(denoiser(Linear(weight)), LINEAR, key, (3, FEATURES), steps=7, dtype=float)
+    x = np.asarray(jax.random.uniform(key, (3, FEATURES)))
+    for j in range(7):
+        x = x + (x @ np.asarray(weight).T - x) / (7 - j)
+    np.testing.assert_allclose(found, x, atol=1e-12)
+
+
+def exact(sample, amount):
+    """The mean of x given what it was corrupted to, for the normal law of MEAN and COVARIANCE."""
+    signal, noise = PRESERVING.shares(amount)
+    joint = signal**2 * COVARIANCE + noise**2 * jnp.eye(FEATURES)
+    gain = signal * jnp.linalg.solve(joint, jnp.asarray(COVARIANCE)).T
+    return MEAN + gain @ (sample - signal * MEAN)
+
+
+def test_exact_denoising_makes_samples_of_the_law(key, x64):
+    samples = np.asarray(generate(exact, PRESERVING, key, (4000, FEATURES), steps=400, dtype=float))
+    error = 4 / len(samples) ** 0.5
+    np.testing.assert_allclose(samples.mean(axis=0), MEAN, atol=error)
+    np.testing.assert_allclose(np.cov(samples.T), COVARIANCE, atol=2 * error)
+
+
+def test_more_steps_come_closer_to_the_law(key, x64):
+    """Samples are a linear map of the noise, so that their covariance is known but for steps."""
+
+    def covariance(steps):
+        noise = jax.random.normal(key, (FEATURES + 1, FEATURES), float)
+        made = generate(exact, PRESERVING, key, noise.shape, steps=steps, dtype=float)
+        spread = np.linalg.solve(np.asarray(noise[1:] - noise[0]), np.asarray(made[1:] - made[0]))
+        return spread.T @ spread
+
+    errors = [np.abs(covariance(steps) - COVARIANCE).max() for steps in (25, 100, 400)]
+    assert errors[2] < 0.02
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+# --- ADEPT-DGM -----------------------------------------------------------------------------------
+
+
+def net(seed=0):
+    return Autoencoder(FEATURES, 2, key=jax.random.key(seed))
+
+
+OPTIONS = {"local_steps": 3, "batch_size": 2, "initial_spread": 0.3, "decay_after": 3}
+
+
+def adept(model=None, **options):
+    return AdaptiveDiffusion(net() if model is None else model, **OPTIONS | options)
+
+
+@functools.partial(jax.jit, static_argnames="rounds")
+def solve(algorithm, clients, key, rounds=5, channel=None, participation=None, backend=VMAP):
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=key, participation=participation, backend=backend,
+        channel=jf.channel.lossless() if channel is None else channel,
+    )  # fmt: skip
+
+
+def test_it_is_adaptive_training_of_the_denoising_loss():
+    adam = decaying_adam(9)
+    for algorithm, options in (
+        (adept(), {"loss": DenoisingLoss(PRESERVING), "global_step_size": 1e-3}),
+        (
+            AdaptiveDiffusion.published(net(), **OPTIONS),
+            {"loss": DenoisingLoss(LINEAR), "global_step_size": 0.1, "preset": "published"},
+        ),
+    ):
+        same = AdaptiveTraining(
+            net(), local_steps=3, batch_size=2, step_size=1e-3, spread_step_size=1e-3,
+            hyper_prior=1e-5, initial_spread=0.3, optimizer=adam, global_optimizer=adam, **options,
+        )  # fmt: skip
+        found, wanted = vars(algorithm), vars(same)
+        assert found.keys() == wanted.keys()
+        for name in found:
+            assert eqx.tree_equal(found[name], wanted[name]), name
+    assert float(AdaptiveDiffusion(net()).initial_spread) == pytest.approx(0.8)
+
+
+def test_steps_become_a_tenth(key):
+    """Adam moves by its step size where the gradient stays the same."""
+
+    class Shift(eqx.Module):
+        value: jax.Array
+
+        def __call__(self, x):
+            return x + self.value - 1e3
+
+    clients = jf.Clients.from_samples(np.zeros((1, 2, FEATURES), np.float32))
+    algorithm = AdaptiveDiffusion(
+        Shift(jnp.zeros(FEATURES)), variance_preserving(0.5, 0.5),
+        prior_weight=0.0, step_size=0.5, local_steps=2, decay_after=3,
+    )  # fmt: skip
+    where = [solve(algorithm, clients, key, rounds=n).result.local.value[0, 0] for n in (3, 4, 6)]
+    np.testing.assert_allclose(where, [3.0, 3.1, 3.3], rtol=1e-3)
+
+
+def test_optimizers_are_made_once():
+    assert adept().optimizer is adept().global_optimizer is adept().optimizer
+    assert jax.tree.structure(adept()) == jax.tree.structure(adept())
+
+
+# Made within the test, because the devices are not to be asked for before one runs.
+@pytest.mark.parametrize(
+    ("backend", "participation"),
+    [
+        (lambda: jf.backend.chunked(2), None),
+        (lambda: jf.backend.pmap(2), None),
+        (lambda: jf.backend.shard(2), jf.participation.uniform(2)),
+    ],
+    ids=["chunked", "pmap", "shard"],
+)
+def test_backends_agree(backend, participation, key, x64):
+    run = functools.partial(solve, adept(), draw(), key, rounds=4, participation=participation)
+    one, other = run(), run(backend=backend())
+    chex.assert_trees_all_close(other.result, one.result, atol=1e-12)
+    np.testing.assert_allclose(other.history["objective"], one.history["objective"], atol=1e-10)
+
+
+def test_absent_clients_keep_their_model(key, x64):
+    clients = draw()
+    present = jf.participation.mask(np.array([[True, False, True]]))
+    some = solve(adept(), clients, key, rounds=4, participation=present)
+    alone = solve(adept(), clients.take([0, 2]), key, rounds=4)
+    chex.assert_trees_all_close(some.result.shared, alone.result.shared, atol=1e-12)
+    absent = jax.tree.map(lambda leaf: leaf[1], some.result.local)
+    chex.assert_trees_all_equal(absent, net())
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        jf.channel.difference(jf.channel.quantize(6)),
+        (jf.channel.error_feedback(jf.channel.quantize(6)), jf.channel.lossless()),
+    ],
+    ids=["differences", "error feedback"],
+)
+def test_compressed_messages_lead_to_nearly_the_same(channel, key, x64):
+    exactly, roughly = (solve(adept(), draw(), key, rounds=8, channel=c) for c in (None, channel))
+    moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, net())
+    off = jax.tree.map(
+        lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, roughly.result.shared
+    )
+    assert 0 < max(jax.tree.leaves(off)) < 0.5 * max(jax.tree.leaves(moved))
+    assert roughly.history["bits_up"][-1] < 0.4 * exactly.history["bits_up"][-1]
+
+
+def test_the_hyper_parameters_derivatives_are_finite_differences(key, x64):
+    clients, held_out = draw(), draw(seed=1).data.values[0]
+
+    def validated(numbers):
+        algorithm = adept(
+            step_size=numbers[0], initial_spread=numbers[1], prior_weight=numbers[2], lazy_rounds=1
+        )
+        models = jf.rollout(algorithm, clients, rounds=5, key=key).result.local
+        return jax.vmap(lambda m: algorithm.loss(m, held_out, key))(models).sum()
+
+    numbers, h = jnp.array([0.02, 0.3, 0.5]), 1e-6 * jnp.eye(3)
+    slope = jax.jit(jax.grad(validated))(numbers)
+    above, below = jax.jit(jax.vmap(validated))(numbers + jnp.concatenate([h, -h])).reshape(2, 3)
+    np.testing.assert_allclose(slope, (above - below) / 2e-6, rtol=1e-5)
+    assert (jnp.abs(slope) > 1e-5).all()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_types_are_kept(wide, key):
+    dtype = jnp.float64 if wide else jnp.float32
+    with jax.enable_x64(wide):
+        clients = draw(dtype=dtype)
+        algorithm = AdaptiveDiffusion.published(net(), **OPTIONS)
+        solution = jax.eval_shape(
+            functools.partial(jf.rollout, rounds=2), algorithm, clients, key=key
+        )
+        made = jax.eval_shape(
+            lambda arrays: algorithm.sample(key, arrays, 2, features=FEATURES, steps=2),
+            solution.result.local,
+        )
+    assert {leaf.dtype for leaf in jax.tree.leaves(solution.result)} == {jnp.dtype(dtype)}
+    assert made.shape == (3, 2, FEATURES)
+    assert made.dtype == dtype
+
+
+# --- samples of the models -----------------------------------------------------------------------
+
+
+def test_every_clients_model_makes_its_own_samples(key, x64):
+    weights = jax.random.normal(key, (3, FEATURES, FEATURES)) / 4
+    models = Linear(weights)
+    first = Linear(weights[0])
+    averaging = FedAvg(first, DenoisingLoss(PRESERVING), optax.sgd(1.0), local_steps=1)
+    for algorithm, corruption in (
+        (adept(first, corruption=LINEAR), LINEAR),
+        (averaging, PRESERVING),
+    ):
+        draw = functools.partial(sample, algorithm, key, count=5, features=FEATURES, steps=3)
+        found = draw(arrays=models)
+        for i in range(3):
+            own = generate(
+                denoiser(Linear(weights[i])), corruption, jax.random.fold_in(key, i),
+                (5, FEATURES), steps=3, dtype=float,
+            )  # fmt: skip
+            np.testing.assert_allclose(found[i], own, atol=1e-12)
+        np.testing.assert_allclose(draw(arrays=models, at_once=2), found, atol=1e-12)
+        assert draw(arrays=Linear(weights[1])).shape == (5, FEATURES)
+
+
+def test_a_net_of_images_tells_the_size_of_a_sample(key):
+    algorithm = AdaptiveDiffusion(UNet((4, 4, 1), widths=(2, 2, 2), key=key))
+    made = jax.eval_shape(lambda a: algorithm.sample(key, a, 3, steps=2), algorithm.arrays)
+    assert made.shape == (3, 16)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [variance_preserving, interpolation])
+@pytest.mark.parametrize(
+    ("low", "high", "message"),
+    [
+        (0.5, 0.4, "low, high: .* got 0.5, 0.4"),
+        (-0.1, 0.4, "low, high: .* got -0.1, 0.4"),
+        (0.0, 0.0, "low, high: .* got 0.0, 0.0"),
+        (0.0, 1.1, "low, high: .* got 0.0, 1.1"),
+        ("0", 1.0, "low: .* got '0'"),
+        (0.0, [1.0], r"high: .* got \[1.0\]"),
+        (float("nan"), 1.0, "low, high: .* got nan, 1.0"),
+    ],
+)
+def test_bad_amounts_are_refused(make, low, high, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make(low, high)
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("corruption", {"corruption": "gaussian"}),
+        ("decay_after", {"decay_after": 0}),
+        ("decay_after", {"decay_after": 7.5}),
+        ("local_steps", {"local_steps": 0}),
+        ("initial_spread", {"initial_spread": 0.0}),
+        ("step_size", {"step_size": float("nan")}),
+        ("hyper_prior", {"hyper_prior": 0.0}),
+        ("optimizer", {"optimizer": "adam"}),
+    ],
+)
+def test_bad_settings_are_refused(argument, options):
+    for make in (AdaptiveDiffusion, AdaptiveDiffusion.published):
+        with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
+            make(net(), **options)
+
+
+def test_what_does_not_fit_the_clients_is_refused(key):
+    clients = draw(dtype=np.float32)
+    for model, message in (
+        (Autoencoder(3, 2, key=key), r"loss: it fails .*\(2, 4\)"),
+        (Linear(jnp.zeros((1, FEATURES))), r"loss: .* model: wanted samples .* got \(2, 1\)"),
+        (adept(Linear(jnp.eye(FEATURES)), conditional=True), "loss: it fails"),
+    ):
+        algorithm = model if isinstance(model, AdaptiveDiffusion) else adept(model)
+        with pytest.raises(ValueError, match=f"^{message}"):
+            jf.fit(algorithm, clients, rounds=1, key=key)
+    with pytest.raises(ValueError, match=r"^batch_size: .* 6 samples, got 7"):
+        jf.fit(adept(batch_size=7), clients, rounds=1, key=key)
+
+
+def test_what_cannot_be_drawn_from_is_refused(key):
+    algorithm = adept()
+    other = FedAvg(net(), reconstruction_loss, optax.sgd(1.0), local_steps=1)
+    good = {"arrays": algorithm.arrays, "count": 2, "features": FEATURES, "steps": 2}
+    for options, message in (
+        ({"count": 0}, "count: .* got 0"),
+        ({"steps": 0}, "steps: .* got 0"),
+        ({"at_once": 1.5}, "at_once: .* got 1.5"),
+        ({"features": None}, "features: .* tells none"),
+        ({"arrays": net().encoder}, r"arrays: .* got \[\(2, 4\), \(2,\)\]"),
+        ({"arrays": ()}, r"arrays: .* got \[\]"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            sample(algorithm, key, **good | options)
+    with pytest.raises(ValueError, match=r"^algorithm: wanted one with a DenoisingLoss"):
+        sample(other, key, **good)
+    for shape, steps, message in (((2,), 2, "shape"), ((0, 2), 2, "shape"), ((2, 2), 0, "steps")):
+        with pytest.raises(ValueError, match=f"^{message}: "):
+            generate(exact, PRESERVING, key, shape, steps=steps)
+
+
+def test_a_loss_that_diverges_stops_the_run(key):
+    with pytest.raises(FloatingPointError, match=r"in round \d+"):
+        algorithm = adept(step_size=1e30, decay_after=None)
+        jf.fit(algorithm, draw(dtype=np.float32), rounds=10, key=key)
