@@ -70,6 +70,35 @@ def test_separation_shows_the_parts_and_their_sum():
     assert {"original", "shared part", "own part", "together", "a", "b"} <= texts(figure)
 
 
+def test_samples_are_rows_of_images_after_their_names():
+    shades = np.linspace(-0.5, 1.5, 5)
+    groups = {"a": np.repeat(shades[:, None], 6, 1), "b": np.ones((2, 6))}
+    figure = plot.samples(groups, (2, 3), columns=4, notes={"b": "noise 0.1"})
+    assert {"a", "b", "noise 0.1"} <= texts(figure)
+    drawn = pixels(figure)
+    assert {image.shape for image in drawn} == {(2, 3)}
+    # Five and two images, and what is beyond black and white is clipped.
+    np.testing.assert_allclose([image[0, 0] for image in drawn], [0, 0, 0.5, 1, 1, 1, 1])
+    assert {image.get_clim() for image in images(figure)} == {(0, 1)}
+    rows = {axes.get_position().y0 for axes in figure.axes if axes.get_images()}
+    assert len(rows) == 3
+    before = np.linspace(0, 1, 12)[None]
+    (image,) = pixels(plot.samples({"a": before}, (2, 2, 3)))
+    np.testing.assert_allclose(image, before.reshape(2, 2, 3))
+
+
+def test_reconstructions_stand_below_the_samples():
+    original = np.eye(4)[:3]
+    figure = plot.reconstructions(original, {"own": original / 2}, (2, 2), names=("x", "y", "z"))
+    assert {"original", "own", "x", "y", "z"} <= texts(figure)
+    drawn = np.array(pixels(figure)).reshape(2, 3, 4)
+    np.testing.assert_allclose(drawn, [original, original / 2])
+    (above, below), (other, _) = (
+        [axes.get_position().x0 for axes in figure.axes if axes.get_images()][i::3] for i in (0, 1)
+    )
+    assert above == below < other
+
+
 def test_convergence_draws_the_history_and_what_it_is_compared_with():
     history = {"objective": np.array([3.0, np.nan, 1.0]), "bits_up": np.array([8, 16, 24])}
     figure = plot.convergence(history, levels={"Local": 0.5})
@@ -99,6 +128,8 @@ def test_clusters_draw_every_client_in_the_colour_of_its_group():
         lambda part: plot.components({"shared": np.eye(4)}, (2, 2), figure=part),
         lambda part: plot.components({"shared": np.eye(4)}, figure=part),
         lambda part: plot.separation(*np.ones((3, 1, 4)), (2, 2), figure=part),
+        lambda part: plot.samples({"a": np.ones((1, 4))}, (2, 2), figure=part),
+        lambda part: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), figure=part),
         lambda part: plot.convergence({"objective": np.ones(3)}, figure=part),
         lambda part: plot.clusters(np.eye(2), [0, 1], figure=part),
     ],
@@ -126,6 +157,21 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
             "shared",
         ),
         (lambda: plot.separation(*np.ones((3, 1, 4)), (2, 2), names=("a", "b")), "names.*1.*2"),
+        (lambda: plot.samples({}, (2, 2)), "groups.*none"),
+        (lambda: plot.samples({"a": np.ones((1, 5))}, (2, 2)), r"image_shape.*4 numbers.*5"),
+        (lambda: plot.samples({"a": np.ones((1, 8))}, (2, 2, 2)), r"image_shape.*\(2, 2, 2\)"),
+        (lambda: plot.samples({"a": np.ones((0, 4))}, (2, 2)), r"groups\['a'\].*\(0, 4\)"),
+        (lambda: plot.samples({"a": np.eye(4)}, (2, 2), columns=0), "columns.*0"),
+        (lambda: plot.samples({"a": np.eye(4)}, (2, 2), notes={"b": ""}), "notes.*b"),
+        (lambda: plot.reconstructions(np.eye(4), {}, (2, 2)), "found.*none"),
+        (
+            lambda: plot.reconstructions(np.eye(4), {"a": np.ones((3, 4))}, (2, 2)),
+            r"found\['a'\].*4.*3",
+        ),
+        (
+            lambda: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), names=["a"]),
+            "names.*4.*1",
+        ),
         (lambda: plot.convergence({"loss": np.ones(3)}), "loss.*objective"),
         (lambda: plot.clusters(np.ones((3, 3)), [0, 1, 2]), r"embedding.*\(3, 3\)"),
         (lambda: plot.clusters(np.ones((3, 2)), [0, 1]), "labels.*3.*2"),

@@ -10,5 +10,15 @@ from jaxfed.plot._clusters import clusters
 from jaxfed.plot._curves import convergence
 from jaxfed.plot._grid import grid
 from jaxfed.plot._images import components, separation
+from jaxfed.plot._samples import reconstructions, samples
 
-__all__ = ["agreement", "clusters", "components", "convergence", "grid", "separation"]
+__all__ = [
+    "agreement",
+    "clusters",
+    "components",
+    "convergence",
+    "grid",
+    "reconstructions",
+    "samples",
+    "separation",
+]
