@@ -56,6 +56,14 @@ def test_by_class_respects_sizes(seed, sizes):
         assert np.ptp(counts[counts > 0]) <= 1
 
 
+def test_by_class_draws_from_the_classes_asked_for():
+    samples, labels = labelled()
+    part = partition_by_class(samples, labels, 6, 1, key=jax.random.key(0), classes=[4, 1, 2])
+    used = check_consistent(part, samples, labels, 6)
+    np.testing.assert_array_equal(np.unique(labels[used]), [1, 2, 4])
+    assert sorted(len(np.unique(own)) for own in part.labels) == [1] * 6
+
+
 @given(
     seed=st.integers(0, 100),
     clients=st.integers(1, 20),
@@ -181,6 +189,18 @@ KEY = jax.random.key(0)
             "key must be one random key",
         ),
         (lambda: partition_by_class(SAMPLES, np.zeros(()), 2, 1, key=KEY), "labels must hold one"),
+        (
+            lambda: partition_by_class(*labelled(3), 4, 1, key=KEY, classes=range(5)),
+            "classes must have samples, got 3, 4 without; the labels are 0, 1, 2",
+        ),
+        (
+            lambda: partition_by_class(*labelled(3), 4, 1, key=KEY, classes=[0, 1, 1]),
+            r"classes must be a list of different classes, got \[0, 1, 1\]",
+        ),
+        (
+            lambda: partition_by_class(*labelled(3), 4, 3, key=KEY, classes=[0, 1]),
+            "classes_per_client must be from 1 to the number of classes = 2, got 3",
+        ),
         (lambda: partition_by_class(SAMPLES, LABELS, 2, 6, key=KEY), "number of classes = 5"),
         (lambda: partition_by_class(SAMPLES, LABELS, 2, 0, key=KEY), "classes_per_client"),
         (

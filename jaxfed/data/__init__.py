@@ -1,5 +1,12 @@
 """Data: synthetic clients with known truth, splits over clients, readers of real files."""
 
+from jaxfed.data.images import (
+    LabelledClients,
+    LabelledImages,
+    read_cifar10,
+    read_femnist,
+    read_mnist,
+)
 from jaxfed.data.partition import (
     Partition,
     partition_by_class,
@@ -42,6 +49,8 @@ __all__ = [
     "GCCAData",
     "HierarchicalData",
     "ImageSequence",
+    "LabelledClients",
+    "LabelledImages",
     "Partition",
     "PerPCAData",
     "SpectrumData",
@@ -59,9 +68,12 @@ __all__ = [
     "partition_sizes",
     "perpca_synthetic",
     "read_arrays",
+    "read_cifar10",
+    "read_femnist",
     "read_folder",
     "read_idx",
     "read_images",
+    "read_mnist",
     "read_table",
     "read_text",
     "read_views",

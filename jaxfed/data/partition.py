@@ -71,6 +71,7 @@ def partition_by_class(
     *,
     key: PRNGKeyArray,
     sizes: int | Sequence[int] | None = None,
+    classes: Shaped[ArrayLike, " k"] | Sequence[int] | None = None,
 ) -> Partition:
     """Give each client samples of a few classes only (pathological label skew).
 
@@ -85,35 +86,36 @@ def partition_by_class(
         key: random key.
         sizes: samples per client, one number or one per client, taken equally (up to one) from
             its classes. Default: the clients of a class share all of it.
+        classes: which classes there are to draw from. Default: all that have samples.
 
     Returns:
         Samples, labels and indices of each client.
 
     Raises:
-        ValueError: if lengths differ, there are fewer classes than `classes_per_client`, or a
-            class has too few samples for its clients.
+        ValueError: if lengths differ, there are fewer classes than `classes_per_client`, a class
+            has too few samples for its clients, or one of `classes` has none or comes twice.
 
     Source:
         McMahan et al. (2017), Communication-efficient learning of deep networks from
         decentralized data, section 3.
     """
     samples, labels, clients = _check(samples, np.asarray(labels), clients)
-    classes = np.unique(labels)
-    if not 1 <= classes_per_client <= len(classes):
+    known = _classes(labels, classes)
+    if not 1 <= classes_per_client <= len(known):
         raise ValueError(
-            f"classes_per_client must be from 1 to the number of classes = {len(classes)}, "
+            f"classes_per_client must be from 1 to the number of classes = {len(known)}, "
             f"got {classes_per_client}"
         )
     rng = _generator(key)
-    owns = np.zeros((clients, len(classes)), bool)
+    owns = np.zeros((clients, len(known)), bool)
     for client in range(clients):
-        least_drawn = np.lexsort((rng.random(len(classes)), owns.sum(axis=0)))
+        least_drawn = np.lexsort((rng.random(len(known)), owns.sum(axis=0)))
         owns[client, least_drawn[:classes_per_client]] = True
 
-    available = np.array([np.sum(labels == value) for value in classes])
+    available = np.array([np.sum(labels == value) for value in known])
     quota = np.zeros(owns.shape, int)  # samples of each class for each client
     if sizes is None:
-        for c in range(len(classes)):
+        for c in range(len(known)):
             quota[owns[:, c], c] = _equal(available[c], owns[:, c].sum())
     else:
         for client, size in enumerate(_sizes(sizes, clients)):
@@ -122,14 +124,14 @@ def partition_by_class(
     if np.any(needed > available):
         c = int(np.argmax(needed > available))
         raise ValueError(
-            f"class {classes[c]} has {available[c]} samples, but its {owns[:, c].sum()} clients "
+            f"class {known[c]} has {available[c]} samples, but its {owns[:, c].sum()} clients "
             f"need {needed[c]}"
         )
     if np.any(quota[owns] == 0):
         raise ValueError(f"sizes must be at least classes_per_client = {classes_per_client}")
 
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for c, value in enumerate(classes):
+    for c, value in enumerate(known):
         own = rng.permutation(np.flatnonzero(labels == value))
         for part, share in zip(parts, np.split(own, np.cumsum(quota[:, c])), strict=False):
             part.append(share)
@@ -315,6 +317,22 @@ def _check_min_samples(total: int, clients: int, min_samples: int) -> None:
             f"{clients} clients of at least {min_samples} samples need "
             f"{min_samples * clients}, but there are {total}"
         )
+
+
+def _classes(labels, classes) -> np.ndarray:
+    present = np.unique(labels)
+    if classes is None:
+        return present
+    chosen = np.asarray(classes)
+    if chosen.ndim != 1 or len(np.unique(chosen)) != len(chosen):
+        raise ValueError(f"classes must be a list of different classes, got {classes!r}")
+    empty = [value for value in chosen.tolist() if value not in present.tolist()]
+    if empty:
+        raise ValueError(
+            f"classes must have samples, got {', '.join(map(str, empty))} without; the labels are "
+            f"{', '.join(map(str, present.tolist()))}"
+        )
+    return chosen
 
 
 def _sizes(sizes, clients: int, name: str = "sizes") -> list[int]:

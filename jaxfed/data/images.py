@@ -1,0 +1,330 @@
+"""Readers of labelled images in their original formats: MNIST and its kin, CIFAR-10, FEMNIST.
+
+Nothing is downloaded. Malformed files are refused with their name and the reason.
+"""
+
+import io
+import json
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from jaxfed.data.readers import StrPath, _files, _listing, read_idx
+
+Split = Literal["train", "test"]
+
+
+class LabelledImages(NamedTuple):
+    """Images and what they show.
+
+    Attributes:
+        images: gray values as bytes, `(n, height, width)`, with a last axis where they are colours.
+        labels: the class of each image, from 0.
+    """
+
+    images: Shaped[np.ndarray, "n h w ..."]
+    labels: Int[np.ndarray, " n"]
+
+
+class LabelledClients(NamedTuple):
+    """Images of clients and what they show.
+
+    Attributes:
+        images: of each client.
+        labels: the class of each image, from 0.
+        names: of the clients.
+    """
+
+    images: list[Float[np.ndarray, "n_i h w"]]
+    labels: list[Int[np.ndarray, " n_i"]]
+    names: list[str]
+
+
+def read_mnist(folder: StrPath, split: Split = "train") -> LabelledImages:
+    """Read MNIST, or a data set in its form such as Fashion-MNIST or KMNIST.
+
+    Args:
+        folder: holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` for training,
+            `t10k-...` for testing, compressed by gzip or not.
+        split: which of the two.
+
+    Returns:
+        Images `(n, height, width)` and labels.
+
+    Raises:
+        FileNotFoundError: if the folder or a file does not exist.
+        ValueError: if a file is malformed or the two do not belong together.
+
+    Source:
+        LeCun, Bottou, Bengio & Haffner (1998), Gradient-based learning applied to document
+        recognition; Xiao, Rasul & Vollgraf (2017), Fashion-MNIST.
+    """
+    folder = Path(folder)
+    prefix = {"train": "train", "test": "t10k"}[_checked_split(split)]
+    files = _files(folder)
+    paths = []
+    for kind in ("images-idx3", "labels-idx1"):
+        # Some copies have a point in the place of the hyphen.
+        stems = [f"{prefix}-{kind}-ubyte", f"{prefix}-{kind.replace('-', '.')}-ubyte"]
+        names = [stem + suffix for stem in stems for suffix in ("", ".gz")]
+        found = [file for file in files if file.name in names]
+        if not found:
+            raise FileNotFoundError(f"{folder}: no file {names[0]}, nor {names[1]}")
+        paths.append(found[0])
+    images, labels = map(read_idx, paths)
+    if images.ndim != 3 or images.dtype != np.uint8 or 0 in images.shape:
+        raise ValueError(
+            f"{paths[0]}: wanted images (n, height, width) of bytes, got {images.dtype} of shape "
+            f"{images.shape}"
+        )
+    if labels.dtype != np.uint8 or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"{paths[1]}: wanted a byte for each of the {len(images)} images of {paths[0].name}, "
+            f"got {labels.dtype} of shape {labels.shape}"
+        )
+    return LabelledImages(images, labels.astype(np.int32))
+
+
+#: Bytes of an image of CIFAR-10; in the binary version its label comes before them.
+_PIXELS = 3 * 32 * 32
+_CIFAR_FILES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+
+
+def read_cifar10(path: StrPath, split: Split = "train") -> LabelledImages:
+    """Read CIFAR-10, its binary or its Python version.
+
+    The Python version is made of pickles, which could run any code when they are read. Here only
+    arrays, numbers, texts and containers of them are made; all else is refused.
+
+    Args:
+        path: the archive `cifar-10-binary.tar.gz` or `cifar-10-python.tar.gz` as it was downloaded,
+            or the folder of its files.
+        split: `data_batch_1` to `data_batch_5` for training, `test_batch` for testing.
+
+    Returns:
+        Images `(n, 32, 32, 3)` and labels.
+
+    Raises:
+        FileNotFoundError: if there is nothing at `path`, or a batch is missing.
+        ValueError: if a file is malformed, or both versions are there.
+
+    Source:
+        Krizhevsky (2009), Learning multiple layers of features from tiny images.
+    """
+    path = Path(path)
+    wanted = _CIFAR_FILES[_checked_split(split)]
+    found = _cifar_files(path, {name + suffix for name in wanted for suffix in ("", ".bin")})
+    binary = any(name.endswith(".bin") for name in found)
+    if binary and not all(name.endswith(".bin") for name in found):
+        raise ValueError(f"{path}: holds the binary and the Python version, wanted one of them")
+    names = [name + ".bin" for name in wanted] if binary else wanted
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise FileNotFoundError(f"{path}: no {', '.join(missing)}")
+    read = _binary_batch if binary else _python_batch
+    batches = [read(found[name](), f"{path}: {name}") for name in names]
+    pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return LabelledImages(np.ascontiguousarray(images), labels)
+
+
+def _cifar_files(path: Path, wanted: set[str]) -> dict[str, Callable[[], bytes]]:
+    """What reads the wanted files, by their names, from a folder, one below it, or an archive."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        files = [*path.glob("*"), *path.glob("cifar-10-batches-*/*")]
+        files = [file for file in files if file.name in wanted and file.is_file()]
+        return _once(path, ((file.name, file.read_bytes) for file in files))
+    found = []
+    try:
+        with tarfile.open(path) as archive:
+            # Nothing is written to the disk, so that names may say what they will.
+            for member in archive:
+                name = Path(member.name).name
+                if name in wanted and member.isreg() and (file := archive.extractfile(member)):
+                    found.append((name, io.BytesIO(file.read()).getvalue))
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a readable archive ({error})") from error
+    return _once(path, found)
+
+
+def _once(path: Path, found: Iterable[tuple[str, Callable]]) -> dict[str, Callable[[], bytes]]:
+    files = {}
+    for name, read in found:
+        if name in files:
+            raise ValueError(f"{path}: holds {name} twice")
+        files[name] = read
+    return files
+
+
+def _binary_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    size = 1 + _PIXELS
+    if not content or len(content) % size:
+        raise ValueError(
+            f"{where}: truncated or of another format, wanted {size} bytes an image, got "
+            f"{len(content)}"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    return records[:, 1:], _checked_labels(records[:, 0], 10, where)
+
+
+def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
+    # A damaged pickle may raise anything.
+    except Exception as error:
+        raise ValueError(f"{where}: not a readable pickle of arrays ({error})") from error
+    if not isinstance(batch, dict):
+        raise ValueError(f"{where}: wanted a dictionary, got {type(batch).__name__}")
+    # Written by Python 2, texts come as bytes.
+    entries = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
+    missing = [name for name in ("data", "labels") if name not in entries]
+    if missing:
+        raise ValueError(f"{where}: wanted data and labels, it holds {_listing(entries)}")
+    pixels, labels = entries["data"], entries["labels"]
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or not pixels.size:
+        kind = getattr(pixels, "dtype", type(pixels).__name__)
+        raise ValueError(f"{where}: wanted data as an array of bytes, got {kind}")
+    if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
+        raise ValueError(f"{where}: wanted data of shape (n, {_PIXELS}), got {pixels.shape}")
+    labels = _checked_labels(labels, 10, where)
+    if len(labels) != len(pixels):
+        raise ValueError(f"{where}: holds {len(pixels)} images and {len(labels)} labels")
+    return pixels, labels
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """Bytes as Python 3 writes them for Python 2."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"wanted text in latin1, got {encoding!r}")
+    return text.encode("latin-1")
+
+
+#: What makes an array, by the names of NumPy 1 and 2.
+_ARRAY_PARTS = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+    **{
+        (f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0]
+        for core in ("core", "_core")
+    },
+}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads pickles that hold arrays, numbers, texts and containers, and can do nothing else."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        try:
+            return _ARRAY_PARTS[module_name, global_name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"{module_name}.{global_name} is not allowed, wanted arrays only"
+            ) from None
+
+
+def read_femnist(path: StrPath) -> LabelledClients:
+    """Read FEMNIST, handwriting of many writers, as LEAF's scripts write it: a client a writer.
+
+    Args:
+        path: a `.json` file or a folder of them, such as LEAF's `data/train`.
+
+    Returns:
+        Images `(n_i, 28, 28)`, float32 between 0 and 1 with white paper as 1, labels from 0 to 61
+        (digits, capitals, small letters), and the writers' names, in the order of the files.
+
+    Raises:
+        FileNotFoundError: if there is nothing at `path`.
+        ValueError: if a file is no JSON or not of this form; if a writer comes twice, or has no
+            images, not as many as labels or as said, images of another size, or pixels that are
+            not numbers between 0 and 1.
+
+    Source:
+        Caldas et al. (2018), LEAF: a benchmark for federated settings.
+    """
+    path = Path(path)
+    if path.is_file():
+        files = [path]
+    elif path.exists():
+        files = _files(path, (".json",))
+    else:
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    clients = LabelledClients([], [], [])
+    for file in files:
+        for name, images, labels in _writers(file):
+            if name in clients.names:
+                raise ValueError(f"{file}: writer {name!r} comes twice")
+            clients.images.append(images)
+            clients.labels.append(labels)
+            clients.names.append(name)
+    return clients
+
+
+def _writers(file: Path) -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:  # of the text or of its encoding
+        raise ValueError(f"{file}: not JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError(f"{file}: not LEAF's form, it is nested too deeply") from error
+    users, data = (
+        (content.get("users"), content.get("user_data")) if isinstance(content, dict) else (0, 0)
+    )
+    if not isinstance(users, list) or not isinstance(data, dict) or not users:
+        raise ValueError(f"{file}: not LEAF's form, wanted a list users and an object user_data")
+    counts = content.get("num_samples", [None] * len(users))
+    if not isinstance(counts, list) or len(counts) != len(users):
+        raise ValueError(f"{file}: wanted num_samples for each of the {len(users)} users")
+    for name, count in zip(users, counts, strict=True):
+        where = f"{file}: writer {name!r}"
+        own = data.get(name) if isinstance(name, str) else None
+        if not isinstance(own, dict) or not own.get("x") or "y" not in own:
+            raise ValueError(f"{where} has no data, wanted x and y")
+        try:
+            images = np.asarray(own["x"])
+        except ValueError as error:
+            raise ValueError(f"{where}: x is ragged ({error})") from error
+        if images.ndim != 2 or images.shape[1] != 28 * 28 or images.dtype.kind not in "iuf":
+            raise ValueError(
+                f"{where}: wanted x as numbers of shape (n, 784), got {images.dtype} of shape "
+                f"{images.shape}"
+            )
+        # NaN is in no range.
+        if not ((images >= 0) & (images <= 1)).all():
+            raise ValueError(f"{where}: wanted pixels between 0 and 1, got others or NaN")
+        labels = _checked_labels(own["y"], 62, where)
+        if not len(images) == len(labels) == (len(images) if count is None else count):
+            said = "" if count is None else f", and {count} are said"
+            raise ValueError(f"{where} has {len(images)} images and {len(labels)} labels{said}")
+        yield name, images.astype(np.float32).reshape(-1, 28, 28), labels
+
+
+def _checked_split(split: object) -> str:
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be train or test, got {split!r}")
+    return str(split)
+
+
+def _checked_labels(labels: object, classes: int, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:
+        raise ValueError(f"{where}: labels are ragged ({error})") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{where}: wanted labels as a list of whole numbers, got {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    if array.size and not 0 <= array.min() <= array.max() < classes:
+        raise ValueError(
+            f"{where}: wanted labels from 0 to {classes - 1}, got {array.min()} to {array.max()}"
+        )
+    return array.astype(np.int32)

@@ -1,0 +1,344 @@
+"""Readers of labelled images: each original format as written, each malformation refused."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+
+from jaxfed.data import read_cifar10, read_femnist, read_mnist
+
+# MNIST ------------------------------------------------------------------------------------------
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+@pytest.fixture
+def digits():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (7, 5, 4), np.uint8), rng.integers(0, 10, 7).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("split", "prefix"), [("train", "train"), ("test", "t10k")])
+@pytest.mark.parametrize("hyphen", ["-", "."])
+@pytest.mark.parametrize("compress", [True, False])
+def test_mnist(tmp_path, digits, split, prefix, hyphen, compress):
+    for kind, array in zip(("images", "labels"), digits, strict=True):
+        name = f"{prefix}-{kind}{hyphen}idx{array.ndim}-ubyte"
+        content = gzip.compress(idx(array)) if compress else idx(array)
+        (tmp_path / (name + ".gz" * compress)).write_bytes(content)
+    (tmp_path / "readme.txt").write_text("ignored")
+    found = read_mnist(tmp_path, split)
+    np.testing.assert_array_equal(found.images, digits[0])
+    np.testing.assert_array_equal(found.labels, digits[1])
+    assert (found.images.dtype, found.labels.dtype) == (np.uint8, np.int32)
+    other = {"train": "test", "test": "train"}[split]
+    with pytest.raises(FileNotFoundError, match=r"no file .*-images-idx3-ubyte"):
+        read_mnist(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((3, 2)), np.zeros(3), r"images-idx3-ubyte: .* got uint8 of shape \(3, 2\)"),
+        (np.zeros((0, 2, 2)), np.zeros(0), r"images-idx3-ubyte: .* shape \(0, 2, 2\)"),
+        (np.zeros((3, 2, 2)), np.zeros(2), r"labels-idx1-ubyte: .* each of the 3 images"),
+        (np.zeros((3, 2, 2)), np.zeros((3, 1)), r"labels-idx1-ubyte: .* shape \(3, 1\)"),
+    ],
+)
+def test_files_that_are_no_mnist_are_refused(tmp_path, images, labels, message):
+    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        (tmp_path / f"train-{name}-ubyte").write_bytes(idx(array.astype(np.uint8)))
+    with pytest.raises(ValueError, match=message):
+        read_mnist(tmp_path)
+
+
+def test_damaged_mnist_is_refused(tmp_path, digits):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(digits[0])[:-1])
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(digits[1]))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte: truncated"):
+        read_mnist(tmp_path)
+
+
+# CIFAR-10 ---------------------------------------------------------------------------------------
+
+NAMES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+
+
+def cifar(seed=0, n=2):
+    """Pixels as they are in the files, plane by plane, and labels, of all six batches."""
+    rng = np.random.default_rng(seed)
+    names = [*NAMES["train"], *NAMES["test"]]
+    return {
+        name: (rng.integers(0, 256, (n, 3072), np.uint8), rng.integers(0, 10, n, np.uint8))
+        for name in names
+    }
+
+
+def binary(batches):
+    return {
+        f"{name}.bin": np.concatenate([labels[:, None], pixels], axis=1).tobytes()
+        for name, (pixels, labels) in batches.items()
+    }
+
+
+def entries(pixels, labels, *, of_bytes):
+    found = {"data": pixels, "labels": labels.tolist(), "batch_label": "one", "filenames": ["a"]}
+    return {k.encode(): v for k, v in found.items()} if of_bytes else found
+
+
+def python(batches, protocol=2, of_bytes=True):
+    return {
+        name: pickle.dumps(entries(*batch, of_bytes=of_bytes), protocol)
+        for name, batch in batches.items()
+    }
+
+
+def write(files, folder):
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def pack(files, path, prefix="cifar-10-batches-py/"):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def check_cifar(path, batches):
+    for split, names in NAMES.items():
+        found = read_cifar10(path, split)
+        pixels, labels = (np.concatenate([batches[name][k] for name in names]) for k in (0, 1))
+        assert found.images.shape == (len(labels), 32, 32, 3)
+        assert (found.images.dtype, found.labels.dtype) == (np.uint8, np.int32)
+        np.testing.assert_array_equal(found.labels, labels)
+        for i, (row, column, channel) in enumerate([(0, 0, 0), (3, 31, 1)]):
+            place = 1024 * channel + 32 * row + column
+            assert (found.images[:, row, column, channel] == pixels[:, place]).all(), i
+
+
+@pytest.mark.parametrize("form", [binary, python])
+def test_cifar_of_both_versions(tmp_path, form):
+    batches = cifar()
+    files = form(batches) | {"batches.meta": b"ignored", "readme.html": b"ignored"}
+    check_cifar(write(files, tmp_path / "flat"), batches)
+    check_cifar(pack(files, tmp_path / "cifar-10.tar.gz"), batches)
+    version = "bin" if form is binary else "py"
+    write(files, tmp_path / f"cifar-10-batches-{version}")
+    check_cifar(tmp_path, batches)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_cifar_pickled_by_any_python(tmp_path, protocol, of_bytes):
+    batches = cifar()
+    check_cifar(write(python(batches, protocol, of_bytes), tmp_path), batches)
+
+
+class Harm:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_pickles_cannot_run_code(tmp_path):
+    trace = tmp_path / "trace"
+    with pytest.raises(FileExistsError):
+        trace.mkdir()
+        pickle.loads(pickle.dumps(Harm(trace)))
+    trace.rmdir()
+    files = python(cifar())
+    for content in (Harm(trace), {"data": Harm(trace), "labels": [0]}):
+        files["test_batch"] = pickle.dumps(content)
+        with pytest.raises(ValueError, match=r"test_batch: .*\.mkdir is not allowed"):
+            read_cifar10(write(files, tmp_path / "data"), "test")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", ["eval", "getattr", "__import__"])
+def test_pickles_cannot_reach_builtins(tmp_path, name):
+    content = b"cbuiltins\n" + name.encode() + b"\n."
+    with pytest.raises(ValueError, match=rf"builtins\.{name} is not allowed"):
+        read_cifar10(write({"test_batch": content}, tmp_path), "test")
+
+
+GOOD = entries(np.zeros((2, 3072), np.uint8), np.array([3, 4]), of_bytes=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a readable pickle"),
+        (b"no pickle", "not a readable pickle"),
+        (pickle.dumps(GOOD, 2)[:-9], "not a readable pickle"),
+        (pickle.dumps([GOOD], 2), "wanted a dictionary, got list"),
+        (pickle.dumps({b"data": GOOD[b"data"]}, 2), "wanted data and labels, it holds data"),
+        (pickle.dumps(GOOD | {b"data": [1, 2]}, 2), "wanted data as an array of bytes, got list"),
+        (pickle.dumps(GOOD | {b"data": np.ones((2, 3072))}, 2), "array of bytes, got float64"),
+        (pickle.dumps(GOOD | {b"data": np.uint8([[1, 2]])}, 2), r"\(n, 3072\), got \(1, 2\)"),
+        (pickle.dumps(GOOD | {b"data": np.uint8(1)}, 2), "is not allowed"),
+        (pickle.dumps(GOOD | {b"data": np.array(1, np.uint8)}, 2), r"\(n, 3072\), got \(\)"),
+        (pickle.dumps(GOOD | {b"labels": [1]}, 2), "holds 2 images and 1 labels"),
+        (pickle.dumps(GOOD | {b"labels": [1, 10]}, 2), "labels from 0 to 9, got 1 to 10"),
+        (pickle.dumps(GOOD | {b"labels": [1.0, np.nan]}, 2), "list of whole numbers, got float64"),
+        (pickle.dumps(GOOD | {b"labels": [[1], [2, 3]]}, 2), "labels are ragged"),
+    ],
+)
+def test_malformed_python_batches_are_refused(tmp_path, content, message):
+    with pytest.raises(ValueError, match="test_batch: .*" + message):
+        read_cifar10(write({"test_batch": content}, tmp_path), "test")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "wanted 3073 bytes an image, got 0"),
+        (bytes(3073 * 2 - 1), "truncated .* got 6145"),
+        (bytes([10]) + bytes(3072), "labels from 0 to 9, got 10 to 10"),
+    ],
+)
+def test_malformed_binary_batches_are_refused(tmp_path, content, message):
+    with pytest.raises(ValueError, match=r"test_batch\.bin: .*" + message):
+        read_cifar10(write({"test_batch.bin": content}, tmp_path), "test")
+
+
+def test_incomplete_cifar_is_refused(tmp_path):
+    files = binary(cifar())
+    with pytest.raises(FileNotFoundError, match="nowhere: no such file or folder"):
+        read_cifar10(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="split must be train or test, got 'valid'"):
+        read_cifar10(tmp_path, "valid")
+    with pytest.raises(FileNotFoundError, match=r"no data_batch_1, .*, data_batch_5"):
+        read_cifar10(tmp_path)
+    some = {name: files[name] for name in ("data_batch_1.bin", "data_batch_4.bin")}
+    with pytest.raises(FileNotFoundError, match=r"no data_batch_2\.bin, data_batch_3\.bin, data_"):
+        read_cifar10(write(some, tmp_path))
+    both = write(files | python(cifar()), tmp_path / "both")
+    with pytest.raises(ValueError, match="both: holds the binary and the Python version"):
+        read_cifar10(both)
+    write(files, both / "cifar-10-batches-bin")
+    with pytest.raises(ValueError, match=r"both: holds data_batch_\d\.bin twice"):
+        read_cifar10(both)
+
+
+def test_damaged_archives_are_refused(tmp_path):
+    path = pack(binary(cifar(n=9)), tmp_path / "cifar.tar.gz")
+    whole = path.read_bytes()
+    for content in (b"", b"no archive", whole[:200], whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"cifar\.tar\.gz: not a readable archive"):
+            read_cifar10(path)
+    with tarfile.open(path, "w:gz") as archive:
+        link = tarfile.TarInfo("test_batch")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(FileNotFoundError, match="no test_batch"):
+        read_cifar10(path, "test")
+
+
+# FEMNIST ----------------------------------------------------------------------------------------
+
+
+def writer(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.uniform(size=(n, 784)).round(4).tolist(), "y": rng.integers(0, 62, n).tolist()}
+
+
+def leaf(data, **changes):
+    counts = [len(own["x"]) for own in data.values()]
+    return {"users": list(data), "num_samples": counts, "user_data": data} | changes
+
+
+def check_femnist(found, data):
+    assert found.names == list(data)
+    for images, labels, own in zip(found.images, found.labels, data.values(), strict=True):
+        assert (images.dtype, labels.dtype) == (np.float32, np.int32)
+        np.testing.assert_allclose(images.reshape(-1, 784), own["x"], rtol=1e-6)
+        assert images[0, 2, 5] == np.float32(own["x"][0][2 * 28 + 5])
+        np.testing.assert_array_equal(labels, own["y"])
+
+
+def test_femnist_of_one_file_and_of_several(tmp_path):
+    data = {f"f{i}_{i % 3}": writer(i + 2, seed=i) for i in range(5)}
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps(leaf(data)))
+    check_femnist(read_femnist(path), data)
+    names = list(data)
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for name, chosen in (("all_data_10.json", names[3:]), ("all_data_9.json", names[:3])):
+        content = leaf({name: data[name] for name in chosen})
+        del content["num_samples"]
+        (folder / name).write_text(json.dumps(content))
+    (folder / "notes.txt").write_text("ignored")
+    check_femnist(read_femnist(folder), data)
+    (folder / "all_data_11.json").write_text(json.dumps(leaf({names[0]: writer(1)})))
+    with pytest.raises(ValueError, match=rf"all_data_11\.json: writer '{names[0]}' comes twice"):
+        read_femnist(folder)
+
+
+ONE = {"a": writer(2)}
+ROWS = ONE["a"]["x"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not JSON"),
+        (json.dumps(leaf(ONE))[:-9], "not JSON"),
+        ("\udcff", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ([1], "not LEAF's form"),
+        ({"users": ["a"]}, "not LEAF's form"),
+        (leaf({}), "not LEAF's form"),
+        (leaf(ONE, user_data=[1]), "not LEAF's form"),
+        (leaf(ONE, users=["a", "b"], num_samples=[2, 2]), "writer 'b' has no data"),
+        (leaf(ONE, users=[["a"]]), r"writer \['a'\] has no data"),
+        (leaf({"a": {"x": [], "y": []}}), "writer 'a' has no data"),
+        (leaf({"a": {"x": ROWS}}), "writer 'a' has no data"),
+        (leaf(ONE, num_samples=[2, 2]), "num_samples for each of the 1 users"),
+        (leaf(ONE, num_samples=[3]), "has 2 images and 2 labels, and 3 are said"),
+        (leaf({"a": {"x": ROWS, "y": [1]}}), "has 2 images and 1 labels"),
+        (leaf({"a": {"x": ROWS, "y": [1, 62]}}), "labels from 0 to 61, got 1 to 62"),
+        (leaf({"a": {"x": ROWS, "y": [1, 2.5]}}), "labels as a list of whole numbers"),
+        (leaf({"a": {"x": [ROWS[0], ROWS[1][1:]], "y": [1, 2]}}), "x is ragged"),
+        (leaf({"a": {"x": [[0.5] * 783], "y": [1]}}), r"of shape \(n, 784\), .* \(1, 783\)"),
+        (leaf({"a": {"x": [["0.5"] * 784], "y": [1]}}), "wanted x as numbers"),
+        (leaf({"a": {"x": [[None] * 784], "y": [1]}}), "wanted x as numbers"),
+        (leaf({"a": {"x": {"b": 1}, "y": [1]}}), "wanted x as numbers"),
+        (leaf({"a": {"x": [[float("nan")] * 784], "y": [1]}}), "pixels between 0 and 1"),
+        (leaf({"a": {"x": [[255] * 784], "y": [1]}}), "pixels between 0 and 1"),
+    ],
+)
+def test_malformed_femnist_is_refused(tmp_path, content, message):
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "bad.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"bad\.json: .*" + message):
+        read_femnist(tmp_path)
+
+
+def test_missing_files_are_not_found(tmp_path):
+    for read in (read_mnist, read_cifar10, read_femnist):
+        with pytest.raises(FileNotFoundError, match="nowhere: no such"):
+            read(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"holds no file with suffix \.json"):
+        read_femnist(tmp_path)
+    with pytest.raises(ValueError, match="split must be train or test, got 'both'"):
+        read_mnist(tmp_path, "both")
