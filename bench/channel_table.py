@@ -17,12 +17,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from timing import machine, table
 
 import jaxfed as jf
 
 CLIENTS, FEATURES, RANK, ROUNDS = 10, 30, 3, 150
 C = jf.channel
+NETWORK = functools.partial(jf.models.Perceptron, outputs=RANK, hidden=(16,))
+ADAM = optax.adam(3e-3)
 CODED = C.quantize(levels=2, rounding="nearest", coding="entropy")
 CHANNELS = {
     "bfloat16": C.cast("bfloat16"),
@@ -58,6 +61,7 @@ CASES = {
     jf.pca.AdaptivePCA: Case(lambda: jf.pca.AdaptivePCA(RANK, 0.5), warm=True),
     jf.pca.EmpiricalBayesPCA: Case(lambda: jf.pca.EmpiricalBayesPCA(RANK, 0.5), warm=True),
     jf.gcca.MaxVar: Case(lambda: jf.gcca.MaxVar(RANK)),
+    jf.gcca.DeepMaxVar: Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
     jf.gcca.MVLSA: Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),
 }
 
@@ -95,7 +99,7 @@ def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]
     key = jax.random.key(0)
     start = jnp.linalg.qr(jax.random.normal(key, (FEATURES, RANK)))[0]
     warm = jf.Personalized(start, jnp.zeros((CLIENTS, FEATURES, 0)))
-    if issubclass(algorithm, (jf.gcca.MaxVar, jf.gcca.MVLSA)):
+    if issubclass(algorithm, (jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.gcca.MVLSA)):
         drawn = jf.data.gcca_synthetic(key, entities=200, features=20, latent=8)
         return jf.gcca.Views.from_arrays(drawn.views), warm
     drawn = jf.data.perpca_synthetic(

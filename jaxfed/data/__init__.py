@@ -42,6 +42,7 @@ from jaxfed.data.text import (
     strip_transcript,
 )
 from jaxfed.data.views import read_views
+from jaxfed.data.views_synthetic import NonlinearViews, nonlinear_views_synthetic
 
 __all__ = [
     "PERPCA_SETTINGS",
@@ -51,6 +52,7 @@ __all__ = [
     "ImageSequence",
     "LabelledClients",
     "LabelledImages",
+    "NonlinearViews",
     "Partition",
     "PerPCAData",
     "SpectrumData",
@@ -61,6 +63,7 @@ __all__ = [
     "hierarchical_synthetic",
     "image_sequence_synthetic",
     "misalignment_pair",
+    "nonlinear_views_synthetic",
     "paragraphs",
     "partition_by_class",
     "partition_dirichlet",

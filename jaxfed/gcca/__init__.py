@@ -1,5 +1,6 @@
 """Generalized canonical correlation analysis of views that stay with their clients."""
 
+from jaxfed.gcca.deep import DeepMaxVar as DeepMaxVar
 from jaxfed.gcca.maxvar import MaxVar as MaxVar
 from jaxfed.gcca.metrics import Optimum as Optimum
 from jaxfed.gcca.metrics import alignment_accuracy as alignment_accuracy

@@ -14,4 +14,5 @@ from jaxfed.models.diffusion import denoiser as denoiser
 from jaxfed.models.diffusion import generate as generate
 from jaxfed.models.diffusion import interpolation as interpolation
 from jaxfed.models.diffusion import variance_preserving as variance_preserving
+from jaxfed.models.perceptron import Perceptron as Perceptron
 from jaxfed.models.unet import UNet as UNet

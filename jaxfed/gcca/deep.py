@@ -1,0 +1,403 @@
+r"""Deep MAX-VAR generalized canonical correlation analysis: a neural network for each view.
+
+.. math:: \min_{G^T G = I,\; G^T 1 = 0,\; S_j} \tfrac12 \sum_j \|S_j(X_j) / \sqrt L - G\|_F^2
+
+over a common representation `G` of the L entities and one network `S_j` per view.
+
+Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
+canonical correlation analysis, IEEE Transactions on Signal Processing; Lyu & Fu (2020), Nonlinear
+multiview analysis.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.gcca.views import Scores, SparseView, View, Views, check_count, check_views
+from jaxfed.linalg import polar
+
+
+class Learner(NamedTuple):
+    """One client's state."""
+
+    arrays: PyTree  # of its network, the running statistics too
+    optimizer: PyTree  # the optimizer's state
+    order: Int[Array, " entities"] | None  # of the entities in the batches
+    scores: Scores  # M = S(X) / sqrt(L)
+
+
+class DeepMaxVar(Algorithm):
+    r"""MAX-VAR GCCA with a network for each view, by alternating optimization.
+
+    Each round a client trains its network towards the received representation, for some passes
+    through its view, and sends the scores \(M_j = S_j(X_j) / \sqrt L\); the server takes the
+    orthonormal matrix with columns of mean zero that is closest to their mean. The mean is taken
+    out because networks, unlike linear maps of centred views, could all give a constant.
+    With a lossless channel this is the paper's AltMaxVar-Deep; with
+
+        channel=jf.channel.difference(jf.channel.quantize(3))
+
+    it is CuteMaxVar-Deep.
+
+    A batch's loss is the mean over its entities of half the squared distance between the network's
+    outputs and \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective; its
+    scale, which Adam does not see, is right for step sizes that do not depend on L. Batches are
+    taken in an order that is drawn once. A round's first batch begins where an epoch does; where
+    batches do not divide the entities, an epoch's last one is filled up with its first entities.
+
+    `network(features, mask=mask, key=key)` makes the network of a view, an Equinox module whose
+    floating point arrays are its parameters. `features` is that of the widest view, `mask` is 1 for
+    a view's real features and 0 for the zero columns that it is padded with. All views' networks
+    have the same layers. A module that has `statistics` beside its parameters, such as
+    `functools.partial(jf.models.Perceptron, outputs=rank)` makes, maps batches: `module(batch)` to
+    outputs by the running statistics, `module.in_training(batch)` to outputs by the batch's and the
+    next statistics. One without, such as an `equinox.nn.MLP`, maps one entity.
+
+    The solution's `shared` is `G`, `(entities, rank)`; `local` are the networks' arrays with a
+    leading client axis. `represent` applies them to the same or other entities. A warm start goes
+    on with networks and representation, and a new order and optimizer state. The objective is the
+    mean over the views of half the squared distance between the scores and the received `G`.
+
+    Traced leaves, to sweep over and differentiate by, are `step_size` and `proximal`. Derivatives
+    through Adam need its `eps_root` above zero, as parameters without a gradient have none else.
+    An optimizer or a network function made anew is compiled anew: make one for many runs.
+
+    Source: Shrestha & Fu (2023), Algorithm 1, equations (8) to (17), Section V-B.
+    """
+
+    step_size: Float[Array, ""]
+    proximal: Float[Array, ""]
+    network: Callable[..., Any] = eqx.field(static=True)
+    optimizer: optax.GradientTransformation = eqx.field(static=True)
+    rank: int = eqx.field(static=True)
+    inner_epochs: int = eqx.field(static=True)
+    batch_size: int | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        optimizer: optax.GradientTransformation,
+        *,
+        rank: int,
+        inner_epochs: int = 10,
+        batch_size: int | None = None,
+        step_size: float | Array = 1.0,
+        proximal: float | Array = 0.0,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            network: makes the network of a view, see above.
+            optimizer: of the inner steps; its state stays with the client from round to round.
+            rank: number of components of the common representation, and of a network's outputs.
+            inner_epochs: passes of a client through its view in each round.
+            batch_size: entities in each step; None for all of them.
+            step_size: factor on the optimizer's updates.
+            proximal: weight of the server's own last representation beside the mean of the
+                scores. A positive one slows the iteration down; zero is what the authors run.
+
+        Raises:
+            ValueError: for what makes no network or is no optimizer, a rank, epochs or a batch that
+                are not positive whole numbers, and a step size or weight that is negative or not
+                finite.
+        """
+        if not callable(network) or isinstance(network, eqx.Module):
+            raise ValueError(
+                "network: wanted a function (features, *, mask, key) that makes a view's network, "
+                f"got {type(network).__name__}"
+            )
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise ValueError(
+                f"optimizer: wanted an optax.GradientTransformation, got {optimizer!r}"
+            )
+        check_count("rank", rank)
+        check_count("inner_epochs", inner_epochs)
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+        _check_factor("step_size", step_size)
+        _check_factor("proximal", proximal)
+        self.network, self.optimizer, self.rank = network, optimizer, rank
+        self.inner_epochs, self.batch_size = inner_epochs, batch_size
+        self.step_size, self.proximal = jnp.asarray(step_size), jnp.asarray(proximal)
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse data, a network, a batch or a warm start that do not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_views(clients, self.rank)
+        if isinstance(clients.data, SparseView):
+            raise ValueError("clients: networks need dense views, Views.from_arrays")
+        values = clients.data.values
+        entities = clients.data.shape[0]
+        if self.rank >= entities:
+            raise ValueError(
+                f"rank: {self.rank} orthonormal components of mean zero need more entities "
+                f"than that, got {entities}"
+            )
+        if self.batch_size is not None and self.batch_size > entities:
+            raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
+        arrays = self._check_network(clients.data)
+        if start is None:
+            return
+        wanted = (entities, self.rank)
+        if getattr(start.shared, "shape", None) != wanted:
+            given = getattr(start.shared, "shape", type(start.shared).__name__)
+            raise ValueError(f"warm_start: wanted shared of shape {wanted}, got {given}")
+        like = jax.tree.map(lambda x: ((len(values), *x.shape), x.dtype), arrays)
+        given = jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(start.local, eqx.is_array))
+        if given != like:
+            raise ValueError(
+                f"warm_start: wanted as local part the arrays of {len(values)} networks, "
+                f"{_described(like)}, got {_described(given)}"
+            )
+        for leaf in jax.tree.leaves((start.shared, start.local)):
+            if not isinstance(leaf, Tracer) and not bool(jnp.isfinite(leaf).all()):
+                raise ValueError("warm_start: NaN or infinite numbers")
+
+    def _check_network(self, view: View) -> PyTree:
+        """The shapes of a network's arrays."""
+        (entities, features), dtype = view.shape, view.values.dtype
+        batch = entities if self.batch_size is None else self.batch_size
+        try:
+            arrays, frame = self._frame(features, dtype)
+            parameters = jax.tree.leaves(_split(eqx.combine(arrays, frame))[0])
+            outputs, _ = eqx.filter_eval_shape(
+                lambda arrays, x: _in_training(eqx.combine(arrays, frame), x),
+                arrays, jax.ShapeDtypeStruct((batch, features), dtype),
+            )  # fmt: skip
+        except Exception as error:
+            raise ValueError(
+                f"network: it fails for batches of {batch} entities with {features} features: "
+                f"{error}"
+            ) from error
+        if not parameters:
+            raise ValueError("network: wanted parameters, floating point arrays, got none")
+        wanted = (batch, self.rank)
+        if getattr(outputs, "shape", None) != wanted or outputs.dtype != dtype:
+            raise ValueError(
+                f"network: wanted outputs of shape {wanted} and type {dtype}, one for each "
+                f"component of the rank, got {_described(outputs)}"
+            )
+        return arrays
+
+    # --- start ---------------------------------------------------------------------------------
+
+    def client_init(self, key, data, start):
+        """Send the scores of the first network."""
+        of_network, of_order = jax.random.split(key)
+        values = data.values
+        arrays, frame = self._frame(values.shape[-1], values.dtype)
+        if start is None:
+            made = self.network(values.shape[-1], mask=data.mask, key=of_network)
+            arrays = _cast(eqx.filter(made, eqx.is_array), values.dtype)
+        else:
+            arrays = eqx.filter(start.local, eqx.is_array)
+        network = eqx.combine(arrays, frame)
+        order = None
+        if self.batch_size is not None:
+            order = jax.random.permutation(of_order, jnp.arange(len(values), dtype=jnp.int32))
+        scores = _scores(network, values)
+        return scores, Learner(arrays, self.optimizer.init(_split(network)[0]), order, scores)
+
+    def server_init(self, key, uplink, start):
+        """The representation closest to the scores, or the one given."""
+        del key
+        return _closest(uplink) if start is None else start.shared
+
+    # --- a round -------------------------------------------------------------------------------
+
+    def downlink(self, server):
+        """The representation."""
+        return server
+
+    def client_step(self, key, downlink, local, data):
+        """Train the network towards the representation; send its scores."""
+        del key
+        values = data.values
+        frame = self._frame(values.shape[-1], values.dtype)[1]
+        objective = jnp.sum((local.scores - downlink) ** 2) / 2
+        batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
+
+        def step(carry, batch):
+            arrays, state = carry
+            network = eqx.combine(arrays, frame)
+            parameters, rest = _split(network)
+            gradient, statistics = jax.grad(_loss, has_aux=True)(parameters, rest, *batch)
+            updates, state = self.optimizer.update(gradient, state, parameters)
+            updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
+            parameters = optax.apply_updates(parameters, updates)
+            network = _with_statistics(eqx.combine(parameters, rest), statistics)
+            return (eqx.filter(network, eqx.is_array), state), None
+
+        def epoch(carry, _):
+            return jax.lax.scan(step, carry, batches)[0], None
+
+        carry = local.arrays, local.optimizer
+        arrays, state = jax.lax.scan(epoch, carry, length=self.inner_epochs)[0]
+        scores = _scores(eqx.combine(arrays, frame), values)
+        return scores, Learner(arrays, state, local.order, scores), {"objective": objective}
+
+    def _batches(self, order: Int[Array, " entities"] | None, *tables: Array) -> tuple[Array, ...]:
+        """The tables' rows, batch by batch; gathered once a round and not at every step."""
+        if order is None:
+            return tuple(table[None] for table in tables)
+        assert self.batch_size is not None
+        number = -(-len(order) // self.batch_size)
+        # As many again from the front as the last batch lacks.
+        rows = jnp.resize(order, (number, self.batch_size))
+        return tuple(table[rows] for table in tables)
+
+    def server_step(self, key, server, uplink):
+        """The orthonormal matrix of mean zero closest to the scores' mean."""
+        del key
+        return _closest(uplink, self.proximal.astype(server.dtype) * server)
+
+    # --- result --------------------------------------------------------------------------------
+
+    def client_result(self, downlink, local, data):
+        """The view's network."""
+        del downlink, data
+        return local.arrays
+
+    def outputs(self, local: PyTree, views: Views) -> Float[Array, "views entities rank"]:
+        """What each view's network gives for the entities of its view, by running statistics.
+
+        Args:
+            local: the networks' arrays, `result.local`.
+            views: the same views of the same or other entities.
+
+        Returns:
+            The outputs, which approximate `G` times the root of the number of entities.
+
+        Raises:
+            ValueError: for clients without dense views, or of another number or width.
+        """
+        check_views(views, 1)
+        if isinstance(views.data, SparseView):
+            raise ValueError("views: networks need dense views, Views.from_arrays")
+        values = views.data.values
+        networks = {len(leaf) for leaf in jax.tree.leaves(local)}
+        if networks != {len(values)}:
+            raise ValueError(f"local, views: {networks} networks and {len(values)} views")
+        arrays, frame = self._frame(values.shape[-1], values.dtype)
+        given = jax.tree.map(lambda x: x.shape[1:], eqx.filter(local, eqx.is_array))
+        if given != jax.tree.map(lambda x: x.shape, arrays):
+            raise ValueError(
+                f"views: the networks are not for a widest view of {values.shape[-1]} features"
+            )
+
+        def one(arrays, values):
+            return _applied(eqx.combine(arrays, frame), values)
+
+        return jax.vmap(one)(eqx.filter(local, eqx.is_array), values)
+
+    def represent(self, local: PyTree, views: Views) -> Float[Array, "entities rank"]:
+        """The common representation of entities, of which these networks were or were not learned.
+
+        As the server would take it from the networks' scores: orthonormal, with columns of mean
+        zero. Times the root of the number of entities it is of one scale for any number of them.
+
+        Args:
+            local: the networks' arrays, `result.local`.
+            views: the same views of the same or other entities.
+
+        Returns:
+            The representation.
+
+        Raises:
+            ValueError: as `outputs` does.
+        """
+        return _closest(self.outputs(local, views).mean(0))
+
+    # -------------------------------------------------------------------------------------------
+
+    def _frame(self, features: int, dtype: Any) -> tuple[PyTree, PyTree]:
+        """Shapes and types of a network's arrays, and the rest of it."""
+
+        def make(key, mask):
+            return self.network(features, mask=mask, key=key)
+
+        mask = jax.ShapeDtypeStruct((features,), dtype)
+        made = eqx.filter_eval_shape(make, jax.random.key(0), mask)
+        shapes, frame = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+        return jax.eval_shape(lambda tree: _cast(tree, dtype), shapes), frame
+
+
+def _closest(scores: Scores, proximal: Scores | float = 0.0) -> Scores:
+    """The orthonormal matrix with columns of mean zero closest to the scores.
+
+    Source: Shrestha & Fu (2023), equations (9) and (15).
+    """
+    return polar(scores - scores.mean(0) + proximal)
+
+
+def _is_statistic(path: tuple[Any, ...]) -> bool:
+    return path[0] == jax.tree_util.GetAttrKey("statistics")
+
+
+def _split(network: Any) -> tuple[PyTree, PyTree]:
+    """A network's parameters, and the rest of it."""
+    trained = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _inexact(leaf) and not _is_statistic(path), network
+    )
+    return eqx.partition(network, trained)
+
+
+def _inexact(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _with_statistics(network: Any, statistics: PyTree) -> Any:
+    leaves = iter(jax.tree.leaves(statistics))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: next(leaves) if _is_statistic(path) else leaf, network
+    )
+
+
+def _applied(network: Any, values: Float[Array, "n features"]) -> Float[Array, "n rank"]:
+    return network(values) if hasattr(network, "statistics") else jax.vmap(network)(values)
+
+
+def _in_training(network: Any, batch: Float[Array, "b features"]) -> tuple[Array, PyTree]:
+    if hasattr(network, "statistics"):
+        return network.in_training(batch)
+    return jax.vmap(network)(batch), ()
+
+
+def _loss(
+    parameters: PyTree, rest: PyTree, batch: Float[Array, "b features"], targets: Scores
+) -> tuple[Float[Array, ""], PyTree]:
+    outputs, statistics = _in_training(eqx.combine(parameters, rest), batch)
+    return jnp.sum((outputs - targets) ** 2) / (2 * len(batch)), statistics
+
+
+def _scores(network: Any, values: Float[Array, "entities features"]) -> Scores:
+    return _applied(network, values) / len(values) ** 0.5
+
+
+def _cast(tree: PyTree, dtype: Any) -> PyTree:
+    return jax.tree.map(lambda x: x.astype(dtype) if _inexact(x) else x, tree)
+
+
+def _described(tree: PyTree) -> str:
+    return " ".join(eqx.tree_pformat(tree).split())
+
+
+def _check_factor(name: str, given: Any) -> None:
+    if isinstance(given, Tracer):
+        return
+    number = np.asarray(given)
+    if number.dtype.kind not in "fiu" or not np.isfinite(number).all() or (number < 0).any():
+        raise ValueError(f"{name}: wanted a finite number of at least 0, got {given!r}")

@@ -1,0 +1,136 @@
+"""Multi-layer perceptron with batch normalization."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+EPS = 1e-5  # added to variances
+
+
+class Moments(NamedTuple):
+    """What one layer's units were over the batches so far."""
+
+    mean: Float[Array, " units"]
+    variance: Float[Array, " units"]
+
+
+class Perceptron(eqx.Module):
+    r"""Fully connected layers: hidden ones with batch normalization and ReLU, a linear last one.
+
+    \(x \mapsto W_n h_{n-1}(\dots h_1(x)) + b_n\), where a hidden layer is
+    \(h_i(x) = \max(0, s_i\, (W_i x + b_i - \mu_i) / \sqrt{v_i + 10^{-5}} + t_i)\).
+
+    In training (`in_training`) the mean \(\mu\) and the variance \(v\) are those of the batch; the
+    running statistics move by `momentum` towards them. Applied (`__call__`), the network takes the
+    running ones, so that what it gives for one sample depends on no other.
+
+    Source: Shrestha & Fu (2023), Section V-B; Ioffe & Szegedy (2015), Batch normalization. The
+    first values are those of PyTorch's layers, uniform between plus and minus one over the root of
+    a layer's number of inputs.
+    """
+
+    weights: tuple[Float[Array, "inputs units"], ...]
+    biases: tuple[Float[Array, " units"], ...]
+    scales: tuple[Float[Array, " units"], ...]
+    shifts: tuple[Float[Array, " units"], ...]
+    statistics: tuple[Moments, ...]
+    momentum: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        features: int,
+        outputs: int,
+        *,
+        hidden: Sequence[int] = (128, 64),
+        momentum: float = 0.1,
+        mask: Float[Array, " features"] | None = None,
+        key: Key[Array, ""],
+    ):
+        """Draw the layers.
+
+        Args:
+            features: number of features of a sample.
+            outputs: number of outputs.
+            hidden: units of the hidden layers; none make a linear map.
+            momentum: share of a batch's statistics in the running ones.
+            mask: 1 for a real feature and 0 for padding, which comes last. The first layer is then
+                drawn as for the real ones alone, and has zero weights for padding.
+            key: random key of the first parameters.
+
+        Raises:
+            ValueError: for sizes that are not positive whole numbers, a momentum that is not from
+                0 to 1 and a mask of another length.
+        """
+        sizes = (features, *hidden, outputs)
+        names = ("features", *("hidden" for _ in hidden), "outputs")
+        for name, size in zip(names, sizes, strict=True):
+            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+                raise ValueError(f"{name}: wanted a positive whole number, got {size!r}")
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum: wanted a number from 0 to 1, got {momentum!r}")
+        if mask is not None and mask.shape != (features,):
+            raise ValueError(f"mask: wanted shape {(features,)}, got {mask.shape}")
+        used = jnp.ones(features) if mask is None else jnp.asarray(mask)
+        weights, biases = [], []
+        for i, (inputs, units) in enumerate(itertools.pairwise(sizes)):
+            count = used.sum() if i == 0 else jnp.asarray(inputs, used.dtype)
+            of_weights, of_biases = jax.random.split(jax.random.fold_in(key, i))
+            bound = 1 / jnp.sqrt(count)
+            # Inputs first: more padding then leaves the real features' draws as they are.
+            drawn = bound * jax.random.uniform(of_weights, (inputs, units), used.dtype, -1, 1)
+            weights.append(drawn * used[:, None] if i == 0 else drawn)
+            biases.append(bound * jax.random.uniform(of_biases, (units,), used.dtype, -1, 1))
+        self.weights, self.biases = tuple(weights), tuple(biases)
+        self.scales = tuple(jnp.ones(units, used.dtype) for units in hidden)
+        self.shifts = tuple(jnp.zeros(units, used.dtype) for units in hidden)
+        self.statistics = tuple(
+            Moments(jnp.zeros(units, used.dtype), jnp.ones(units, used.dtype)) for units in hidden
+        )
+        self.momentum = momentum
+
+    def __call__(self, samples: Float[Array, "*n features"]) -> Float[Array, "*n outputs"]:
+        """The outputs of one sample or of many, by the running statistics."""
+        values = samples
+        for i, moments in enumerate(self.statistics):
+            values = self._normalized(i, self._linear(i, values), moments)
+        return self._linear(len(self.statistics), values)
+
+    def in_training(
+        self, batch: Float[Array, "b features"]
+    ) -> tuple[Float[Array, "b outputs"], tuple[Moments, ...]]:
+        """The outputs of a batch by its own statistics, and the next running statistics.
+
+        The running variance is of the estimate without bias, the outputs are of the one with.
+
+        Raises:
+            ValueError: for a batch of fewer than two samples, which has no variance.
+        """
+        if batch.ndim != 2 or (self.statistics and len(batch) < 2):
+            raise ValueError(
+                "batch: batch normalization needs a table of two samples or more, "
+                f"got shape {batch.shape}"
+            )
+        values, moved = batch, []
+        for i, old in enumerate(self.statistics):
+            values = self._linear(i, values)
+            mean = values.mean(0)
+            variance = jnp.mean((values - mean) ** 2, axis=0)
+            values = self._normalized(i, values, Moments(mean, variance))
+            unbiased = variance * (len(batch) / (len(batch) - 1))
+            moved.append(Moments(self._moved(old.mean, mean), self._moved(old.variance, unbiased)))
+        return self._linear(len(self.statistics), values), tuple(moved)
+
+    def _linear(self, layer: int, values: Array) -> Array:
+        return values @ self.weights[layer] + self.biases[layer]
+
+    def _normalized(self, layer: int, values: Array, moments: Moments) -> Array:
+        factor = self.scales[layer] / jnp.sqrt(moments.variance + EPS)
+        return jax.nn.relu((values - moments.mean) * factor + self.shifts[layer])
+
+    def _moved(self, old: Array, new: Array) -> Array:
+        return (1 - self.momentum) * old + self.momentum * new

@@ -1,0 +1,564 @@
+"""Deep generalized CCA: networks, what a run computes, what it refuses, what comes of it."""
+
+import functools
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.sparse
+
+import jaxfed as jf
+from jaxfed.gcca import DeepMaxVar
+from jaxfed.models import Perceptron
+from tests.references import deep_gcca as reference
+
+RANK, HIDDEN, ENTITIES, FEATURES = 2, 6, 24, (3, 5, 4)
+SGD = optax.sgd(1.0)
+# A root has no derivative at zero, where the second moments of padding's gradients are.
+ADAM = optax.adam(0.01, eps_root=1e-8)
+SMALL = functools.partial(Perceptron, outputs=RANK, hidden=(HIDDEN,))
+LINEAR = functools.partial(Perceptron, outputs=RANK, hidden=())
+LOSSLESS, VMAP = jf.channel.lossless(), jf.backend.vmap()
+THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
+
+
+def arrays(dtype=np.float64, seed=0, entities=ENTITIES, features=FEATURES):
+    """Views that are bent images of the same two numbers."""
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(entities, 2))
+    return [
+        (np.tanh(latent @ rng.normal(size=(2, d))) + 0.2 * rng.normal(size=(entities, d))).astype(
+            dtype
+        )
+        for d in features
+    ]
+
+
+def views(dtype=np.float64, **options):
+    return jf.gcca.Views.from_arrays(arrays(dtype, **options))
+
+
+def deep(network=SMALL, optimizer=SGD, **options):
+    return DeepMaxVar(network, optimizer, **{"rank": RANK, "inner_epochs": 3} | options)
+
+
+def batched(**options):
+    return deep(optimizer=ADAM, **{"batch_size": 10} | options)
+
+
+@functools.partial(jax.jit, static_argnames=("rounds", "channel", "backend"))
+def solve(
+    algorithm, clients, key, rounds=4, start=None, channel=LOSSLESS, participation=None,
+    backend=VMAP,
+):  # fmt: skip
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=key, warm_start=start, channel=channel,
+        participation=participation, backend=backend,
+    )  # fmt: skip
+
+
+def start_of(seed=1):
+    """A representation and networks in the reference's form, with statistics of some past."""
+    rng = np.random.default_rng(seed)
+    g = rng.normal(size=(ENTITIES, RANK))
+    nets = [
+        {
+            "w1": rng.normal(size=(d, HIDDEN)), "b1": rng.normal(size=HIDDEN),
+            "s": 1 + 0.3 * rng.normal(size=HIDDEN), "t": 0.3 * rng.normal(size=HIDDEN),
+            "w2": rng.normal(size=(HIDDEN, RANK)), "b2": rng.normal(size=RANK),
+            "mean": rng.normal(size=HIDDEN), "var": rng.uniform(0.5, 2, size=HIDDEN),
+        }
+        for d in FEATURES
+    ]  # fmt: skip
+    return reference.polar(g - g.mean(0)), nets
+
+
+def stacked(nets):
+    """The reference's networks as the library's; padding gets weights that must not count."""
+    width = max(FEATURES)
+    first = np.stack(
+        [np.pad(n["w1"], ((0, width - len(n["w1"])), (0, 0)), constant_values=7.0) for n in nets]
+    )
+    parts = {k: jnp.asarray(np.stack([n[k] for n in nets])) for k in nets[0] if k != "w1"}
+    model = SMALL(width, key=jax.random.key(0))
+    moments = type(model.statistics[0])(parts["mean"], parts["var"])
+    return eqx.tree_at(
+        lambda m: (m.weights, m.biases, m.scales, m.shifts, m.statistics),
+        model,
+        (
+            (jnp.asarray(first), parts["w2"]),
+            (parts["b1"], parts["b2"]),
+            (parts["s"],),
+            (parts["t"],),
+            (moments,),
+        ),
+    )
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+def test_the_perceptron_is_the_reference(key, x64):
+    _, nets = start_of()
+    x = arrays()[1]
+    model = jax.tree.map(lambda leaf: leaf[1], stacked(nets))
+    np.testing.assert_allclose(model(x), reference.outputs(nets[1], x), atol=1e-12)
+    np.testing.assert_allclose(model(x[0]), model(x)[0], atol=1e-12)
+    found, moments = model.in_training(x)
+    value, gradient, mean, var = reference.loss_and_gradient(nets[1], x, np.zeros((ENTITIES, RANK)))
+    np.testing.assert_allclose((found**2).sum() / (2 * ENTITIES), value, rtol=1e-12)
+    np.testing.assert_allclose(moments[0].mean, 0.9 * nets[1]["mean"] + 0.1 * mean, atol=1e-12)
+    np.testing.assert_allclose(moments[0].variance, 0.9 * nets[1]["var"] + 0.1 * var, atol=1e-12)
+    # The reference's gradients, by hand, against central differences of its own loss.
+    h = 1e-6
+    for name, slope in gradient.items():
+        direction = np.random.default_rng(3).normal(size=slope.shape)
+        ends = [
+            reference.loss_and_gradient(
+                nets[1] | {name: nets[1][name] + sign * h * direction}, x, np.zeros((1, RANK))
+            )[0]
+            for sign in (1, -1)
+        ]
+        np.testing.assert_allclose(
+            (slope * direction).sum(), (ends[0] - ends[1]) / (2 * h), rtol=1e-6, atol=1e-8
+        )
+
+
+def test_first_values_are_uniform_and_as_for_the_real_features(key):
+    model = Perceptron(40, 2, hidden=(50, 30), key=key)
+    assert [w.shape for w in model.weights] == [(40, 50), (50, 30), (30, 2)]
+    for inputs, *layer in zip((40, 50, 30), model.weights, model.biases, strict=True):
+        for drawn in layer:
+            assert jnp.abs(drawn).max() <= inputs**-0.5
+        np.testing.assert_allclose(layer[0].std(), (3 * inputs) ** -0.5, rtol=0.15)
+    mask = (jnp.arange(55) < 40).astype(jnp.float32)
+    wider = Perceptron(55, 2, hidden=(50, 30), mask=mask, key=key)
+    np.testing.assert_allclose(wider.weights[0][:40], model.weights[0], rtol=1e-6)
+    assert (wider.weights[0][40:] == 0).all()
+    chex.assert_trees_all_close(wider.weights[1:], model.weights[1:])
+    chex.assert_trees_all_close(wider.biases, model.biases, rtol=1e-6)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(Perceptron(2, 2, key=key)))
+    # Weights and biases, scales and shifts, running means and variances.
+    assert numbers == (2 * 128 + 128) + (128 * 64 + 64) + (64 * 2 + 2) + 4 * (128 + 64)
+
+
+# --- what a run computes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.4])
+def test_rounds_are_those_of_the_reference(proximal, key, x64):
+    g, nets = start_of()
+    wanted, trained, objective, _ = reference.run(
+        arrays(), nets, g, 4, epochs=3, step_size=0.05, proximal=proximal
+    )
+    solution = solve(
+        deep(step_size=0.05, proximal=proximal), views(), key,
+        start=jf.Personalized(jnp.asarray(g), stacked(nets)),
+    )  # fmt: skip
+    np.testing.assert_allclose(solution.result.shared, wanted, atol=1e-8)
+    np.testing.assert_allclose(solution.history["objective"], objective, atol=1e-8)
+    local, reached = solution.result.local, stacked(trained)
+    for j, d in enumerate(FEATURES):
+        np.testing.assert_allclose(local.weights[0][j, :d], reached.weights[0][j, :d], atol=1e-8)
+        # No gradient ever reaches the weights of padding.
+        np.testing.assert_array_equal(local.weights[0][j, d:], 7.0)
+    for found, other in zip(jax.tree.leaves(local)[1:], jax.tree.leaves(reached)[1:], strict=True):
+        np.testing.assert_allclose(found, other, atol=1e-8)
+
+
+def test_a_linear_network_takes_the_steps_of_the_linear_method(key, x64):
+    x = np.random.default_rng(0).normal(size=(ENTITIES, 5))
+    x = x - x.mean(0)  # so that the networks' constants stay zero
+    same = jf.gcca.Views.from_arrays([x, 2 * x[:, ::-1], x @ np.diag([1, 1, 0.5, 1, 2])])
+    # One step size for all views: that of each view's own largest eigenvalue is the linear one's.
+    clients = same.take([0])
+    rate = ENTITIES / np.linalg.norm(x, 2) ** 2
+    rng = np.random.default_rng(1)
+    g = reference.polar(x @ rng.normal(size=(5, RANK)))
+    q = jnp.asarray(rng.normal(size=(1, 5, RANK)))
+    model = jax.tree.map(lambda leaf: leaf[None], LINEAR(5, key=key))
+    network = eqx.tree_at(lambda m: (m.weights, m.biases), model, ((q,), (jnp.zeros((1, RANK)),)))
+    found = solve(
+        deep(LINEAR, step_size=rate), clients, key, start=jf.Personalized(jnp.asarray(g), network)
+    )
+    wanted = solve(
+        jf.gcca.MaxVar(RANK, inner_steps=3), clients, key, start=jf.Personalized(jnp.asarray(g), q)
+    )
+    np.testing.assert_allclose(found.result.shared, wanted.result.shared, atol=1e-10)
+    np.testing.assert_allclose(found.result.local.weights[0], wanted.result.local, atol=1e-10)
+    np.testing.assert_allclose(found.result.local.biases[0], 0, atol=1e-12)
+    np.testing.assert_allclose(found.history["objective"], wanted.history["objective"], atol=1e-10)
+
+
+class Counted(eqx.Module):
+    """A weight for each entity of a one-hot view, and one that no batch sees."""
+
+    values: jax.Array
+
+    def __call__(self, x):
+        return (x @ self.values)[None]
+
+
+@pytest.mark.parametrize(("batch", "epochs"), [(4, 1), (4, 3), (5, 1), (12, 2)])
+def test_batches_go_through_all_entities_in_one_order(batch, epochs, key, x64):
+    # One step changes the weights of the batch's entities by the step size times their residual.
+    clients = jf.gcca.Views.from_arrays([np.eye(12)] * 2)
+    algorithm = deep(
+        lambda features, mask, key: Counted(jnp.zeros(features)), rank=1, batch_size=batch,
+        inner_epochs=epochs, step_size=0.5,
+    )  # fmt: skip
+    g = np.random.default_rng(0).normal(size=(12, 1))
+    g = (g - g.mean()) / np.linalg.norm(g - g.mean())
+    start = jf.Personalized(jnp.asarray(g), Counted(jnp.zeros((2, 12))))
+    values = np.asarray(solve(algorithm, clients, key, rounds=1, start=start).result.local.values)
+    # After k visits (1 - (1 - 0.5 / batch)^k) of the target is there.
+    visits = np.log1p(-values / (12**0.5 * g[:, 0])) / np.log1p(-0.5 / batch)
+    np.testing.assert_allclose(visits, visits.round(), atol=1e-9)
+    batches = -(-12 // batch)
+    assert (visits.round().sum(axis=1) == epochs * batches * batch).all()
+    # Every epoch is the same: all entities once, and those again that fill up the last batch.
+    assert ((visits.round() == epochs) | (visits.round() == 2 * epochs)).all()
+
+
+def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
+    g, nets = start_of()
+    start = jf.Personalized(jnp.asarray(g), stacked(nets))
+
+    class Rounded:
+        """The nearest of seven levels up to the largest, as the channel without chance has them."""
+
+        def __call__(self, v):
+            scale = np.abs(v).max()
+            return np.sign(v) * np.round(7 * np.abs(v) / scale) * scale / 7
+
+    channel = jf.channel.difference(jf.channel.quantize(levels=7, rounding="nearest"))
+    solution = solve(deep(step_size=0.05), views(), key, start=start, channel=channel)
+    wanted, *_, memories = reference.run(
+        arrays(), nets, g, 4, epochs=3, step_size=0.05, compress=Rounded()
+    )
+    # The channel's scale travels in single precision.
+    np.testing.assert_allclose(solution.result.shared, wanted, atol=1e-5)
+    np.testing.assert_allclose(solution.state.uplink_memory, memories, atol=1e-5)
+
+
+def test_three_bits_come_as_far_for_a_tenth_of_the_bits(key):
+    clients = views(np.float32, entities=400)
+    algorithm = batched(batch_size=100)
+    full = solve(algorithm, clients, key, rounds=40)
+    coarse = solve(algorithm, clients, key, rounds=40, channel=THREE_BITS)
+    first, last = full.history["objective"][0], full.history["objective"][-1]
+    assert last < 0.5 * first
+    assert coarse.history["objective"][-1] < 1.1 * last
+    a_round = [s.history["bits_up"][-1] - s.history["bits_up"][-2] for s in (full, coarse)]
+    entries = 400 * RANK
+    np.testing.assert_allclose(a_round, [32 * entries, 3 * entries + 32], rtol=1e-5)
+    np.testing.assert_allclose(1 - a_round[1] / a_round[0], 0.906, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_representation_is_centred_and_orthonormal(dtype, key):
+    with jax.enable_x64(dtype is np.float64):
+        solution = solve(batched(), views(dtype), key)
+        g = np.asarray(solution.result.shared)
+        tolerance = 1e-12 if dtype is np.float64 else 1e-5
+        np.testing.assert_allclose(g.T @ g, np.eye(RANK), atol=RANK * tolerance)
+        np.testing.assert_allclose(g.sum(0), 0, atol=100 * tolerance)
+        floats = {leaf.dtype for leaf in jax.tree.leaves((solution.result, solution.local))}
+        assert floats == {jnp.dtype(dtype), jnp.dtype(np.int32)}
+
+
+def test_single_precision_stays_single_where_64_bits_are_enabled(key, x64):
+    out = jax.eval_shape(
+        functools.partial(jf.rollout, rounds=2), batched(), views(np.float32), key=key
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(out.result)} == {jnp.dtype(np.float32)}
+    assert out.history["objective"].dtype == np.float32
+
+
+def test_a_warm_start_goes_on(key, x64):
+    first = solve(deep(), views(), key, rounds=3)
+    whole = solve(deep(), views(), key, rounds=5)
+    second = solve(deep(), views(), key, rounds=2, start=first.result)
+    chex.assert_trees_all_close(second.result, whole.result, atol=1e-10)
+
+
+# --- where and with whom it runs -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "channel"),
+    [(lambda: jf.backend.chunked(2), THREE_BITS), (lambda: jf.backend.shard(2), LOSSLESS)],
+    ids=["chunked, three bits", "shard"],
+)
+def test_backends_agree(backend, channel, key, x64):
+    one, other = (
+        solve(batched(), views(), key, channel=channel, backend=b) for b in (VMAP, backend())
+    )
+    chex.assert_trees_all_close(other.result, one.result, atol=1e-9)
+    chex.assert_trees_all_close(other.history, one.history, atol=1e-9)
+
+
+def test_padding_weights_of_zero_and_order_do_not_matter(key, x64):
+    clients = views()
+    common = solve(batched(), clients, key)
+    order = np.array([2, 0, 1, 1])
+    larger = eqx.tree_at(
+        lambda c: (c.ids, c.data.values, c.weights),
+        clients.take(order),
+        (
+            jnp.asarray([2, 0, 1, 9], jnp.int32),
+            jnp.pad(clients.data.values[order], [(0, 0), (0, 0), (0, 4)]),
+            clients.weights[order].at[-1].set(0),
+        ),
+    )
+    other = solve(batched(), larger, key)
+    np.testing.assert_allclose(other.result.shared, common.result.shared, atol=1e-10)
+    found, wanted = (s.result.local.weights for s in (other, common))
+    np.testing.assert_allclose(found[0][:3, : max(FEATURES)], wanted[0][order[:3]], atol=1e-10)
+    assert (found[0][:, max(FEATURES) :] == 0).all()
+    np.testing.assert_allclose(found[1][:3], wanted[1][order[:3]], atol=1e-10)
+
+
+def test_absent_views_do_not_count(key, x64):
+    clients = jf.gcca.Views.from_arrays([*arrays(), *arrays(seed=1)])
+    chosen = np.array([True, False, True, False, False, True])
+    present = jf.participation.mask(chosen[None])
+    some = solve(batched(), clients, key, participation=present)
+    alone = solve(batched(), clients.take(np.flatnonzero(chosen)), key)
+    # All views have a say in the first representation, so the two differ by what they start with.
+    assert np.abs(some.result.shared - alone.result.shared).max() > 1e-3
+    start = some.result
+    some = solve(batched(), clients, key, start=start, participation=present)
+    local = jax.tree.map(lambda leaf: leaf[chosen], start.local)
+    alone = solve(
+        batched(), clients.take(np.flatnonzero(chosen)), key,
+        start=jf.Personalized(start.shared, local),
+    )  # fmt: skip
+    np.testing.assert_allclose(some.result.shared, alone.result.shared, atol=1e-10)
+    kept = jax.tree.map(lambda leaf: leaf[~chosen], some.result.local)
+    chex.assert_trees_all_equal(kept, jax.tree.map(lambda leaf: leaf[~chosen], start.local))
+
+
+@pytest.mark.parametrize("present", [1, 3])
+def test_a_few_views_a_round_get_there_too(present, key):
+    clients = jf.gcca.Views.from_arrays(
+        [x for seed in (0, 0) for x in arrays(np.float32, entities=200, seed=seed)]
+    )
+    algorithm = batched(batch_size=100, inner_epochs=10)
+    history = solve(
+        algorithm, clients, key, rounds=60, participation=jf.participation.uniform(present)
+    ).history
+    objective = np.asarray(history["objective"])
+    assert (history["participants"] == present).all() and np.isfinite(objective).all()
+    assert objective[-10:].mean() < 0.5 * objective[:6].mean()
+    with pytest.raises(ValueError, match="a channel that sends differences needs every client"):
+        jf.fit(
+            algorithm, clients, rounds=1, key=key, channel=THREE_BITS,
+            participation=jf.participation.uniform(present),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+def test_derivatives_are_finite_differences_over_a_sweep(optimizer, key, x64):
+    clients, other = views(), views(seed=1)
+
+    def ended(numbers):
+        algorithm = deep(
+            optimizer=optimizer, batch_size=10, step_size=numbers[0], proximal=numbers[1]
+        )
+        result = jf.rollout(algorithm, clients, rounds=5, key=key).result
+        return jnp.sum((algorithm.outputs(result.local, other).mean(0)) ** 2) + result.shared[0, 0]
+
+    numbers, h = jnp.array([0.05, 0.3]), 1e-6 * jnp.eye(2)
+    slope = jax.jit(jax.grad(ended))(numbers)
+    above, below = jax.jit(jax.vmap(ended))(numbers + jnp.concatenate([h, -h])).reshape(2, 2)
+    np.testing.assert_allclose(slope, (above - below) / 2e-6, rtol=1e-5)
+    assert (jnp.abs(slope) > 1e-4).all()
+
+
+def test_fit_is_rollout_and_resumes(tmp_path, key):
+    clients, algorithm = views(np.float32), batched()
+    whole = jf.fit(algorithm, clients, rounds=6, key=key, channel=THREE_BITS)
+    traced = solve(algorithm, clients, key, rounds=6, channel=THREE_BITS)
+    chex.assert_trees_all_close(whole.result, traced.result, atol=1e-4)
+
+    def run(callbacks=()):
+        checkpoint = jf.Checkpoint(tmp_path / "run", every=2)
+        return jf.fit(
+            batched(), clients, rounds=6, key=key, channel=THREE_BITS, checkpoint=checkpoint,
+            callbacks=callbacks, every=2,
+        )  # fmt: skip
+
+    assert run([lambda solution: solution.rounds == 4]).rounds == 4
+    resumed = run()
+    assert resumed.rounds == 6
+    chex.assert_trees_all_equal(resumed.result, whole.result)
+
+
+# --- what comes of it ----------------------------------------------------------------------------
+
+
+def test_networks_apply_to_other_entities(key, x64):
+    algorithm = batched()
+    result = solve(algorithm, views(), key).result
+    other = views(seed=5, entities=7)
+    outputs = algorithm.outputs(result.local, other)
+    assert outputs.shape == (3, 7, RANK)
+    for j, d in enumerate(FEATURES):
+        net = jax.tree.map(lambda leaf, j=j: leaf[j], result.local)
+        np.testing.assert_allclose(net(other.data.values[j]), outputs[j], atol=1e-12)
+        # What one entity gets depends on no other, and on no padding.
+        alone = eqx.tree_at(lambda m: m.weights[0], net, net.weights[0][:d])
+        np.testing.assert_allclose(alone(other.data.values[j, 2, :d]), outputs[j, 2], atol=1e-12)
+    shared = algorithm.represent(result.local, other)
+    np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-10)
+    np.testing.assert_allclose(shared.sum(0), 0, atol=1e-10)
+    # Of the entities that it was learned from, it is the server's own, up to the last step.
+    again = algorithm.represent(result.local, views())
+    np.testing.assert_allclose(again, result.shared, atol=1e-8)
+
+
+def test_any_module_is_a_network(key):
+    def network(features, *, mask, key):
+        del mask
+        return eqx.nn.MLP(features, RANK, 8, 1, activation=jax.nn.tanh, key=key)
+
+    algorithm = deep(network, ADAM, batch_size=8)
+    clients = views(np.float32)
+    solution = solve(algorithm, clients, key, rounds=30)
+    assert solution.history["objective"][-1] < 0.6 * solution.history["objective"][0]
+    assert algorithm.outputs(solution.result.local, clients).shape == (3, ENTITIES, RANK)
+    # Its arrays, and None for its functions.
+    assert solution.result.local.activation is None
+
+
+def test_the_three_views_of_two_classes(key):
+    data = jf.data.nonlinear_views_synthetic(key, entities=2001, noise=0.0)
+    assert [x.shape for x in data.views] == [(2001, 2)] * 3
+    np.testing.assert_array_equal(data.labels[:4], [0, 1, 0, 1])
+    one = np.asarray(data.labels) == 1
+    circles, (x, y), third = data.views[0], data.views[1].T, data.views[2]
+    np.testing.assert_allclose(np.linalg.norm(circles, axis=1), 1 + one, rtol=1e-5)
+    np.testing.assert_allclose(y, np.where(one, 1 + 0.5 * x**2, 2 * x**2), rtol=1e-5)
+    assert np.abs(x).max() < 3
+    np.testing.assert_allclose(np.linalg.norm(third[~one], axis=1), 2, rtol=1e-5)
+    np.testing.assert_allclose(np.cov(third[one].T), np.eye(2), atol=0.15)
+    noisy = jf.data.nonlinear_views_synthetic(key, entities=2001)
+    changes = [np.asarray(a - b) for a, b in zip(noisy.views, data.views, strict=True)]
+    changes[2] = changes[2][~one]
+    np.testing.assert_allclose([c.std() for c in changes], 0.1, rtol=0.1)
+    # Only the class is in common: within one, angles of different views are independent.
+    angles = [np.arctan2(v[:, 1], v[:, 0])[~one] for v in (data.views[0], data.views[2])]
+    assert abs(np.corrcoef(np.cos(angles))[0, 1]) < 0.1
+    for options in ({"entities": 1}, {"entities": 2.0}, {"noise": -1.0}, {"noise": np.nan}):
+        with pytest.raises(ValueError, match=f"^{next(iter(options))}: wanted"):
+            jf.data.nonlinear_views_synthetic(key, **options)
+
+
+# --- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "mlp"}, "network: wanted a function"),
+        ({"network": Perceptron(2, 2, key=jax.random.key(0))}, "network: wanted a function"),
+        ({"optimizer": 0.1}, "optimizer: wanted"),
+        ({"rank": 0}, "rank: wanted"),
+        ({"rank": 2.0}, "rank: wanted"),
+        ({"inner_epochs": 0}, "inner_epochs: wanted"),
+        ({"batch_size": -3}, "batch_size: wanted"),
+        ({"step_size": float("nan")}, "step_size: wanted"),
+        ({"step_size": "0.1"}, "step_size: wanted"),
+        ({"proximal": -0.1}, "proximal: wanted"),
+    ],
+)
+def test_bad_hyperparameters_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{message}.*got"):
+        deep(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": 0}, "features: .* got 0"),
+        ({"outputs": 2.0}, "outputs: .* got 2.0"),
+        ({"hidden": (8, 0)}, "hidden: .* got 0"),
+        ({"momentum": 2.0}, "momentum: .* got 2.0"),
+        ({"mask": np.ones(3)}, r"mask: wanted shape \(4,\), got \(3,\)"),
+    ],
+)
+def test_a_bad_perceptron_is_refused(options, message, key):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Perceptron(**{"features": 4, "outputs": 2} | options, key=key)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: deep(rank=3), r"network: wanted outputs of shape \(24, 3\)"),
+        (lambda: batched(batch_size=25), "batch_size: 25 of 24 entities"),
+        (lambda: batched(batch_size=1), "network: it fails for batches of 1 entities"),
+        (lambda: deep(lambda features: 3), "network: it fails for batches of 24"),
+        (
+            lambda: deep(lambda features, *, mask, key: eqx.nn.Identity()),
+            "network: wanted parameters",
+        ),
+        (
+            lambda: deep(lambda features, *, mask, key: eqx.nn.Linear(2, RANK, key=key)),
+            "network: it fails for batches of 24 entities with 5 features",
+        ),
+        (lambda: deep(functools.partial(SMALL, outputs=24), rank=24), "rank: 24 orthonormal"),
+        (lambda: deep(functools.partial(SMALL, outputs=25), rank=25), "rank: 25 orthonormal"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_views_is_refused(make, message, key):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        jf.fit(make(), views(np.float32), rounds=1, key=key)
+
+
+def test_other_data_and_warm_starts_are_refused(key):
+    fit = functools.partial(jf.fit, rounds=1, key=key)
+    with pytest.raises(ValueError, match=r"^clients: GCCA needs Views\.from_arrays"):
+        fit(deep(), jf.Clients.from_samples(arrays(np.float32, features=(5, 5, 5))))
+    sparse = jf.gcca.Views.from_sparse([scipy.sparse.csr_array(x) for x in arrays(np.float32)])
+    with pytest.raises(ValueError, match=r"^clients: networks need dense views"):
+        fit(deep(), sparse)
+    clients = views(np.float32)
+    result = solve(deep(), clients, key, rounds=1).result
+    wrong = (
+        (result._replace(shared=result.shared[:-1]), "warm_start: wanted shared of shape"),
+        (result._replace(shared=()), "warm_start: wanted shared of shape"),
+        (
+            result._replace(local=result.local.weights[0]),
+            "warm_start: wanted as local part the arrays of 3 networks",
+        ),
+        (
+            result._replace(local=jax.tree.map(lambda x: x * jnp.nan, result.local)),
+            "warm_start: NaN or infinite",
+        ),
+    )
+    for start, message in wrong:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            fit(deep(), clients, warm_start=start)
+
+
+def test_networks_refuse_other_views(key):
+    algorithm, clients = deep(), views(np.float32)
+    local = solve(algorithm, clients, key, rounds=1).result.local
+    with pytest.raises(ValueError, match=r"^local, views: \{3\} networks and 2 views"):
+        algorithm.outputs(local, clients.take([0, 1]))
+    narrow = jf.gcca.Views.from_arrays([x[:, :3] for x in arrays(np.float32)])
+    with pytest.raises(ValueError, match=r"^views: the networks are not .* of 3 features"):
+        algorithm.represent(local, narrow)
+    with pytest.raises(ValueError, match=r"^clients: GCCA needs"):
+        algorithm.outputs(local, jf.Clients.from_samples(arrays(np.float32, features=(5, 5, 5))))
+
+
+def test_a_run_that_diverges_is_stopped(key):
+    with pytest.raises(FloatingPointError, match=r"the objective is .* in round \d+"):
+        jf.fit(deep(step_size=1e25), views(np.float32), rounds=20, key=key)
