@@ -1,6 +1,7 @@
 """Deep generalized CCA: networks, what a run computes, what it refuses, what comes of it."""
 
 import functools
+import sys
 
 import chex
 import equinox as eqx
@@ -457,6 +458,61 @@ def test_the_three_views_of_two_classes(key):
     for options in ({"entities": 1}, {"entities": 2.0}, {"noise": -1.0}, {"noise": np.nan}):
         with pytest.raises(ValueError, match=f"^{next(iter(options))}: wanted"):
             jf.data.nonlinear_views_synthetic(key, **options)
+
+
+def test_classes_that_a_line_divides_and_classes_that_none_does():
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    angle = rng.uniform(0, 2 * np.pi, 200)
+    circles = (1 + 2 * labels[:, None]) * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    heaps = 3 * labels[:, None] + 0.1 * rng.normal(size=(200, 2))
+    svm = functools.partial(jf.metrics.svm_accuracy, train_labels=labels, test_labels=labels[:50])
+    assert svm(heaps, test=heaps[:50]) == 1
+    assert svm(circles, test=circles[:50], kernel="rbf") == 1
+    assert svm(circles, test=circles[:50]) < 0.75
+    # Who is right a quarter of the time: all the others are of the other class.
+    wrong = np.where(np.arange(50) % 4, 1 - labels[:50], labels[:50])
+    found = jf.metrics.svm_accuracy(heaps, labels, heaps[:50], wrong)
+    assert found == np.mean(np.arange(50) % 4 == 0)
+    cluster = jf.metrics.spectral_clustering_accuracy
+    assert cluster(heaps, labels) == cluster(heaps, np.array(list("ba"))[labels]) == 1
+    assert cluster(circles, labels, gamma=10.0) == 1
+    # With next to no affinity between neighbours or next to none but equal ones, it guesses.
+    assert cluster(circles, labels, gamma=1e-6) < 0.75
+
+
+@pytest.mark.parametrize("module", ["sklearn.svm", "sklearn.cluster"])
+def test_the_package_that_is_missing_is_named(module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    rows, labels = np.eye(4), np.arange(4) % 2
+    with pytest.raises(ImportError, match=rf"{module} is needed .* 'jaxfed\[data\]'"):
+        if module.endswith("svm"):
+            jf.metrics.svm_accuracy(rows, labels, rows, labels)
+        else:
+            jf.metrics.spectral_clustering_accuracy(rows, labels)
+
+
+R, Y = np.eye(4), np.arange(4) % 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: jf.metrics.svm_accuracy(R[0], Y, R, Y), r"train: wanted a table .* \(4,\)"),
+        (lambda: jf.metrics.svm_accuracy(R, Y[:3], R, Y), r"train_labels: wanted 4.* \(3,\)"),
+        (lambda: jf.metrics.svm_accuracy(R, Y, R * np.nan, Y), "test: wanted finite"),
+        (lambda: jf.metrics.svm_accuracy(R, Y, R[:, :2], Y), "test: wanted 4 features .* got 2"),
+        (lambda: jf.metrics.svm_accuracy(R, 0 * Y, R, Y), "train_labels: wanted two classes"),
+        (lambda: jf.metrics.svm_accuracy(R, Y, R, Y, kernel="cosine"), "kernel: .* 'cosine'"),
+        (lambda: jf.metrics.svm_accuracy(R, Y, R, Y, penalty=0), "penalty: .* got 0"),
+        (lambda: jf.metrics.spectral_clustering_accuracy(R, Y[1:]), "labels: wanted 4"),
+        (lambda: jf.metrics.spectral_clustering_accuracy(R, 0 * Y), "labels: wanted two classes"),
+        (lambda: jf.metrics.spectral_clustering_accuracy(R, Y, gamma=-1.0), "gamma: .* got -1"),
+    ],
+)
+def test_unfit_rows_and_labels_are_refused(make, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
 
 
 # --- what it refuses -----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from jaxfed.metrics.reconstruction import (
     reconstruction_error,
     separation,
 )
+from jaxfed.metrics.representation import spectral_clustering_accuracy, svm_accuracy
 from jaxfed.metrics.subspaces import (
     client_distances,
     misalignment,
@@ -63,5 +64,7 @@ __all__ = [
     "rounds_to_accuracy",
     "scaled_kkt_violation",
     "separation",
+    "spectral_clustering_accuracy",
     "subspace_error",
+    "svm_accuracy",
 ]
