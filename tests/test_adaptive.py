@@ -289,12 +289,13 @@ def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64
 
 
 def test_a_sweep_over_hyper_priors_is_a_loop(key, x64):
-    clients, values = draw(), jnp.array([1e-4, 0.05, 0.4])
+    clients, values, model = draw(), jnp.array([1e-4, 0.05, 0.4]), autoencoder()
 
     @jax.jit
     @jax.vmap
     def swept(xi):
-        return jf.rollout(adaptive(hyper_prior=xi), clients, rounds=10, key=key).server
+        # The model is known here, and what is traced is made around it.
+        return jf.rollout(adaptive(model, hyper_prior=xi), clients, rounds=10, key=key).server
 
     for i, found in enumerate(values):
         wanted = solve(adaptive(hyper_prior=found), clients, key).server

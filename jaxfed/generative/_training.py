@@ -173,7 +173,7 @@ def check_parameters(name: str, parameters: PyTree) -> None:
         where = jax.tree_util.keystr(path)
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"{name}: wanted real parameters, got {leaf.dtype} at {where}")
-        if not isinstance(leaf, Tracer) and not bool(jnp.isfinite(leaf).all()):
+        if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{name}: NaN or infinite parameters at {where}")
 
 
