@@ -13,6 +13,7 @@ Source: Ozkara, Huang, Zhou & Diggavi, Hierarchical Bayes approach to personaliz
 unsupervised learning (ADEPT), (2) and (6), Algorithms 2 and 3, with the changes of Section 5.1.
 """
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -361,7 +362,8 @@ def regularizer(personal: PyTree, prior: Prior, hyper_prior: Float[Array, ""]) -
     def one(w, m, s):
         return jnp.sum(jnp.log(s) + (2 * hyper_prior.astype(w.dtype) + (w - m) ** 2) / (2 * s**2))
 
-    return sum(jax.tree.leaves(jax.tree.map(one, personal, *prior)), start=jnp.zeros(()))
+    # Not from zero, whose type need not be that of the weights.
+    return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(one, personal, *prior)))
 
 
 def spread_gradient(personal: PyTree, prior: Prior, hyper_prior: Float[Array, ""]) -> PyTree:
