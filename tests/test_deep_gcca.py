@@ -1,6 +1,8 @@
 """Deep generalized CCA: networks, what a run computes, what it refuses, what comes of it."""
 
 import functools
+import json
+import re
 import sys
 
 import chex
@@ -13,6 +15,7 @@ import pytest
 import scipy.sparse
 
 import jaxfed as jf
+from jaxfed.cli import main
 from jaxfed.gcca import DeepMaxVar
 from jaxfed.models import Perceptron
 from tests.references import deep_gcca as reference
@@ -513,6 +516,84 @@ R, Y = np.eye(4), np.arange(4) % 2
 def test_unfit_rows_and_labels_are_refused(make, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         make()
+
+
+# --- from the command line -----------------------------------------------------------------------
+
+
+def seen(folder):
+    """Three views of 60 entities as files."""
+    folder.mkdir()
+    for name, x in zip("abc", arrays(np.float32, entities=60), strict=True):
+        np.save(folder / f"{name}.npy", x)
+    return folder
+
+
+def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
+    folder, out = seen(tmp_path / "data"), tmp_path / "out"
+    command = ["fit", "deep-gcca", "--data", folder, "--out", out, "--rank", 2, "--rounds", 6]
+    command += ["--bits", 3, "--held-out", 0.25, "--checkpoint-every", 3, "--hidden", 8]
+    command += ["--batch-size", 20, "--step-size", 0.01]
+    command = list(map(str, command))
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "45 entities to learn from, in batches of 20, and 15 held out" in printed
+    assert "networks of a 3-8-2, b 5-8-2, c 4-8-2." in printed
+    with np.load(out / "result.npz") as archive:
+        found = dict(archive)
+    table = json.loads((out / "result.json").read_text())["table"]
+    value = {row["quantity"]: row["value"] for row in table}
+    shared, scores = found["shared"], found["scores"]
+    np.testing.assert_allclose(shared.T @ shared, np.eye(2), atol=1e-5)
+    np.testing.assert_allclose(((scores - shared) ** 2).sum() / 2, value["cost"], rtol=1e-5)
+    given = [value[f"representation that {name} gives (%)"] for name in "abc"]
+    np.testing.assert_allclose(sum(1 - np.array(given) / 100), value["cost"], rtol=1e-4)
+    assert value["held-out entities whose nearest in another view is themselves (%)"] > 100 / 15
+    # Exact scores, then numbers of three bits that fill up bytes, and a scale.
+    assert value["bits sent by a client"] == 45 * 2 * 32 + 6 * (272 + 32)
+    # The written networks, by hand, give the written scores of the written entities.
+    x = (np.load(folder / "b.npy")[found["entities"]] - found["mean"][1]) / found["scale"][1]
+    z = x @ found["network_weights_0"][1] + found["network_biases_0"][1]
+    z = (z - found["network_mean_0"][1]) / np.sqrt(found["network_variance_0"][1] + 1e-5)
+    h = np.maximum(z * found["network_scales_0"][1] + found["network_shifts_0"][1], 0)
+    outputs = h @ found["network_weights_1"][1] + found["network_biases_1"][1]
+    np.testing.assert_allclose(outputs / 45**0.5, scores[1], atol=1e-5)
+    for name in ("agreement.png", "convergence.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+    before = (out / "result.npz").read_bytes()
+    (out / "result.json").unlink()  # as if it had been interrupted at the end
+    assert main(command) == 0
+    assert "Taking up" in capsys.readouterr().out
+    assert (out / "result.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rank", "0"], "rank: wanted"),
+        (["--rank", "60"], "rank: 60 orthonormal components of mean zero"),
+        (["--rank", "2", "--bits", "9"], "bits: wanted"),
+        (["--rank", "2", "--hidden", "8", "0"], "network: it fails .* hidden: wanted"),
+        (["--rank", "2", "--batch-size", "61"], "batch_size: 61 of 60"),
+        (["--rank", "2", "--step-size", "-1"], "step_size: wanted"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, capsys, options, message):
+    out = tmp_path / "out"
+    data = ["--data", str(seen(tmp_path / "data")), "--out", str(out)]
+    assert main(["fit", "deep-gcca", *data, *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"jaxfed: .*{message}", line)
+    assert not out.exists()
+
+
+def test_sparse_views_are_sent_to_the_linear_method(tmp_path, capsys):
+    for name, x in zip("ab", arrays(np.float32), strict=False):
+        scipy.sparse.save_npz(tmp_path / f"{name}.npz", scipy.sparse.csr_array(x))
+    options = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--rank", "2"]
+    assert main(["fit", "deep-gcca", *options]) == 2
+    assert "networks need dense views, got sparse ones" in capsys.readouterr().err
 
 
 # --- what it refuses -----------------------------------------------------------------------------

@@ -1,0 +1,236 @@
+"""`jaxfed fit deep-gcca`: one representation of entities, by a neural network for every view."""
+
+import argparse
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import scipy.sparse
+from jaxtyping import Array, Float
+
+from jaxfed import gcca, models, plot
+from jaxfed._optional import require
+from jaxfed.cli import _report
+from jaxfed.cli.fit import _common
+from jaxfed.cli.fit import gcca as linear
+from jaxfed.core import channel
+from jaxfed.core.run import Solution
+
+PICTURES = ("agreement.png", "convergence.png")
+BATCH = 1000
+
+
+def add_parser(subparsers) -> None:
+    """Add the algorithm.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    summary = "generalized CCA by a neural network for every view (Shrestha & Fu 2023)"
+    parser = subparsers.add_parser("deep-gcca", help=summary, description=summary)
+    _common.add_files(
+        parser,
+        "folder with one file a view (.npy, .csv, .parquet or .npz of one array), or one .npz file "
+        "with an array for each; the rows of all views are the same entities",
+    )
+    parser.add_argument("--rank", type=int, required=True, metavar="K")
+    parser.add_argument("--views", nargs="+", metavar="NAME", help="which; default: all")
+    parser.add_argument(
+        "--scale",
+        choices=("none", "center", "standardize"),
+        default="standardize",
+        help="subtract each feature's mean; and divide by its standard deviation; "
+        "default: %(default)s",
+    )
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the entities, to represent and to look for in other views; default: %(default)s",
+    )
+    parser.add_argument(
+        "--bits",
+        type=int,
+        metavar="B",
+        help="of each number of a message, 2 to 8, sent as quantized differences; default: all",
+    )
+    _common.add_backend(parser)
+    group = parser.add_argument_group("rounds")
+    group.add_argument("--rounds", type=int, default=50, help="default: %(default)s")
+    group.add_argument(
+        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
+    )
+    _common.add_checkpoints(group)
+    group = parser.add_argument_group("networks")
+    group.add_argument(
+        "--hidden",
+        type=int,
+        nargs="*",
+        default=[128, 64],
+        metavar="UNITS",
+        help="of the hidden layers; none for linear maps; default: 128 64",
+    )
+    group.add_argument(
+        "--inner-epochs",
+        type=int,
+        default=10,
+        metavar="N",
+        help="passes through a view in each round; default: %(default)s",
+    )
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help=f"default: {BATCH}, or all if they are fewer"
+    )
+    group.add_argument(
+        "--step-size", type=float, default=1e-3, help="of Adam; default: %(default)s"
+    )
+    group.add_argument("--proximal", type=float, default=0.0, help="default: %(default)s")
+    parser.set_defaults(run=run, algorithm="deep-gcca")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: the parsed arguments.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: for arguments, data or a checkpoint that do not fit.
+        FileNotFoundError: if there are no data.
+        ImportError: if an optional package is missing.
+        FloatingPointError: if the objective becomes infinite.
+    """
+    folder = _common.check_folder(arguments)
+    require("matplotlib.figure", extra="plot")
+    wire = channel.lossless()
+    if arguments.bits is not None:
+        wire = channel.difference(channel.quantize(arguments.bits))
+    backend = _common.chosen_backend(arguments)
+    split = linear._read(arguments)
+    if scipy.sparse.issparse(split.train[0]):
+        raise ValueError("--data: networks need dense views, got sparse ones; fit gcca takes them")
+    views = gcca.Views.from_arrays(split.train)
+    kept, out = len(split.entities), len(split.held_out[0])
+    batch = min(BATCH, kept) if arguments.batch_size is None else arguments.batch_size
+    algorithm = gcca.DeepMaxVar(
+        functools.partial(
+            models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)
+        ),
+        optax.adam(1.0),
+        rank=arguments.rank,
+        inner_epochs=arguments.inner_epochs,
+        batch_size=batch,
+        step_size=arguments.step_size,
+        proximal=arguments.proximal,
+    )
+    algorithm.check(views, None)
+
+    run = _common.Run.begin(folder, arguments, PICTURES)
+    sizes = "-".join(map(str, (*arguments.hidden, arguments.rank)))
+    print(
+        f"{len(views)} views, {kept} entities to learn from, in batches of {batch}, and {out} held "
+        f"out; networks of "
+        f"{', '.join(f'{n} {len(m)}-{sizes}' for n, m in zip(*split[::4], strict=True))}."
+    )
+    begun = time.perf_counter()
+    solution = run.fit(
+        algorithm,
+        views,
+        rounds=arguments.rounds,
+        key=jax.random.key(arguments.seed),
+        channel=wire,
+        backend=backend,
+        tol=arguments.tol,
+    )
+    seconds = time.perf_counter() - begun
+
+    scores = np.asarray(algorithm.outputs(solution.result.local, views)) / kept**0.5
+    shares = _shares(np.asarray(solution.result.shared), scores)
+    others = None
+    if out:
+        held_out = gcca.Views.from_arrays(split.held_out)
+        others = algorithm.outputs(solution.result.local, held_out)
+    rows = _table(solution, scores, split.names, shares, others)
+    print("\n" + _report.table(rows) + "\n")
+    drawn = _draw(folder, solution, split.names, shares)
+    widest = views.features
+    arrays = {
+        "shared": solution.result.shared,
+        "scores": scores,
+        "names": split.names,
+        "entities": split.entities,
+        "features": [len(mean) for mean in split.mean],
+        "mean": [np.pad(mean, (0, widest - len(mean))) for mean in split.mean],
+        "scale": [np.pad(scale, (0, widest - len(scale))) for scale in split.scale],
+        **_numbers(solution.result.local),
+        **{f"history_{name}": values for name, values in solution.history.items()},
+    }
+    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
+    return 0
+
+
+def _numbers(network: models.Perceptron) -> dict[str, Any]:
+    """The networks' arrays, each with a leading axis of views, by layer."""
+    named = {
+        f"network_{name}_{layer}": values
+        for name in ("weights", "biases", "scales", "shifts")
+        for layer, values in enumerate(getattr(network, name))
+    }
+    for layer, moments in enumerate(network.statistics):
+        named[f"network_mean_{layer}"] = moments.mean
+        named[f"network_variance_{layer}"] = moments.variance
+    return named
+
+
+def _shares(
+    shared: Float[np.ndarray, "entities rank"], scores: Float[np.ndarray, "views entities rank"]
+) -> Float[np.ndarray, "views rank"]:
+    """Share of each component of the representation that each view's network gives.
+
+    The representation is turned first so that the views agree most about its first component.
+    """
+    agreement = shared.T @ scores.mean(0)
+    axes = np.linalg.eigh(agreement + agreement.T)[1][:, ::-1]
+    return 1 - np.square((scores - shared) @ axes).sum(axis=1)
+
+
+def _table(
+    solution: Solution,
+    scores: Float[np.ndarray, "views entities rank"],
+    names: Sequence[str],
+    shares: Float[np.ndarray, "views rank"],
+    others: Float[Array, "views k rank"] | None,
+) -> list[Mapping[str, Any]]:
+    found = None
+    if others is not None and others.shape[1] > 1:
+        found = 100 * float(gcca.alignment_accuracy(others))
+    quantities = {
+        "rounds": int(solution.rounds),
+        "cost": float(np.square(scores - np.asarray(solution.result.shared)).sum() / 2),
+        **{
+            f"representation that {name} gives (%)": 100 * float(share)
+            for name, share in zip(names, shares.mean(1), strict=True)
+        },
+        "held-out entities whose nearest in another view is themselves (%)": found,
+        "bits sent by a client": round(float(solution.history["bits_up"][-1])),
+        "bits received by a client": round(float(solution.history["bits_down"][-1])),
+    }
+    return [{"quantity": name, "value": value} for name, value in quantities.items()]
+
+
+def _draw(folder: Path, solution: Solution, names: Sequence[str], shares) -> list[str]:
+    """Draw what there is to draw; return the names of the pictures."""
+    figures = {"agreement.png": plot.agreement(shares, names)}
+    if solution.rounds > 1:
+        figures["convergence.png"] = plot.convergence(solution.history, label="cost / views")
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=150)
+    return list(figures)
