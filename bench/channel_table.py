@@ -26,6 +26,10 @@ CLIENTS, FEATURES, RANK, ROUNDS = 10, 30, 3, 150
 C = jf.channel
 NETWORK = functools.partial(jf.models.Perceptron, outputs=RANK, hidden=(16,))
 ADAM = optax.adam(3e-3)
+MODEL = jf.models.Autoencoder(FEATURES, RANK, key=jax.random.key(0))
+LOSS = jf.models.reconstruction_loss
+DESCENT = optax.sgd(1.0)
+SPREAD = {"local_steps": 5, "initial_spread": 0.3, "hyper_prior": 1e-3}
 CODED = C.quantize(levels=2, rounding="nearest", coding="entropy")
 CHANNELS = {
     "bfloat16": C.cast("bfloat16"),
@@ -63,6 +67,16 @@ CASES = {
     jf.gcca.MaxVar: Case(lambda: jf.gcca.MaxVar(RANK)),
     jf.gcca.DeepMaxVar: Case(lambda: jf.gcca.DeepMaxVar(NETWORK, ADAM, rank=RANK, inner_epochs=30)),
     jf.gcca.MVLSA: Case(lambda: jf.gcca.MVLSA(RANK), rounds=1),
+    jf.generative.FedAvg: Case(
+        lambda: jf.generative.FedAvg(MODEL, LOSS, DESCENT, local_steps=5, step_size=0.01)
+    ),
+    jf.generative.AdaptiveTraining: Case(
+        lambda: jf.generative.AdaptiveTraining(MODEL, LOSS, clip=None, **SPREAD)
+    ),
+    jf.generative.AdaptiveAutoencoder: Case(
+        lambda: jf.generative.AdaptiveAutoencoder.published(MODEL, **SPREAD)
+    ),
+    jf.generative.AdaptiveDiffusion: Case(lambda: jf.generative.AdaptiveDiffusion(MODEL, **SPREAD)),
 }
 
 
@@ -130,7 +144,8 @@ def outcome(algorithm: jf.Algorithm, clients: jf.Clients, channel, start, rounds
     bits = float(up[-1] - up[0] + down[-1] - down[0])
     remembers = isinstance(channel, tuple) and isinstance(channel[0], _Peak)
     peak = float(memory.max()) if remembers else 0.0
-    return Outcome(float(objective), bits, np.asarray(shared, np.float64), peak)
+    components = np.asarray(shared, np.float64) if isinstance(shared, jax.Array) else None
+    return Outcome(float(objective), bits, components, peak)
 
 
 def rows(kinds=tuple(CASES), channels=tuple(CHANNELS), rounds: int = ROUNDS) -> list[dict]:

@@ -17,7 +17,7 @@ def table(monkeypatch):
 def test_every_exported_algorithm_has_a_row(table):
     exported = {
         value
-        for package in (jf.pca, jf.gcca)
+        for package in (jf.pca, jf.gcca, jf.generative)
         for value in vars(package).values()
         if isinstance(value, type) and issubclass(value, jf.Algorithm)
     }
@@ -44,3 +44,9 @@ def test_rows_are_runs(table):
     assert power["diff. 4 bits"] == f"{(4 + 32 / 90) / 32:.3f}"
     assert float(power["masks, 20 bits"]) == pytest.approx((20 / 32 + 1) / 2, abs=1e-3)
     assert (one_shot["diff. 4 bits"], one_shot["masks, 20 bits"]) == ("no rounds", "refused")
+
+
+def test_networks_are_sent_array_by_array(table):
+    (row,) = table.rows((jf.generative.FedAvg,), ("diff. 4 bits",), rounds=20)
+    numbers = 2 * 30 * 3 + 30 + 3  # in four arrays, with a scale each
+    assert row["diff. 4 bits"] == f"{(4 + 4 * 32 / numbers) / 32:.3f}"
