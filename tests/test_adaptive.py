@@ -263,6 +263,16 @@ def test_compressed_messages_lead_to_the_same_place(channel, key, x64):
     assert rough.history["bits_up"][-1] < 0.2 * exact.history["bits_up"][-1]
 
 
+@pytest.mark.parametrize("make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published])
+def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
+    # A message of two bits without memory has some of them as zero.
+    algorithm = adaptive(make=make, spread_step_size=0.2, bounds=(0.05, 2.0), initial_spread=1.0)
+    solution = solve(algorithm, draw(), key, rounds=40, channel=jf.channel.quantize(2))
+    assert jnp.isfinite(solution.history["objective"]).all()
+    spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(solution.server.spread)])
+    assert spread.min() >= 0.05 and spread.max() <= 2.0
+
+
 # --- what it is differentiable in ----------------------------------------------------------------
 
 

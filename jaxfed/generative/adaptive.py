@@ -243,6 +243,8 @@ class AdaptiveTraining(Training):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
         weight = self._weight(data)
+        # A coarse channel may round a spread to nothing.
+        downlink = downlink._replace(spread=self._bounded(downlink.spread))
         spread, collected = self._spread(local, downlink)
 
         def step(carry, index):
