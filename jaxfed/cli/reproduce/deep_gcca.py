@@ -128,7 +128,7 @@ def figure10(
         pictures = pictures or {name: np.asarray(x) for name, x in rows.items()}
     labels = np.arange(CLUSTERED) % 2
     reference = {
-        ("view 1",): near(0.52, 0.05), ("view 2",): near(0.57, 0.05), ("view 3",): near(0.56, 0.05),
+        ("view 1",): near(0.52, 0.08), ("view 2",): near(0.57, 0.08), ("view 3",): near(0.56, 0.08),
         (FULL,): between(0.87, 0.98), (QUANTIZED,): between(0.94, 0.98),
     }  # fmt: skip
     return Report(
@@ -193,32 +193,33 @@ def figure11(
             share = float(per_variable[QUANTIZED][-1] / per_variable[FULL][-1])
             measured.setdefault((scaling, QUANTIZED, "share of the bits sent"), []).append(share)
     reference: dict[Labels, Interval] = {}
+    paper: dict[Labels, Interval] = {}
     for scaling in (TEXT, PROGRAMS):
         for name in CHANNELS:
             reference[scaling, name, f"accuracy after {rounds} rounds"] = at_least(0.97)
-        reference[scaling, QUANTIZED, "compression ratio"] = near(0.9062, 0.01)
+        if scaling == TEXT or entities == ENTITIES:
+            reference[scaling, QUANTIZED, "compression ratio"] = near(0.9062, 0.01)
+            paper[scaling, QUANTIZED, "compression ratio"] = near(0.906, 0.01)
         reference[scaling, QUANTIZED, "share of the bits sent"] = at_most(0.15)
-    for name in CHANNELS:
-        reference[PROGRAMS, name, f"rounds to {GOAL:.0%}"] = near(14, 6)
+        if scaling == PROGRAMS and entities == ENTITIES:
+            for name in CHANNELS:
+                reference[scaling, name, f"rounds to {GOAL:.0%}"] = near(14, 6)
     columns = ("scale of outputs", "method", "quantity")
     means = {name: np.mean(values, axis=0) for name, values in curves.items()}
     positions = 1 + np.arange(rounds + 1)
     return Report(
         title="Shrestha & Fu (2023), Figure 11: accuracy of a linear support vector machine",
         columns=columns,
-        rows=_rows(
-            columns,
-            measured,
-            reference,
-            {(s, QUANTIZED, "compression ratio"): near(0.906, 0.01) for s in (TEXT, PROGRAMS)},
-        ),
+        rows=_rows(columns, measured, reference, paper),
         notes=[
             *_scaled(entities, rounds),
             f"{CLASSIFIED} entities that nothing was learned from, half of them to learn the "
             "classifier from. The paper averages ten trials and draws its curves.",
             "The text divides a network's outputs by the root of the number of entities, as linear "
             "scores are; the authors' programs do not, and the outputs must then come down to "
-            "numbers of a hundredth, which takes most of the rounds. The reference is of these.",
+            "numbers of a hundredth, which takes most of the rounds. The reference's 14 rounds are "
+            "of these, at full size and from a random representation; here the first one is the "
+            "server's from the first networks, as the text has it.",
             f"Goals: at least 0.97 with and without quantization; a ratio of {1 - BITS / 32:.3f} "
             "is that of as many rounds. The share of the bits has the exact exchange before the "
             "rounds and the messages' scales in it. Figures 12 and 13 are on health records of the "
