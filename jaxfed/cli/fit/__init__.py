@@ -4,9 +4,9 @@ Each algorithm is a module here with an `add_parser(subparsers)`; `_common` hold
 common, `_pca` what the PCA family has. To add one, write its module and name it in `ALGORITHMS`.
 """
 
-from jaxfed.cli.fit import deep_gcca, gcca, one_shot, perpca, varpro
+from jaxfed.cli.fit import autoencoder, deep_gcca, diffusion, gcca, one_shot, perpca, varpro
 
-ALGORITHMS = (perpca, varpro, one_shot, gcca, deep_gcca)
+ALGORITHMS = (perpca, varpro, one_shot, gcca, autoencoder, diffusion, deep_gcca)
 
 
 def add_parser(subparsers) -> None:

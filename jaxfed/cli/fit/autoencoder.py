@@ -1,0 +1,280 @@
+"""`jaxfed fit autoencoder`: an autoencoder for every client."""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed import plot
+from jaxfed._optional import require
+from jaxfed.cli import _report
+from jaxfed.cli.fit import _common, _images
+from jaxfed.core import participation
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.core.run import Metrics, Solution
+from jaxfed.generative import AdaptiveAutoencoder, FedAvg
+from jaxfed.metrics import reconstructed_energy
+from jaxfed.models import Autoencoder, reconstruction_loss
+
+PICTURES = ("reconstructions.png", "convergence.png")
+DRAWN = 10  # images that are drawn at most, one a client
+
+_PRIOR = (
+    "global_step_size",
+    "initial_spread",
+    "spread_step_size",
+    "hyper_prior",
+    "prior_weight",
+    "lazy_rounds",
+)
+
+
+def add_parser(subparsers) -> None:
+    """Add the algorithm.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    summary = "an autoencoder for every client (ADEPT-AE of Ozkara et al.), or one for all"
+    parser = subparsers.add_parser("autoencoder", help=summary, description=summary)
+    _common.add_files(parser, _images.DATA)
+    _images.add_images(parser)
+    parser.add_argument("--latent", type=int, required=True, metavar="K", help="size of the code")
+    parser.add_argument(
+        "--hidden",
+        choices=("linear", "relu"),
+        default="relu",
+        help="activation of the code; default: %(default)s",
+    )
+    parser.add_argument(
+        "--output",
+        choices=("linear", "sigmoid"),
+        default="sigmoid",
+        help="activation of the reconstruction; default: %(default)s",
+    )
+    parser.add_argument(
+        "--training",
+        choices=("personalized", "fedavg", "local"),
+        default="personalized",
+        help="ADEPT-AE, federated averaging, or every client alone; default: %(default)s",
+    )
+    _common.add_backend(parser)
+    group = parser.add_argument_group("rounds")
+    group.add_argument("--rounds", type=int, default=150, help="default: %(default)s")
+    group.add_argument(
+        "--participation", type=int, metavar="K", help="clients a round; default: all"
+    )
+    group.add_argument("--local-steps", type=int, default=20, help="default: %(default)s")
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="default: so that a round is an epoch"
+    )
+    group.add_argument("--step-size", type=float, help="default: 0.03, with --published 0.01")
+    group.add_argument("--momentum", type=float, default=0.9, help="default: %(default)s")
+    _common.add_checkpoints(group)
+    group = parser.add_argument_group("prior, with --training personalized")
+    group.add_argument(
+        "--published", action="store_true", help="what the authors' code does, not their text"
+    )
+    group.add_argument("--global-step-size", type=float, help="default: 1, with --published 0.01")
+    group.add_argument("--initial-spread", type=float, help="default: 0.2, with --published 1")
+    group.add_argument("--spread-step-size", type=float, help="default: 0.001")
+    group.add_argument("--hyper-prior", type=float, help="default: 1e-06")
+    group.add_argument(
+        "--prior-weight",
+        type=float,
+        help="of the prior beside the mean loss; default: one by the number of samples, with "
+        "--published 0.1",
+    )
+    group.add_argument("--lazy-rounds", type=int, help="default: 2")
+    parser.set_defaults(run=run, algorithm="autoencoder")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: the parsed arguments.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: for arguments, data or a checkpoint that do not fit.
+        FileNotFoundError: if there are no data.
+        ImportError: if an optional package is missing.
+        FloatingPointError: if the objective becomes infinite.
+    """
+    folder = _common.check_folder(arguments)
+    require("matplotlib.figure", extra="plot")
+    if arguments.rounds < 1:
+        raise ValueError(f"--rounds: wanted at least 1, got {arguments.rounds}")
+    if not 0 <= arguments.momentum < 1:
+        raise ValueError(f"--momentum: wanted from 0 to below 1, got {arguments.momentum}")
+    images = _images.read(arguments)
+    algorithm = _algorithm(arguments, images)
+    clients = Clients.from_samples(images.train)
+    algorithm.check(clients, None)
+    backend = _common.chosen_backend(arguments)
+    chosen = arguments.participation
+    participants = None if chosen is None else participation.uniform(chosen)
+
+    run = _common.Run.begin(folder, arguments, PICTURES)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(algorithm.arrays))
+    counts = [len(part) for part in images.train]
+    print(
+        f"{len(clients)} clients of {min(counts)} to {max(counts)} images to learn from and "
+        f"{sum(map(len, images.held_out))} held out in all; autoencoders of {weights:,} weights."
+    )
+    begun = time.perf_counter()
+    metrics = _held_out(algorithm, images.held_out) if arguments.held_out else None
+    solution = run.fit(
+        algorithm, clients, rounds=arguments.rounds, key=jax.random.key(arguments.seed),
+        backend=backend, participation=participants, metrics=metrics,
+        metrics_every=max(1, arguments.rounds // 20),
+    )  # fmt: skip
+    seconds = time.perf_counter() - begun
+
+    measured = images.held_out if arguments.held_out else images.train
+    found = _reconstructions(algorithm, solution.result, measured)
+    energies = _energies(measured, found)
+    rows = _table(solution, energies, arguments)
+    print("\n" + _report.table(rows) + "\n")
+    _draw(folder, solution, measured, found, images)
+    history = {f"history_{name}": values for name, values in solution.history.items()}
+    saved = {
+        "energies": energies, "names": images.names, "image_shape": images.shape, **history,
+    }  # fmt: skip
+    for part, tree in zip(("shared", "local"), solution.result, strict=True):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            saved[part + jax.tree_util.keystr(path)] = leaf
+    if arguments.training == "personalized":
+        for path, leaf in jax.tree.leaves_with_path(solution.server.spread):
+            saved["spread" + jax.tree_util.keystr(path)] = leaf
+    run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
+    return 0
+
+
+def _algorithm(
+    arguments: argparse.Namespace, images: _images.Images
+) -> AdaptiveAutoencoder | FedAvg:
+    options = {name: getattr(arguments, name) for name in _PRIOR}
+    given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
+    training = arguments.training
+    if training != "personalized" and (given or arguments.published):
+        name = "--" + (next(iter(given)) if given else "published").replace("_", "-")
+        raise ValueError(f"{name}: is for --training personalized, got {training}")
+    batch = arguments.batch_size
+    if batch is None:
+        batch = max(1, min(map(len, images.train)) // max(arguments.local_steps, 1))
+    model = Autoencoder(
+        int(np.prod(images.shape)), arguments.latent, hidden=arguments.hidden,
+        output=arguments.output, key=jax.random.key(arguments.seed),
+    )  # fmt: skip
+    descent = optax.sgd(1.0, momentum=arguments.momentum or None)
+    common: dict[str, Any] = {"local_steps": arguments.local_steps, "batch_size": batch}
+    if arguments.step_size is not None:
+        common["step_size"] = arguments.step_size
+    elif not arguments.published:
+        common["step_size"] = 0.03
+    if training == "fedavg":
+        clipped = optax.chain(optax.clip_by_global_norm(1.0), descent)
+        return FedAvg(model, reconstruction_loss, clipped, **common)
+    if training == "local":
+        given = {"prior_weight": 0.0}
+    elif not arguments.published:
+        given = {"global_step_size": 1.0, "initial_spread": 0.2, **given}
+    make = AdaptiveAutoencoder.published if arguments.published else AdaptiveAutoencoder
+    return make(model, optimizer=descent, **common, **given)
+
+
+def _personal(algorithm: AdaptiveAutoencoder | FedAvg, result: Personalized) -> tuple[PyTree, Any]:
+    """The models in use and the axis along which they are the clients' own."""
+    if isinstance(algorithm, FedAvg):
+        return result.shared, None
+    return result.local, 0
+
+
+def _reconstructions(
+    algorithm: AdaptiveAutoencoder | FedAvg,
+    result: Personalized,
+    samples: Sequence[Float[np.ndarray, "n_i d"]],
+) -> list[Float[np.ndarray, "n_i d"]]:
+    """What each client's model makes of its samples."""
+    arrays, axis = _personal(algorithm, result)
+    rows = max(map(len, samples))
+    padded = np.stack([np.pad(x, ((0, rows - len(x)), (0, 0))) for x in samples])
+    reconstruct = jax.vmap(lambda arrays, x: jax.vmap(algorithm.model_of(arrays))(x), (axis, 0))
+    found = np.asarray(jax.jit(reconstruct)(arrays, padded))
+    return [part[: len(x)] for part, x in zip(found, samples, strict=True)]
+
+
+def _energies(
+    samples: Sequence[Float[np.ndarray, "n_i d"]], found: Sequence[Float[np.ndarray, "n_i d"]]
+) -> Float[np.ndarray, " m"]:
+    pairs = (map(jnp.asarray, pair) for pair in zip(samples, found, strict=True))
+    return np.array([float(reconstructed_energy(x[None], y[None])) for x, y in pairs])
+
+
+def _held_out(
+    algorithm: AdaptiveAutoencoder | FedAvg, samples: Sequence[Float[np.ndarray, "n_i d"]]
+) -> Metrics:
+    """Mean loss of the held-out images, as many of each client as the least has."""
+    least = min(map(len, samples))
+    batch = jnp.asarray(np.stack([x[:least] for x in samples]))
+
+    def metrics(result: Personalized) -> Mapping[str, Float[Array, ""]]:
+        arrays, axis = _personal(algorithm, result)
+
+        def loss(arrays, x):
+            return reconstruction_loss(algorithm.model_of(arrays), x, jax.random.key(0))
+
+        return {"held_out_loss": jax.vmap(loss, (axis, 0))(arrays, batch).mean()}
+
+    return metrics
+
+
+def _table(
+    solution: Solution, energies: Float[np.ndarray, " m"], arguments: argparse.Namespace
+) -> list[Mapping[str, Any]]:
+    history = solution.history
+    which = "held-out images" if arguments.held_out else "images"
+    quantities: dict[str, Any] = {
+        "rounds": int(solution.rounds),
+        "objective": float(history["objective"][-1]),
+        f"captured energy of {which}": float(energies.mean()),
+        "that of the worst client": float(energies.min()),
+    }
+    if arguments.training == "personalized":
+        quantities["mean spread"] = float(history["spread"][-1])
+    quantities |= {
+        "bits up, per client": float(history["bits_up"][-1]),
+        "bits down, per client": float(history["bits_down"][-1]),
+    }
+    return [{"quantity": name, "value": value} for name, value in quantities.items()]
+
+
+def _draw(
+    folder: Path,
+    solution: Solution,
+    samples: Sequence[Float[np.ndarray, "n_i d"]],
+    found: Sequence[Float[np.ndarray, "n_i d"]],
+    images: _images.Images,
+) -> None:
+    number = len(samples)
+    chosen = np.unique(np.linspace(0, number - 1, min(DRAWN, number)).astype(int))
+    original, reconstructed = (np.stack([part[i][0] for i in chosen]) for part in (samples, found))
+    figure = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
+    figure.savefig(folder / PICTURES[0], dpi=150)
+    curves = [name for name in ("loss", "objective", "held_out_loss") if name in solution.history]
+    if "loss" in curves:
+        curves.remove("objective")  # the prior's part is of another size
+    figure = plot.convergence(solution.history, curves, label="squared error of an image")
+    figure.savefig(folder / PICTURES[1], dpi=150)
