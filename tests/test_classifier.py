@@ -46,10 +46,12 @@ def test_features_tell_samples_from_worse_ones(trained, digits):
     features = trained.features(others)
     chex.assert_shape(features, (len(others), 64))
     assert (features >= 0).all()
+    last = trained.model.last
     np.testing.assert_allclose(
-        features @ trained.model.last.weight.T + trained.model.last.bias,
+        trained.size * features @ last.weight.T + last.bias,
         jax.vmap(trained.model)(others), rtol=1e-4, atol=1e-4,
     )  # fmt: skip
+    np.testing.assert_allclose(jnp.mean(trained.features(digits[0][0]) ** 2), 1, rtol=1e-4)
     noise = 8 * jax.random.normal(jax.random.key(1), others.shape)
     for distance in (jf.metrics.frechet_distance, jf.metrics.kernel_distance):
         close, noisy, one_class = (

@@ -111,16 +111,21 @@ class TrainedClassifier(NamedTuple):
 
     model: Classifier
     losses: Float[Array, " epochs"]  # cross entropy, mean over each epoch
+    size: Float[Array, ""]  # root of the mean square of the training images' features
 
-    def features(self, images: Shaped[Array, "n ..."]) -> Float[Array, "n d"]:
-        """Features of many images: what the distances of `jaxfed.metrics` are for."""
-        return jax.vmap(self.model.features)(images)
+    def features(self, images: Shaped[ArrayLike, "n ..."]) -> Float[Array, "n d"]:
+        """Features of many images: what the distances of `jaxfed.metrics` are for.
+
+        Of mean square 1 for the images of the training, which is about the size of Inception's:
+        distances by a kernel depend on it.
+        """
+        return _in_parts(self.model.features, images) / self.size
 
     def accuracy(
-        self, images: Shaped[Array, "n ..."], labels: Int[Array, " n"]
+        self, images: Shaped[ArrayLike, "n ..."], labels: Int[ArrayLike, " n"]
     ) -> Float[Array, ""]:
         """Share of images whose class is found."""
-        return jnp.mean(jnp.argmax(jax.vmap(self.model)(images), axis=-1) == labels)
+        return jnp.mean(jnp.argmax(_in_parts(self.model, images), axis=-1) == jnp.asarray(labels))
 
 
 def train_classifier(
@@ -204,7 +209,13 @@ def _train(key, images, labels, rate, shape, classes, features, epochs, batch_si
 
     start = model, optimizer.init(model), jnp.zeros((), jnp.int32)
     (model, *_), losses = jax.lax.scan(epoch, start, jax.random.split(order_key, epochs))
-    return TrainedClassifier(model, losses)
+    size = jnp.sqrt(jnp.mean(_in_parts(model.features, images) ** 2))
+    return TrainedClassifier(model, losses, jnp.where(size > 0, size, 1))
+
+
+def _in_parts(function: Callable[[Array], Array], images: Shaped[ArrayLike, "n ..."]) -> Array:
+    """Of each image, some hundred at a time, as unfolded ones need much memory."""
+    return jax.lax.map(function, jnp.asarray(images), batch_size=500)
 
 
 def inception_features(
