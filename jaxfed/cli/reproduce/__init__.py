@@ -20,7 +20,15 @@ import numpy as np
 from jaxfed.cli import _report
 
 # Each has a dict TARGETS; they are imported when a target is looked for.
-_MODULES = ("perpca", "perpca_data", "faps", "hierarchical", "gcca", "deep_gcca")
+_MODULES = (
+    "perpca",
+    "perpca_data",
+    "faps",
+    "hierarchical",
+    "gcca",
+    "deep_gcca",
+    "adept",
+)
 
 
 @dataclass(frozen=True)
