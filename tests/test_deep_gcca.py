@@ -284,8 +284,8 @@ def test_single_precision_stays_single_where_64_bits_are_enabled(key, x64):
 
 
 def test_a_warm_start_goes_on(key, x64):
-    first = solve(deep(), views(), key, rounds=3)
-    whole = solve(deep(), views(), key, rounds=5)
+    first = solve(deep(), views(), key, rounds=2)
+    whole = solve(deep(), views(), key, rounds=4)
     second = solve(deep(), views(), key, rounds=2, start=first.result)
     chex.assert_trees_all_close(second.result, whole.result, atol=1e-10)
 
@@ -347,33 +347,29 @@ def test_absent_views_do_not_count(key, x64):
     chex.assert_trees_all_equal(kept, jax.tree.map(lambda leaf: leaf[~chosen], start.local))
 
 
-@pytest.mark.parametrize("present", [1, 3])
-def test_a_few_views_a_round_get_there_too(present, key):
+def test_one_view_in_six_a_round_gets_there_too(key):
     clients = jf.gcca.Views.from_arrays(
         [x for seed in (0, 0) for x in arrays(np.float32, entities=200, seed=seed)]
     )
     algorithm = batched(batch_size=100, inner_epochs=10)
     history = solve(
-        algorithm, clients, key, rounds=60, participation=jf.participation.uniform(present)
+        algorithm, clients, key, rounds=60, participation=jf.participation.uniform(1)
     ).history
     objective = np.asarray(history["objective"])
-    assert (history["participants"] == present).all() and np.isfinite(objective).all()
+    assert (history["participants"] == 1).all() and np.isfinite(objective).all()
     assert objective[-10:].mean() < 0.5 * objective[:6].mean()
     with pytest.raises(ValueError, match="a channel that sends differences needs every client"):
         jf.fit(
             algorithm, clients, rounds=1, key=key, channel=THREE_BITS,
-            participation=jf.participation.uniform(present),
+            participation=jf.participation.uniform(1),
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
-def test_derivatives_are_finite_differences_over_a_sweep(optimizer, key, x64):
+def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
     clients, other = views(), views(seed=1)
 
     def ended(numbers):
-        algorithm = deep(
-            optimizer=optimizer, batch_size=10, step_size=numbers[0], proximal=numbers[1]
-        )
+        algorithm = batched(step_size=numbers[0], proximal=numbers[1])
         result = jf.rollout(algorithm, clients, rounds=5, key=key).result
         return jnp.sum((algorithm.outputs(result.local, other).mean(0)) ** 2) + result.shared[0, 0]
 
