@@ -67,6 +67,9 @@ class DeepMaxVar(Algorithm):
     on with networks and representation, and a new order and optimizer state. The objective is the
     mean over the views of half the squared distance between the scores and the received `G`.
 
+    The least cost is not the best representation: networks that are large for the number of
+    entities come to agree on what the views do not share. Fewer units, passes or rounds help.
+
     Traced leaves, to sweep over and differentiate by, are `step_size` and `proximal`. Derivatives
     through Adam need its `eps_root` above zero, as parameters without a gradient have none else.
     An optimizer or a network function made anew is compiled anew: make one for many runs.
