@@ -394,7 +394,7 @@ def table2(
 
         chosen = {name: _tuned(grid, partial(energy, name)) for name, grid in grids.items()}
         energies: dict[str, list[float]] = {name: [] for name in grids}
-        spreads: dict[str, list[float]] = {}
+        spreads: dict[tuple[str, str], list[float]] = {}
         amplified: dict[int, list[float]] = {count: [] for count in (TRAIN, *MORE)}
         for seed in range(seeds):
             key = jax.random.key(seed)
@@ -407,11 +407,10 @@ def table2(
                 arrays[f"latent {latent} | {name} | seed {seed}"] = np.asarray(own)
                 if seed == 0:
                     shown[name] = np.asarray(jax.vmap(lambda f, x: f(x))(found, split.test[:, 0]))
-                if name == ADAPTIVE:
-                    for path, leaf in jax.tree.leaves_with_path(spread):
-                        layer = jax.tree_util.keystr(path).strip(".")
-                        spreads.setdefault(layer, []).append(float(leaf.mean()))
-                        arrays[f"latent {latent} | spread of {layer} | seed {seed}"] = leaf
+                for path, leaf in jax.tree.leaves_with_path(spread):
+                    layer = jax.tree_util.keystr(path).strip(".")
+                    spreads.setdefault((name, layer), []).append(float(leaf.mean()))
+                    arrays[f"latent {latent} | {name} | spread of {layer} | seed {seed}"] = leaf
             if seed == 0:
                 figures[f"latent{latent}"] = partial(
                     reconstructions, np.asarray(split.test[::PER_CLASS, 0]),
@@ -433,7 +432,8 @@ def table2(
         ]
         labelled += [(ADAPTIVE, "samples that local training needs", Cell(needed))]
         labelled += [
-            (ADAPTIVE, f"mean spread, {layer}", Cell(values)) for layer, values in spreads.items()
+            (name, f"mean spread, {layer}", Cell(values))
+            for (name, layer), values in spreads.items()
         ]
         rows += [
             dict(zip(columns, (latent, name, quantity), strict=True)) | {"cell": cell}
