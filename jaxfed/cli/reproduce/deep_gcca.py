@@ -24,6 +24,7 @@ from jaxfed.core.algorithm import Personalized
 from jaxfed.core.run import Solution, fit
 from jaxfed.data import NonlinearViews, nonlinear_views_synthetic
 from jaxfed.gcca import MVLSA, DeepMaxVar, MaxVar, Views, compression_ratio
+from jaxfed.linalg import polar
 from jaxfed.metrics import spectral_clustering_accuracy, svm_accuracy
 from jaxfed.models import Perceptron
 from jaxfed.plot._figure import colour
@@ -178,7 +179,11 @@ def figure11(
             at = {}
             for name, wire in CHANNELS.items():
                 algorithm = _algorithm(entities, scaling)
-                accuracies, solution = _learning(algorithm, views, others, run, wire, rounds)
+                start = _first(algorithm, views, run)
+                if scaling == PROGRAMS:
+                    drawn = jax.random.normal(jax.random.fold_in(run, 1), start.shared.shape)
+                    start = start._replace(shared=polar(drawn))
+                accuracies, solution = _learning(algorithm, views, others, start, run, wire, rounds)
                 at[name] = _position(accuracies)
                 for quantity, value in (
                     (f"accuracy after {rounds} rounds", accuracies[-1]),
@@ -195,15 +200,16 @@ def figure11(
     reference: dict[Labels, Interval] = {}
     paper: dict[Labels, Interval] = {}
     for scaling in (TEXT, PROGRAMS):
+        reference[scaling, QUANTIZED, "share of the bits sent"] = at_most(0.15)
+        if scaling == PROGRAMS and entities < ENTITIES:
+            continue  # nothing was published of fewer entities
         for name in CHANNELS:
             reference[scaling, name, f"accuracy after {rounds} rounds"] = at_least(0.97)
-        if scaling == TEXT or entities == ENTITIES:
-            reference[scaling, QUANTIZED, "compression ratio"] = near(0.9062, 0.01)
-            paper[scaling, QUANTIZED, "compression ratio"] = near(0.906, 0.01)
-        reference[scaling, QUANTIZED, "share of the bits sent"] = at_most(0.15)
-        if scaling == PROGRAMS and entities == ENTITIES:
-            for name in CHANNELS:
+            if scaling == PROGRAMS:
                 reference[scaling, name, f"rounds to {GOAL:.0%}"] = near(14, 6)
+        ratio = scaling, QUANTIZED, "compression ratio"
+        reference[ratio] = near(0.9062, 0.01 if scaling == TEXT else 0.06)
+        paper[ratio] = near(0.906, 0.01 if scaling == TEXT else 0.06)
     columns = ("scale of outputs", "method", "quantity")
     means = {name: np.mean(values, axis=0) for name, values in curves.items()}
     positions = 1 + np.arange(rounds + 1)
@@ -216,10 +222,10 @@ def figure11(
             f"{CLASSIFIED} entities that nothing was learned from, half of them to learn the "
             "classifier from. The paper averages ten trials and draws its curves.",
             "The text divides a network's outputs by the root of the number of entities, as linear "
-            "scores are; the authors' programs do not, and the outputs must then come down to "
-            "numbers of a hundredth, which takes most of the rounds. The reference's 14 rounds are "
-            "of these, at full size and from a random representation; here the first one is the "
-            "server's from the first networks, as the text has it.",
+            "scores are, and takes the first representation from the first networks. The authors' "
+            "programs draw it, and do not divide: outputs must come down to a hundredth, "
+            "which takes most of the rounds, and one draw is unlike another. The reference's 14 "
+            "rounds are of two such draws at full size.",
             f"Goals: at least 0.97 with and without quantization; a ratio of {1 - BITS / 32:.3f} "
             "is that of as many rounds. The share of the bits has the exact exchange before the "
             "rounds and the messages' scales in it. Figures 12 and 13 are on health records of the "
@@ -245,6 +251,7 @@ def _learning(
     algorithm: DeepMaxVar,
     views: Views,
     others: NonlinearViews,
+    start: Personalized,
     key: Any,
     wire: channels.Channel,
     rounds: int,
@@ -256,7 +263,6 @@ def _learning(
         rows = _represented(algorithm, local, validation) * CLASSIFIED**0.5
         return svm_accuracy(rows[:half], labels[:half], rows[half:], labels[half:])
 
-    start = _first(algorithm, views, key)
     accuracies = [accuracy(start.local)]
 
     def note(solution: Solution) -> None:
