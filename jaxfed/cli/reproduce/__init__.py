@@ -28,6 +28,7 @@ _MODULES = (
     "gcca",
     "deep_gcca",
     "adept",
+    "adept_diffusion",
 )
 
 
