@@ -319,13 +319,10 @@ def _prepared(problem: _Problem, rounds: int) -> _Problem:
 
     def prepare(_, own):
         data, client_id = own
-        return _NOTHING, problem.algorithm.prepare(data, client_id, rounds)
+        return backend.NOTHING, problem.algorithm.prepare(data, client_id, rounds)
 
     _, data = problem.backend.map_reduce(prepare, (), (clients.data, clients.ids))
     return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
-
-
-_NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": (), "gram": ()}
 
 
 def _client_messages(problem: _Problem, key, data, start, client_id):
@@ -364,7 +361,7 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
     downlink = algorithm.downlink(server)
     downlink_memory = problem.downlink.memory(downlink)
     _, local = problem.backend.map_reduce(
-        lambda downlink, own: (_NOTHING, algorithm.client_begin(downlink, *own)),
+        lambda downlink, own: (backend.NOTHING, algorithm.client_begin(downlink, *own)),
         downlink,
         (local, clients.data),
     )
@@ -572,7 +569,7 @@ def _result(problem: _Problem, state: State) -> Personalized:
 
     def work(downlink, own):
         local, data = own
-        return _NOTHING, algorithm.client_result(downlink, local, data)
+        return backend.NOTHING, algorithm.client_result(downlink, local, data)
 
     _, local = problem.backend.map_reduce(work, downlink, (state.local, problem.clients.data))
     local = jax.tree.map(lambda x: x[: problem.size], local)
