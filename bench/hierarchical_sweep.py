@@ -12,6 +12,9 @@ import sys
 
 import equinox as eqx
 import jax
+
+jax.config.update("jax_num_cpu_devices", 2)  # one each for two cores; a run uses but one
+
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
@@ -19,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from timing import machine, table, turns
 
 import jaxfed as jf
-from jaxfed.core.grid import _block, after
+from jaxfed.core.grid import _block
 
 CLIENTS, SAMPLES, FEATURES, RANK, NOISE = 200, 20, 30, 10, 0.5
 ROUNDS = {"local": 60, "global": 30, "personalized": 100}
@@ -51,8 +54,7 @@ def errors(prior_variance, seed, *, solver="gradient"):
     found = {}
     for name, algorithm in methods.items():
         rounds = 30 if (name, solver) == ("personalized", "eigenvectors") else ROUNDS[name]
-        now = after(clients, found)
-        result = jf.rollout(algorithm, now, rounds=rounds, key=jax.random.key(seed)).result
+        result = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(seed)).result
         frames = result.local if result.local.shape[-1] else result.shared[None]
         frames = jnp.broadcast_to(frames, data.local.shape)
         found[name] = jf.metrics.expected_reconstruction_error(
@@ -76,6 +78,7 @@ def polar_svd(w):
 def polar_gram(w):
     """Twice as fast as a singular value decomposition, and half as accurate."""
     values, vectors = np.linalg.eigh(t(w) @ w)
+    values = np.maximum(values, 1e-7 * values[..., -1:])  # rounding makes small ones negative
     return w @ (vectors / np.sqrt(values)[..., None, :] @ t(vectors))
 
 
@@ -145,7 +148,7 @@ def numpy_rivals(solver: str):
 def memory(solver: str, block: int) -> float:
     """MiB of temporary arrays of the compiled function."""
     point = {name: values[np.zeros(block, int)] for name, values in AXES.items()}
-    compiled = _block.lower(Partial(errors, solver=solver), point).compile()
+    compiled = _block.lower(Partial(errors, solver=solver), point, jf.backend.vmap()).compile()
     inner = getattr(compiled, "compiled", compiled)
     return inner.memory_analysis().temp_size_in_bytes / 2**20
 
@@ -159,11 +162,15 @@ def main() -> None:
         def sequential(one=one, function=function):
             return [one(function, point) for point in POINTS]
 
-        def swept(block, function=function):
-            return lambda: jf.grid(function, AXES, block=block).values
+        def swept(block, devices, function=function):
+            backend = jf.backend.shard(devices)
+            return lambda: jf.grid(function, AXES, block=block, backend=backend).values
 
-        blocks = {f"blocks of {b}": b for b in (1, 4, len(POINTS))}
-        rivals = {"one by one": sequential} | {name: swept(b) for name, b in blocks.items()}
+        kinds = {f"blocks of {b}": (b, 1) for b in (1, 4, len(POINTS))}
+        kinds |= {f"blocks of {2 * b} on two cores": (2 * b, 2) for b in (1, 4)}
+        blocks = {name: block for name, (block, _) in kinds.items()}
+        rivals = {"one by one": sequential}
+        rivals |= {name: swept(*kind) for name, kind in kinds.items()}
         measured = turns(rivals | dict(numpy_rivals(solver)), repeats=3)
         rows = []
         for kind in ("wall", "cpu"):

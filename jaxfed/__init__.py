@@ -21,6 +21,7 @@ from jaxfed.core.clients import Samples as Samples
 from jaxfed.core.grid import Grid as Grid
 from jaxfed.core.grid import grid as grid
 from jaxfed.core.grid import masked as masked
+from jaxfed.core.run import Diverged as Diverged
 from jaxfed.core.run import EarlyStopping as EarlyStopping
 from jaxfed.core.run import Solution as Solution
 from jaxfed.core.run import fit as fit

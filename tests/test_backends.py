@@ -1,6 +1,9 @@
 """Clients one after the other, at once, or spread over devices: the same numbers."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import chex
 import equinox as eqx
@@ -203,3 +206,23 @@ def test_meshes_and_devices_that_do_not_fit_are_refused():
     for size in (0, -1, 2.5):
         with pytest.raises(ValueError, match=r"chunked size: wanted a positive whole number"):
             jf.backend.chunked(size)
+
+
+TWO_CORES = """
+import jax, jaxfed as jf
+
+jax.config.update("jax_num_cpu_devices", 2)
+samples = jax.random.normal(jax.random.key(0), (200, 40, 30))
+clients = jf.Clients.from_samples(samples)
+algorithm, two = jf.pca.HierarchicalPCA(10, 0.5, 0.1), jf.backend.shard(2)
+run = jax.jit(lambda c: jf.rollout(algorithm, c, rounds=2, key=jax.random.key(0), backend=two))
+for _ in range(20):
+    jax.block_until_ready(run(clients).result)
+"""
+
+
+def test_decompositions_on_several_devices_do_not_wait_for_each_other():
+    """Two devices of a processor that each decompose a batch used to hang in almost every run."""
+    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    settings["NPROC"] = "2"  # as many threads as devices, on every machine
+    subprocess.run([sys.executable, "-c", TWO_CORES], env=settings, check=True, timeout=200)

@@ -19,6 +19,7 @@ FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
 SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
+EmpiricalBayes = partial(jf.pca.EmpiricalBayesPCA, RANK, NOISE)
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +69,15 @@ def test_terms_against_dense_inverses(samples, frames, x64):
     s, n = y.T @ y / len(y), len(y)
     moment = Moment.from_samples(jnp.asarray(y))
     for given in (moment, moment.densified()):
-        value = hierarchical.negative_log_likelihood(given, u, NOISE)
-        gradient = hierarchical.likelihood_gradient(given, u, NOISE)
+        value = hierarchical.negative_log_likelihood(given, u.T, NOISE)
+        gradient = hierarchical.likelihood_gradient(given, u.T, NOISE).T
         np.testing.assert_allclose(value, reference.likelihood(s, n, u, NOISE), rtol=1e-12)
-        np.testing.assert_allclose(
-            gradient, reference.likelihood_gradient(s, n, u, NOISE), atol=1e-10
-        )
+        wanted = reference.project(u, reference.likelihood_gradient(s, n, u, NOISE))
+        np.testing.assert_allclose(gradient, wanted, atol=1e-10)
         joint = hierarchical.joint_moment(given, jnp.float64(2.0), v, 0.3)
         np.testing.assert_allclose(joint.matrix(), 2 * s + v @ v.T / 0.3, atol=1e-12)
     overlap = reference.sym(v.T @ u)
-    squared = np.sum(np.asarray(hierarchical.tangent_part(v, u)) ** 2)
+    squared = np.sum(np.asarray(hierarchical.tangent_part(v.T, u.T)) ** 2)
     np.testing.assert_allclose(squared, RANK - np.sum(overlap**2), rtol=1e-12)
 
 
@@ -86,28 +86,33 @@ def test_gradients_against_finite_differences(samples, frames, x64):
     y = samples[0]
     s, n = y.T @ y / len(y), len(y)
     moment = Moment.from_samples(jnp.asarray(y))
-    # The likelihood is defined off the manifold, so in any direction.
-    wanted = slope(lambda w: reference.likelihood(s, n, w, NOISE), u, direction)
-    got = np.vdot(hierarchical.likelihood_gradient(moment, u, NOISE), direction)
-    np.testing.assert_allclose(got, wanted, rtol=1e-7)
-
-    def distance(v, u):
-        return reference.distance(v, u) / 2
-
-    wanted = slope(lambda w: distance(v, w), u, direction)
-    np.testing.assert_allclose(
-        np.vdot(hierarchical.tangent_part(v, u), direction), wanted, rtol=1e-7
-    )
-    # The distance by V is right along the manifold, which is all that is used.
-    tangent = reference.project(v, direction)
-    wanted = slope(lambda w: distance(reference.polar(w), u), v, tangent)
-    got = np.vdot(hierarchical.shared_gradient(v, u), tangent)
-    np.testing.assert_allclose(got, wanted, rtol=1e-7)
+    for point, function, gradient in (
+        (
+            u,
+            lambda w: reference.likelihood(s, n, w, NOISE),
+            hierarchical.likelihood_gradient(moment, u.T, NOISE),
+        ),
+        (
+            u,
+            lambda w: reference.distance(v, w) / 2,
+            hierarchical.distance_gradients(v.T, u.T)[1],
+        ),
+        (
+            v,
+            lambda w: reference.distance(w, u) / 2,
+            hierarchical.distance_gradients(v.T, u.T)[0],
+        ),
+    ):
+        tangent = reference.project(point, direction)
+        wanted = slope(lambda w, f=function: f(reference.polar(w)), point, tangent)
+        np.testing.assert_allclose(np.vdot(gradient.T, tangent), wanted, rtol=1e-7, atol=1e-8)
+        # And nothing of it is normal to the manifold.
+        np.testing.assert_allclose(reference.project(point, gradient.T), gradient.T, atol=1e-12)
 
 
 def test_alignment_gives_the_distance_of_subspaces(frames, x64):
     u, v = frames[:2]
-    turned = hierarchical.aligned(u, v)
+    turned = hierarchical.aligned(u.T, v.T).T
     np.testing.assert_allclose(projectors(turned), projectors(u), atol=1e-12)
     overlap = v.T @ turned
     np.testing.assert_allclose(overlap, overlap.T, atol=1e-12)
@@ -262,17 +267,33 @@ def test_a_sweep_over_the_prior_variance(samples, x64):
         np.testing.assert_allclose(swept.result.local[i], one.result.local, atol=1e-9)
 
 
-def test_backends_and_few_participants(samples, key, x64):
-    arrays = [*samples, *samples[1:4]]
+@pytest.mark.parametrize("make", [Hierarchical, Adaptive, EmpiricalBayes])
+def test_backends(make, samples, key, x64):
+    clients = jf.Clients.from_samples([*samples, *samples[1:4]])
+    run = partial(jf.fit, make(), clients, rounds=3, key=key)
+    wanted = run().result
+    for backend in (jf.backend.chunked(3), jf.backend.shard(4), jf.backend.pmap(4)):
+        chex.assert_trees_all_close(run(backend=backend).result, wanted, atol=1e-9)
+
+
+def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):
+    arrays = samples * 4
     clients = jf.Clients.from_samples(arrays)
-    run = partial(jf.fit, Hierarchical(), clients, key=key)
-    wanted = run(rounds=3)
-    for backend in (jf.backend.chunked(3), jf.backend.shard(4)):
-        chex.assert_trees_all_close(run(rounds=3, backend=backend).result, wanted.result, atol=1e-9)
-    few = run(rounds=100, participation=jf.participation.uniform(4)).result.shared
     start = reference.pooled(arrays, RANK)
     best, _ = reference.block_descent(arrays, start, NOISE, VARIANCE, 200)
-    assert np.sum((projectors(few) - projectors(best)) ** 2) < 0.2
+    solution = jf.fit(
+        Hierarchical(global_step_size=0.02),
+        clients,
+        rounds=200,
+        key=key,
+        participation=jf.participation.uniform(2),
+    )
+    assert np.all(solution.history["participants"] == 2)
+    assert np.sum((projectors(solution.result.shared) - projectors(best)) ** 2) < 0.2
+    # Every client's own components are near to what everybody's taking part would give.
+    everybody = solve(Hierarchical(), clients, rounds=200).result.local
+    apart = np.sum((projectors(solution.result.local) - projectors(everybody)) ** 2, axis=(1, 2))
+    assert apart.mean() < 0.2
 
 
 # --- bad input -----------------------------------------------------------------------------------

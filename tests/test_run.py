@@ -317,12 +317,41 @@ def test_a_warm_start_may_come_from_numpy(key):
 # --- the rest -----------------------------------------------------------------------------------
 
 
-def test_divergence_is_said_with_its_round(key):
+def test_divergence_is_said_with_its_round_and_clients(key):
     clients = jf.Clients.from_samples(1e15 * draw().data.values)
-    with pytest.raises(
-        FloatingPointError, match=r"the objective is (nan|-?inf) in round \d+; a smaller"
-    ):
-        jf.fit(jf.pca.PerPCA(1, 1, step_size=1e30), clients, rounds=20, key=key)
+    algorithm = jf.pca.PerPCA(1, 1, step_size=1e30)
+    with pytest.raises(jf.Diverged, match=r"the objective is (nan|-?inf) in round \d+, at") as one:
+        jf.fit(algorithm, clients, rounds=20, key=key)
+    error = one.value
+    assert isinstance(error, FloatingPointError)
+    assert set(error.clients) == set(range(len(clients)))
+    assert error.solution.rounds == error.round - 1 == len(error.solution.history["objective"])
+
+
+class Bursts(jf.pca.PerPCA):
+    """PerPCA that lets go of one client in round 4."""
+
+    def client_step(self, key, downlink, local, data):
+        uplink, moved, diagnostics = super().client_step(key, downlink, local[0], data)
+        bad = (local[1] == 3) & (data.moment.count == 7)
+        objective = jnp.where(bad, jnp.nan, diagnostics["objective"])
+        return uplink, (moved, local[1] + 1), diagnostics | {"objective": objective}
+
+    def client_begin(self, downlink, local, data):
+        return super().client_begin(downlink, local, data), jnp.int32(0)
+
+    def client_result(self, downlink, local, data):
+        return super().client_result(downlink, local[0], data)
+
+
+@pytest.mark.parametrize("every", [None, 2, 3])
+def test_the_last_good_state_is_kept(every, key):
+    with pytest.raises(jf.Diverged, match=r"is nan in round 4, at client 2;") as one:
+        jf.fit(Bursts(1, 1, step_size=0.05), draw(), rounds=9, key=key, every=every)
+    assert one.value.round == 4 and one.value.clients == (2,)
+    wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), draw(), rounds=3, key=key)
+    chex.assert_trees_all_close(one.value.solution.result, wanted.result, atol=1e-6)
+    chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-6)
 
 
 def test_old_style_keys_are_keys_too(key):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.grid import after
 
 ROUNDS, STEPS = 6, (0.02, 0.05, 0.1)
 pytestmark = pytest.mark.usefixtures("x64")
@@ -176,9 +175,18 @@ def wanted_values():
     return factor * 2.0**power + noise()
 
 
-@pytest.mark.parametrize("block", [None, 1, 7])
-def test_a_labelled_grid_is_the_function_everywhere(block):
-    found = jf.grid(noisy, AXES, block=block)
+@pytest.mark.parametrize(
+    ("block", "backend"),
+    [
+        (None, jf.backend.vmap()),
+        (1, jf.backend.vmap()),
+        (7, jf.backend.chunked(3)),
+        (7, jf.backend.shard(4)),
+        (None, jf.backend.pmap(2)),
+    ],
+)
+def test_a_labelled_grid_is_the_function_everywhere(block, backend):
+    found = jf.grid(noisy, AXES, block=block, backend=backend)
     assert {name: values.tolist() for name, values in found.axes.items()} == {
         name: list(values) for name, values in AXES.items()
     }
@@ -304,6 +312,8 @@ def test_other_bad_input_of_labelled_grids():
     for block in (0, -1, 1.5):
         with pytest.raises(ValueError, match=r"^block: wanted a positive whole number"):
             jf.grid(noisy, AXES, block=block)
+    with pytest.raises(ValueError, match=r"^backend: wanted one of jaxfed.backend, got 2"):
+        jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
         jf.grid(lambda seed: seed, {"seed": [1, 2]})
     for given in ({"size": 4}, {"size": 0}, {"samples": 9}):
@@ -337,9 +347,3 @@ def test_a_labelled_grid_in_a_picture():
     ):
         with pytest.raises(ValueError, match=message):
             jf.plot.grid(found, **arguments)
-
-
-def test_a_run_after_a_diverged_one_has_its_data():
-    clients = draw()
-    for result in ((), jnp.asarray([jnp.nan, 1.0]), {"a": jnp.asarray(jnp.inf)}):
-        chex.assert_trees_all_equal(after(clients, result), clients)

@@ -19,7 +19,7 @@ from jaxfed.cli import _report
 from jaxfed.cli.fit import _pca
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
-from jaxfed.core.grid import Grid, after, grid, masked
+from jaxfed.core.grid import Grid, grid, masked
 from jaxfed.core.run import rollout
 from jaxfed.core.sweep import stack
 
@@ -218,7 +218,7 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
     }
     found = {}
     for name, (algorithm, length) in methods.items():
-        result = rollout(algorithm, after(clients, found), rounds=length, key=key).result
+        result = rollout(algorithm, clients, rounds=length, key=key).result
         found[name] = _frames(result)
     return found
 

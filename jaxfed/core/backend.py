@@ -21,6 +21,8 @@ AXIS = "clients"
 # One client's work: (what all clients share, what is this client's own) ->
 # ({"sum": ..., "max": ..., "stack": ..., "gram": ...}, what the client keeps).
 Work = Callable[[PyTree, PyTree], tuple[dict[str, PyTree], PyTree]]
+# What work sends that only keeps something.
+NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": (), "gram": ()}
 
 
 class Backend(eqx.Module):

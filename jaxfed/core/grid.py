@@ -15,11 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Int, PyTree, Shaped
+from jaxtyping import Array, ArrayLike, Int, Shaped
 
 from jaxfed._optional import require
+from jaxfed.core.backend import NOTHING, Backend, vmap
 from jaxfed.core.checkpoint import _digest
 from jaxfed.core.clients import Clients, Samples
+
+_VMAP = vmap()
 
 
 @dataclass(frozen=True)
@@ -128,24 +131,12 @@ def masked(
     return Clients(data, clients.ids, weights)
 
 
-def after(clients: Clients, result: PyTree) -> Clients:
-    """The same clients, whose data are not there before the result of another run is.
-
-    For several runs in one compiled function. On a processor XLA starts independent operations
-    side by side, and two batched eigendecompositions at once may wait for each other's threads for
-    ever (jaxlib 0.10).
-    """
-    # NaN where the other run has diverged, which is none of this one's business.
-    nothing = jnp.nan_to_num(sum(0 * jnp.sum(leaf) for leaf in jax.tree.leaves(result)))
-    data = jax.tree.map(lambda leaf: leaf + jnp.asarray(nothing, leaf.dtype), clients.data)
-    return Clients(data, clients.ids, clients.weights)
-
-
 def grid(
     function: Callable[..., Mapping[str, Shaped[Array, "..."]]],
     axes: Mapping[str, Shaped[ArrayLike, " _"] | Sequence[float]],
     *,
     block: int | None = None,
+    backend: Backend = _VMAP,
     progress: bool = False,
     folder: str | Path | None = None,
 ) -> Grid:
@@ -159,6 +150,10 @@ def grid(
         axes: the values along each axis, by the name of the function's argument.
         block: how many points go side by side; all by default. Smaller blocks need less memory;
             on a processor, one run of many clients after the other is often the fastest.
+        backend: how a block's points are mapped, as clients are in a run: on one device
+            (`jf.backend.vmap()`), or spread over several (`jf.backend.shard()`, `pmap()`), with at
+            least one point each. The cores of a processor become devices by
+            `jax.config.update("jax_num_cpu_devices", 2)` before anything is computed.
         progress: show a progress bar.
         folder: where finished blocks are kept. The same call takes an interrupted grid up again,
             with the same numbers, bit for bit if `block` is the same.
@@ -169,17 +164,21 @@ def grid(
     Raises:
         ValueError: for axes that are not one-dimensional, finite numbers or do not fit the
             function, a function that returns something else than arrays by name, a block that is
-            not positive, and a folder that holds anything but an earlier part of this grid.
+            not positive, a backend that is none, and a folder that holds anything but an earlier
+            part of this grid.
         ImportError: if a progress bar is asked for and tqdm is missing.
     """
     checked = _checked(axes, function)
     if block is not None and (not isinstance(block, int) or block <= 0):
         raise ValueError(f"block: wanted a positive whole number, got {block!r}")
+    if not isinstance(backend, Backend):
+        raise ValueError(f"backend: wanted one of jaxfed.backend, got {backend!r}")
     sizes = tuple(map(len, checked.values()))
     columns = np.meshgrid(*checked.values(), indexing="ij")
     points = {name: column.ravel() for name, column in zip(checked, columns, strict=True)}
     total = math.prod(sizes)
-    size = min(block or total, total)
+    # Every device has as many points as the others.
+    size = -(-min(block or total, total) // backend.multiple) * backend.multiple
 
     pieces: list[dict[str, np.ndarray]] = []
     if folder is not None:
@@ -196,7 +195,8 @@ def grid(
     for first in range(0, len(missing), size):
         chosen = missing[first : first + size]
         # The last block is filled up with points that are computed twice.
-        names, found = _block(function, {k: x[np.resize(chosen, size)] for k, x in points.items()})
+        filled = {name: x[np.resize(chosen, size)] for name, x in points.items()}
+        names, found = _block(function, filled, backend)
         arrays = (np.asarray(values)[: len(chosen)] for values in found)
         piece = dict(zip(map("value {}".format, names), arrays, strict=True))
         pieces.append({_INDEX: chosen, **piece})
@@ -221,18 +221,19 @@ _INDEX = "index"  # of the points that a file holds
 
 
 @eqx.filter_jit
-def _block(function, points):
+def _block(function, points, backend):
     names: list[str] = []  # in the function's order; a dictionary would come back sorted
+    arrays, others = eqx.partition(function, eqx.is_array)
 
-    def one(point):
-        found = function(**point)
+    def one(arrays, point):
+        found = eqx.combine(arrays, others)(**point)
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
         names[:] = map(str, found)
-        return list(map(jnp.asarray, found.values()))
+        return NOTHING, list(map(jnp.asarray, found.values()))
 
-    values = jax.vmap(one)(points)
-    return names, values
+    points = jax.tree.map(jnp.asarray, points)
+    return names, backend.map_reduce(one, arrays, points)[1]
 
 
 def _checked(axes, function) -> dict[str, np.ndarray]:

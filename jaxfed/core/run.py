@@ -1,6 +1,7 @@
 """The loop: `rollout` is one traced computation, `fit` drives it from the host."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,6 +75,21 @@ class _Problem(eqx.Module):
     backend: backend.Backend
     key: Key[Array, ""]
     size: int = eqx.field(static=True)  # clients without the padding
+
+
+class Diverged(FloatingPointError):
+    """An objective that is no longer finite.
+
+    Attributes:
+        round: the round in which it is not, counted from 1.
+        clients: the positions of the clients whose own objectives are not; empty if all are.
+        solution: what there was before that round.
+    """
+
+    def __init__(self, message: str, number: int, clients: tuple[int, ...], solution: Solution):
+        """Keep what is known."""
+        super().__init__(message)
+        self.round, self.clients, self.solution = number, clients, solution
 
 
 def rollout(
@@ -175,7 +191,8 @@ def fit(
     Raises:
         ValueError: for arguments that do not fit together, before anything is computed, and for
             a checkpoint that belongs to another run.
-        FloatingPointError: if the objective becomes NaN or infinite, with the round.
+        Diverged: if the objective becomes NaN or infinite, with the round, the clients and the
+            solution of the round before; a `FloatingPointError`.
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
     """
@@ -227,12 +244,23 @@ def fit(
         if checkpoint is not None:
             length = min(length, checkpoint.every - done % checkpoint.every)
         options = _Options(length, tol is not None, metrics, metrics_every, remat=False)
+        before = state
         state, piece = compiled.advance(problem, state, tol, options)
         ran = int(state.round) - done
-        done += ran
         piece = {name: np.asarray(values)[:ran] for name, values in piece.items()}
+        good = int(np.argmin(np.append(np.isfinite(piece["objective"]), False)))
+        if good < ran:
+            # Once more up to there, with less kept on the way than states of every round.
+            state = before
+            if good:
+                options = replace(options, rounds=good)
+                state, _ = compiled.advance(problem, state, tol, options)
+            pieces.append({name: values[:good] for name, values in piece.items()})
+            raise _divergence(
+                piece["objective"][good], compiled.objectives(problem, state), snapshot()
+            )
+        done += ran
         pieces.append(piece)
-        _refuse_divergence(piece["objective"], done - ran)
         if bar is not None:
             bar.update(ran)
             bar.set_postfix(objective=f"{piece['objective'][-1]:.6g}")
@@ -319,13 +347,10 @@ def _prepared(problem: _Problem, rounds: int) -> _Problem:
 
     def prepare(_, own):
         data, client_id = own
-        return _NOTHING, problem.algorithm.prepare(data, client_id, rounds)
+        return backend.NOTHING, problem.algorithm.prepare(data, client_id, rounds)
 
     _, data = problem.backend.map_reduce(prepare, (), (clients.data, clients.ids))
     return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
-
-
-_NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": (), "gram": ()}
 
 
 def _client_messages(problem: _Problem, key, data, start, client_id):
@@ -364,7 +389,7 @@ def _begin(problem: _Problem, start: Personalized | None) -> State:
     downlink = algorithm.downlink(server)
     downlink_memory = problem.downlink.memory(downlink)
     _, local = problem.backend.map_reduce(
-        lambda downlink, own: (_NOTHING, algorithm.client_begin(downlink, *own)),
+        lambda downlink, own: (backend.NOTHING, algorithm.client_begin(downlink, *own)),
         downlink,
         (local, clients.data),
     )
@@ -427,19 +452,13 @@ def _keys(problem: _Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
     return jax.random.split(_server_key(jax.random.fold_in(problem.key, done + 1)), 3)
 
 
-def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
-    """One federated round: down the wire, every participant's step, up the wire, the server."""
-    algorithm, clients = problem.algorithm, problem.clients
-    rules = aggregation.Added() if problem.uplink.adds_up else algorithm.aggregation
-    key = jax.random.fold_in(problem.key, state.round + 1)
-    server_key, choice_key, down_key = _keys(problem, state.round)
-
-    payload, downlink_memory = problem.downlink.encode(
-        down_key, algorithm.downlink(state.server), state.downlink_memory
+def _received(problem: _Problem, state: State, key: Key[Array, ""]):
+    """The next round's downlink as clients have it, its payload, and both ends' memories."""
+    algorithm = problem.algorithm
+    payload, memory = problem.downlink.encode(
+        key, algorithm.downlink(state.server), state.downlink_memory
     )
-    downlink, downlink_copy = problem.downlink.receive(
-        problem.downlink.decode(payload), state.downlink_copy
-    )
+    downlink, copy = problem.downlink.receive(problem.downlink.decode(payload), state.downlink_copy)
     if not isinstance(problem.downlink, type(_LOSSLESS)):
         # Round 1 is about what the clients have from the exact exchange before it.
         downlink = jax.tree.map(
@@ -447,6 +466,33 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
             algorithm.downlink(state.server),
             downlink,
         )
+    return downlink, payload, memory, copy
+
+
+def _objectives(problem: _Problem, state: State) -> Float[Array, " clients"]:
+    """What each client would report in the next round, whether it takes part or not."""
+    key = jax.random.fold_in(problem.key, state.round + 1)
+    downlink = _received(problem, state, _keys(problem, state.round)[2])[0]
+
+    def work(shared, own):
+        key, downlink = shared
+        data, local, client_id = own
+        step_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
+        diagnostics = problem.algorithm.client_step(step_key, downlink, local, data)[2]
+        return backend.NOTHING, diagnostics["objective"]
+
+    own = (problem.clients.data, state.local, problem.clients.ids)
+    return problem.backend.map_reduce(work, (key, downlink), own)[1][: problem.size]
+
+
+def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
+    """One federated round: down the wire, every participant's step, up the wire, the server."""
+    algorithm, clients = problem.algorithm, problem.clients
+    rules = aggregation.Added() if problem.uplink.adds_up else algorithm.aggregation
+    key = jax.random.fold_in(problem.key, state.round + 1)
+    server_key, choice_key, down_key = _keys(problem, state.round)
+
+    downlink, payload, downlink_memory, downlink_copy = _received(problem, state, down_key)
     inclusion = problem.participation.inclusion(
         choice_key, state.round, clients.ids[: problem.size]
     )
@@ -572,7 +618,7 @@ def _result(problem: _Problem, state: State) -> Personalized:
 
     def work(downlink, own):
         local, data = own
-        return _NOTHING, algorithm.client_result(downlink, local, data)
+        return backend.NOTHING, algorithm.client_result(downlink, local, data)
 
     _, local = problem.backend.map_reduce(work, downlink, (state.local, problem.clients.data))
     local = jax.tree.map(lambda x: x[: problem.size], local)
@@ -635,11 +681,13 @@ def _with_bits(
     participants = history["participants"]
     messages = xp.cumsum(participants).astype(dtype) / clients
     # The first downlink is that of round 1, and everybody has it.
-    later = messages - messages[0]
+    later = messages - messages[:1]
     received = xp.cumsum((broadcast * participants)[1:]) / clients
     return {name: values for name, values in history.items() if name not in _VARYING} | {
         "bits_up": first_up + up * messages + 8 * xp.cumsum(written) / clients,
-        "bits_down": first_down + down * later + 8 * xp.concatenate([xp.zeros(1), received]),
+        "bits_down": first_down
+        + down * later
+        + 8 * xp.concatenate([xp.zeros(1), received])[: len(messages)],
     }
 
 
@@ -648,6 +696,7 @@ def _with_bits(
 
 
 class _Compiled(eqx.Module):
+    objectives: Callable = eqx.field(static=True)
     prepare: Callable = eqx.field(static=True)
     begin: Callable = eqx.field(static=True)
     advance: Callable = eqx.field(static=True)
@@ -664,6 +713,7 @@ def _compile(**options) -> _Compiled:
         return Solution(state.server, local, history, rounds, result, state)
 
     return _Compiled(
+        objectives=jit(_objectives),
         prepare=jit(_prepared, static_argnums=1),
         begin=jit(_begin),
         advance=jit(_advance),
@@ -785,13 +835,13 @@ def _check_loop(tol, metrics, metrics_every) -> None:
         raise ValueError(f"metrics_every: wanted a positive whole number, got {metrics_every!r}")
 
 
-def _refuse_divergence(objective: np.ndarray, first: int) -> None:
-    bad = ~np.isfinite(objective)
-    if bad.any():
-        raise FloatingPointError(
-            f"the objective is {objective[bad][0]} in round {first + int(np.argmax(bad)) + 1}; "
-            "a smaller step size may help"
-        )
+def _divergence(value, objectives: Float[Array, " clients"], solution: Solution) -> Diverged:
+    clients = np.flatnonzero(~np.isfinite(np.asarray(objectives)))
+    shown = ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
+    which = f", at {'client' if len(clients) == 1 else 'clients'} {shown}" if len(clients) else ""
+    number = int(solution.rounds) + 1
+    message = f"the objective is {value} in round {number}{which}; a smaller step size may help"
+    return Diverged(message, number, tuple(clients.tolist()), solution)
 
 
 def _bar(rounds: int):

@@ -50,11 +50,6 @@ def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array,
     return matmul(w, x)
 
 
-def defect(q: Float[Array, "d r"]) -> Float[Array, "r r"]:
-    """How far the columns of `q` are from orthonormal: I - Q^T Q."""
-    return jnp.eye(q.shape[1], dtype=q.dtype) - gram(q)
-
-
 def normalized(w: Float[Array, "d 1"]) -> Factors:
     """The factors of one column, the same for all: w / |w| and 1 / |w|, for any |w|."""
     scale = jnp.max(jnp.abs(w))
@@ -87,20 +82,59 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
     return lax.while_loop(lambda state: state[0], turn, (bad, *result))[1:]
 
 
+def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[[Array], tuple]:
+    """Under `jax.vmap`, decompose the matrices one after the other on a processor.
+
+    Given several at once, jaxlib's LAPACK kernels (up to 0.11 at least) spread them over a pool of
+    threads and wait for them, themselves on a thread of that pool. Where as many do so at once as
+    there are threads, in runs on several devices or in independent operations of one program, all
+    wait for ever.
+
+    Args:
+        decompose: from one matrix to a tuple of arrays; not differentiated.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def one(matrix):
+        return decompose(matrix)
+
+    @one.def_vmap
+    def several(axis_size, in_batched, matrices):
+        del axis_size, in_batched
+        # What is mapped once more, over runs, comes back here.
+        found = lax.platform_dependent(
+            matrices, cpu=lambda x: lax.map(one, x), default=jax.vmap(decompose)
+        )
+        return found, jax.tree.map(lambda _: True, found)
+
+    return one
+
+
+def checked_matrix(w: Float[Array, "m n"], wanted: str) -> Float[Array, "m n"]:
+    """Refuse what is no matrix, or without elements.
+
+    Raises:
+        ValueError: if `w` is not one real floating-point matrix.
+    """
+    w = jnp.asarray(w)
+    if w.ndim != 2 or 0 in w.shape:
+        raise ValueError(
+            f"w must be one {wanted}, got shape {w.shape}; use jax.vmap for more than one"
+        )
+    if not jnp.issubdtype(w.dtype, jnp.floating):
+        raise ValueError(f"w must have a real floating-point dtype, got {w.dtype}")
+    return w
+
+
 def checked_tall(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
     """Refuse what has no orthonormal factor.
 
     Raises:
         ValueError: if `w` is not one real floating-point matrix with d >= r >= 1.
     """
-    w = jnp.asarray(w)
-    if w.ndim != 2 or not 1 <= w.shape[1] <= w.shape[0]:
-        raise ValueError(
-            f"w must be one tall matrix (d, r) with d >= r >= 1, got shape {w.shape}; "
-            "use jax.vmap for more than one"
-        )
-    if not jnp.issubdtype(w.dtype, jnp.floating):
-        raise ValueError(f"w must have a real floating-point dtype, got {w.dtype}")
+    w = checked_matrix(w, wanted := "tall matrix (d, r) with d >= r >= 1")
+    if w.shape[0] < w.shape[1]:
+        raise ValueError(f"w must be one {wanted}, got shape {w.shape}")
     return w
 
 
@@ -116,7 +150,10 @@ def checked_method(method: str | None, known: tuple[str, ...], default: str) -> 
 
 
 def differentiable(
-    values: Callable[[Array, str], Factors], rotation: Callable[[Array, Array], Array]
+    values: Callable[[Array, str], Factors],
+    rotation: Callable[[Array, Array], Array],
+    *,
+    wide: bool = False,
 ) -> Callable[[Array, str], Factors]:
     """Give a factorization its derivative, in both modes and of every order.
 
@@ -124,6 +161,7 @@ def differentiable(
         values: `(w, method) -> (Q, R^{-1})` with `W = Q R`; itself never differentiated.
         rotation: `(R^{-1}, N) -> Omega`, the antisymmetric matrix that keeps `dR` of its kind,
             where `N = Q^T dW R^{-1}`; linear in `N`, differentiable and transposable.
+        wide: whether `W` and `Q` are the transposes of those above.
 
     Returns:
         `values` with its derivative rule.
@@ -138,14 +176,17 @@ def differentiable(
     #     dR R^{-1}  = N - Omega,
     #     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
     #     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
-    # Q and R^{-1} are results of this same rule, so it can be differentiated again.
+    # Q and R^{-1} are results of this same rule, so it can be differentiated again. Of a wide
+    # matrix it is the rule of its transpose.
     @factor.defjvp
     def factor_jvp(method, primals, tangents):
         (w,), (dw,) = primals, tangents
-        q, inverse = factor(w, method)
-        a = matmul(dw, inverse)
+        factors = factor(w, method)
+        upright = jnp.transpose if wide else lambda x: x
+        q, inverse = upright(factors[0]), factors[1]
+        a = matmul(upright(dw), inverse)
         n = matmul(q.T, a)
         k = rotation(inverse, n) - n
-        return (q, inverse), (a + matmul(q, k), matmul(inverse, k))
+        return factors, (upright(a + matmul(q, k)), matmul(inverse, k))
 
     return factor

@@ -16,6 +16,7 @@ from jaxfed.linalg._factor import (
     gram,
     matmul,
     normalized,
+    one_by_one,
     repeated,
     squared_norm,
 )
@@ -67,9 +68,7 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
         g = gram(w)
         # With columns of unit length, the error no longer depends on their lengths.
         length = jnp.sqrt(jnp.diagonal(g))
-        factor = jnp.linalg.cholesky(g / (length[:, None] * length))
-        eye = jnp.eye(len(g), dtype=g.dtype)
-        inverse = lax.linalg.triangular_solve(factor, eye, left_side=True, lower=True).T
+        (inverse,) = _inverse_cholesky(g / (length[:, None] * length))
         error = 2 * eps * squared_norm(inverse)
         inverse = inverse / length[:, None]
         return matmul(w, inverse), inverse, error
@@ -91,6 +90,15 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
     return repeated(~(error <= tolerance), householder, (q, inverse))
 
 
+@one_by_one
+def _inverse_cholesky(gram):
+    """R^{-1} of gram = R^T R."""
+    eye = jnp.eye(len(gram), dtype=gram.dtype)
+    factor = jnp.linalg.cholesky(gram)
+    return (lax.linalg.triangular_solve(factor, eye, left_side=True, lower=True).T,)
+
+
+@one_by_one
 def _by_householder(w: Float[Array, "d r"]) -> Factors:
     """The factors by reflections, for any rank; dependent columns get zeros in R^{-1}."""
     q, r = jnp.linalg.qr(w)
@@ -157,8 +165,11 @@ def checked_rank(rank: int, largest: int) -> None:
         raise ValueError(f"rank must be from 1 to {largest}, got {rank}")
 
 
+_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
+
+
 def _descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    values, vectors = jnp.linalg.eigh(matrix)
+    values, vectors = _eigh(matrix)
     return values[::-1], with_sign(vectors[:, ::-1])
 
 

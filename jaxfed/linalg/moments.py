@@ -90,6 +90,17 @@ class Moment(eqx.Module):
         product = matmul(self._rows.T, scores) / self._divisor
         return product, matmul(scores.T, scores) / self._divisor
 
+    def row_products(
+        self, w: Float[Array, "r d"]
+    ) -> tuple[Float[Array, "r d"], Float[Array, "r r"]]:
+        """`W S` and `W S Wᵀ` for a wide matrix."""
+        if self.dense is not None:
+            product = matmul(w, self.dense)
+            return product, matmul(product, w.T)
+        scores = matmul(w, self._rows.T)
+        product = matmul(scores, self._rows) / self._divisor
+        return product, matmul(scores, scores.T) / self._divisor
+
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
         if self.dense is not None:

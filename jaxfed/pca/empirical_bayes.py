@@ -249,7 +249,8 @@ class EmpiricalBayesPCA(Algorithm):
     def client_result(self, downlink, local, data):
         """The best subspace on average, and the most probable one, its basis turned towards V."""
         del local
-        return aligned(self._posterior(data, downlink)[1][:, : self.rank], downlink.frame)
+        top = self._posterior(data, downlink)[1][:, : self.rank]
+        return aligned(top.T, downlink.frame.T).T
 
     def shared_result(self, server):
         """The shared components."""

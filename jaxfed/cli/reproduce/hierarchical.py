@@ -24,7 +24,7 @@ from jaxfed.cli import _report
 from jaxfed.cli.reproduce import Cell, Interval, Report, at_least, at_most, near
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
-from jaxfed.core.grid import Grid, after, grid, masked
+from jaxfed.core.grid import Grid, grid, masked
 from jaxfed.core.run import rollout
 from jaxfed.data.synthetic import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
@@ -85,7 +85,7 @@ def _errors(
     found = {}
     for name, (algorithm, length) in _methods(law["rank"], prior_variance, solver, rounds).items():
         if name in names:
-            solution = rollout(algorithm, after(given, found), rounds=length, key=key)
+            solution = rollout(algorithm, given, rounds=length, key=key)
             found[name] = _error(solution.result, data, given)
     return found
 
@@ -359,8 +359,7 @@ def _curves(*, prior_variance, seed, clients, samples, rounds, make):
 
     found = {}
     for name, algorithm in make(data, prior_variance).items():
-        now = after(given, found)
-        history = rollout(algorithm, now, rounds=rounds, key=key, metrics=errors).history
+        history = rollout(algorithm, given, rounds=rounds, key=key, metrics=errors).history
         found[name] = jnp.stack([history["test"], history["train"]])
     return found
 
@@ -568,8 +567,8 @@ def _adapted(*, prior_variance, seed, law):
     key, rank = jax.random.key(seed), law["rank"]
     data, given = _drawn(key, prior_variance, **law)
 
-    def error(algorithm, rounds, before):
-        solution = rollout(algorithm, after(given, before), rounds=rounds, key=key)
+    def error(algorithm, rounds):
+        solution = rollout(algorithm, given, rounds=rounds, key=key)
         spread = solution.history.get("prior_variance", jnp.zeros(rounds))
         return _error(solution.result, data, given), spread[-1]
 
@@ -577,15 +576,13 @@ def _adapted(*, prior_variance, seed, law):
     adaptive = partial(AdaptivePCA, rank, NOISE, solver="eigenvectors")
     strengths = jnp.asarray([0.75, 1.875, 3.0])
     printed, spread = jax.lax.map(
-        lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40, ()), strengths
+        lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40), strengths
     )
-    fixed = jax.lax.map(
-        lambda x: error(make(x, solver="eigenvectors"), 20, printed)[0], jnp.asarray(FIXED)
-    )
-    bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40, fixed)
-    default, _ = error(adaptive(), 40, bayes)
-    local, _ = error(make(1.0, training="local"), 60, default)
-    everybody, _ = error(make(1.0, training="global"), 2, local)
+    fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
+    bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
+    default, _ = error(adaptive(), 40)
+    local, _ = error(make(1.0, training="local"), 60)
+    everybody, _ = error(make(1.0, training="global"), 2)
     return {
         LOCAL: local,
         GLOBAL: everybody,
