@@ -207,7 +207,9 @@ def papers() -> list[dict]:
         clients = jf.Clients.from_samples(samples)
         exact = outcome(algorithm, clients, C.lossless(), None, rounds)
         for coarse, compressor in (
-            ("3 bits", C.quantize(3)), ("4 bits", C.quantize(4)), ("5 symbols, coded", CODED),
+            ("3 bits", C.quantize(3, scale_bits=16)),
+            ("4 bits", C.quantize(4, scale_bits=16)),
+            ("5 symbols, coded", CODED),
         ):  # fmt: skip
             fed, direct = (
                 outcome(algorithm, clients, channel, None, rounds)

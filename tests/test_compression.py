@@ -22,6 +22,7 @@ LOSSY = {
     "2 bits": lambda: jf.channel.quantize(2, contraction=2.0),
     "3 bits": lambda: jf.channel.quantize(3),
     "8 bits": lambda: jf.channel.quantize(8),
+    "short scale": lambda: jf.channel.quantize(3, scale_bits=16),
     "5 symbols": lambda: jf.channel.quantize(levels=2),
     "nearest": lambda: jf.channel.quantize(levels=1, rounding="nearest"),
     "entropy": lambda: jf.channel.quantize(levels=2, rounding="nearest", coding="entropy"),
@@ -96,11 +97,18 @@ def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "entry"), [("2 bits", 8 / 5), ("3 bits", 3), ("8 bits", 8), ("5 symbols", 7 / 3)]
+    ("name", "entry", "scale"),
+    [
+        ("2 bits", 8 / 5, 32),
+        ("3 bits", 3, 32),
+        ("8 bits", 8, 32),
+        ("5 symbols", 7 / 3, 32),
+        ("short scale", 3, 16),
+    ],
 )
-def test_bits_of_an_entry(name, entry, key):
+def test_bits_of_an_entry(name, entry, scale, key):
     payload, _ = LOSSY[name]().encode(key, jnp.ones((50, 12)), ())
-    assert jf.channel.bits(payload) == 50 * 12 * entry + 32
+    assert jf.channel.bits(payload) == 50 * 12 * entry + scale
 
 
 encode = jax.jit(encode_symbols, static_argnums=1)
@@ -367,6 +375,7 @@ def test_a_derivative_passes_through_lower_precision():
         (lambda: jf.channel.quantize(3, norm="l1"), "norm"),
         (lambda: jf.channel.quantize(3, rounding="up"), "rounding"),
         (lambda: jf.channel.quantize(3, coding="huffman"), "coding"),
+        (lambda: jf.channel.quantize(3, scale_bits=8), "scale_bits"),
         (lambda: jf.channel.quantize(3, contraction=0.5), "contraction"),
         (lambda: jf.channel.quantize(3, contraction=float("nan")), "contraction"),
         (lambda: jf.channel.top_k(0), "fraction"),
