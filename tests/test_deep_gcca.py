@@ -289,6 +289,13 @@ def test_a_warm_start_goes_on(key, x64):
     second = solve(deep(), views(), key, rounds=2, start=first.result)
     chex.assert_trees_all_close(second.result, whole.result, atol=1e-10)
 
+    # A start that is known while the rest is traced.
+    def goes_on(key):
+        return jf.rollout(deep(), views(), rounds=2, key=key, warm_start=first.result).result
+
+    shapes = jax.eval_shape(goes_on, key)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, whole.result)
+
 
 # --- where and with whom it runs -----------------------------------------------------------------
 

@@ -165,7 +165,8 @@ class DeepMaxVar(Algorithm):
                 f"{_described(like)}, got {_described(given)}"
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
-            if not isinstance(leaf, Tracer) and not bool(jnp.isfinite(leaf).all()):
+            # On the host: within a traced function, JAX would trace this too.
+            if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
                 raise ValueError("warm_start: NaN or infinite numbers")
 
     def _check_network(self, view: View) -> PyTree:
