@@ -291,10 +291,12 @@ def table1(
             "local training and FedAvg is what it says.",
             f"Linear autoencoders with a code of {LATENT} for samples of a code of {TRUE_LATENT}; "
             f"{size.rounds} rounds of one step with all samples, gradients clipped to norm 1. The "
-            "true decoder is held, and each client trains its own encoder to it.",
+            "true decoder is held, and each client trains its own encoder to it; samples have no "
+            "noise of their own, so that is all but exact.",
             f"Step sizes of {', '.join(map(str, rates))}, momentum of 0 or 0.9 and, for the "
             "adaptive method, global step size and first spread are chosen by the validation "
-            "samples of two draws that are not measured.",
+            "samples of two draws that are not measured. The text names a momentum for all methods "
+            "and none for the adaptive one; what was chosen is for its personal models alone.",
             "With the authors' step size of 0.001 for the spread, and its gradient clipped to norm "
             "10, the spread hardly leaves its start. Learned fast it falls to the differences that "
             "are left and below, which holds clients to the global model.",
@@ -457,7 +459,7 @@ def table2(
             "batches that are larger by as much. What it needs is between the numbers measured; "
             f"inf is more than {MORE[-1]}.",
             f"Settings are chosen for each method on two clients of each class and {short.rounds} "
-            "rounds of a draw that is not measured.",
+            "rounds, of the same images in an order that is not measured.",
             *said,
         ],
         figures=figures,
