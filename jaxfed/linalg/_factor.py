@@ -100,12 +100,15 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[[Array], tuple]:
 
     @one.def_vmap
     def several(axis_size, in_batched, matrices):
-        del axis_size, in_batched
-        # What is mapped once more, over runs, comes back here.
-        found = lax.platform_dependent(
-            matrices, cpu=lambda x: lax.map(one, x), default=jax.vmap(decompose)
-        )
-        return found, jax.tree.map(lambda _: True, found)
+        del axis_size
+        if in_batched[0]:
+            # What is mapped once more, over runs, comes back here.
+            found = lax.platform_dependent(
+                matrices, cpu=lambda x: lax.map(one, x), default=jax.vmap(decompose)
+            )
+        else:  # only a tangent is mapped
+            found = decompose(matrices)
+        return found, jax.tree.map(lambda _: in_batched[0], found)
 
     return one
 
