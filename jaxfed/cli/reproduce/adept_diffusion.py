@@ -364,8 +364,8 @@ def run(data: Path | None, seeds: int, scale: float) -> Run:
         f"{size.reference} further images of its digit. The paper's are of Inception's features: "
         "only the order of the methods can be compared.",
         f"All methods take {LOCAL_STEPS * size.rounds:,} steps of Adam at {_step_size(size):g}, a "
-        "tenth of it in the last quarter, from the same weights, and of each the round with the "
-        "least loss of validation images counts. FedAvg spends "
+        "tenth of it in the last quarter of the personal ones, from the same weights, and of each "
+        "the round with the least loss of validation images counts. FedAvg spends "
         f"{FINE_TUNING:.0%} of the rounds on fine-tuning. {_tuned(size)}",
     ]
     return Run(size, outcomes, notes)
@@ -464,9 +464,10 @@ def figure3(*, data: Path | None, seeds: int, out: Path | None, scale: float = S
         rows=_rows(found, ("noise",), {"noise": at_least(1.0)}),
         notes=[
             *found.notes,
-            "Noise is Immerkaer's estimate for gray values from 0 to 1; it counts edges, too. The "
-            "paper's claim is that local training leaves more of it than ADEPT-DGM. The picture "
-            "is of the first seed, the first client of each digit.",
+            "Noise is Immerkaer's estimate for gray values from 0 to 1. The paper's claim is that "
+            "local training leaves more of it than ADEPT-DGM. It counts edges, too: where training "
+            "images have more of it than what is generated, less means fainter strokes and is no "
+            "merit. The picture is of the first seed, the first client of each digit.",
         ],
         figures={"samples": lambda: _draw_samples(found)},
         arrays=_arrays(found)
