@@ -87,11 +87,13 @@ def test_leads_are_compared_with_the_spread():
         "local": [0.85, 0.88, 0.91],
         "FedAvg": [0.89, 0.9, 0.91],
     }
-    assert adept._lead(energies, "local").verdict == "reproduced"
-    assert adept._lead(energies, "local").paper.low == pytest.approx(0.03)
-    assert adept._lead({**energies, "local": [0.88, 0.91, 0.94]}, "local").verdict.startswith(
-        "differs"
-    )
+    lead = adept._lead(energies, "local", beyond_spread=True)
+    assert lead.verdict == "reproduced"
+    assert isinstance(lead.paper, reproduce.Interval) and lead.paper.low == pytest.approx(0.03)
+    near = {**energies, "local": [0.88, 0.91, 0.94]}
+    assert adept._lead(near, "local").verdict == "reproduced"
+    assert adept._lead(near, "local", beyond_spread=True).verdict.startswith("differs")
+    assert adept._lead({**near, "ADEPT": [0.8] * 3}, "local").verdict.startswith("differs")
 
 
 def test_synthetic_clients():
