@@ -1,7 +1,8 @@
 """`jaxfed fit ALGORITHM`: one algorithm on your own files.
 
 Each algorithm is a module here with an `add_parser(subparsers)`; `_common` holds what all have in
-common, `_pca` what the PCA family has. To add one, write its module and name it in `ALGORITHMS`.
+common, `_pca`, `_views` and `_images` what those of one kind of data have. To add one, write its
+module and name it in `ALGORITHMS`.
 """
 
 from jaxfed.cli.fit import autoencoder, deep_gcca, diffusion, gcca, one_shot, perpca, varpro

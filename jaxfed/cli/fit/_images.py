@@ -2,12 +2,13 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from jaxfed import data
 
@@ -94,6 +95,45 @@ def read(arguments: argparse.Namespace) -> Images:
         key = jax.random.key(arguments.seed)
         arrays, held_out = data.train_test_split(arrays, share, key=key)
     return Images(names, arrays, held_out, shape)
+
+
+def prior_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the prior's options that were given.
+
+    Raises:
+        ValueError: if one was, and nothing is personalized.
+    """
+    options = {name: getattr(arguments, name) for name in names}
+    given = {name: value for name, value in options.items() if value is not None}
+    training = arguments.training
+    if training != "personalized" and (given or arguments.published):
+        name = "--" + (next(iter(given)) if given else "published").replace("_", "-")
+        raise ValueError(f"{name}: is for --training personalized, got {training}")
+    return given
+
+
+def batch_size(arguments: argparse.Namespace, images: Images) -> int:
+    """The one that was asked for, or so many that a round is an epoch of the smallest client."""
+    if arguments.batch_size is not None:
+        return arguments.batch_size
+    return max(1, min(map(len, images.train)) // max(arguments.local_steps, 1))
+
+
+def said(images: Images, models: str, arrays: PyTree) -> str:
+    """What is trained on how much."""
+    counts = [len(part) for part in images.train]
+    weights = sum(leaf.size for leaf in jax.tree.leaves(arrays))
+    return (
+        f"{len(counts)} clients of {min(counts)} to {max(counts)} images to learn from and "
+        f"{sum(map(len, images.held_out))} held out in all; {models} of {weights:,} weights."
+    )
+
+
+def named(prefix: str, tree: PyTree) -> dict[str, Any]:
+    """A tree's arrays by their paths, for a file."""
+    return {
+        prefix + jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)
+    }
 
 
 def _read(

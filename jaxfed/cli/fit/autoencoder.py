@@ -127,12 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     participants = None if chosen is None else participation.uniform(chosen)
 
     run = _common.Run.begin(folder, arguments, PICTURES)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(algorithm.arrays))
-    counts = [len(part) for part in images.train]
-    print(
-        f"{len(clients)} clients of {min(counts)} to {max(counts)} images to learn from and "
-        f"{sum(map(len, images.held_out))} held out in all; autoencoders of {weights:,} weights."
-    )
+    print(_images.said(images, "autoencoders", algorithm.arrays))
     begun = time.perf_counter()
     metrics = _held_out(algorithm, images.held_out) if arguments.held_out else None
     solution = run.fit(
@@ -152,12 +147,10 @@ def run(arguments: argparse.Namespace) -> int:
     saved = {
         "energies": energies, "names": images.names, "image_shape": images.shape, **history,
     }  # fmt: skip
-    for part, tree in zip(("shared", "local"), solution.result, strict=True):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            saved[part + jax.tree_util.keystr(path)] = leaf
+    saved |= _images.named("shared", solution.result.shared)
+    saved |= _images.named("local", solution.result.local)
     if arguments.training == "personalized":
-        for path, leaf in jax.tree.leaves_with_path(solution.server.spread):
-            saved["spread" + jax.tree_util.keystr(path)] = leaf
+        saved |= _images.named("spread", solution.server.spread)
     run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
     return 0
 
@@ -165,15 +158,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _algorithm(
     arguments: argparse.Namespace, images: _images.Images
 ) -> AdaptiveAutoencoder | FedAvg:
-    options = {name: getattr(arguments, name) for name in _PRIOR}
-    given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
-    training = arguments.training
-    if training != "personalized" and (given or arguments.published):
-        name = "--" + (next(iter(given)) if given else "published").replace("_", "-")
-        raise ValueError(f"{name}: is for --training personalized, got {training}")
-    batch = arguments.batch_size
-    if batch is None:
-        batch = max(1, min(map(len, images.train)) // max(arguments.local_steps, 1))
+    given, training = _images.prior_options(arguments, _PRIOR), arguments.training
+    batch = _images.batch_size(arguments, images)
     model = Autoencoder(
         int(np.prod(images.shape)), arguments.latent, hidden=arguments.hidden,
         output=arguments.output, key=jax.random.key(arguments.seed),

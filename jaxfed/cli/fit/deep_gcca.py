@@ -16,8 +16,7 @@ from jaxtyping import Array, Float
 from jaxfed import gcca, models, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli.fit import _common
-from jaxfed.cli.fit import gcca as linear
+from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution
 
@@ -39,27 +38,7 @@ def add_parser(subparsers) -> None:
         "with an array for each; the rows of all views are the same entities",
     )
     parser.add_argument("--rank", type=int, required=True, metavar="K")
-    parser.add_argument("--views", nargs="+", metavar="NAME", help="which; default: all")
-    parser.add_argument(
-        "--scale",
-        choices=("none", "center", "standardize"),
-        default="standardize",
-        help="subtract each feature's mean; and divide by its standard deviation; "
-        "default: %(default)s",
-    )
-    parser.add_argument(
-        "--held-out",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of the entities, to represent and to look for in other views; default: %(default)s",
-    )
-    parser.add_argument(
-        "--bits",
-        type=int,
-        metavar="B",
-        help="of each number of a message, 2 to 8, sent as quantized differences; default: all",
-    )
+    _views.add_views(parser)
     _common.add_backend(parser)
     group = parser.add_argument_group("rounds")
     group.add_argument("--rounds", type=int, default=50, help="default: %(default)s")
@@ -114,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bits is not None:
         wire = channel.difference(channel.quantize(arguments.bits))
     backend = _common.chosen_backend(arguments)
-    split = linear._read(arguments)
+    split = _views.read(arguments)
     if scipy.sparse.issparse(split.train[0]):
         raise ValueError("--data: networks need dense views, got sparse ones; fit gcca takes them")
     views = gcca.Views.from_arrays(split.train)
@@ -153,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begun
 
     scores = np.asarray(algorithm.outputs(solution.result.local, views)) / kept**0.5
-    shares = _shares(np.asarray(solution.result.shared), scores)
+    shares = _views.shares(np.asarray(solution.result.shared), scores)
     others = None
     if out:
         held_out = gcca.Views.from_arrays(split.held_out)
@@ -188,18 +167,6 @@ def _numbers(network: models.Perceptron) -> dict[str, Any]:
         named[f"network_mean_{layer}"] = moments.mean
         named[f"network_variance_{layer}"] = moments.variance
     return named
-
-
-def _shares(
-    shared: Float[np.ndarray, "entities rank"], scores: Float[np.ndarray, "views entities rank"]
-) -> Float[np.ndarray, "views rank"]:
-    """Share of each component of the representation that each view's network gives.
-
-    The representation is turned first so that the views agree most about its first component.
-    """
-    agreement = shared.T @ scores.mean(0)
-    axes = np.linalg.eigh(agreement + agreement.T)[1][:, ::-1]
-    return 1 - np.square((scores - shared) @ axes).sum(axis=1)
 
 
 def _table(

@@ -145,12 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     participants = None if chosen is None else participation.uniform(chosen)
 
     run = _common.Run.begin(folder, arguments, PICTURES)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(algorithm.arrays))
-    counts = [len(part) for part in images.train]
-    print(
-        f"{len(clients)} clients of {min(counts)} to {max(counts)} images to learn from and "
-        f"{sum(map(len, images.held_out))} held out in all; a U-Net of {weights:,} weights."
-    )
+    print(_images.said(images, "a U-Net", algorithm.arrays))
     begun = time.perf_counter()
     metrics = _validation(algorithm, images, arguments) if arguments.held_out else None
     every = max(1, arguments.rounds // 20)
@@ -175,28 +170,20 @@ def run(arguments: argparse.Namespace) -> int:
     _draw(folder, solution, samples, names, images.shape)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {"samples": samples, "names": images.names, "image_shape": images.shape, **history}
-    for part, tree in zip(("shared", "local"), solution.result, strict=True):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            saved[part + jax.tree_util.keystr(path)] = leaf
+    saved |= _images.named("shared", solution.result.shared)
+    saved |= _images.named("local", solution.result.local)
     run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
     return 0
 
 
 def _algorithm(arguments: argparse.Namespace, images: _images.Images) -> AdaptiveDiffusion | FedAvg:
-    options = {name: getattr(arguments, name) for name in _PRIOR}
-    given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
-    training = arguments.training
-    if training != "personalized" and (given or arguments.published):
-        name = "--" + (next(iter(given)) if given else "published").replace("_", "-")
-        raise ValueError(f"{name}: is for --training personalized, got {training}")
+    given, training = _images.prior_options(arguments, _PRIOR), arguments.training
     if training != "fedavg" and arguments.fine_tuning is not None:
         raise ValueError(f"--fine-tuning: is for --training fedavg, got {training}")
     fine_tuning = arguments.fine_tuning or 0
     if fine_tuning < 0:
         raise ValueError(f"--fine-tuning: wanted at least 0, got {fine_tuning}")
-    batch = arguments.batch_size
-    if batch is None:
-        batch = max(1, min(map(len, images.train)) // max(arguments.local_steps, 1))
+    batch = _images.batch_size(arguments, images)
     corruption = CORRUPTIONS[
         arguments.corruption or ("interpolation" if arguments.published else "preserving")
     ]

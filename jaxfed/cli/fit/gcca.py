@@ -4,35 +4,23 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from jaxfed import data, gcca, plot
+from jaxfed import gcca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli.fit import _common
+from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution, fit
 
 PICTURES = ("agreement.png", "convergence.png")
-MATCHED = 1000  # held-out entities at most that are looked for in other views
 POOLED = 10**8  # numbers at most that the least cost is computed from
-
-
-class Split(NamedTuple):
-    """The views, scaled as asked for."""
-
-    names: list[str]
-    entities: Int[np.ndarray, " entities"]  # which are learned from
-    train: list[Any]  # dense or sparse, not centred if sparse
-    held_out: list[Float[np.ndarray, "k d_j"]]
-    mean: list[Float[np.ndarray, " d_j"]]
-    scale: list[Float[np.ndarray, " d_j"]]
 
 
 def add_parser(subparsers) -> None:
@@ -50,27 +38,7 @@ def add_parser(subparsers) -> None:
         "all views are the same entities",
     )
     parser.add_argument("--rank", type=int, required=True, metavar="K")
-    parser.add_argument("--views", nargs="+", metavar="NAME", help="which; default: all")
-    parser.add_argument(
-        "--scale",
-        choices=("none", "center", "standardize"),
-        default="standardize",
-        help="subtract each feature's mean; and divide by its standard deviation; "
-        "default: %(default)s",
-    )
-    parser.add_argument(
-        "--held-out",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="of the entities, to look for in other views; default: %(default)s",
-    )
-    parser.add_argument(
-        "--bits",
-        type=int,
-        metavar="B",
-        help="of each number of a message, 2 to 8, sent as quantized differences; default: all",
-    )
+    _views.add_views(parser)
     _common.add_backend(parser)
     group = parser.add_argument_group("rounds")
     group.add_argument("--rounds", type=int, default=100, help="default: %(default)s")
@@ -125,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bits is not None:
         wire = channel.difference(channel.quantize(arguments.bits))
     backend = _common.chosen_backend(arguments)
-    split = _read(arguments)
+    split = _views.read(arguments)
     views = _clients(split, center=arguments.scale != "none")
     algorithm.check(views, None)
     if start_with is not None:
@@ -176,67 +144,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(arguments: argparse.Namespace) -> Split:
-    views, names = data.read_views(arguments.data, names=arguments.views)
-    share = arguments.held_out
-    if not 0 <= share < 1:
-        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
-    entities = views[0].shape[0]
-    order = np.random.default_rng(arguments.seed).permutation(entities)
-    out, kept = np.split(order, [round(share * entities)])
-    kept, matched = np.sort(kept), out[:MATCHED]
-    train, held_out, means, scales = [], [], [], []
-    for view in views:
-        own, others = view[kept], view[matched]
-        if scipy.sparse.issparse(view):
-            others = others.toarray()
-        # Of the entities that are learned from, so that nothing is known of the others.
-        mean = np.asarray(own.mean(axis=0)).ravel()
-        squares = own.power(2) if scipy.sparse.issparse(own) else (own - mean) ** 2
-        variance = np.asarray(squares.mean(axis=0)).ravel()
-        if scipy.sparse.issparse(own):
-            variance = np.maximum(variance - mean**2, 0)
-        scale = np.ones_like(mean)
-        if arguments.scale == "standardize":
-            # A constant feature has nothing to divide.
-            scale = np.where(variance > 0, np.sqrt(variance), scale)
-        elif arguments.scale == "none":
-            mean = np.zeros_like(mean)
-        if scipy.sparse.issparse(own):
-            train.append(own @ scipy.sparse.diags_array(1 / scale))
-        else:
-            train.append((own - mean) / scale)
-        held_out.append((others - mean) / scale)
-        means.append(mean)
-        scales.append(scale)
-    return Split(names, kept, train, held_out, means, scales)
-
-
-def _clients(split: Split, *, center: bool) -> gcca.Views:
+def _clients(split: _views.Split, *, center: bool) -> gcca.Views:
     if scipy.sparse.issparse(split.train[0]):
         return gcca.Views.from_sparse(split.train, center=center)
     return gcca.Views.from_arrays(split.train)
 
 
 def _fits(solution: Solution, views: gcca.Views) -> Float[np.ndarray, "views rank"]:
-    """Share of each component of the representation that each view's map gives.
-
-    The representation is turned first so that the views agree most about its first component.
-    """
+    """Share of each component of the representation that each view's map gives."""
     shared, local = solution.result
     scores = jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
     scores = np.asarray(scores) / len(shared) ** 0.5
-    shared = np.asarray(shared)
-    agreement = shared.T @ scores.mean(0)
-    axes = np.linalg.eigh(agreement + agreement.T)[1][:, ::-1]
-    return 1 - np.square((scores - shared) @ axes).sum(axis=1)
+    return _views.shares(np.asarray(shared), scores)
 
 
 def _table(
     solution: Solution,
     start: Solution | None,
     views: gcca.Views,
-    split: Split,
+    split: _views.Split,
     ridge: float,
     least: float | None,
     fits: Float[np.ndarray, "views rank"],
