@@ -27,8 +27,8 @@ class Mean(Aggregation):
     reduction: Reduction = eqx.field(static=True, default="sum", init=False)
 
     def contribution(self, message: PyTree, weight: Array) -> PyTree:
-        """The weighted message."""
-        return jax.tree.map(lambda x: weight.astype(x.dtype) * x, message)
+        """The weighted message, or zero from an absent client, whatever it made."""
+        return jax.tree.map(lambda x: jnp.where(weight > 0, weight.astype(x.dtype) * x, 0), message)
 
 
 class Sum(Aggregation):
@@ -87,9 +87,8 @@ class Gram(Aggregation):
     def contribution(self, message: PyTree, weight: Array) -> PyTree:
         """The factor, scaled by the root of its weight."""
         present = weight > 0
-        root = jnp.sqrt(jnp.where(present, weight, 1)) if self.weighted else 1.0
-        scale = jnp.where(present, root, 0)
-        return jax.tree.map(lambda x: scale.astype(x.dtype) * x, message)
+        scale = jnp.sqrt(jnp.where(present, weight, 1)) if self.weighted else jnp.ones_like(weight)
+        return jax.tree.map(lambda x: jnp.where(present, scale.astype(x.dtype) * x, 0), message)
 
 
 def split(aggregation: PyTree[Aggregation], message: PyTree, weight: Array) -> dict[str, PyTree]:

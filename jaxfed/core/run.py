@@ -507,7 +507,8 @@ def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
         share = weight * present.astype(weight.dtype)
         sent = aggregation.split(rules, problem.uplink.decode(payload), share)
         written = jnp.where(present > 0, channel.variable_bytes(payload), 0)
-        sent["sum"] = (sent["sum"], {k: share * v for k, v in diagnostics.items()}, share, written)
+        told = {k: jnp.where(share > 0, share * v, 0) for k, v in diagnostics.items()}
+        sent["sum"] = (sent["sum"], told, share, written)
         if not everybody:
             new_local, new_memory = jax.tree.map(
                 lambda new, old: jnp.where(present > 0, new, old),
