@@ -158,7 +158,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _algorithm(
     arguments: argparse.Namespace, images: _images.Images
 ) -> AdaptiveAutoencoder | FedAvg:
-    given, training = _images.prior_options(arguments, _PRIOR), arguments.training
+    given: dict[str, Any] = _images.prior_options(arguments, _PRIOR)
+    training = arguments.training
     batch = _images.batch_size(arguments, images)
     model = Autoencoder(
         int(np.prod(images.shape)), arguments.latent, hidden=arguments.hidden,

@@ -177,7 +177,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _algorithm(arguments: argparse.Namespace, images: _images.Images) -> AdaptiveDiffusion | FedAvg:
-    given, training = _images.prior_options(arguments, _PRIOR), arguments.training
+    given: dict[str, Any] = _images.prior_options(arguments, _PRIOR)
+    training = arguments.training
     if training != "fedavg" and arguments.fine_tuning is not None:
         raise ValueError(f"--fine-tuning: is for --training fedavg, got {training}")
     fine_tuning = arguments.fine_tuning or 0
