@@ -132,8 +132,8 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         q, inverse = _by_svd(jnp.where(bad, w, q))
         return q, inverse, jnp.zeros((), q.dtype), q
 
-    if method == "newton_schulz" and max(w.shape) < 2 * r:
-        # Where it has hardly more elements than its Gram matrix, nothing is saved by that.
+    if method == "newton_schulz" and w.shape[0] == w.shape[1]:
+        # Its Gram matrix is no smaller, so nothing is saved by that.
         state = (*corrected(*_by_iteration(w)), w)
     else:
         inverse, error = _INVERSE_SQRT[method](_gram(w))
