@@ -104,6 +104,29 @@ def test_factor_leaves_a_positive_definite_matrix(x64):
     chex.assert_trees_all_close(np.linalg.eigvalsh(p), values, atol=1e-12)
 
 
+@pytest.mark.parametrize("condition", [3, 1e3, 1e4, 1e8])
+@pytest.mark.parametrize("rows", [3, 7])
+def test_a_wide_or_square_matrix_is_the_transpose_of_a_tall_one(rows, condition, x64):
+    tall = random_matrix(0, 7, rows, np.geomspace(1, condition, rows))
+    dw = np.random.default_rng(1).normal(size=tall.shape)
+    q, tangent = jitted_jvp_of_wide(tall.T, dw.T)
+    np.testing.assert_allclose(q @ q.T, np.eye(rows), atol=1e-12 * rows)
+    np.testing.assert_allclose(q.T, svd_polar(tall), atol=1e-15 * condition + 1e-8)
+    wanted = svd_derivative(tall, dw)
+    np.testing.assert_allclose(tangent.T, wanted, atol=1e-7 * np.abs(wanted).max())
+
+
+def test_a_wide_matrix_without_rank_has_an_orthonormal_factor():
+    w = jnp.stack([jnp.zeros((3, 6)), jnp.ones((3, 6)), jnp.eye(3, 6), 1e-30 * jnp.eye(3, 6)])
+    for q in jax.jit(jax.vmap(polar))(w):
+        assert defect(q.T) <= 3e-5
+
+
+@jax.jit
+def jitted_jvp_of_wide(w, dw):
+    return jax.jvp(polar, (w,), (dw,))
+
+
 def test_lost_rank_gives_an_orthonormal_factor_and_finite_derivatives():
     column = jnp.linspace(1, 2, 6)[:, None]
     good = jnp.asarray(random_matrix(0, 6, 3, [1, 2, 3]), jnp.float32)

@@ -26,9 +26,8 @@ from jaxfed.gcca.views import (
     check_count,
     check_views,
     factorize,
-    matmul,
 )
-from jaxfed.linalg import Moment, polar, should_densify
+from jaxfed.linalg import Moment, matmul, polar, should_densify
 
 
 class Member(NamedTuple):

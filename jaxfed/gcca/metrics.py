@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import SparseView, check_count, check_views, factorize, matmul
-from jaxfed.linalg import orthonormalize, top_eigenvectors
+from jaxfed.gcca.views import SparseView, check_count, check_views, factorize
+from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
 
 
 def cost(

@@ -1,7 +1,6 @@
 """Views: clients that hold the same entities and each its own features of them."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -13,9 +12,7 @@ from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed.core.clients import Clients, check_tables, checked_array, padded
-
-# The lower default precisions of accelerators would be a floor that no iteration gets below.
-matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+from jaxfed.linalg import matmul
 
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
