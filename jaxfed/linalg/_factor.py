@@ -82,7 +82,7 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
     return lax.while_loop(lambda state: state[0], turn, (bad, *result))[1:]
 
 
-def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[[Array], tuple]:
+def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
     """Under `jax.vmap`, decompose the matrices one after the other on a processor.
 
     Given several at once, jaxlib's LAPACK kernels (up to 0.11 at least) spread them over a pool of
@@ -92,25 +92,38 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[[Array], tuple]:
 
     Args:
         decompose: from one matrix to a tuple of arrays; not differentiated.
+
+    Returns:
+        `(matrix, wanted=True) -> arrays`. Those not wanted are anything, and cost a processor
+        nothing.
     """
 
     @jax.custom_batching.custom_vmap
-    def one(matrix):
-        return decompose(matrix)
+    def one(matrix, wanted):
+        def nothing(matrix):
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(decompose, matrix))
+
+        return lax.cond(wanted, decompose, nothing, matrix)
 
     @one.def_vmap
-    def several(axis_size, in_batched, matrices):
-        del axis_size
-        if in_batched[0]:
+    def several(axis_size, in_batched, matrices, wanted):
+        if not any(in_batched):  # only a tangent is mapped
+            found = one(matrices, wanted)
+        else:
             # What is mapped once more, over runs, comes back here.
-            found = lax.platform_dependent(
-                matrices, cpu=lambda x: lax.map(one, x), default=jax.vmap(decompose)
+            given = (matrices, wanted)
+            spread = tuple(
+                x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+                for x, batched in zip(given, in_batched, strict=True)
             )
-        else:  # only a tangent is mapped
-            found = decompose(matrices)
-        return found, jax.tree.map(lambda _: in_batched[0], found)
+            found = lax.platform_dependent(
+                *spread,
+                cpu=lambda *given: lax.map(lambda x: one(*x), given),
+                default=lambda matrices, _: jax.vmap(decompose)(matrices),
+            )
+        return found, jax.tree.map(lambda _: any(in_batched), found)
 
-    return one
+    return lambda matrix, wanted=True: one(matrix, jnp.asarray(wanted))
 
 
 def checked_matrix(w: Float[Array, "m n"], wanted: str) -> Float[Array, "m n"]:

@@ -85,7 +85,7 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
 
     def householder(bad, q, inverse):
         del inverse
-        return _by_householder(jnp.where(bad, w, q))
+        return _by_householder(jnp.where(bad, w, q), bad)
 
     return repeated(~(error <= tolerance), householder, (q, inverse))
 

@@ -21,11 +21,15 @@ RETRACTIONS: dict[str, Callable[[Frame], Frame]] = {"polar": polar, "qr": orthon
 
 def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
     """One client's second moment, as a matrix or as the samples behind it, whichever is cheaper."""
-    if isinstance(data, Moment):
-        return data
-    moment = Moment.from_samples(data.values, data.count)
-    samples, features = data.values.shape
-    return moment.densified() if should_densify(samples, features, rank, rounds) else moment
+    moment = moment_behind(data)
+    if moment.samples is None or not should_densify(*moment.samples.shape, rank, rounds):
+        return moment
+    return moment.densified()
+
+
+def moment_behind(data: Samples | Moment) -> Moment:
+    """One client's second moment as it was given, from which eigenvalues are had most cheaply."""
+    return data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
 
 
 def check_name(argument: str, given: object, known: tuple[str, ...]) -> None:

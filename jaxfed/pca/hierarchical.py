@@ -38,6 +38,7 @@ from jaxfed.pca._components import (
     check_positive,
     check_rank,
     check_start,
+    moment_behind,
     moment_message,
     moment_of,
     moment_received,
@@ -295,7 +296,7 @@ class HierarchicalPCA(Algorithm):
         moment = moment_of(data, rank=self.rank, rounds=rounds)
         curvature = None
         if self.solver == "gradient" and self.step_size is None:
-            curvature = self._weight(moment) * moment.largest_eigenvalue()
+            curvature = self._weight(moment) * moment_behind(data).largest_eigenvalue()
         return Member(moment, curvature)
 
     # --- start ---------------------------------------------------------------------------------
