@@ -108,7 +108,7 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
     @one.def_vmap
     def several(axis_size, in_batched, matrices, wanted):
         if not any(in_batched):  # only a tangent is mapped
-            found = one(matrices, wanted)
+            found = decompose(matrices)
         else:
             # What is mapped once more, over runs, comes back here.
             given = (matrices, wanted)

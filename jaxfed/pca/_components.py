@@ -22,9 +22,10 @@ RETRACTIONS: dict[str, Callable[[Frame], Frame]] = {"polar": polar, "qr": orthon
 def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
     """One client's second moment, as a matrix or as the samples behind it, whichever is cheaper."""
     moment = moment_behind(data)
-    if moment.samples is None or not should_densify(*moment.samples.shape, rank, rounds):
+    if moment.samples is None:
         return moment
-    return moment.densified()
+    samples, features = moment.samples.shape
+    return moment.densified() if should_densify(samples, features, rank, rounds) else moment
 
 
 def moment_behind(data: Samples | Moment) -> Moment:
