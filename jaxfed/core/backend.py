@@ -90,7 +90,11 @@ class _Vmap(Backend):
         return True
 
     def map_reduce(self, work, shared, own):
-        sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
+        if _length(own) == 1:  # which takes longer as a batch of one
+            alone = work(shared, jax.tree.map(lambda x: x[0], own))
+            sent, kept = jax.tree.map(lambda x: x[None], alone)
+        else:
+            sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
         return _reduced(sent), kept
 
 
