@@ -2,6 +2,9 @@
 
 import functools
 import math
+import os
+import subprocess
+import sys
 
 import chex
 import equinox as eqx
@@ -403,3 +406,24 @@ def test_what_differences_cannot_serve_is_refused(key):
     with pytest.raises(ValueError, match=r"^channel: .*LocalPower"):
         algorithm = jf.pca.LocalPower(2, alignment="sign")
         jf.fit(algorithm, draw(), rounds=1, key=key, channel=channel)
+
+
+ONE_CORE = """
+import os
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp, jaxfed as jf
+
+views = jf.gcca.Views.from_arrays(list(jax.random.normal(jax.random.key(0), (2, 16, 3))))
+found = jf.fit(
+    jf.gcca.MaxVar(2), views, rounds=1, key=jax.random.key(0), channel=jf.channel.quantize(3)
+)
+assert jnp.isfinite(found.result.shared).all()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_a_multiple_of_eight_entries_on_one_core():
+    """Empty arrays in the packing used to keep decompositions beside it from being compiled."""
+    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    subprocess.run([sys.executable, "-c", ONE_CORE], env=settings, check=True, timeout=200)

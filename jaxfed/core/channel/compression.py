@@ -494,12 +494,16 @@ def _pieces(width: int) -> list[tuple[int, int]]:
 
 
 # Eight codes of `width` bits fill `width` bytes exactly. The k-th code of every group comes from
-# the k-th eighth of the array, so that all is done in whole rows.
+# the k-th eighth of the array, so that all is done in whole rows. Where no rest is left nothing is
+# done with it: on machines with one processor jaxlib (up to 0.11 at least) cannot compile programs
+# in which operations on an empty rest and a decomposition meet.
 def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
     if width == 8:
         return codes
-    groups = len(codes) // 8
+    groups, more = divmod(len(codes), 8)
     main = _bytes(codes[: 8 * groups].reshape(8, groups), width).reshape(-1)
+    if not more:
+        return main
     rest = codes[8 * groups :]
     last = _bytes(jnp.pad(rest, (0, 8 - len(rest)))[:, None], width)[:, 0]
     return jnp.concatenate([main, last[: -(-len(rest) * width // 8)]])
@@ -508,8 +512,10 @@ def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
 def _unpack(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt8[Array, " n"]:
     if width == 8:
         return packed
-    groups = count // 8
+    groups, more = divmod(count, 8)
     main = _codes(packed[: groups * width].reshape(width, groups), width).reshape(-1)
+    if not more:
+        return main
     rest = packed[groups * width :]
     last = _codes(jnp.pad(rest, (0, width - len(rest)))[:, None], width)[:, 0]
     return jnp.concatenate([main, last[: count - 8 * groups]])
