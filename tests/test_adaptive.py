@@ -82,8 +82,13 @@ PRESENT = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], bool)
             {"clip": 1, "spread_clip": 1.5, "prior_weight": 0.1, "momentum": 0.9}
             | {"published": True},
         ),
+        (
+            AdaptiveAutoencoder,
+            {"prior_step": "proximal", "prior_weight": 0.3, "bounds": (0.3, 0.52)},
+            {"clip": 1, "prior_weight": 0.3, "bounds": (0.3, 0.52), "proximal": True},
+        ),
     ],
-    ids=["text", "neither clipped nor lazy, and bounded", "published"],
+    ids=["text", "neither clipped nor lazy, and bounded", "published", "proximal"],
 )
 def test_it_is_the_reference(make, options, reference, key, x64):
     model, clients = autoencoder(), draw()
@@ -126,6 +131,33 @@ def test_without_a_prior_it_is_local_training(key, x64):
     found = solve(algorithm, clients, key, rounds=4).result.local
     wanted = solve(local, clients, key, rounds=1).result.local
     chex.assert_trees_all_close(found, wanted, atol=1e-12)
+
+
+def test_proximal_steps_lead_from_averaging_to_local_training(key, x64):
+    """Nothing but the spread tells the two apart."""
+    clients = draw(weights="equal")
+    rates = {"clip": None, "global_step_size": 1.0, "spread_step_size": 0.0, "lazy_rounds": 0}
+
+    def found(spread):
+        algorithm = adaptive(
+            prior_step="proximal", prior_weight=1.0, initial_spread=spread, bounds=(1e-12, 1e12),
+            **rates,
+        )  # fmt: skip
+        return solve(algorithm, clients, key, rounds=4).result
+
+    alone = FedAvg(
+        autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05,
+        fine_tuning_steps=12, server_optimizer=STAY,
+    )  # fmt: skip
+    wanted = solve(alone, clients, key, rounds=1).result.local
+    chex.assert_trees_all_close(found(1e10).local, wanted, atol=1e-10)
+    # The first step of a round goes back to the global model, and two more are left.
+    averaging = FedAvg(
+        autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05, proximal=0.0
+    )
+    assert averaging.local_steps == 1
+    still = found(1e-10).shared
+    chex.assert_trees_all_close(still, autoencoder(), atol=1e-10)
 
 
 class Weights(eqx.Module):
@@ -276,7 +308,13 @@ def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
 # --- what it is differentiable in ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published])
+PROXIMAL = functools.partial(AdaptiveAutoencoder, prior_step="proximal")
+
+
+@pytest.mark.parametrize(
+    "make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published, PROXIMAL],
+    ids=["text", "published", "proximal"],
+)  # fmt: skip
 @pytest.mark.parametrize("clipped", [False, True])
 def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64):
     clients, held_out = draw(), draw(seed=1).data.values
@@ -359,6 +397,10 @@ def test_parameters_keep_their_type(wide, key):
         ("optimizer", {"optimizer": "adam"}),
         ("global_optimizer", {"global_optimizer": 0.1}),
         ("preset", {"preset": "paper"}),
+        ("prior_step", {"prior_step": "newton"}),
+        ("prior_step", {"prior_step": "proximal", "preset": "published"}),
+        ("global_step_size", {"prior_step": "proximal", "global_step_size": 1.1}),
+        ("spread_step_size", {"prior_step": "proximal", "spread_step_size": 1.1}),
         ("model", {"model": eqx.nn.Identity()}),
         ("model", {"model": lambda x: x}),
     ],

@@ -110,7 +110,7 @@ def test_an_interrupted_run_is_taken_up_again(data, tmp_path, monkeypatch, capsy
         (("--latent", 0), "latent: wanted a positive whole number, got 0"),
         (("--local-steps", 0), "local_steps: wanted a whole number of at least 1"),
         (("--batch-size", 8), "batch_size: wanted at most the smallest client's"),
-        (("--hyper-prior", 0), "hyper_prior: wanted a finite number above 0"),
+        (("--hyper-prior", 0), "hyper_prior: wanted a positive finite number"),
         (("--image-shape", "3x4"), "--image-shape: 3x4x1 has 12 values"),
         (("--chunk-size", 2), "--chunk-size: is for"),
     ],

@@ -21,8 +21,9 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import Scores, SparseView, View, Views, check_count, check_views
+from jaxfed.gcca.views import Scores, SparseView, View, Views, check_views
 from jaxfed.linalg import polar
 
 
@@ -118,16 +119,13 @@ class DeepMaxVar(Algorithm):
                 "network: wanted a function (features, *, mask, key) that makes a view's network, "
                 f"got {type(network).__name__}"
             )
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise ValueError(
-                f"optimizer: wanted an optax.GradientTransformation, got {optimizer!r}"
-            )
+        check_optimizer("optimizer", optimizer)
         check_count("rank", rank)
         check_count("inner_epochs", inner_epochs)
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        _check_factor("step_size", step_size)
-        _check_factor("proximal", proximal)
+        check_factor("step_size", step_size)
+        check_factor("proximal", proximal)
         self.network, self.optimizer, self.rank = network, optimizer, rank
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
         self.step_size, self.proximal = jnp.asarray(step_size), jnp.asarray(proximal)
@@ -397,11 +395,3 @@ def _cast(tree: PyTree, dtype: Any) -> PyTree:
 
 def _described(tree: PyTree) -> str:
     return " ".join(eqx.tree_pformat(tree).split())
-
-
-def _check_factor(name: str, given: Any) -> None:
-    if isinstance(given, Tracer):
-        return
-    number = np.asarray(given)
-    if number.dtype.kind not in "fiu" or not np.isfinite(number).all() or (number < 0).any():
-        raise ValueError(f"{name}: wanted a finite number of at least 0, got {given!r}")

@@ -18,15 +18,9 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import (
-    Scores,
-    SparseView,
-    Weights,
-    check_count,
-    check_views,
-    factorize,
-)
+from jaxfed.gcca.views import Scores, SparseView, Weights, check_views, factorize
 from jaxfed.linalg import Moment, matmul, polar, should_densify
 
 

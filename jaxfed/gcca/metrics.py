@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import SparseView, check_count, check_views, factorize
+from jaxfed.gcca.views import SparseView, check_views, factorize
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
 
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 
 from jaxfed.core.aggregation import Stack
 from jaxfed.core.algorithm import OneExchange, Personalized
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import check_count, check_views, factorize
+from jaxfed.gcca.views import check_views, factorize
 
 
 class MVLSA(OneExchange):

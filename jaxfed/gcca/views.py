@@ -281,13 +281,3 @@ def check_views(clients: Clients, rank: int) -> None:
     entities = clients.data.shape[0]
     if rank > entities:
         raise ValueError(f"rank: {rank} orthonormal components do not fit {entities} entities")
-
-
-def check_count(name: str, value: object) -> None:
-    """Refuse what is not a positive whole number.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: wanted a positive whole number, got {value!r}")

@@ -7,11 +7,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients, Samples
 
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
@@ -40,7 +40,7 @@ class Training(Algorithm):
         if not callable(loss):
             raise ValueError(f"loss: wanted a function of model, batch and key, got {loss!r}")
         if batch_size is not None:
-            check_count("batch_size", batch_size, least=1)
+            check_count("batch_size", batch_size)
         model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)
         self.arrays, others = eqx.partition(model, eqx.is_array)
         self.others = tuple(jax.tree.leaves(others, is_leaf=_is_none))
@@ -175,36 +175,6 @@ def check_parameters(name: str, parameters: PyTree) -> None:
             raise ValueError(f"{name}: wanted real parameters, got {leaf.dtype} at {where}")
         if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{name}: NaN or infinite parameters at {where}")
-
-
-def check_optimizer(name: str, given: object) -> None:
-    """Refuse what is no Optax optimizer."""
-    if not isinstance(given, optax.GradientTransformation):
-        raise ValueError(f"{name}: wanted an optax.GradientTransformation, got {given!r}")
-
-
-def check_count(name: str, given: object, *, least: int) -> None:
-    """Refuse what is not a whole number of at least so many."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise ValueError(f"{name}: wanted a whole number of at least {least}, got {given!r}")
-
-
-def check_factor(name: str, given) -> None:
-    """Refuse what is not finite or negative; a traced value is taken as it is."""
-    if isinstance(given, Tracer):
-        return
-    values = np.asarray(given)
-    if values.dtype.kind not in "fiu" or not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"{name}: wanted a finite number of at least 0, got {given!r}")
-
-
-def check_positive(name: str, given) -> None:
-    """Refuse what is not finite or not above zero; a traced value is taken as it is."""
-    if isinstance(given, Tracer):
-        return
-    values = np.asarray(given)
-    if values.dtype.kind not in "fiu" or not np.isfinite(values).all() or (values <= 0).any():
-        raise ValueError(f"{name}: wanted a finite number above 0, got {given!r}")
 
 
 def _is_none(node: object) -> bool:

@@ -25,18 +25,12 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.algorithm import hyperparameter
+from jaxfed.core.checks import check_count, check_factor, check_optimizer, check_positive
 from jaxfed.core.clients import Samples
-from jaxfed.generative._training import (
-    Loss,
-    Training,
-    check_count,
-    check_factor,
-    check_optimizer,
-    check_positive,
-    parameters_of,
-)
+from jaxfed.generative._training import Loss, Training, parameters_of
 
 Preset = Literal["text", "published"]
+PriorStep = Literal["gradient", "proximal"]
 
 PLAIN = optax.sgd(1.0)
 
@@ -80,6 +74,19 @@ class AdaptiveTraining(Training):
       taken at the first local step alone: 1 + w times it is collected at all of them and used
       at the next round's start. The numbers that go with it are the subclasses'.
 
+    With `prior_step="proximal"`, which is beyond the paper, the prior does not go through the
+    optimizer, as Adam would divide its pull by the size of the loss's gradient. Every step is
+    then taken in the prior's own scale, and only the loss's gradient is clipped:
+
+    1. σ_i ← σ - η₃ (σ²/2) ∂R/∂σ = σ + η₃/2 ((2ξ + (θ_i - μ)²)/σ - σ), a natural gradient step,
+       as 2/σ² is the Fisher information of σ.
+    2. θ_i takes the optimizer's step on f_i alone, and then θ_i ← (θ_i + t μ_i)/(1 + t) with
+       t = η₁ w/σ_i², the proximal map of η₁ w R, which is stable however small the spread; and
+       then μ_i ← μ_i - η₂ σ_i² ∂R/∂μ = μ_i + η₂ (θ_i - μ_i), another natural gradient step.
+
+    η₂ and η₃ are shares of the way, up to 1, and a schedule in an optimizer acts on none but the
+    loss's steps. Small spreads keep models together, large ones let each train alone.
+
     Personal models start at the global one, or at a warm start's own.
 
     The history's objective is the criterion per sample, f_i + w R, of the round's first batch, at
@@ -114,6 +121,7 @@ class AdaptiveTraining(Training):
     optimizer: optax.GradientTransformation = eqx.field(static=True)
     global_optimizer: optax.GradientTransformation = eqx.field(static=True)
     preset: Preset = eqx.field(static=True)
+    prior_step: PriorStep = eqx.field(static=True)
 
     def __init__(
         self,
@@ -135,6 +143,7 @@ class AdaptiveTraining(Training):
         optimizer: optax.GradientTransformation = PLAIN,
         global_optimizer: optax.GradientTransformation = PLAIN,
         preset: Preset = "text",
+        prior_step: PriorStep = "gradient",
     ):
         """Set up the algorithm.
 
@@ -157,16 +166,18 @@ class AdaptiveTraining(Training):
             optimizer: of the personal models, see above.
             global_optimizer: of the clients' copies of the global one.
             preset: `"text"` or `"published"`, see above.
+            prior_step: `"gradient"`, the paper's, or `"proximal"`, see above.
 
         Raises:
             ValueError: for a model that is none, or has no parameters or not finite ones, things
                 that are no loss or optimizer, counts that are not whole numbers in their range,
                 step sizes and weights that are negative or not finite, a hyper prior, thresholds
-                or bounds that are not positive, an initial spread outside of the bounds, and an
-                unknown preset.
+                or bounds that are not positive, an initial spread outside of the bounds, an
+                unknown preset or kind of step, and, with proximal steps, the published preset and
+                shares above 1.
         """
         super().__init__(model, loss, batch_size)
-        check_count("local_steps", local_steps, least=1)
+        check_count("local_steps", local_steps)
         check_count("lazy_rounds", lazy_rounds, least=0)
         for name, value in (
             ("step_size", step_size),
@@ -187,6 +198,7 @@ class AdaptiveTraining(Training):
         check_optimizer("global_optimizer", global_optimizer)
         if preset not in ("text", "published"):
             raise ValueError(f"preset: wanted one of text, published, got {preset!r}")
+        check_prior_step(prior_step, preset, global_step_size, spread_step_size)
         self.step_size = jnp.asarray(step_size)
         self.global_step_size = jnp.asarray(global_step_size)
         self.spread_step_size = jnp.asarray(spread_step_size)
@@ -197,6 +209,7 @@ class AdaptiveTraining(Training):
         self.local_steps, self.lazy_rounds, self.bounds = local_steps, lazy_rounds, bounds
         self.optimizer, self.global_optimizer = optimizer, global_optimizer
         self.preset: Preset = preset
+        self.prior_step: PriorStep = prior_step
 
     def check(self, clients, start):
         """Refuse data, a loss or a warm start that do not fit the model.
@@ -259,10 +272,20 @@ class AdaptiveTraining(Training):
             loss, gradient = jax.value_and_grad(self._loss)(
                 personal, data, rows, jax.random.fold_in(loss_key, index)
             )
-            gradient = _plus(gradient, weight, self._pull(personal, mean, precision))
+            if not self._proximal:
+                gradient = _plus(gradient, weight, self._pull(personal, mean, precision))
             personal, state = _descend(
                 self.optimizer, self.step_size, self._clipped(gradient, self.clip), state, personal
             )
+            if self._proximal:
+                factor = self.step_size * weight
+                personal = jax.tree.map(
+                    lambda w, m, p: w + _share(factor.astype(w.dtype) * p) * (m - w),
+                    personal, mean, precision,
+                )  # fmt: skip
+                change = jax.tree.map(jnp.subtract, personal, mean)
+                mean = _plus(mean, self.global_step_size, change)
+                return (personal, state, mean, global_state, collected), loss
             mean, global_state = _descend(
                 self.global_optimizer,
                 self.global_step_size,
@@ -300,6 +323,10 @@ class AdaptiveTraining(Training):
     def _collects(self) -> bool:
         return self.preset == "published"
 
+    @property
+    def _proximal(self) -> bool:
+        return self.prior_step == "proximal"
+
     def _weight(self, data: Samples) -> Float[Array, ""]:
         if self.prior_weight is None:
             return 1 / data.count
@@ -310,13 +337,11 @@ class AdaptiveTraining(Training):
         gradient = spread_gradient(local.personal, prior, self.hyper_prior)
         if self._collects:
             gradient = jax.tree.map(jnp.add, local.spread_gradient, gradient)
-        moved = self._bounded(
-            _plus(
-                prior.spread,
-                -self.spread_step_size,
-                self._clipped(gradient, self.spread_clip, each=True),
-            )
-        )
+        if self._proximal:
+            direction = jax.tree.map(lambda g, s: g * s**2 / 2, gradient, prior.spread)
+        else:
+            direction = self._clipped(gradient, self.spread_clip, each=True)
+        moved = self._bounded(_plus(prior.spread, -self.spread_step_size, direction))
         awake = local.rounds >= self.lazy_rounds
         spread = jax.tree.map(lambda a, b: jnp.where(awake, a, b), moved, prior.spread)
         if not self._collects:
@@ -407,6 +432,11 @@ def scaled_to_largest(gradient: PyTree, threshold: Float[Array, ""], *, each: bo
     return jax.tree.map(scaled, gradient, sizes)
 
 
+def _share(t: Float[Array, "..."]) -> Float[Array, "..."]:
+    """What the proximal map of t/2 (θ - μ)² goes of the way from θ to μ."""
+    return t / (1 + t)
+
+
 def _descend(
     optimizer: optax.GradientTransformation,
     step_size: Array,
@@ -435,3 +465,21 @@ def check_bounds(bounds: Any, initial_spread: Any) -> None:
         raise ValueError(
             f"initial_spread: wanted a number within the bounds {bounds}, got {initial_spread!r}"
         )
+
+
+def check_prior_step(
+    prior_step: Any, preset: str, global_step_size: Any, spread_step_size: Any
+) -> None:
+    """Refuse unknown kinds of steps, and what does not go with proximal ones."""
+    if prior_step not in ("gradient", "proximal"):
+        raise ValueError(f"prior_step: wanted one of gradient, proximal, got {prior_step!r}")
+    if prior_step == "gradient":
+        return
+    if preset == "published":
+        raise ValueError('prior_step: wanted gradient with the published preset, got "proximal"')
+    for name, given in (
+        ("global_step_size", global_step_size),
+        ("spread_step_size", spread_step_size),
+    ):
+        if not isinstance(given, Tracer) and (np.asarray(given) > 1).any():
+            raise ValueError(f"{name}: wanted at most 1 with proximal steps, got {given!r}")

@@ -14,7 +14,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.generative._training import Training, check_count, parameters_of
+from jaxfed.core.checks import check_count
+from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining
 from jaxfed.models.diffusion import (
     Corruption,
@@ -101,9 +102,9 @@ class AdaptiveDiffusion(AdaptiveTraining):
                 "corruption: wanted one of jaxfed.models, such as variance_preserving(), "
                 f"got {corruption!r}"
             )
-        check_count("local_steps", local_steps, least=1)
+        check_count("local_steps", local_steps)
         if decay_after is not None:
-            check_count("decay_after", decay_after, least=1)
+            check_count("decay_after", decay_after)
         default = decaying_adam(None if decay_after is None else decay_after * local_steps)
         super().__init__(
             model,
@@ -190,16 +191,16 @@ def sample(
     loss = algorithm.loss
     if not isinstance(loss, DenoisingLoss):
         raise ValueError(f"algorithm: wanted one with a DenoisingLoss, got {loss!r}")
-    check_count("count", count, least=1)
-    check_count("steps", steps, least=1)
+    check_count("count", count)
+    check_count("steps", steps)
     if at_once is not None:
-        check_count("at_once", at_once, least=1)
+        check_count("at_once", at_once)
     if features is None:
         shape = getattr(algorithm.model_of(algorithm.arrays), "image_shape", None)
         if shape is None:
             raise ValueError("features: wanted the number of a sample's, as the model tells none")
         features = int(np.prod(shape))
-    check_count("features", features, least=1)
+    check_count("features", features)
     own, given = (
         [leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (algorithm.arrays, arrays)
     )

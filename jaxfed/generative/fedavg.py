@@ -15,15 +15,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
+from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Samples
-from jaxfed.generative._training import (
-    Loss,
-    Training,
-    check_count,
-    check_factor,
-    check_optimizer,
-    parameters_of,
-)
+from jaxfed.generative._training import Loss, Training, parameters_of
 
 
 class Server(NamedTuple):
@@ -111,7 +105,7 @@ class FedAvg(Training):
         check_optimizer("client_optimizer", client_optimizer)
         if server_optimizer is not None:
             check_optimizer("server_optimizer", server_optimizer)
-        check_count("local_steps", local_steps, least=1)
+        check_count("local_steps", local_steps)
         check_count("fine_tuning_steps", fine_tuning_steps, least=0)
         check_factor("step_size", step_size)
         check_factor("proximal", proximal)

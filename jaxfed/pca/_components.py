@@ -33,22 +33,6 @@ def moment_behind(data: Samples | Moment) -> Moment:
     return data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
 
 
-def check_name(argument: str, given: object, known: tuple[str, ...]) -> None:
-    """Refuse a name that is not among the known ones."""
-    if given not in known:
-        raise ValueError(f"{argument}: wanted one of {', '.join(known)}, got {given!r}")
-
-
-def check_positive(argument: str, given) -> None:
-    """Refuse a number that is known and not positive and finite; None is for the caller."""
-    if given is None or isinstance(given, Tracer):
-        return
-    values = np.asarray(given)
-    real = values.dtype.kind in "fiu"
-    if not real or not np.isfinite(values).all() or (values <= 0).any():
-        raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
-
-
 def check_data(clients: Clients) -> None:
     """Refuse clients whose data are neither samples nor second moments."""
     if not isinstance(clients.data, Samples | Moment):
@@ -56,12 +40,6 @@ def check_data(clients: Clients) -> None:
             "clients: PCA needs Clients.from_samples or Clients.from_moments, got data of type "
             f"{type(clients.data).__name__}"
         )
-
-
-def check_rank(name: str, rank: object, *, least: int = 1) -> None:
-    """Refuse a rank that is not a whole number of at least `least`."""
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < least:
-        raise ValueError(f"{name}: wanted a whole number of at least {least}, got {rank!r}")
 
 
 def check_fits(names: str, total: int, clients: Clients) -> None:

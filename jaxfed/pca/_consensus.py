@@ -18,18 +18,10 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.aggregation import Aggregation, Sum
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.linalg import Moment, orthonormalize
-from jaxfed.pca._components import (
-    Frame,
-    check_data,
-    check_fits,
-    check_name,
-    check_rank,
-    check_start,
-    deflate,
-    moment_of,
-)
+from jaxfed.pca._components import Frame, check_data, check_fits, check_start, deflate, moment_of
 
 
 class Member(NamedTuple):
@@ -64,7 +56,7 @@ class Eigensolver(Algorithm):
         Raises:
             ValueError: if `rank` is not a positive whole number or `stop` is unknown.
         """
-        check_rank("rank", rank)
+        check_count("rank", rank)
         check_name("stop", stop, ("objective", "kkt"))
         self.rank, self.stop = rank, stop
 

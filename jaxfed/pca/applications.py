@@ -16,11 +16,11 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._optional import require
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
 from jaxfed.linalg import top_eigenvectors
 from jaxfed.metrics import client_distances
-from jaxfed.pca._components import check_rank
 from jaxfed.pca.one_shot import Local, OneShot
 from jaxfed.pca.perpca import PerPCA
 
@@ -251,7 +251,7 @@ def topic_words(
             f"vocabulary: wanted {clients.features} words, one per column of the counts, got "
             f"{len(vocabulary)}"
         )
-    check_rank("words", words)
+    check_count("words", words)
     if algorithm is None:
         algorithm = PerPCA(shared_rank, local_rank)
     if warm_start is None:
@@ -291,6 +291,6 @@ def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> So
 
 
 def _check_count(name: str, count: int, distances: Float[Array, "m m"]) -> None:
-    check_rank(name, count)
+    check_count(name, count)
     if count > len(distances):
         raise ValueError(f"{name}: wanted at most the {len(distances)} clients, got {count}")

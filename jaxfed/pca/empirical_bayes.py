@@ -33,6 +33,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.core.aggregation import Mean
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment, orthonormalize
 from jaxfed.pca._components import (
@@ -40,8 +41,6 @@ from jaxfed.pca._components import (
     Frame,
     MomentMessage,
     check_data,
-    check_positive,
-    check_rank,
     check_start,
     moment_of,
     moment_received,
@@ -162,7 +161,7 @@ class EmpiricalBayesPCA(Algorithm):
             ValueError: for a rank that is not a positive whole number and a variance that is not
                 positive and finite.
         """
-        check_rank("rank", rank)
+        check_count("rank", rank)
         check_positive("noise_variance", noise_variance)
         self.rank, self.noise_variance = rank, jnp.asarray(noise_variance)
 

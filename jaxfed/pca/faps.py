@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxfed.core.algorithm import hyperparameter
+from jaxfed.core.checks import check_count, check_name, check_positive
 from jaxfed.linalg import orthonormalize
-from jaxfed.pca._components import Frame, check_name, check_positive, check_rank, deflate
+from jaxfed.pca._components import Frame, deflate
 from jaxfed.pca._consensus import Eigensolver, left_over
 
 # Rule (25): every so many rounds the penalty may grow, unless the distance of the subspaces has
@@ -112,7 +113,7 @@ class FAPS(Eigensolver):
         check_name("local_solver", local_solver, tuple(rules))
         steps, tolerance = rules[local_solver]
         steps = steps if local_steps is None else local_steps
-        check_rank("local_steps", steps)
+        check_count("local_steps", steps)
         if local_tol is not None and tolerance is None:
             raise ValueError(f"local_tol: local_solver='fixed' has none, got {local_tol!r}")
         for name, value in (

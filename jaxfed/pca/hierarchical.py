@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.aggregation import Gram, Mean
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
+from jaxfed.core.checks import check_count, check_name, check_positive
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment, matmul, orthonormalize, polar
 from jaxfed.manifolds import stiefel
@@ -34,9 +35,6 @@ from jaxfed.pca._components import (
     MomentMessage,
     check_data,
     check_fits,
-    check_name,
-    check_positive,
-    check_rank,
     check_start,
     moment_behind,
     moment_message,
@@ -251,7 +249,7 @@ class HierarchicalPCA(Algorithm):
                 that are not positive and finite, unknown names, and options that exclude each
                 other.
         """
-        check_rank("rank", rank)
+        check_count("rank", rank)
         check_positive("noise_variance", noise_variance)
         check_positive("prior_variance", prior_variance)
         check_positive("step_size", step_size)

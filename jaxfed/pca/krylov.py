@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
+from jaxfed.core.checks import check_count
 from jaxfed.linalg import orthonormalize, top_eigenvectors
-from jaxfed.pca._components import Frame, check_rank
+from jaxfed.pca._components import Frame
 from jaxfed.pca._consensus import Eigensolver
 
 # Columns that the server remembers by default. More than these save hardly a round on spectra that
@@ -111,7 +112,7 @@ class BlockLanczos(Eigensolver):
         """
         super().__init__(rank, stop)
         if memory is not None:
-            check_rank("memory", memory, least=3)
+            check_count("memory", memory, least=3)
         self.memory = memory
 
     @property

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.aggregation import Stack, Sum
+from jaxfed.core.checks import check_count, check_name
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.pca._components import Frame, check_name, check_rank
+from jaxfed.pca._components import Frame
 from jaxfed.pca._consensus import Eigensolver, Server, left_over
 
 
@@ -89,7 +90,7 @@ class LocalPower(Eigensolver):
                 unknown.
         """
         super().__init__(rank, stop)
-        check_rank("local_steps", local_steps)
+        check_count("local_steps", local_steps)
         check_name("alignment", alignment, ("none", "sign", "procrustes"))
         self.local_steps, self.alignment = local_steps, alignment
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxfed.core.aggregation import Gram
 from jaxfed.core.algorithm import OneExchange, Personalized
+from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
@@ -22,8 +23,6 @@ from jaxfed.pca._components import (
     change_within,
     check_data,
     check_fits,
-    check_name,
-    check_rank,
     moment_message,
     moment_of,
     moment_received,
@@ -48,7 +47,7 @@ class Local(OneExchange):
         Raises:
             ValueError: if `rank` is not a positive whole number.
         """
-        check_rank("rank", rank)
+        check_count("rank", rank)
         self.rank = rank
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
@@ -102,7 +101,7 @@ class Pooled(OneExchange):
         Raises:
             ValueError: if `rank` is not a positive whole number.
         """
-        check_rank("rank", rank)
+        check_count("rank", rank)
         self.rank = rank
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
@@ -189,8 +188,8 @@ class OneShot(OneExchange):
         Raises:
             ValueError: for ranks that are not positive whole numbers or an unknown method.
         """
-        check_rank("shared_rank", shared_rank)
-        check_rank("local_rank", local_rank)
+        check_count("shared_rank", shared_rank)
+        check_count("local_rank", local_rank)
         check_name("method", method, ("projector", "spectrum", "local_first"))
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 

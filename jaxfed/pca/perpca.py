@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.aggregation import Max, Mean
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
+from jaxfed.core.checks import check_count, check_name, check_positive
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
@@ -25,9 +26,6 @@ from jaxfed.pca._components import (
     MomentMessage,
     check_data,
     check_fits,
-    check_name,
-    check_positive,
-    check_rank,
     check_start,
     deflate,
     moment_message,
@@ -126,10 +124,10 @@ class PerPCA(Algorithm):
                 some clients), unknown names, and a step size or decay that is not positive and
                 finite.
         """
-        check_rank("shared_rank", shared_rank)
+        check_count("shared_rank", shared_rank)
         ranks = local_rank if isinstance(local_rank, tuple | list) else (local_rank,)
         for rank in ranks:
-            check_rank("local_rank", rank, least=1 if len(ranks) == 1 else 0)
+            check_count("local_rank", rank, least=1 if len(ranks) == 1 else 0)
         if not ranks or max(ranks) == 0:
             raise ValueError(f"local_rank: at least one client needs components, got {local_rank}")
         check_name("variant", variant, ("tangent", "polar"))

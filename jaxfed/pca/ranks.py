@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.run import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
-from jaxfed.pca._components import check_data, check_fits, check_rank
+from jaxfed.pca._components import check_data, check_fits
 from jaxfed.pca.one_shot import OneShot
 from jaxfed.pca.perpca import PerPCA
 
@@ -132,7 +133,7 @@ def suggest_ranks(
         if len(ranks) == 0:
             raise ValueError(f"{name}: wanted at least one rank, got none")
         for rank in ranks:
-            check_rank(name, rank)
+            check_count(name, rank)
     if len(starts) == 0:
         raise ValueError("starts: wanted at least one method of OneShot, got none")
     check_fits("shared_ranks + local_ranks", max(shared_ranks) + max(local_ranks), clients)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed.pca._components import check_positive, check_rank
+from jaxfed.core.checks import check_count, check_positive
 
 Matrix = Float[Array, "rows columns"]
 
@@ -69,7 +69,7 @@ def robust_pca(
         raise ValueError("matrix: holds NaN or infinite values")
     check_positive("sparsity", sparsity)
     check_positive("tol", tol)
-    check_rank("rounds", rounds)
+    check_count("rounds", rounds)
     if sparsity is None:
         sparsity = max(matrix.shape) ** -0.5
     if tol is None:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.linalg import polar
 from jaxfed.pca._components import (
@@ -30,7 +31,6 @@ from jaxfed.pca._components import (
     MomentMessage,
     check_data,
     check_fits,
-    check_rank,
     check_start,
     deflate,
     moment_message,
@@ -84,8 +84,8 @@ class VarProPerPCA(Algorithm):
         Raises:
             ValueError: for ranks that are not positive whole numbers.
         """
-        check_rank("shared_rank", shared_rank)
-        check_rank("local_rank", local_rank)
+        check_count("shared_rank", shared_rank)
+        check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
     def check(self, clients: Clients, start: Personalized | None) -> None:

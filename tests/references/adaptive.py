@@ -36,7 +36,8 @@ def by_largest(gradient, limit):
 def adept(
     parameters, tables, weights, *, rounds, local_steps, step_size, global_step_size,
     spread_step_size, xi, initial_spread, prior_weight=None, lazy_rounds=2, clip=np.inf,
-    spread_clip=np.inf, bounds=(1e-3, 100.0), momentum=0.0, published=False, present=None,
+    spread_clip=np.inf, bounds=(1e-3, 100.0), momentum=0.0, published=False, proximal=False,
+    present=None,
 ):  # fmt: skip
     """Personal models, the global model, the spread, and each round's objective.
 
@@ -65,7 +66,13 @@ def adept(
             if published:
                 gradient = [c + g for c, g in zip(collected[i], gradient, strict=True)]
                 collected[i] = gradient
-            if taken[i] >= lazy_rounds:
+            if taken[i] >= lazy_rounds and proximal:
+                # Part of the way from the variance to the square that was observed, at slope 1/2s.
+                sigma = [
+                    np.clip(s + spread_step_size * (2 * xi + (w - m) ** 2 - s**2) / (2 * s), *bounds)
+                    for w, m, s in zip(theta, mu, sigma, strict=True)
+                ]
+            elif taken[i] >= lazy_rounds:
                 if published:
                     gradient = [by_largest([g], spread_clip)[0] for g in gradient]
                     collected[i] = [np.zeros_like(g) for g in gradient]
@@ -86,12 +93,23 @@ def adept(
                         for c, g in zip(collected[i], slope(theta, mu, sigma, xi), strict=True)
                     ]
                 gradient = [
-                    g + factor * (w - m) / s**2
+                    g + (0 if proximal else factor) * (w - m) / s**2
                     for g, w, m, s in zip(loss(theta, x)[1], theta, mu, sigma, strict=True)
                 ]
                 gradient = (by_largest if published else by_norm)(gradient, clip)
                 velocity[i] = [momentum * v + g for v, g in zip(velocity[i], gradient, strict=True)]
                 theta = [w - step_size * v for w, v in zip(theta, velocity[i], strict=True)]
+                if proximal:
+                    # Where precisions add: 1 of the step's own, t of the prior's.
+                    pulls = [step_size * factor / s**2 for s in sigma]
+                    theta = [
+                        (w + t * m) / (1 + t) for w, m, t in zip(theta, mu, pulls, strict=True)
+                    ]
+                    mu = [
+                        (1 - global_step_size) * m + global_step_size * w
+                        for w, m in zip(theta, mu, strict=True)
+                    ]
+                    continue
                 if published:
                     gradient = [2 * (m - w) for w, m in zip(theta, mu, strict=True)]
                     gradient = by_largest(gradient, clip)
