@@ -133,31 +133,30 @@ def test_without_a_prior_it_is_local_training(key, x64):
     chex.assert_trees_all_close(found, wanted, atol=1e-12)
 
 
-def test_proximal_steps_lead_from_averaging_to_local_training(key, x64):
-    """Nothing but the spread tells the two apart."""
+def test_spreads_tell_how_far_proximal_steps_let_models_go(key, x64):
+    """From not at all, without a limit on the step size, to training alone."""
     clients = draw(weights="equal")
-    rates = {"clip": None, "global_step_size": 1.0, "spread_step_size": 0.0, "lazy_rounds": 0}
 
     def found(spread):
         algorithm = adaptive(
             prior_step="proximal", prior_weight=1.0, initial_spread=spread, bounds=(1e-12, 1e12),
-            **rates,
+            clip=None, spread_step_size=0.0,
         )  # fmt: skip
         return solve(algorithm, clients, key, rounds=4).result
 
-    alone = FedAvg(
+    local = FedAvg(
         autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05,
         fine_tuning_steps=12, server_optimizer=STAY,
     )  # fmt: skip
-    wanted = solve(alone, clients, key, rounds=1).result.local
-    chex.assert_trees_all_close(found(1e10).local, wanted, atol=1e-10)
-    # The first step of a round goes back to the global model, and two more are left.
-    averaging = FedAvg(
-        autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05, proximal=0.0
+    alone = solve(local, clients, key, rounds=1).result.local
+    chex.assert_trees_all_close(found(1e10).local, alone, atol=1e-10)
+    start = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(COUNTS)), autoencoder())
+    chex.assert_trees_all_close(found(1e-10).local, start, atol=1e-10)
+    first, last = (
+        sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(*map(jax.tree.leaves, pair), strict=True))
+        for pair in ((found(0.2).local, start), (alone, start))
     )
-    assert averaging.local_steps == 1
-    still = found(1e-10).shared
-    chex.assert_trees_all_close(still, autoencoder(), atol=1e-10)
+    assert 0 < first < last
 
 
 class Weights(eqx.Module):
@@ -166,7 +165,8 @@ class Weights(eqx.Module):
     values: jax.Array
 
 
-def test_gaussian_means_have_a_closed_form(key, x64):
+@pytest.mark.parametrize(("prior_step", "rate"), [("gradient", 0.005), ("proximal", 0.02)])
+def test_gaussian_means_have_a_closed_form(prior_step, rate, key, x64):
     clients, variance, xi = draw(weights="equal"), 0.5, 0.3
 
     def loss(model, batch, key):
@@ -175,7 +175,8 @@ def test_gaussian_means_have_a_closed_form(key, x64):
 
     algorithm = AdaptiveTraining(
         Weights(jnp.zeros(FEATURES)), loss, local_steps=1, step_size=0.2, global_step_size=0.1,
-        spread_step_size=0.005, hyper_prior=xi, clip=None, spread_clip=None, lazy_rounds=0,
+        spread_step_size=rate, hyper_prior=xi, clip=None, spread_clip=None, lazy_rounds=0,
+        prior_step=prior_step,
     )  # fmt: skip
     solution = solve(algorithm, clients, key, rounds=2000)
     own = np.asarray(solution.result.local.values)

@@ -69,7 +69,9 @@ def adept(
             if taken[i] >= lazy_rounds and proximal:
                 # Part of the way from the variance to the square that was observed, at slope 1/2s.
                 sigma = [
-                    np.clip(s + spread_step_size * (2 * xi + (w - m) ** 2 - s**2) / (2 * s), *bounds)
+                    np.clip(
+                        s + spread_step_size * (2 * xi + (w - m) ** 2 - s**2) / (2 * s), *bounds
+                    )
                     for w, m, s in zip(theta, mu, sigma, strict=True)
                 ]
             elif taken[i] >= lazy_rounds:
