@@ -12,7 +12,7 @@ from jaxfed.models import UNet
 
 AVAILABLE = 892  # images of the rarest digit in the test set of MNIST
 SMALL = target.Size(
-    side=16, clients_per_digit=2, samples=20, batch=2, rounds=2, widths=(2, 2, 2), drawn=5,
+    side=8, clients_per_digit=2, samples=20, batch=2, rounds=2, widths=(2, 2, 2), drawn=5,
     steps=3, validation=4, reference=6,
 )  # fmt: skip
 PIXELS = SMALL.side**2
@@ -84,6 +84,14 @@ def test_no_image_is_dealt_twice(digits):
     assert (other.train != dealt.train).any()
 
 
+def test_a_third_of_the_size_is_means_without_the_margin(digits):
+    images = digits[0][:3]
+    small = target.resized(images, 8).reshape(3, 8, 8)
+    np.testing.assert_allclose(small[2, 1, 7], images[2, 5:8, 23:26].mean(), rtol=1e-6)
+    inner = images[:, 2:-2, 2:-2].sum(axis=(1, 2))
+    np.testing.assert_allclose(small.sum(axis=(1, 2)), inner / 9, rtol=1e-5)
+
+
 def test_half_the_size_is_means_within_a_margin(digits):
     images = digits[0][:3]
     small = target.resized(images, 16).reshape(3, 16, 16)
@@ -146,8 +154,10 @@ def test_every_method_is_measured(found):
         assert outcome.samples.min() >= 0 and outcome.samples.max() <= 1
         assert np.isfinite(outcome.kernel).all() and np.isfinite(outcome.noise).all()
         assert np.isfinite(outcome.validation).any()
+        assert outcome.last.shape == outcome.kernel.shape and np.isfinite(outcome.last).all()
     kept = [outcomes[0].samples for outcomes in found.outcomes.values()][1:]
     assert not any((a == b).all() for a, b in ((kept[0], kept[1]), (kept[1], kept[2])))
+    assert "0.003 for ADEPT-DGM" in found.notes[2] and "50% on fine-tuning" in found.notes[2]
     assert "20 clients" in found.notes[0] and "scale 0.5" in found.notes[0]
 
 
@@ -182,12 +192,15 @@ def test_reports_hold_what_was_measured(name, found, monkeypatch, tmp_path):
 def test_full_images_are_trained_on_as_published():
     full = target.size_at(1.0, 7000)
     model = UNet((28, 28, 1), widths=(2, 2, 2), key=jax.random.key(0))
-    algorithm = target.adaptive(model, full)
+    algorithm = target.adaptive(model, full, full.rounds)
     assert algorithm.preset == "published"
     assert (float(algorithm.initial_spread), algorithm.prior_weight) == (pytest.approx(0.8), None)
     assert float(algorithm.step_size) == pytest.approx(1e-3)
-    assert float(target._averaging(model, full).step_size) == pytest.approx(1e-3)
-    small = target.adaptive(model, SMALL)
+    assert float(target._averaging(model, full, target.AVERAGED).step_size) == pytest.approx(1e-3)
+    assert target._averaged_rounds(target.ADEPT, full) == 0
+    assert target._averaged_rounds(target.AVERAGED, full) == full.rounds // 2
+    small = target.adaptive(UNet((8, 8, 1), widths=(2, 2, 2), key=jax.random.key(0)), SMALL, 3)
+    assert small.prior_step == "proximal"
     assert float(small.prior_weight) == pytest.approx(2 * target.MISSED / SMALL.samples)
 
 
@@ -196,11 +209,15 @@ def test_the_best_round_is_drawn_from(digits):
     dealt = target.dealt(*digits, SMALL, seed=0)
     size = SMALL._replace(rounds=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "STEP_SIZE", 5.0)
-        _, solution = target.trained(target.LOCAL, dealt, size, 0)
+        patch.setattr(target, "OTHERS_STEP_SIZE", 5.0)
+        _, solution, last = target.trained(target.LOCAL, dealt, size, 0)
     losses = solution.history["validation"]
     assert solution.rounds == np.nanargmin(losses) + 1
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(solution.result.local))
+    assert solution.rounds < size.rounds
+    best = jax.tree.leaves(solution.result.local)
+    assert all(np.isfinite(leaf).all() for leaf in best)
+    pairs = zip(best, jax.tree.leaves(last), strict=True)
+    assert any((a != b).any() for a, b in pairs)
 
 
 def test_data_that_are_not_there_are_asked_for(capsys, tmp_path):
