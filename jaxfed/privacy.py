@@ -45,6 +45,7 @@ from jaxfed.core import aggregation, backend, channel, run
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.channel import pair
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.rounds import LOSSLESS, begin, client_start, one_round, prepared
 from jaxfed.linalg import Moment
 
 Matrix = Float[np.ndarray, "features features"]
@@ -79,7 +80,7 @@ def record(
     key: Key[Array, ""],
     client: int = 0,
     warm_start: run.Solution | Personalized | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = run._LOSSLESS,
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = LOSSLESS,
 ) -> Transcript:
     """Run an algorithm, and keep what one client and the server say to each other.
 
@@ -106,7 +107,7 @@ def record(
         raise ValueError(f"client: wanted a number below {len(clients)}, got {client!r}")
     up, down = pair(channel)
     tapped = _Tap(up), _Tap(down)
-    problem, start = run._problem(
+    problem, start = run.problem_of(
         algorithm, clients, rounds, key, warm_start, tapped, None, backend.vmap()
     )
     problem = _prepare(problem, rounds)
@@ -172,14 +173,14 @@ def _messages(problem, start, client: int, rounds: int) -> tuple[PyTree, PyTree,
     """Of each round the broadcast, what the client sent and the aggregate."""
 
     def listen(state, _):
-        state, _ = run._round(problem, state)
+        state, _ = one_round(problem, state)
         # What the tap remembers of the broadcast, at the client and at the aggregating server.
         own = jax.tree.map(lambda x: x[client], state.uplink_memory.seen)
         return state, (state.downlink_copy.seen, own, state.uplink_mean_memory.seen)
 
-    state = run._begin(problem, start)
+    state = begin(problem, start)
     # An aggregate need not look like a message: where messages are stacked, it has one for each.
-    after = jax.eval_shape(lambda state: run._round(problem, state)[0], state)
+    after = jax.eval_shape(lambda state: one_round(problem, state)[0], state)
     seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), after.uplink_mean_memory.seen)
     state = eqx.tree_at(lambda state: state.uplink_mean_memory.seen, state, seen)
     return jax.lax.scan(listen, state, length=rounds)[1]
@@ -192,16 +193,16 @@ def _first_messages(problem, start) -> tuple[PyTree, PyTree]:
 
     def work(data, client_id, weight, local_start):
         own = None if start is None else Personalized(start.shared, local_start)
-        message, _ = run._client_messages(problem, key, data, own, client_id)
+        message, _ = client_start(problem, key, data, own, client_id)
         return message, aggregation.split(rules, message, weight)
 
     local_start = None if start is None else start.local
     first, parts = jax.vmap(work)(clients.data, clients.ids, clients.weights, local_start)
-    return first, aggregation.join(rules, backend._reduced(parts))
+    return first, aggregation.join(rules, backend.reduced(parts))
 
 
 # Compiled once for all records of a shape.
-_prepare, _first = jax.jit(run._prepared, static_argnums=1), jax.jit(_first_messages)
+_prepare, _first = jax.jit(prepared, static_argnums=1), jax.jit(_first_messages)
 _listened = jax.jit(_messages, static_argnums=3)
 
 
@@ -515,7 +516,7 @@ def restart_attack(
     summed: bool = False,
     calibrated: bool = True,
     norm_factor: float | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = run._LOSSLESS,
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = LOSSLESS,
 ) -> float:
     r"""Error of the reconstruction from first rounds with starts that the server chooses.
 

@@ -65,7 +65,8 @@ def _total(x: Array) -> Array:
     return jnp.tensordot(ones, x, 1, precision=jax.lax.Precision.HIGHEST)
 
 
-def _reduced(sent: dict[str, PyTree]) -> dict[str, PyTree]:
+def reduced(sent: dict[str, PyTree]) -> dict[str, PyTree]:
+    """What the messages of all clients come to, by the kind of their reduction."""
     return {
         "sum": jax.tree.map(_total, sent["sum"]),
         "max": jax.tree.map(lambda x: x.max(0), sent["max"]),
@@ -95,7 +96,7 @@ class _Vmap(Backend):
             sent, kept = jax.tree.map(lambda x: x[None], alone)
         else:
             sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-        return _reduced(sent), kept
+        return reduced(sent), kept
 
 
 class _Chunked(Backend):

@@ -100,11 +100,11 @@ class Checkpoint:
 def fingerprint(algorithm, clients, *, key, start, **arguments) -> dict[str, str]:
     """What tells one run from another: everything that its numbers depend on."""
     return {
-        "algorithm": f"{_described(algorithm)} {_digest(algorithm)}",
-        "clients": f"{len(clients)} clients {_digest(clients)}",
-        "key": _digest(key),
-        "warm_start": _digest(start),
-        **{name: f"{value!r} {_digest(value)}" for name, value in arguments.items()},
+        "algorithm": f"{_described(algorithm)} {digest_of(algorithm)}",
+        "clients": f"{len(clients)} clients {digest_of(clients)}",
+        "key": digest_of(key),
+        "warm_start": digest_of(start),
+        **{name: f"{value!r} {digest_of(value)}" for name, value in arguments.items()},
     }
 
 
@@ -121,7 +121,7 @@ def _carried(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, str | int | float):
         yield repr(value)
     elif isinstance(value, jax.Array | np.ndarray):
-        yield _digest(value)
+        yield digest_of(value)
     elif id(value) not in seen:  # functions may know themselves
         seen.add(id(value))
         if isinstance(value, Mapping):
@@ -145,7 +145,8 @@ def _numbered(tree: PyTree) -> dict[str, Any]:
     return {f"{position:04d}": leaf for position, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def _digest(tree: PyTree) -> str:
+def digest_of(tree: PyTree) -> str:
+    """A short number that tells one tree of arrays from another."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -19,7 +19,7 @@ from jaxtyping import Array, ArrayLike, Int, Shaped
 
 from jaxfed._optional import require
 from jaxfed.core.backend import NOTHING, Backend, vmap
-from jaxfed.core.checkpoint import _digest
+from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.clients import Clients, Samples
 
 _VMAP = vmap()
@@ -259,7 +259,7 @@ def _identity(function, axes, points) -> dict[str, Any]:
     """What tells one grid from another: its points, and what is computed at one of them."""
     one = {name: column[0] for name, column in points.items()}
     lowered = eqx.filter_jit(lambda function, point: function(**point)).lower(function, one)
-    digest = hashlib.sha256((lowered.as_text() + _digest(function)).encode())
+    digest = hashlib.sha256((lowered.as_text() + digest_of(function)).encode())
     return {
         "axes": {name: values.tolist() for name, values in axes.items()},
         "computation": digest.hexdigest()[:16],

@@ -17,26 +17,26 @@ from jaxfed.core import aggregation, backend, channel, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
 from jaxfed.core.clients import Clients
+from jaxfed.core.rounds import (
+    EVERYBODY,
+    LOSSLESS,
+    VARYING,
+    Problem,
+    State,
+    begin,
+    bits,
+    first_message,
+    objectives,
+    one_round,
+    prepared,
+    result_of,
+)
 
 Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]
 Callback = Callable[["Solution"], bool | None]
 
 
-_LOSSLESS, _EVERYBODY, _VMAP = channel.lossless(), participation.everybody(), backend.vmap()
-
-
-class State(eqx.Module):
-    """Everything that changes from round to round."""
-
-    round: Int[Array, ""]
-    server: PyTree
-    local: PyTree
-    uplink_memory: PyTree  # one per client
-    uplink_mean_memory: PyTree  # the server's
-    downlink_memory: PyTree  # the server's, as sender
-    downlink_copy: PyTree  # the clients', all alike
-    diagnostics: Mapping[str, Float[Array, ""]]  # of the last round
-    measure: Float[Array, ""]  # what a tolerance is compared with
+_VMAP = backend.vmap()
 
 
 class Solution(eqx.Module):
@@ -64,19 +64,6 @@ class Solution(eqx.Module):
     state: State
 
 
-class _Problem(eqx.Module):
-    """Everything that does not change from round to round."""
-
-    algorithm: Algorithm
-    clients: Clients  # prepared, and padded to what the backend needs
-    uplink: channel.Channel
-    downlink: channel.Channel
-    participation: participation.Participation
-    backend: backend.Backend
-    key: Key[Array, ""]
-    size: int = eqx.field(static=True)  # clients without the padding
-
-
 class Diverged(FloatingPointError):
     """An objective that is no longer finite.
 
@@ -99,7 +86,7 @@ def rollout(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = _LOSSLESS,
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: backend.Backend = _VMAP,
     tol: float | None = None,
@@ -131,15 +118,15 @@ def rollout(
     Raises:
         ValueError: for arguments that do not fit together, before anything is computed.
     """
-    problem, start = _problem(
+    problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     _check_loop(tol, metrics, metrics_every)
-    problem = _prepared(problem, rounds)
-    state = _begin(problem, start)
+    problem = prepared(problem, rounds)
+    state = begin(problem, start)
     options = _Options(rounds, tol is not None, metrics, metrics_every, remat)
     state, history = _advance(problem, state, tol, options)
-    history = _with_bits(history, _bits(problem, start), problem.size, jnp)
+    history = _with_bits(history, bits(problem, start), problem.size, jnp)
     return _finish(problem, state, history, state.round)
 
 
@@ -150,7 +137,7 @@ def fit(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = _LOSSLESS,
+    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: backend.Backend = _VMAP,
     tol: float | None = None,
@@ -196,7 +183,7 @@ def fit(
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
     """
-    problem, start = _problem(
+    problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     _check_loop(tol, metrics, metrics_every)
@@ -214,7 +201,7 @@ def fit(
     compiled = _compiled(_is_small(clients))
     problem = compiled.prepare(problem, rounds)
     state = compiled.begin(problem, start)
-    cost = _bits(problem, start)
+    cost = bits(problem, start)
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
@@ -334,237 +321,13 @@ class _Options(eqx.Module):
     remat: bool = eqx.field(static=True)
 
 
-def _prepared(problem: _Problem, rounds: int) -> _Problem:
-    """Pad the clients to what the backend needs and let the algorithm prepare their data."""
-    clients, shortage = problem.clients, -problem.size % problem.backend.multiple
-    if shortage:
-        # Copies of real clients with weight 0: zeros could make NaN in a derivative.
-        index = jnp.arange(problem.size + shortage) % problem.size
-        weights = jnp.pad(clients.weights, (0, shortage))
-        clients = eqx.tree_at(
-            lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights
-        )
-
-    def prepare(_, own):
-        data, client_id = own
-        return backend.NOTHING, problem.algorithm.prepare(data, client_id, rounds)
-
-    _, data = problem.backend.map_reduce(prepare, (), (clients.data, clients.ids))
-    return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
-
-
-def _client_messages(problem: _Problem, key, data, start, client_id):
-    """ONE client's start: its first message and state."""
-    key, _ = jax.random.split(jax.random.fold_in(key, client_id))
-    return problem.algorithm.client_init(key, data, start)
-
-
-def _begin(problem: _Problem, start: Personalized | None) -> State:
-    """Everybody's first state, from the clients' first messages."""
-    algorithm, clients = problem.algorithm, problem.clients
-    rules = algorithm.start_aggregation
-    padded = len(clients) - problem.size
-
-    def work(shared, own):
-        key, shared_start = shared
-        data, client_id, weight, local_start = own
-        start = None if shared_start is None else Personalized(shared_start, local_start)
-        uplink, local = _client_messages(problem, key, data, start, client_id)
-        # Only what both ends may remember is kept.
-        kept = uplink if problem.uplink.cumulative else None
-        return aggregation.split(rules, uplink, weight), (local, kept)
-
-    key = jax.random.fold_in(problem.key, 0)
-    shared_start, local_start = (None, None) if start is None else start
-    index = jnp.arange(len(clients)) % problem.size
-    local_start = jax.tree.map(lambda x: x[index] if padded else x, local_start)
-    sent, (local, first) = problem.backend.map_reduce(
-        work, (key, shared_start), (clients.data, clients.ids, clients.weights, local_start)
-    )
-    if padded:
-        sent["stack"] = jax.tree.map(lambda x: x[: problem.size], sent["stack"])
-    total = aggregation.join(rules, sent)
-    server = algorithm.server_init(_server_key(key), total, start)
-
-    downlink = algorithm.downlink(server)
-    downlink_memory = problem.downlink.memory(downlink)
-    _, local = problem.backend.map_reduce(
-        lambda downlink, own: (backend.NOTHING, algorithm.client_begin(downlink, *own)),
-        downlink,
-        (local, clients.data),
-    )
-    one = jax.tree.map(lambda x: x[0], (clients.data, local))
-    uplink, _, diagnostics = jax.eval_shape(algorithm.client_step, key, downlink, one[1], one[0])
-    if problem.uplink.cumulative and _same_kind(problem, first, uplink):
-        uplink_memory = jax.vmap(problem.uplink.memory)(first)
-        uplink_mean_memory = problem.uplink.memory(total)
-    else:
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
-        uplink_mean_memory = problem.uplink.memory(blank)
-        uplink_memory = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), uplink_mean_memory
-        )
-
-    def seated(memory, position, weight):
-        ones = jax.tree.map(lambda x: jnp.ones((), x.dtype), uplink)
-        rules = algorithm.aggregation
-        share = aggregation.join(rules, aggregation.split(rules, ones, weight))
-        return problem.uplink.seated(memory, channel.Seat(position, share, _secret(problem.key)))
-
-    uplink_memory = jax.vmap(seated)(uplink_memory, jnp.arange(len(clients)), clients.weights)
-    dtype = diagnostics["objective"].dtype
-    blank = {name: jnp.full((), jnp.nan, leaf.dtype) for name, leaf in diagnostics.items()}
-    for name, value in algorithm.server_diagnostics(server).items():
-        blank[name] = jnp.full((), jnp.nan, jnp.asarray(value).dtype)
-    return State(
-        round=jnp.zeros((), jnp.int32),
-        server=server,
-        local=local,
-        uplink_memory=uplink_memory,
-        uplink_mean_memory=uplink_mean_memory,
-        downlink_memory=downlink_memory,
-        downlink_copy=downlink_memory,
-        diagnostics=blank,
-        measure=jnp.full((), jnp.inf, dtype),
-    )
-
-
-def _same_kind(problem: _Problem, first: PyTree, uplink: PyTree) -> bool:
-    """Whether a round's uplink looks like the first one, and is aggregated like it."""
-    algorithm = problem.algorithm
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), first)
-    rules = eqx.tree_equal(algorithm.start_aggregation, algorithm.aggregation)
-    return rules is True and bool(eqx.tree_equal(one, jax.eval_shape(lambda: uplink)))
-
-
-def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
-    # Client ids are non-negative, so no client ever folds in this number.
-    return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
-
-
-def _secret(key: Key[Array, ""]) -> Key[Array, ""]:
-    """What the clients have in common and the server has not."""
-    return jax.random.fold_in(_server_key(key), 0)  # no round folds in the largest number
-
-
-def _keys(problem: _Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
-    """The next round's keys: the server's, the participation's and the downlink's."""
-    return jax.random.split(_server_key(jax.random.fold_in(problem.key, done + 1)), 3)
-
-
-def _received(problem: _Problem, state: State, key: Key[Array, ""]):
-    """The next round's downlink as clients have it, its payload, and both ends' memories."""
-    algorithm = problem.algorithm
-    payload, memory = problem.downlink.encode(
-        key, algorithm.downlink(state.server), state.downlink_memory
-    )
-    downlink, copy = problem.downlink.receive(problem.downlink.decode(payload), state.downlink_copy)
-    if not isinstance(problem.downlink, type(_LOSSLESS)):
-        # Round 1 is about what the clients have from the exact exchange before it.
-        downlink = jax.tree.map(
-            lambda exact, received: jnp.where(state.round == 0, exact, received),
-            algorithm.downlink(state.server),
-            downlink,
-        )
-    return downlink, payload, memory, copy
-
-
-def _objectives(problem: _Problem, state: State) -> Float[Array, " clients"]:
-    """What each client would report in the next round, whether it takes part or not."""
-    key = jax.random.fold_in(problem.key, state.round + 1)
-    downlink = _received(problem, state, _keys(problem, state.round)[2])[0]
-
-    def work(shared, own):
-        key, downlink = shared
-        data, local, client_id = own
-        step_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
-        diagnostics = problem.algorithm.client_step(step_key, downlink, local, data)[2]
-        return backend.NOTHING, diagnostics["objective"]
-
-    own = (problem.clients.data, state.local, problem.clients.ids)
-    return problem.backend.map_reduce(work, (key, downlink), own)[1][: problem.size]
-
-
-def _round(problem: _Problem, state: State) -> tuple[State, dict[str, Array]]:
-    """One federated round: down the wire, every participant's step, up the wire, the server."""
-    algorithm, clients = problem.algorithm, problem.clients
-    rules = aggregation.Added() if problem.uplink.adds_up else algorithm.aggregation
-    key = jax.random.fold_in(problem.key, state.round + 1)
-    server_key, choice_key, down_key = _keys(problem, state.round)
-
-    downlink, payload, downlink_memory, downlink_copy = _received(problem, state, down_key)
-    inclusion = problem.participation.inclusion(
-        choice_key, state.round, clients.ids[: problem.size]
-    )
-    inclusion = jnp.pad(inclusion, (0, len(clients) - problem.size))
-
-    def work(shared, own):
-        key, downlink = shared
-        data, local, memory, client_id, weight, present = own
-        step_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        uplink, new_local, diagnostics = algorithm.client_step(step_key, downlink, local, data)
-        payload, new_memory = problem.uplink.encode(channel_key, uplink, memory)
-        share = weight * present.astype(weight.dtype)
-        sent = aggregation.split(rules, problem.uplink.decode(payload), share)
-        written = jnp.where(present > 0, channel.variable_bytes(payload), 0)
-        told = {k: jnp.where(share > 0, share * v, 0) for k, v in diagnostics.items()}
-        sent["sum"] = (sent["sum"], told, share, written)
-        if not everybody:
-            new_local, new_memory = jax.tree.map(
-                lambda new, old: jnp.where(present > 0, new, old),
-                (new_local, new_memory),
-                (local, memory),
-            )
-        return sent, (new_local, new_memory)
-
-    everybody = isinstance(problem.participation, type(_EVERYBODY))
-    own = (
-        clients.data, state.local, state.uplink_memory, clients.ids, clients.weights, inclusion,
-    )  # fmt: skip
-    if problem.participation.size is not None and problem.backend.gathers:
-        # Only the participants are computed; the others' states are left where they are.
-        chosen = jnp.nonzero(inclusion, size=problem.participation.size)[0]
-        picked = jax.tree.map(lambda x: x[chosen], own)
-        sent, kept = problem.backend.map_reduce(work, (key, downlink), picked)
-        local, uplink_memory = jax.tree.map(
-            lambda whole, part: whole.at[chosen].set(part),
-            (state.local, state.uplink_memory),
-            kept,
-        )
-    else:
-        sent, (local, uplink_memory) = problem.backend.map_reduce(work, (key, downlink), own)
-    totals, diagnostics, share, written = sent["sum"]
-    message = aggregation.join(rules, {**sent, "sum": totals})
-    message, uplink_mean_memory = problem.uplink.receive(message, state.uplink_mean_memory)
-    server = algorithm.server_step(server_key, state.server, message)
-
-    # Diagnostics are means over the participants, so that they stay comparable between rounds.
-    diagnostics = {name: value / share for name, value in diagnostics.items()}
-    diagnostics |= {k: jnp.asarray(v) for k, v in algorithm.server_diagnostics(server).items()}
-    measure = algorithm.stopping_measure(state.diagnostics, diagnostics)
-    new_state = State(
-        round=state.round + 1,
-        server=server,
-        local=local,
-        uplink_memory=uplink_memory,
-        uplink_mean_memory=uplink_mean_memory,
-        downlink_memory=downlink_memory,
-        downlink_copy=downlink_copy,
-        diagnostics=diagnostics,
-        measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
-    )
-    participants = (inclusion > 0).sum(dtype=jnp.int32)
-    varying = dict(zip(_VARYING, (written, channel.variable_bytes(payload)), strict=True))
-    return new_state, {**diagnostics, "participants": participants, **varying}
-
-
 def _advance(
-    problem: _Problem, state: State, tol: Array | float | None, options: _Options
+    problem: Problem, state: State, tol: Array | float | None, options: _Options
 ) -> tuple[State, dict[str, Array]]:
     """So many more rounds, with their history."""
 
     def measured(state):
-        state, record = _round(problem, state)
+        state, record = one_round(problem, state)
         evaluate = partial(_measure, problem, options.metrics)
         shapes = jax.eval_shape(evaluate, state)
         if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
@@ -601,74 +364,24 @@ def _advance(
     return jax.lax.while_loop(unfinished, body, (state, blank))
 
 
-def _measure(problem: _Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
+def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
     """The requested metrics, in a type that can be NaN."""
     if metrics is None:
         return {}
-    values = {name: jnp.asarray(x) for name, x in metrics(_result(problem, state)).items()}
+    values = {name: jnp.asarray(x) for name, x in metrics(result_of(problem, state)).items()}
     return {
         name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
         for name, value in values.items()
     }
 
 
-def _result(problem: _Problem, state: State) -> Personalized:
-    """The models at this state; the padding clients are cut off."""
-    algorithm = problem.algorithm
-    downlink = algorithm.downlink(state.server)
-
-    def work(downlink, own):
-        local, data = own
-        return backend.NOTHING, algorithm.client_result(downlink, local, data)
-
-    _, local = problem.backend.map_reduce(work, downlink, (state.local, problem.clients.data))
-    local = jax.tree.map(lambda x: x[: problem.size], local)
-    return Personalized(algorithm.shared_result(state.server), local)
-
-
-def _finish(problem: _Problem, state: State, history: dict[str, Any], rounds) -> Solution:
+def _finish(problem: Problem, state: State, history: dict[str, Any], rounds) -> Solution:
     local = jax.tree.map(lambda x: x[: problem.size], state.local)
-    return Solution(state.server, local, history, rounds, _result(problem, state), state)
+    return Solution(state.server, local, history, rounds, result_of(problem, state), state)
 
 
 # ---------------------------------------------------------------------------------------------
 # What messages cost.
-
-
-def _bits(problem: _Problem, start: Personalized | None) -> tuple[int, int, int, int]:
-    """Bits of one client's first uplink and first downlink, and of a round's two messages."""
-    first = _first_message(problem, start)
-    state = jax.eval_shape(_begin, problem, start)
-
-    def payloads(state):
-        algorithm, key = problem.algorithm, problem.key
-        one = jax.tree.map(lambda x: x[0], problem.clients.data)
-        local = jax.tree.map(lambda x: x[0], state.local)
-        downlink = algorithm.downlink(state.server)
-        down, _ = problem.downlink.encode(key, downlink, state.downlink_memory)
-        uplink, _, _ = algorithm.client_step(key, downlink, local, one)
-        up, _ = problem.uplink.encode(key, uplink, problem.uplink.memory(uplink))
-        return downlink, up, down
-
-    received, up, down = jax.eval_shape(payloads, state)
-    count = channel.fixed_bits
-    return count(first), count(received), count(up), count(down)
-
-
-def _first_message(problem: _Problem, start: Personalized | None) -> PyTree:
-    """Shapes and types of what one client sends before the rounds."""
-
-    def message(problem, start):
-        one = jax.tree.map(lambda x: x[0], problem.clients.data)
-        if start is not None:
-            start = Personalized(start.shared, jax.tree.map(lambda x: x[0], start.local))
-        return _client_messages(problem, problem.key, one, start, jnp.int32(0))[0]
-
-    return jax.eval_shape(message, problem, start)
-
-
-# What a round's messages took besides: bytes of all clients together, and of the broadcast.
-_VARYING = ("bytes_up", "bytes_down")
 
 
 def _with_bits(
@@ -678,13 +391,13 @@ def _with_bits(
     first_up, first_down, up, down = cost
     # On the host in whole numbers and double precision: counts pass 2^24 soon.
     dtype = np.float64 if xp is np else float
-    written, broadcast = (history[name].astype(dtype) for name in _VARYING)
+    written, broadcast = (history[name].astype(dtype) for name in VARYING)
     participants = history["participants"]
     messages = xp.cumsum(participants).astype(dtype) / clients
     # The first downlink is that of round 1, and everybody has it.
     later = messages - messages[:1]
     received = xp.cumsum((broadcast * participants)[1:]) / clients
-    return {name: values for name, values in history.items() if name not in _VARYING} | {
+    return {name: values for name, values in history.items() if name not in VARYING} | {
         "bits_up": first_up + up * messages + 8 * xp.cumsum(written) / clients,
         "bits_down": first_down
         + down * later
@@ -706,7 +419,7 @@ class _Compiled(eqx.Module):
 
 def _compile(**options) -> _Compiled:
     jit = partial(jax.jit, **options)
-    finish = jit(lambda problem, state: _result(problem, state))
+    finish = jit(lambda problem, state: result_of(problem, state))
 
     def finished(problem, state, history, rounds):
         result = finish(problem, state)
@@ -714,9 +427,9 @@ def _compile(**options) -> _Compiled:
         return Solution(state.server, local, history, rounds, result, state)
 
     return _Compiled(
-        objectives=jit(_objectives),
-        prepare=jit(_prepared, static_argnums=1),
-        begin=jit(_begin),
+        objectives=jit(objectives),
+        prepare=jit(prepared, static_argnums=1),
+        begin=jit(begin),
         advance=jit(_advance),
         finish=finished,
     )
@@ -737,9 +450,9 @@ def _is_small(clients: Clients) -> bool:
     return max(int(np.prod(leaf.shape[1:])) for leaf in leaves) <= 2**15 and clients.features <= 64
 
 
-def _problem(
+def problem_of(
     algorithm, clients, rounds, key, warm_start, channels, participants, mapped
-) -> tuple[_Problem, Personalized | None]:
+) -> tuple[Problem, Personalized | None]:
     """The checked arguments."""
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
@@ -753,7 +466,7 @@ def _problem(
     if not isinstance(mapped, backend.Backend):
         raise ValueError(f"backend: wanted one of jaxfed.backend, got {mapped!r}")
     up, down = channel.pair(channels)
-    participants = _EVERYBODY if participants is None else participants
+    participants = EVERYBODY if participants is None else participants
     if not isinstance(participants, participation.Participation):
         raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
     participants.check(len(clients))
@@ -772,15 +485,15 @@ def _problem(
     algorithm.check(clients, start)
     _check_together(algorithm, clients, up, down, participants)
     key = _one_key(key)
-    problem = _Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
+    problem = Problem(algorithm, clients, up, down, participants, mapped, key, len(clients))
     if up.private:
         _refuse_first_message(problem, start, int(rounds))
     return problem, start
 
 
-def _refuse_first_message(problem: _Problem, start: Personalized | None, rounds: int) -> None:
-    prepared = jax.eval_shape(lambda problem: _prepared(problem, rounds), problem)
-    if sent := channel.fixed_bits(_first_message(prepared, start)):
+def _refuse_first_message(problem: Problem, start: Personalized | None, rounds: int) -> None:
+    ready = jax.eval_shape(lambda problem: prepared(problem, rounds), problem)
+    if sent := channel.fixed_bits(first_message(ready, start)):
         raise ValueError(
             f"channel: it hides what clients send in the rounds, and "
             f"{type(problem.algorithm).__name__} sends {sent} bits in the clear before them; give "
@@ -789,14 +502,14 @@ def _refuse_first_message(problem: _Problem, start: Personalized | None, rounds:
 
 
 def _check_together(algorithm, clients, up, down, participants) -> None:
-    size = len(clients) if isinstance(participants, type(_EVERYBODY)) else participants.size
+    size = len(clients) if isinstance(participants, type(EVERYBODY)) else participants.size
     up.check(clients, size, algorithm.aggregation)
     if down.private:
         raise ValueError(
             "channel: one that hides what clients send is for the uplink alone; wanted a pair "
             "(uplink, downlink), such as (channel, lossless())"
         )
-    if not isinstance(participants, type(_EVERYBODY)):
+    if not isinstance(participants, type(EVERYBODY)):
         if algorithm.needs_everybody:
             raise ValueError(
                 f"participation: {type(algorithm).__name__} needs every client in each round; "

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from jaxfed.data.readers import StrPath, _files, _listing, read_idx
+from jaxfed.data.readers import StrPath, files_in, listing, read_idx
 
 Split = Literal["train", "test"]
 
@@ -67,7 +67,7 @@ def read_mnist(folder: StrPath, split: Split = "train") -> LabelledImages:
     """
     folder = Path(folder)
     prefix = {"train": "train", "test": "t10k"}[_checked_split(split)]
-    files = _files(folder)
+    files = files_in(folder)
     paths = []
     for kind in ("images-idx3", "labels-idx1"):
         # Some copies have a point in the place of the hyphen.
@@ -187,7 +187,7 @@ def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     entries = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
     missing = [name for name in ("data", "labels") if name not in entries]
     if missing:
-        raise ValueError(f"{where}: wanted data and labels, it holds {_listing(entries)}")
+        raise ValueError(f"{where}: wanted data and labels, it holds {listing(entries)}")
     pixels, labels = entries["data"], entries["labels"]
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or not pixels.size:
         kind = getattr(pixels, "dtype", type(pixels).__name__)
@@ -254,7 +254,7 @@ def read_femnist(path: StrPath) -> LabelledClients:
     if path.is_file():
         files = [path]
     elif path.exists():
-        files = _files(path, (".json",))
+        files = files_in(path, (".json",))
     else:
         raise FileNotFoundError(f"{path}: no such file or folder")
     clients = LabelledClients([], [], [])

@@ -49,7 +49,7 @@ def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArr
         ValueError: if no format is recognised, several are, or a file is malformed.
     """
     path = Path(path)
-    files = _files(path) if path.is_dir() else [_existing(path)]
+    files = files_in(path) if path.is_dir() else [_existing(path)]
     formats = {
         "arrays": [file for file in files if file.suffix.lower() in _ARRAYS],
         "csv": [file for file in files if file.suffix.lower() == ".csv"],
@@ -60,7 +60,7 @@ def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArr
     if not present:
         raise ValueError(
             f"{path}: no file with a recognised suffix "
-            f"({', '.join((*_ARRAYS, *_TABLES, *_IMAGES))}); found {_listing(files)}"
+            f"({', '.join((*_ARRAYS, *_TABLES, *_IMAGES))}); found {listing(files)}"
         )
     if len(present) > 1:
         examples = " and ".join(found[0].name for found in present.values())
@@ -116,7 +116,7 @@ def read_arrays(
         arrays = {name: _samples(array, f"{path}: {name}") for name, array in entries.items()}
         labels = list(arrays)
     else:
-        arrays, files = {}, _files(path, _ARRAYS)
+        arrays, files = {}, files_in(path, _ARRAYS)
         for file in files:
             entries = _load_numpy(file, names)
             if len(entries) != 1:
@@ -151,7 +151,7 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
         ValueError: if a table is ragged, not numeric, incomplete, or disagrees with another.
     """
     path = Path(path)
-    files = _files(path, _TABLES) if path.is_dir() else [_existing(path)]
+    files = files_in(path, _TABLES) if path.is_dir() else [_existing(path)]
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
     if client_column is not None:
@@ -170,7 +170,7 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
         if len(other) == len(columns) and other != columns:
             raise ValueError(
                 f"{path}: {first.name} and {name} have different columns, "
-                f"{_listing(columns)} against {_listing(other)}"
+                f"{listing(columns)} against {listing(other)}"
             )
         arrays[name] = _samples(_numeric(cells, other, file), str(file))
     return _alike(arrays, path), _stems(files)
@@ -191,7 +191,7 @@ def read_images(folder: StrPath, *, color: bool = False) -> Float[np.ndarray, "m
         ImportError: if Pillow is not installed.
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
-    return np.stack(_read_image_files(_files(Path(folder), _IMAGES), color=color))
+    return np.stack(_read_image_files(files_in(Path(folder), _IMAGES), color=color))
 
 
 #: Element types of the IDX format by their code; all big-endian.
@@ -251,7 +251,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _files(folder: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
+def files_in(folder: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
     """Visible files of a folder in natural order, at least one."""
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder")
@@ -277,7 +277,8 @@ def _stems(files: list[Path]) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [file.name for file in files]
 
 
-def _listing(names: Iterable[object], limit: int = 5) -> str:
+def listing(names: Iterable[object], limit: int = 5) -> str:
+    """The first few names in one line."""
     shown = [getattr(name, "name", name) for name in names]
     return ", ".join(map(str, shown[:limit])) + (", ..." if len(shown) > limit else "")
 
@@ -300,7 +301,7 @@ def _load_numpy(path: Path, names: Sequence[str] | None) -> dict[str, np.ndarray
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: {error}") from error
     if not entries or not all(isinstance(entry, np.ndarray) for entry in entries.values()):
-        raise ValueError(f"{path}: wanted an archive of arrays, it holds {_listing(entries)}")
+        raise ValueError(f"{path}: wanted an archive of arrays, it holds {listing(entries)}")
     return entries
 
 
@@ -425,7 +426,7 @@ def _by_client(path: Path, client_column: str) -> ClientArrays:
     names, columns = _load_table(path, client_column)
     if names.count(client_column) != 1:
         raise ValueError(
-            f"{path}: wanted one column {client_column!r}, the columns are {_listing(names, 20)}"
+            f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
         )
     place = names.index(client_column)
     owners = np.asarray(columns.pop(place)).astype(str)

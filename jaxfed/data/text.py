@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._optional import require
-from jaxfed.data.readers import StrPath, _files
+from jaxfed.data.readers import StrPath, files_in
 
 _FILLERS = """
     going gonna think thought know known say says said saying tell told talk talked talking want
@@ -39,7 +39,7 @@ def read_text(folder: StrPath, *, suffix: str = ".txt") -> tuple[list[str], list
         ValueError: if it holds no such file, or one is empty or not UTF-8.
     """
     documents, names = [], []
-    for path in _files(Path(folder), (suffix,)):
+    for path in files_in(Path(folder), (suffix,)):
         try:
             document = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:

@@ -12,13 +12,13 @@ from jaxfed.data.readers import (
     _TABLES,
     StrPath,
     _existing,
-    _files,
-    _listing,
     _load_numpy,
     _load_table,
     _numeric,
     _samples,
     _stems,
+    files_in,
+    listing,
 )
 
 ViewArray = Any  # Float[np.ndarray, "entities d_j"] or a scipy.sparse.csr_array
@@ -48,7 +48,7 @@ def read_views(
             sparse ones together, or a malformed file.
     """
     path = Path(path)
-    files = _files(path, (*_ARRAYS, *_TABLES)) if path.is_dir() else [_existing(path)]
+    files = files_in(path, (*_ARRAYS, *_TABLES)) if path.is_dir() else [_existing(path)]
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
         arrays = _load_numpy(files[0], names)
         if names is None:
@@ -57,10 +57,10 @@ def read_views(
     else:
         by_name = dict(zip(_stems(files), files, strict=True))
         if missing := [name for name in names or () if name not in by_name]:
-            raise ValueError(f"{path}: holds {_listing(by_name, 20)}, not {', '.join(missing)}")
+            raise ValueError(f"{path}: holds {listing(by_name, 20)}, not {', '.join(missing)}")
         views = {name: _read_view(by_name[name]) for name in (names or by_name)}
     if len(views) < 2:
-        raise ValueError(f"{path}: wanted two views or more, found {_listing(views) or 'none'}")
+        raise ValueError(f"{path}: wanted two views or more, found {listing(views) or 'none'}")
     first, reference = next(iter(views.items()))
     for name, view in views.items():
         if view.shape[0] != reference.shape[0]:
@@ -84,7 +84,7 @@ def _read_view(path: Path) -> ViewArray:
     arrays = _load_numpy(path, None)
     if len(arrays) != 1:
         raise ValueError(
-            f"{path}: holds the arrays {_listing(arrays)}; in a folder each file is one view"
+            f"{path}: holds the arrays {listing(arrays)}; in a folder each file is one view"
         )
     (array,) = arrays.values()
     return _samples(array, str(path))

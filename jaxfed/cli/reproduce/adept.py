@@ -24,7 +24,7 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.cli.reproduce import Cell, Report, at_least
-from jaxfed.cli.reproduce.perpca_data import _MNIST, _folder
+from jaxfed.cli.reproduce.perpca_data import MNIST_FILES, data_folder
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import rollout
 from jaxfed.data import read_mnist
@@ -318,7 +318,7 @@ SHAPE = (28, 28)
 
 
 def _images(data: Path | None) -> tuple[Float[np.ndarray, "n d"], np.ndarray]:
-    images, labels = read_mnist(_folder(data, "mnist", *_MNIST), "test")
+    images, labels = read_mnist(data_folder(data, "mnist", *MNIST_FILES), "test")
     for digit in range(CLASSES):
         if (count := int((labels == digit).sum())) <= PER_CLASS * TRAIN + VALIDATION:
             raise ValueError(

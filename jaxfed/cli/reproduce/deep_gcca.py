@@ -17,8 +17,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxfed.cli.reproduce import Cell, Interval, Report, at_least, at_most, between, near
-from jaxfed.cli.reproduce.gcca import SPLITS, _digits
-from jaxfed.cli.reproduce.perpca import _graphs
+from jaxfed.cli.reproduce.gcca import SPLITS, read_digits
+from jaxfed.cli.reproduce.perpca import graphs
 from jaxfed.core import channel as channels
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.run import Solution, fit
@@ -152,7 +152,7 @@ def figure10(
 def _draw_points(points: Mapping[str, Any], labels: Int[np.ndarray, " n"]) -> Any:
     figure = None
     titles = [(name, "", "") for name in points]
-    for (x, y), axes in zip((p.T for p in points.values()), _graphs(titles, 2.6), strict=True):
+    for (x, y), axes in zip((p.T for p in points.values()), graphs(titles, 2.6), strict=True):
         for k in range(2):
             axes.scatter(x[labels == k], y[labels == k], s=3, color=colour(k), linewidths=0)
         figure = axes.figure
@@ -284,7 +284,7 @@ def _position(accuracies: Sequence[float]) -> float:
 def _draw_curves(panels: Mapping[str, Mapping[str, tuple[Any, Any]]]) -> Any:
     figure = None
     titles = [("", horizontal, "accuracy") for horizontal in panels]
-    for curves, axes in zip(panels.values(), _graphs(titles), strict=True):
+    for curves, axes in zip(panels.values(), graphs(titles), strict=True):
         for i, (name, (x, y)) in enumerate(curves.items()):
             axes.plot(x, y, color=colour(i), label=name)
         axes.set_xscale("log")
@@ -319,7 +319,7 @@ def deep_digits(
 
     # The views' second moments have condition numbers up to 1e8, which the linear maps must invert.
     with jax.enable_x64(True):
-        views, labels = _digits(data)
+        views, labels = read_digits(data)
         names = ("fou", "fac", "kar", "pix", "zer", "mor")
         widths = np.asarray(views.data.count).astype(int)
         tables = [

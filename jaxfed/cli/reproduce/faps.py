@@ -24,8 +24,8 @@ from jaxtyping import Array, Float, Key
 from jaxfed import data as datasets
 from jaxfed import metrics, privacy
 from jaxfed.cli.reproduce import Cell, Interval, Report, between, near
-from jaxfed.cli.reproduce.perpca import _graphs
-from jaxfed.cli.reproduce.perpca_data import _file, _folder
+from jaxfed.cli.reproduce.perpca import graphs
+from jaxfed.cli.reproduce.perpca_data import data_file, data_folder
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import rollout
@@ -327,7 +327,7 @@ def figure1(
     arrays["rounds"] = np.asarray(heard)
 
     def draw() -> Any:
-        axes = next(iter(_graphs([("what a client's messages give away", "rounds", "error")])))
+        axes = next(iter(graphs([("what a client's messages give away", "rounds", "error")])))
         for i, (name, values) in enumerate(curves.items()):
             middle = np.median(np.stack(values), axis=0)
             axes.loglog(heard, middle, color=colour(i), marker="o", markersize=3, label=name)
@@ -578,7 +578,7 @@ def figure2(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         groups = list(dict.fromkeys(labels[0] for labels in runs))
         titles = [(f"varying {group}", "setting", ROUNDS) for group in groups]
         figure = None
-        for group, axes in zip(groups, _graphs(titles, 3.6), strict=True):
+        for group, axes in zip(groups, graphs(titles, 3.6), strict=True):
             settings = list(dict.fromkeys(s for g, s, _ in runs if g == group))
             for i, method in enumerate((SSI, POWER, PRINTED, FIVE)):
                 points = [(settings.index(s), np.median(run.rounds)) for (g, s, m), run in
@@ -612,7 +612,7 @@ _IMAGES = {
 
 def _images(data: Path | None, seeds: int) -> tuple[dict[tuple[str, str], _Runs], list[str]]:
     """Outcomes by data set and method, and what the data sets were."""
-    _folder(data, "mnist", "t10k-images-idx3-ubyte.gz (or the 60000 training images)",
+    data_folder(data, "mnist", "t10k-images-idx3-ubyte.gz (or the 60000 training images)",
             _IMAGES["mnist"][1])  # fmt: skip
     assert data is not None
     runs, notes = {}, []
@@ -620,7 +620,7 @@ def _images(data: Path | None, seeds: int) -> tuple[dict[tuple[str, str], _Runs]
         if not (data / folder).is_dir():
             continue
         names = ("train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz")
-        pixels = datasets.read_idx(_file(data / folder, *names, *(n[:-3] for n in names)))
+        pixels = datasets.read_idx(data_file(data / folder, *names, *(n[:-3] for n in names)))
         flat = np.asarray(pixels, np.float64).reshape(len(pixels), -1) / 255
         notes.append(f"{name}: {len(flat)} images of {flat.shape[1]} pixels, not centred.")
         with jax.enable_x64(True):
@@ -709,7 +709,7 @@ def figure3(*, data: Path | None, seeds: int, out: Path | None) -> Report:
 
     def draw() -> Any:
         names = list(dict.fromkeys(name for name, _ in runs))
-        axes = next(iter(_graphs([("images", "", ROUNDS)])))
+        axes = next(iter(graphs([("images", "", ROUNDS)])))
         for i, method in enumerate((SSI, POWER, PRINTED, FIVE)):
             heights = [np.median(runs[name, method].rounds) for name in names]
             places = np.arange(len(names)) + 0.2 * (i - 1.5)
@@ -778,7 +778,7 @@ def figure4(
     def draw() -> Any:
         titles = [(f"condition {c}", "rounds", KKT) for c in conditions]
         figure = None
-        for condition, axes in zip(conditions, _graphs(titles), strict=True):
+        for condition, axes in zip(conditions, graphs(titles), strict=True):
             for i, name in enumerate((SSI, *methods)):
                 middle = np.median(curves[condition, name], axis=0)
                 axes.semilogy(1 + np.arange(len(middle)), middle, color=colour(i), label=name)

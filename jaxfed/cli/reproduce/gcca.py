@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._optional import require
 from jaxfed.cli.reproduce import Cell, Interval, Report, at_least, between, near
-from jaxfed.cli.reproduce.perpca import _graphs
+from jaxfed.cli.reproduce.perpca import graphs
 from jaxfed.core import channel as channels
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.run import fit, rollout
@@ -168,7 +168,7 @@ def _draw_curves(
     def draw() -> Any:
         figure = None
         titles = [(title, horizontal, "cost") for title in panels]
-        for curves, axes in zip(panels.values(), _graphs(titles), strict=True):
+        for curves, axes in zip(panels.values(), graphs(titles), strict=True):
             for i, (name, (x, y)) in enumerate(curves.items()):
                 axes.loglog(x, y, color=colour(i), label=name)
             axes.legend(fontsize=7, frameon=False)
@@ -493,7 +493,7 @@ def figure8(
 SPLITS = 5  # of the entities, into 70 per cent to learn a classifier from and the rest
 
 
-def _digits(data: Path | None) -> tuple[Views, Int[np.ndarray, " entities"]]:
+def read_digits(data: Path | None) -> tuple[Views, Int[np.ndarray, " entities"]]:
     """The views, standardized, and the digits."""
     if data is None:
         raise ValueError(
@@ -535,7 +535,7 @@ def digits(
     """Six views of handwritten digits: cost, rounds and classification, by bits."""
     del out
     with jax.enable_x64(True):
-        views, labels = _digits(data)
+        views, labels = read_digits(data)
         measured: dict[Labels, list[float]] = {}
         arrays: dict[str, Any] = {}
         for rank in ranks:

@@ -91,7 +91,7 @@ def _rows(
     ]
 
 
-def _graphs(titles: Sequence[tuple[str, str, str]], width: float = 4.2) -> Iterator[Any]:
+def graphs(titles: Sequence[tuple[str, str, str]], width: float = 4.2) -> Iterator[Any]:
     """Axes side by side in one figure, each with title, horizontal and vertical label."""
     figure = canvas(None, width * len(titles), 3.4)
     for axes, (title, x, y) in zip(
@@ -465,7 +465,7 @@ def figure3(
             ("step size 0.1, mean of log10 error", "round", "log10 reconstruction error"),
             ("after 100 rounds", "theta", "log10 reconstruction error"),
         ]
-        left, right = _graphs(titles)
+        left, right = graphs(titles)
         for position, name in enumerate(names):
             mean = curves[0.1][position].mean((0, 1))
             left.plot(np.arange(1, rounds + 1), mean, color=colour(position), label=name)
@@ -635,7 +635,7 @@ def figure4(*, data: Path | None, seeds: int, out: Path | None) -> Report:
     def draw():
         settings = ("published", "as in the text", "well-posed")
         titles = [(name, "samples n of the rich clients", "subspace error") for name in settings]
-        for setting, axes in zip(settings, _graphs(titles), strict=True):
+        for setting, axes in zip(settings, graphs(titles), strict=True):
             methods = [method for given, method in curves if given == setting]
             for position, method in enumerate(methods):
                 # Some curves coincide.
@@ -938,7 +938,7 @@ def _draw_decades(curves: Mapping[str, Mapping[str, np.ndarray]], every: int) ->
     titles = [
         (f"{name} error", "round", "log10 error") for name in ("global", "local", "reconstruction")
     ]
-    for (title, _, _), axes in zip(titles, _graphs(titles), strict=True):
+    for (title, _, _), axes in zip(titles, graphs(titles), strict=True):
         for position, (rank, errors) in enumerate(curves.items()):
             values = np.median(errors[title.removesuffix(" error")], axis=0)
             rounds = every * np.arange(1, len(values) + 1)

@@ -29,7 +29,7 @@ from jaxfed.plot._figure import INK, SIGNED, bare, canvas, limit
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _folder(data: Path | None, name: str, wanted: str, origin: str) -> Path:
+def data_folder(data: Path | None, name: str, wanted: str, origin: str) -> Path:
     """The subfolder of this name, or a plain word on what is missing and where it comes from."""
     if data is None:
         raise ValueError(
@@ -44,7 +44,7 @@ def _folder(data: Path | None, name: str, wanted: str, origin: str) -> Path:
     return data / name
 
 
-def _file(folder: Path, *names: str) -> Path:
+def data_file(folder: Path, *names: str) -> Path:
     """The first of these files that is there."""
     for name in names:
         if (folder / name).exists():
@@ -71,7 +71,7 @@ def _step_size(samples: Float[Array, "m n d"], factor: float) -> float:
 
 # --- MNIST ---------------------------------------------------------------------------------------
 
-_MNIST = (
+MNIST_FILES = (
     "t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz",
     "the MNIST test set of LeCun, Cortes & Burges, e.g. github.com/kelas/mnist",
 )
@@ -140,9 +140,9 @@ def mnist(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         The report.
     """
     del out
-    folder = _folder(data, "mnist", *_MNIST)
+    folder = data_folder(data, "mnist", *MNIST_FILES)
     images, digits = (
-        datasets.read_idx(_file(folder, f"t10k-{name}.gz", f"t10k-{name}"))
+        datasets.read_idx(data_file(folder, f"t10k-{name}.gz", f"t10k-{name}"))
         for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     pixels = images.reshape(len(images), -1).astype(np.float32) / 255
@@ -251,7 +251,7 @@ def thermal(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         The report.
     """
     del out
-    file = _file(_folder(data, "thermal", *_THERMAL), "ambench_layer361.npz")
+    file = data_file(data_folder(data, "thermal", *_THERMAL), "ambench_layer361.npz")
     arrays, _ = datasets.read_arrays(file, names=["frames"])
     frames = np.stack(arrays).astype(np.float32) / 1000
     samples = jnp.asarray(frames)
@@ -482,7 +482,7 @@ def debates(*, data: Path | None, seeds: int, out: Path | None) -> Report:
         The report.
     """
     del seeds, out
-    texts, names = datasets.read_text(_folder(data, "debates", *_DEBATES))
+    texts, names = datasets.read_text(data_folder(data, "debates", *_DEBATES))
     years = sorted({name[:4] for name in names})
     groups = [
         [
