@@ -281,7 +281,8 @@ def _fitted(
             losses = jax.vmap(loss, (None, 0, 0))(result.shared, held_out, keys)
         return {"validation": losses.mean()}
 
-    every = max(1, rounds // 10)
+    # About ten times, the last round among them.
+    every = max(d for d in range(1, max(1, rounds // 10) + 1) if rounds % d == 0)
     seen: list[PyTree] = []
 
     def keep(solution: Solution) -> bool:
