@@ -229,3 +229,14 @@ def test_data_that_are_not_there_are_asked_for(capsys, tmp_path):
     (tmp_path / "mnist" / "readme.txt").touch()
     assert main(["reproduce", "adept/figure3", "--data", str(tmp_path)]) != 0
     assert "--data: no images in" in capsys.readouterr().err
+
+
+def test_losses_of_seeds_that_chose_different_rounds_are_kept_together():
+    one = np.ones(3)
+    outcomes = [
+        target.Outcome(one, one, one, one, np.arange(rounds, dtype=float), one) for rounds in (2, 4)
+    ]
+    arrays = target._arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
+    losses = arrays[f"validation loss | {target.LOCAL}"]
+    np.testing.assert_array_equal(losses, [[0, 1, np.nan, np.nan], [0, 1, 2, 3]])
+    assert arrays[f"KID | {target.LOCAL}"].shape == (2, 3)

@@ -486,10 +486,16 @@ def _arrays(found: Run) -> dict[str, np.ndarray]:
         "validation": "validation loss",
     }
     return {
-        f"{label} | {method}": np.stack([getattr(outcome, field) for outcome in outcomes])
+        f"{label} | {method}": _stacked([getattr(outcome, field) for outcome in outcomes])
         for method, outcomes in found.outcomes.items()
         for field, label in names.items()
     }
+
+
+def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """One row a seed; losses are known up to the round that was chosen, and then NaN."""
+    longest = max(map(len, rows))
+    return np.stack([np.pad(x, (0, longest - len(x)), constant_values=np.nan) for x in rows])
 
 
 def table3(*, data: Path | None, seeds: int, out: Path | None, scale: float = SCALE) -> Report:
