@@ -38,14 +38,15 @@ def check_factor(argument: str, given) -> None:
         raise ValueError(f"{argument}: wanted a finite number of at least 0, got {given!r}")
 
 
-def check_positive(argument: str, given) -> None:
-    """Refuse numbers that are not positive or not finite; None is for the caller.
+def check_positive(argument: str, given, *, optional: bool = False) -> None:
+    """Refuse numbers that are not positive or not finite, and None unless it is `optional`.
 
     Raises:
         ValueError: as said above.
     """
-    known = given is not None and not isinstance(given, Tracer)
-    if known and not (_not_negative(given) and (np.asarray(given) > 0).all()):
+    if isinstance(given, Tracer) or (optional and given is None):
+        return
+    if not _not_negative(given) or not (np.asarray(given) > 0).all():
         raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
 
 

@@ -94,12 +94,15 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
         decompose: from one matrix to a tuple of arrays; not differentiated.
 
     Returns:
-        `(matrix, wanted=True) -> arrays`. Those not wanted are anything, and cost a processor
-        nothing.
+        `(matrix, wanted=None) -> arrays`. Those not wanted, by a truth value, are anything, and
+        cost a processor nothing.
     """
 
     @jax.custom_batching.custom_vmap
     def one(matrix, wanted):
+        if wanted is None:  # a condition takes its time to compile
+            return decompose(matrix)
+
         def nothing(matrix):
             return jax.tree.map(jnp.zeros_like, jax.eval_shape(decompose, matrix))
 
@@ -111,10 +114,10 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
             found = decompose(matrices)
         else:
             # What is mapped once more, over runs, comes back here.
-            given = (matrices, wanted)
-            spread = tuple(
-                x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
-                for x, batched in zip(given, in_batched, strict=True)
+            spread = jax.tree.map(
+                lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *x.shape)),
+                (matrices, wanted),
+                tuple(in_batched),
             )
             found = lax.platform_dependent(
                 *spread,
@@ -123,7 +126,7 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
             )
         return found, jax.tree.map(lambda _: any(in_batched), found)
 
-    return lambda matrix, wanted=True: one(matrix, jnp.asarray(wanted))
+    return lambda matrix, wanted=None: one(matrix, wanted)
 
 
 def checked_matrix(w: Float[Array, "m n"], wanted: str) -> Float[Array, "m n"]:

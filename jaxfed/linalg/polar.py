@@ -185,7 +185,7 @@ _svd = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)))
 _eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
 
 
-def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | bool = True) -> Factors:
+def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Factors:
     """The polar factor by a singular value decomposition, for any rank and scale."""
     scale = jnp.max(jnp.abs(w))
     scale = jnp.where(scale == 0, 1, scale)

@@ -252,8 +252,8 @@ class HierarchicalPCA(Algorithm):
         check_count("rank", rank)
         check_positive("noise_variance", noise_variance)
         check_positive("prior_variance", prior_variance)
-        check_positive("step_size", step_size)
-        check_positive("global_step_size", global_step_size)
+        check_positive("step_size", step_size, optional=True)
+        check_positive("global_step_size", global_step_size, optional=True)
         check_name("solver", solver, ("gradient", "eigenvectors"))
         check_name("likelihood", likelihood, ("exact", "half"))
         check_name("training", training, ("personalized", "local", "global"))
@@ -528,9 +528,9 @@ class AdaptivePCA(HierarchicalPCA):
             global_step_size=global_step_size, solver=solver, likelihood=likelihood, start=start,
             align=align,
         )  # fmt: skip
-        check_positive("hyper_prior", hyper_prior)
+        check_positive("hyper_prior", hyper_prior, optional=True)
         check_name("spread", spread, ("closed_form", "log", "gradient"))
-        check_positive("spread_step_size", spread_step_size)
+        check_positive("spread_step_size", spread_step_size, optional=True)
         check_name("dimension", dimension, ("subspace", "frame"))
         self.spread, self.dimension = spread, dimension
         self.hyper_prior = hyperparameter(hyper_prior)

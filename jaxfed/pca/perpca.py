@@ -133,7 +133,7 @@ class PerPCA(Algorithm):
         check_name("variant", variant, ("tangent", "polar"))
         check_name("retraction", retraction, tuple(RETRACTIONS))
         check_name("start", start, ("local_first", "random"))
-        check_positive("step_size", step_size)
+        check_positive("step_size", step_size, optional=True)
         check_positive("decay", decay)
         self.shared_rank = shared_rank
         self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
