@@ -13,6 +13,7 @@ from jaxfed import privacy as privacy
 from jaxfed.core import backend as backend
 from jaxfed.core import channel as channel
 from jaxfed.core import participation as participation
+from jaxfed.core import reduction as reduction
 from jaxfed.core.algorithm import Algorithm as Algorithm
 from jaxfed.core.algorithm import Personalized as Personalized
 from jaxfed.core.checkpoint import Checkpoint as Checkpoint
@@ -21,9 +22,11 @@ from jaxfed.core.clients import Samples as Samples
 from jaxfed.core.grid import Grid as Grid
 from jaxfed.core.grid import grid as grid
 from jaxfed.core.grid import masked as masked
-from jaxfed.core.run import Diverged as Diverged
+from jaxfed.core.run import Callback as Callback
+from jaxfed.core.run import DivergenceError as DivergenceError
 from jaxfed.core.run import EarlyStopping as EarlyStopping
 from jaxfed.core.run import Solution as Solution
+from jaxfed.core.run import Status as Status
 from jaxfed.core.run import fit as fit
 from jaxfed.core.run import rollout as rollout
 from jaxfed.core.sweep import stack as stack

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int, Shaped
 
 from jaxfed._optional import require
-from jaxfed.core.backend import NOTHING, Backend, vmap
+from jaxfed.core.backend import Backend, vmap
 from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.clients import Clients, Samples
 
@@ -230,10 +230,10 @@ def _block(function, points, backend):
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
         names[:] = map(str, found)
-        return NOTHING, list(map(jnp.asarray, found.values()))
+        return list(map(jnp.asarray, found.values()))
 
     points = jax.tree.map(jnp.asarray, points)
-    return names, backend.map_reduce(one, arrays, points)[1]
+    return names, backend.map(one, arrays, points)
 
 
 def _checked(axes, function) -> dict[str, np.ndarray]:

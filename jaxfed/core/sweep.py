@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.backend import completed, nonempty
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, rollout
 
@@ -87,11 +86,9 @@ def _grid(algorithms, clients, keys, rounds, block, axes, arguments):
     if not sizes:
         return one(0)
     numbers = jnp.arange(total)
-    shapes = jax.eval_shape(jax.vmap(one), numbers)
     # batch_size=None would run one after the other.
     size = min(block or total, total)
-    runs = jax.lax.map(lambda number: nonempty(one(number)), numbers, batch_size=size)
-    runs = completed(runs, shapes)
+    runs = jax.lax.map(one, numbers, batch_size=size)
     return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
 
 

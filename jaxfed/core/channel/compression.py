@@ -5,22 +5,23 @@ size, an objective) and integers travel as they are. Payloads are really packed:
 codes of `b` bits is `ceil(n b / 8)` bytes. Nothing here has memory: see `jaxfed.channel.difference`
 and `jaxfed.channel.error_feedback` for what makes coarse compression converge.
 
-A payload holds whole numbers, so no derivative passes through these channels; a run that is to be
-differentiated needs a lossless channel or `cast`.
+Payloads have no derivative. What is decoded is differentiated as what it is on average, straight
+through: for `quantize` with random rounding and for `random_k` that is the derivative of the mean
+over all draws; for the others, which are biased, it is the usual estimator and no more.
 """
 
 import abc
 import math
-from typing import Literal
+from typing import Literal, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Key, UInt8, UInt32
+from jaxtyping import Array, Float, Key, PyTree, UInt8, UInt32
 
-from jaxfed.core.channel.base import Channel
+from jaxfed.core.channel.base import Channel, straight_through
 from jaxfed.core.channel.entropy import Stream, decode_symbols, encode_symbols
 
 
@@ -31,14 +32,15 @@ class Payload(eqx.Module):
 class Compressor(Channel):
     """A channel without memory that compresses one array at a time."""
 
-    def memory(self, message):
+    @final
+    def memory(self, message: PyTree) -> None:
         """None is needed."""
         del message
-        return ()
 
-    def encode(self, key, message, memory):
+    @final
+    def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """The message with its larger arrays compressed."""
-        leaves, structure = jax.tree.flatten(message)
+        leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [
             self.compress(keys[i], leaf) if compressible(leaf) else leaf
@@ -46,7 +48,8 @@ class Compressor(Channel):
         ]
         return jax.tree.unflatten(structure, packed), memory
 
-    def decode(self, payload):
+    @final
+    def decode(self, payload: PyTree) -> PyTree:
         """The message, as far as it can be told."""
         return jax.tree.map(
             lambda x: self.decompress(x) if isinstance(x, Payload) else x,
@@ -54,9 +57,24 @@ class Compressor(Channel):
             is_leaf=lambda x: isinstance(x, Payload),
         )
 
-    def receive(self, decoded, memory):
+    @final
+    def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
+        """Straight through, as the mean of what arrives."""
+        del memory
+        mean = jax.tree.map(lambda x: self.mean(x) if compressible(x) else x, message)
+        return straight_through(decoded, mean)
+
+    @final
+    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
         """The decoded message itself."""
-        return decoded, memory
+        del last
+        return decoded
+
+    @final
+    def through(self, key: Key[Array, ""], message: PyTree) -> tuple[PyTree, PyTree]:
+        """The payload, and what the other end will make of it, which can be differentiated."""
+        payload, _ = self.encode(key, message, None)
+        return payload, self.differentiable(self.decode(payload), message, None)
 
     @abc.abstractmethod
     def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
@@ -65,6 +83,10 @@ class Compressor(Channel):
     @abc.abstractmethod
     def decompress(self, payload: Payload) -> Float[Array, "..."]:
         """The array that a payload stands for."""
+
+    @abc.abstractmethod
+    def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
+        """What becomes of an array on average, or is taken for that: it is differentiated."""
 
 
 def compressible(leaf: Array) -> bool:
@@ -129,6 +151,12 @@ class _Quantize(Compressor):
         unit = payload.scale.astype(payload.dtype) / (self.levels * self.contraction)
         return (level * unit).reshape(payload.shape)
 
+    def mean(self, array):
+        return array / self.contraction
+
+    def for_start(self):
+        return quantize(8)
+
 
 def chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
     """Numbers strictly between 0 and 1 to round by: a hash of each place, seeded by the key.
@@ -168,7 +196,8 @@ def quantize(
     In the largest entry the error is at most \(c / s\): with `difference` and two levels or more it
     shrinks geometrically at \(\tau = 1\). With one level it does not shrink; a contraction of two
     makes it. Rounding to the nearest has half that error, shrinks it with any number of levels and
-    has more zeros, but a bias: use it inside `difference` or `error_feedback`.
+    has more zeros, but a bias: use it inside `difference` or `error_feedback`. The derivative is
+    straight through, that of \(x / \tau\).
 
     Args:
         bits: per entry at most, 2 to 8, sign included: \(s = 2^{b-1} - 1\).
@@ -233,11 +262,18 @@ class _Sign(Compressor):
         positive = unpack_symbols(payload.packed, payload.size, 2).astype(payload.dtype)
         return ((2 * positive - 1) * payload.scale.astype(payload.dtype)).reshape(payload.shape)
 
+    def mean(self, array):
+        return array
+
+    def for_start(self):
+        return quantize(8)
+
 
 def sign() -> Channel:
     """The signs of the entries, one bit each, times their mean magnitude.
 
-    Biased: use it inside `difference` or `error_feedback`.
+    Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
+    usual estimator: that of the entries themselves.
 
     Source: Karimireddy, Rebjock, Stich & Jaggi (2019), Error feedback fixes SignSGD.
     """
@@ -267,6 +303,12 @@ class _TopK(Compressor):
         assert isinstance(payload, _Sparse)
         return _scattered(payload, payload.values, payload.indices.astype(jnp.uint32))
 
+    def mean(self, array):
+        return array
+
+    def for_start(self):
+        return quantize(8)
+
 
 def _scattered(payload: _Static, values: Array, indices: UInt32[Array, " kept"]) -> Array:
     flat = jnp.zeros(payload.size, payload.dtype)
@@ -276,7 +318,8 @@ def _scattered(payload: _Static, values: Array, indices: UInt32[Array, " kept"])
 def top_k(fraction: float) -> Channel:
     """The entries of largest magnitude, each with its place (16 bits up to 65,536 entries, or 32).
 
-    Biased: use it inside `difference` or `error_feedback`.
+    Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
+    usual estimator: that of all entries, sent or not.
 
     Args:
         fraction: share of an array's entries that are kept, rounded up.
@@ -311,6 +354,13 @@ class _RandomK(Compressor):
         factor = payload.size / len(places) if self.scaled else 1.0
         return _scattered(payload, payload.values * factor, places)
 
+    def mean(self, array):
+        share = 1 if self.scaled else _kept(array.size, self.fraction) / array.size
+        return share * array
+
+    def for_start(self):
+        return quantize(8)
+
     def _places(self, seed, size: int):
         order = jax.random.permutation(jax.random.wrap_key_data(seed), size)
         return order[: _kept(size, self.fraction)].astype(jnp.uint32)
@@ -318,6 +368,8 @@ class _RandomK(Compressor):
 
 def random_k(fraction: float, *, scaled: bool = True) -> Channel:
     """Entries drawn at random; the places travel as the seed of the draw.
+
+    The derivative is straight through, that of the mean over all draws.
 
     Args:
         fraction: share of an array's entries that are kept, rounded up.
@@ -361,9 +413,12 @@ class _Cast(Compressor):
         assert isinstance(payload, _Rounded)
         return payload.values.astype(payload.dtype)
 
+    def mean(self, array):
+        return array
+
 
 def cast(dtype: str) -> Channel:
-    """Rounding to a lower precision; the derivative passes through.
+    """Rounding to a lower precision; the derivative is straight through.
 
     Args:
         dtype: `"float16"`, `"bfloat16"` or `"float32"`.
@@ -401,6 +456,12 @@ class _Chain(Compressor):
             is_leaf=lambda x: isinstance(x, Payload) and x is not payload,
         )
         return self.first.decompress(outer)
+
+    def mean(self, array):
+        return self.second.mean(self.first.mean(array))
+
+    def for_start(self):
+        return quantize(8)
 
 
 def chain(*compressors: Channel) -> Channel:
