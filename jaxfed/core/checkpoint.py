@@ -150,11 +150,11 @@ def fingerprint(
     """
     return {
         "algorithm": f"{_described(algorithm)} {digest_of(algorithm)}",
-        "computation": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
         "clients": f"{len(clients)} clients {digest_of(clients)}",
         "key": digest_of(key),
         "warm_start": digest_of(start),
         **{name: f"{_described(value)} {digest_of(value)}" for name, value in arguments.items()},
+        "computation": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
 
 
