@@ -297,12 +297,17 @@ def test_error_feedback_loses_nothing_in_the_sum(key):
 
 
 @pytest.mark.parametrize("name", ["3 bits", "5 symbols", "top", "bfloat16"])
-def test_runs_with_differences_end_where_lossless_ones_do(name):
-    algorithm, clients = jf.pca.PerPCA(1, 1), draw()
-    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=400)
-    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=400)
+def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
+    """So many rounds take the slowest, the largest entries, to 2e-11, whichever way it gets there.
+
+    Iterates of different processors part (another entry is the largest, another number is rounded
+    up) and meet again: that figure is the worst of thirty runs on data changed by 3e-7.
+    """
+    algorithm, clients = jf.pca.PerPCA(1, 1), draw(np.float64)
+    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=1200)
+    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=1200)
     chex.assert_trees_all_close(
-        given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-5
+        given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-9
     )
     assert given.history["bits_up"][-1] < 0.6 * wanted.history["bits_up"][-1]
 

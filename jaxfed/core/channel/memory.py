@@ -47,6 +47,12 @@ def difference(compressor: Channel) -> Channel:
     memory is the first exchange, which is exact, where that is a message of the same kind, and else
     zero.
 
+    A run ends where it would without loss, but later, the more so the more a compressor loses. On
+    five clients of six features, `PerPCA(1, 1)` comes within a millionth of its last objective
+    after 249 rounds without loss, 259 through `cast("bfloat16")`, 394 through `quantize(3)` and
+    625 through `top_k(0.3)`. On the way there a difference of one rounding, as between two kinds
+    of processor, can change which entries `top_k` keeps, and with them the iterates.
+
     Every client must take part in each round: one that misses a message loses the thread.
 
     Args:
