@@ -37,7 +37,10 @@ LOSSY = {
     "bfloat16": lambda: jf.channel.cast("bfloat16"),
     "chain": lambda: jf.channel.chain(jf.channel.top_k(0.3), jf.channel.quantize(4)),
 }
-every_compressor = pytest.mark.parametrize("name", LOSSY)
+every_compressor = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.float16) if n == "float16" else n for n in LOSSY],
+)
 
 
 def draw(dtype=np.float32):
@@ -358,6 +361,7 @@ def test_differences_start_from_a_first_message_of_the_same_kind():
         np.testing.assert_allclose(solution.server, 3.7, rtol=1e-6)
 
 
+@pytest.mark.float16
 def test_a_derivative_passes_through_lower_precision():
     clients = draw()
 
