@@ -1,5 +1,6 @@
 """Settings of every test: eight devices on the processor, keys, double precision on request."""
 
+import functools
 import os
 from importlib.metadata import version
 
@@ -30,10 +31,30 @@ settings.load_profile("jaxfed")
 
 
 def pytest_configure(config):
-    """Compile every program once, whichever test, process or run of the suite needs it."""
+    """Compile every program once, whichever test, process or run of the suite needs it.
+
+    JAX keeps programs apart by the whole of XLA_FLAGS, so those for other processors too.
+    """
+    config.addinivalue_line("markers", "float16: computes in half precision")
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@functools.cache
+def has_float16():
+    """Whether XLA's programs for this processor convert half precision: some lack the symbols."""
+    try:
+        jax.jit(lambda x: x.astype("float16").astype("float32"))(1.0)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def pytest_runtest_setup(item):
+    """Skip half precision where it is not to be had."""
+    if item.get_closest_marker("float16") and not has_float16():
+        pytest.skip("XLA has no float16 conversions for this processor")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -93,7 +93,8 @@ def test_the_readme_shows_what_the_demo_prints(demo):
         (line,) = re.findall(rf"^\| {row['method']}: .*$", readme, re.M)
         printed = [float(cell) for cell in line.split("|")[2:4]]
         computed = [row["left over, training"], row["left over, held out"]]
-        np.testing.assert_allclose(printed, computed, atol=0.15)
+        # One digit is printed; processors differ by less than 1e-5.
+        np.testing.assert_allclose(printed, computed, atol=0.05 + 1e-3)
 
 
 def test_without_a_terminal_there_is_no_progress_bar(demo):

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfed as jf
-from jaxfed.core.channel.compression import grouping, pack_symbols, unpack_symbols
 from jaxfed.core.channel.entropy import decode_symbols, encode_symbols
+from jaxfed.core.channel.packing import grouping, pack_symbols, unpack_symbols
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 40
 
@@ -37,7 +37,10 @@ LOSSY = {
     "bfloat16": lambda: jf.channel.cast("bfloat16"),
     "chain": lambda: jf.channel.chain(jf.channel.top_k(0.3), jf.channel.quantize(4)),
 }
-every_compressor = pytest.mark.parametrize("name", LOSSY)
+every_compressor = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.float16) if n == "float16" else n for n in LOSSY],
+)
 
 
 def draw(dtype=np.float32):
@@ -169,8 +172,11 @@ class Logged(jf.channel.Channel):
     def decode(self, payload):
         return self.inner.decode(payload)
 
-    def receive(self, decoded, memory):
-        return self.inner.receive(decoded, memory)
+    def differentiable(self, decoded, message, memory):
+        return self.inner.differentiable(decoded, message, memory)
+
+    def receive(self, decoded, last):
+        return self.inner.receive(decoded, last)
 
 
 def test_a_run_counts_what_is_written():
@@ -183,17 +189,18 @@ def test_a_run_counts_what_is_written():
     def run(clients):
         return jf.rollout(
             jf.pca.SubspaceIteration(3), clients, rounds=4, key=jax.random.key(0),
-            channel=(up, down), participation=jf.participation.uniform(3),
+            channel=(up, down, jf.channel.lossless()), participation=jf.participation.uniform(3),
             backend=jf.backend.chunked(2),
         )  # fmt: skip
 
     history = run(clients).history
     jax.effects_barrier()
+    # The last broadcast is for a round that does not come.
     assert len(up.log) == 3 * 4 and len(down.log) == 4
     assert len(set(up.log)) > 4
     np.testing.assert_allclose(history["bits_up"][-1], 8 * sum(up.log) / CLIENTS, rtol=1e-6)
     # The first broadcast is from before the rounds, and exact.
-    broadcast = 32 * 180 + 8 * sum(down.log[1:]) * 3 / CLIENTS
+    broadcast = 32 * 180 + 8 * sum(down.log[:-1]) * 3 / CLIENTS
     np.testing.assert_allclose(history["bits_down"][-1], broadcast, rtol=1e-6)
 
 
@@ -261,14 +268,12 @@ def test_differences_forget_nothing(name, key):
     @jax.jit
     def send(key, sender, receiver):
         payload, sender = channel.encode(key, message, sender)
-        arrived, receiver = channel.receive(channel.decode(payload), receiver)
-        return sender, receiver, arrived
+        return sender, channel.receive(channel.decode(payload), receiver)
 
-    arrived = sender
     for round_key in jax.random.split(key, 80):
-        sender, receiver, arrived = send(round_key, sender, receiver)
+        sender, receiver = send(round_key, sender, receiver)
         np.testing.assert_array_equal(sender, receiver)
-    assert jnp.abs(arrived - message).max() <= 1e-5
+    assert jnp.abs(receiver - message).max() <= 1e-5
 
 
 def test_one_level_needs_a_contraction(key):
@@ -292,17 +297,22 @@ def test_error_feedback_loses_nothing_in_the_sum(key):
     memory, total = channel.memory(messages[0]), jnp.zeros(20)
     for message in messages:
         payload, memory = channel.encode(key, message, memory)
-        total += channel.receive(channel.decode(payload), ())[0]
+        total += channel.receive(channel.decode(payload), None)
     chex.assert_trees_all_close(total + memory, messages.sum(0), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["3 bits", "5 symbols", "top", "bfloat16"])
-def test_runs_with_differences_end_where_lossless_ones_do(name):
-    algorithm, clients = jf.pca.PerPCA(1, 1), draw()
-    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=400)
-    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=400)
+def test_runs_with_differences_end_where_lossless_ones_do(name, x64):
+    """So many rounds take the slowest, the largest entries, to 2e-11, whichever way it gets there.
+
+    Iterates of different processors part (another entry is the largest, another number is rounded
+    up) and meet again: that figure is the worst of thirty runs on data changed by 3e-7.
+    """
+    algorithm, clients = jf.pca.PerPCA(1, 1), draw(np.float64)
+    wanted = solve(algorithm, clients, jf.channel.lossless(), rounds=1200)
+    given = solve(algorithm, clients, jf.channel.difference(LOSSY[name]()), rounds=1200)
     chex.assert_trees_all_close(
-        given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-5
+        given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-9
     )
     assert given.history["bits_up"][-1] < 0.6 * wanted.history["bits_up"][-1]
 
@@ -318,51 +328,75 @@ def test_without_memory_coarse_messages_do_not_converge():
     assert restless(jf.channel.difference(coarse)) < 1e-4
 
 
-def test_the_exchange_before_the_rounds_is_exact():
-    algorithm, clients = jf.pca.OneShot(1, 1), draw()
-    exact, coarse = (
-        solve(algorithm, clients, channel, rounds=1)
-        for channel in (jf.channel.lossless(), jf.channel.quantize(2))
-    )
-    chex.assert_trees_all_equal(coarse.result, exact.result)
-    assert coarse.history["bits_up"] == exact.history["bits_up"]
-    assert coarse.history["bits_down"] == exact.history["bits_down"]
-
-
-def test_differences_start_from_a_first_message_of_the_same_kind():
+def test_differences_start_from_what_arrived_before_the_rounds():
     """Then both ends hold it already, and the first round has nothing new to say."""
 
-    class Still(jf.pca.Pooled):
-        def client_init(self, key, data, start):
-            return 3.7 * jnp.ones((data.dim, 2)), ()
+    class Still(jf.Algorithm):
+        def first_message(self, key, data, start):
+            return 3.7 * jnp.ones((FEATURES, 2))
 
-        start_aggregation = property(lambda self: self.aggregation)
+        def server_init(self, key, first, like, start):
+            return first
 
-        def server_init(self, key, uplink, start):
-            return uplink
+        def downlink(self, server):
+            return server
+
+        def client_init(self, key, downlink, data, start):
+            return None
 
         def client_step(self, key, downlink, local, data):
-            return 3.7 * jnp.ones((data.dim, 2)), local, {"objective": data.trace}
+            return 3.7 * jnp.ones((FEATURES, 2)), local, {"objective": data.count}
 
         def server_step(self, key, server, uplink):
-            return uplink
+            return uplink, {}
 
     channel = jf.channel.difference(jf.channel.quantize(2))
     for rounds in (1, 3):
-        solution = solve(Still(2), draw(), channel, rounds=rounds)
+        solution = solve(Still(), draw(), channel, rounds=rounds)
         np.testing.assert_allclose(solution.server, 3.7, rtol=1e-6)
 
 
-def test_a_derivative_passes_through_lower_precision():
-    clients = draw()
+@pytest.mark.parametrize("name", ["3 bits", "2 bits", "8 bits", "random", "frobenius", "entropy"])
+def test_derivatives_are_those_of_the_mean_of_what_arrives(name, key, x64):
+    """Exactly, where rounding is unbiased: every draw has the derivative of the mean over draws."""
+    channel = LOSSY[name]()
+    x, direction = jax.random.normal(key, (2, 12, 4))
+    wanted = direction / getattr(channel, "contraction", 1.0)
 
-    def error(step):
-        algorithm = jf.pca.PerPCA(1, 1, step_size=step)
-        channel = jf.channel.cast("float16")
-        run = jf.rollout(algorithm, clients, rounds=5, key=jax.random.key(0), channel=channel)
+    def through(x, key):
+        memory = channel.memory(x)
+        payload, _ = channel.encode(key, x, memory)
+        return channel.differentiable(channel.decode(payload), x, memory)
+
+    for draw_key in jax.random.split(key, 3):
+        value, change = jax.jvp(lambda x, k=draw_key: through(x, k), (x,), (direction,))
+        np.testing.assert_allclose(change, wanted, rtol=1e-12)
+        _, back = jax.vjp(lambda x, k=draw_key: through(x, k), x)
+        np.testing.assert_allclose(back(direction)[0], wanted, rtol=1e-12)
+        payload, _ = channel.encode(draw_key, x, channel.memory(x))
+        np.testing.assert_array_equal(value, channel.decode(payload))
+
+
+@every_compressor
+@pytest.mark.parametrize("memory", ["none", "difference", "error_feedback"])
+def test_every_lossy_run_has_a_derivative(name, memory):
+    """Finite, and not far from that of the run without loss where little is lost."""
+    clients, inner = draw(), LOSSY[name]()
+    channel = inner if memory == "none" else getattr(jf.channel, memory)(inner)
+
+    @jax.jit
+    @jax.grad
+    def slope(step, channel):
+        run = jf.rollout(
+            jf.pca.PerPCA(1, 1, step_size=step), clients, rounds=5, key=jax.random.key(0),
+            channel=channel,
+        )  # fmt: skip
         return run.history["objective"][-1]
 
-    assert abs(jax.jit(jax.grad(error))(0.02)) > 1e-3
+    given, exact = slope(0.02, channel), slope(0.02, jf.channel.lossless())
+    assert jnp.isfinite(given) and given != 0
+    if name in ("8 bits", "bfloat16", "float16"):
+        np.testing.assert_allclose(given, exact, rtol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -398,11 +432,6 @@ def test_bad_settings_are_refused(make, argument):
 
 def test_what_differences_cannot_serve_is_refused(key):
     channel = jf.channel.difference(jf.channel.quantize(3))
-    with pytest.raises(ValueError, match=r"^participation: .*every client in each round"):
-        jf.fit(
-            jf.pca.PerPCA(1, 1), draw(), rounds=1, key=key, channel=channel,
-            participation=jf.participation.uniform(2),
-        )  # fmt: skip
     with pytest.raises(ValueError, match=r"^channel: .*LocalPower"):
         algorithm = jf.pca.LocalPower(2, alignment="sign")
         jf.fit(algorithm, draw(), rounds=1, key=key, channel=channel)

@@ -56,7 +56,7 @@ def test_noise_is_what_it_says(clients, key):
 
 def test_a_run_with_little_noise_is_nearly_the_run(key):
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
-    start = jf.Personalized(jnp.eye(FEATURES, 2), jnp.zeros((CLIENTS, FEATURES, 0)))
+    start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     run = functools.partial(
         jf.fit, algorithm, clients, rounds=20, key=key, warm_start=start,
         participation=jf.participation.uniform(3),
@@ -68,6 +68,40 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
     ]
     np.testing.assert_allclose(noisy[0], wanted, rtol=1e-3)
     assert np.abs(noisy[1] - wanted).max() > 10 * np.abs(noisy[0] - wanted).max()
+
+
+def test_the_start_has_noise_too(key):
+    """What is sent before the rounds is clipped and noisy like everything else."""
+    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
+    shared = [
+        jf.fit(algorithm, clients, rounds=1, key=key, channel=(channel, LOSSLESS)).result.shared
+        for channel in (jf.channel.gaussian(1e3, 1e-9), jf.channel.gaussian(1e3, 1.0), LOSSLESS)
+    ]
+    np.testing.assert_allclose(shared[0], shared[2], atol=1e-4)
+    assert np.abs(shared[1] - shared[2]).max() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
+    """Noise drawn in half precision would end at three deviations, and give messages away."""
+    channel = jf.channel.gaussian(1.0, 1.0)
+    sent = jax.jit(lambda key: channel.encode(key, jnp.zeros(200_000, dtype), None)[0])(key)
+    assert sent.dtype == dtype
+    values = np.asarray(sent, np.float64)
+    assert np.abs(values).max() > 4
+    assert len(np.unique(values)) > 1000
+
+
+def test_shared_noise_in_a_traced_run_with_known_clients(key):
+    clients = draw()
+    channel = (jf.channel.gaussian(1.0, 1.0, clients=CLIENTS), LOSSLESS)
+
+    @jax.jit
+    def run(key):
+        power = jf.pca.SubspaceIteration(2)
+        return jf.rollout(power, clients, rounds=2, key=key, channel=channel).result.shared
+
+    assert jnp.isfinite(run(key)).all()
 
 
 def test_noise_under_masks(key):
@@ -140,11 +174,15 @@ def test_what_shared_noise_cannot_serve_is_refused(key):
             run(algorithm, clients, channel=(shared, LOSSLESS))
     alone = jf.channel.gaussian(1.0, 1.0)
     with pytest.raises(ValueError, match=r"^channel: .*Pooled sends 672 bits in the clear"):
-        run(jf.pca.Pooled(2), draw(), channel=(alone, LOSSLESS))
+        run(jf.pca.Pooled(2), draw(), channel=(alone, LOSSLESS, LOSSLESS))
     with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
         run(power, draw(), channel=alone)
+    with pytest.raises(ValueError, match=r"^channel: .*shared by 3 clients, and 5 take part"):
+        few = jf.channel.gaussian(1.0, 1.0, clients=3)
+        some = jf.participation.uniform(3)
+        run(jf.pca.PerPCA(1, 1), draw(), channel=(few, LOSSLESS), participation=some)
     # Every message alone has its noise, whatever becomes of it.
-    start = jf.Personalized(jnp.eye(FEATURES, 1), jnp.zeros((CLIENTS, FEATURES, 0)))
+    start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     run(
         jf.pca.PerPCA(1, 1, step_size=0.1), draw(weights="samples"), warm_start=start,
         channel=(alone, LOSSLESS), participation=varying,

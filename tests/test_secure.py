@@ -9,7 +9,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed import privacy
-from jaxfed.core.channel.compression import pack_wide, unpack_wide
+from jaxfed.core.channel.packing import pack_wide, unpack_wide
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 12
 LOSSLESS = jf.channel.lossless()
@@ -32,17 +32,16 @@ def exchange(channel, messages, key, shares=None):
     """What the server decodes from each client's payload, and what the sum of it tells."""
     shares = jnp.ones(len(messages)) if shares is None else shares
 
-    def one(seat, share, message, key):
-        place = jf.channel.Seat(seat, {"x": share}, jax.random.key(7))
-        memory = channel.seated(channel.memory({"x": message}), place)
-        payload, _ = channel.encode(key, {"x": message}, memory)
-        return channel.decode(payload)
+    def one(place, share, message, key):
+        context = jf.channel.Context(place, share, jax.random.key(7), jnp.int32(3))
+        own, message = channel.bind(context), {"x": message}
+        payload, memory = own.encode(key, message, own.memory(message))
+        return own.differentiable(own.decode(payload), message, memory)
 
     keys = jax.random.split(key, len(messages))
     sent = jax.vmap(one)(jnp.arange(len(messages)), shares, messages, keys)
-    added = jax.tree.map(lambda x: x.sum(0), sent)
-    told, _ = channel.receive(added, channel.memory({"x": messages[0]}))
-    return sent["x"].values, told["x"]
+    told = channel.receive(jax.tree.map(lambda x: x.sum(0), sent), None)
+    return sent["x"].value.values, told["x"].value
 
 
 compiled = jax.jit(exchange)
@@ -82,11 +81,10 @@ def test_masks_cancel_on_every_backend(key):
     channel, messages = masks(bound=3.0), jax.random.normal(key, (CLIENTS, 40))
 
     def work(_, own):
-        seat, message, key = own
-        place = jf.channel.Seat(seat, {"x": jnp.float32(1)}, jax.random.key(7))
-        memory = channel.seated(channel.memory({"x": message}), place)
-        payload, _ = channel.encode(key, {"x": message}, memory)
-        return {"sum": channel.decode(payload), "max": (), "stack": (), "gram": ()}, ()
+        place, message, key = own
+        context = jf.channel.Context(place, jnp.float32(1), jax.random.key(7), jnp.int32(3))
+        payload, _ = channel.bind(context).encode(key, {"x": message}, None)
+        return channel.decode(payload), None
 
     keys = jax.random.split(key, CLIENTS)
     _, wanted = compiled(channel, messages, key)
@@ -94,8 +92,8 @@ def test_masks_cancel_on_every_backend(key):
         filled = jnp.arange(CLIENTS + -CLIENTS % backend.multiple)
         own = (filled, messages[filled % CLIENTS], keys[filled % CLIENTS])
         added, _ = jax.jit(lambda own, b=backend: b.map_reduce(work, (), own))(own)
-        told, _ = channel.receive(added["sum"], channel.memory({"x": messages[0]}))
-        np.testing.assert_array_equal(told["x"], wanted)
+        told = channel.receive(added, None)
+        np.testing.assert_array_equal(told["x"].value, wanted)
 
 
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (100, 32), (100, 9)])
@@ -121,7 +119,8 @@ def test_the_sum_is_unbiased(key):
 def test_what_masks_cost(key):
     channel = jf.channel.secure_sum(8, bits=20, bound=1.0)
     message = {"frame": jnp.ones((50, 4)), "one": jnp.float32(2)}
-    payload, _ = jax.jit(channel.encode)(key, message, channel.memory(message))
+    place = jf.channel.Context(jnp.int32(0), jnp.float32(1), key, jnp.int32(0))
+    payload, _ = jax.jit(channel.bind(place).encode)(key, message, None)
     assert jf.channel.bits(payload) == 8 * len(jf.channel.to_bytes(payload)) == 20 * 200 + 24
 
 
@@ -136,7 +135,7 @@ def solve(algorithm, clients, channel, start=None, backend=None, rounds=ROUNDS):
 def test_a_run_under_masks_is_the_run(x64):
     """Of weighted means and of several arrays; masks differ from round to round."""
     clients = draw(np.float64, weights=[1, 2, 0, 3, 4])
-    start = jf.Personalized(jnp.eye(FEATURES, 2), jnp.zeros((CLIENTS, FEATURES, 0)))
+    start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
     wanted = solve(algorithm, clients, LOSSLESS, start)
     given = solve(algorithm, clients, (masks(bits=32, bound=1.0), LOSSLESS), start)
@@ -216,10 +215,42 @@ def test_what_masks_cannot_serve_is_refused(key):
         run(jf.pca.LocalPower(2, alignment="sign"), channel=up)
     with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
         run(power, channel=masks())
-    # PerPCA sends a moment for its start, and with a warm one the largest eigenvalue.
-    start = jf.Personalized(jnp.eye(FEATURES, 1), jnp.zeros((CLIENTS, FEATURES, 0)))
+    # PerPCA sends a moment for its start and the largest eigenvalue, which is a maximum.
+    start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     for options in ({}, {"warm_start": start}):
-        with pytest.raises(ValueError, match=r"^channel: .*PerPCA sends \d+ bits in the clear"):
+        with pytest.raises(ValueError, match=r"^channel: masked messages can be added up"):
             run(jf.pca.PerPCA(1, 1), channel=up, **options)
+        with pytest.raises(ValueError, match=r"^channel: .*PerPCA sends \d+ bits in the clear"):
+            run(jf.pca.PerPCA(1, 1), channel=(*up, LOSSLESS), **options)
     with pytest.raises(ValueError, match=r"^channel: .*floating-point numbers only.*int32"):
-        masks().encode(key, {"x": jnp.arange(3)}, ())
+        masks().encode(key, {"x": jnp.arange(3)}, None)
+
+
+def test_the_start_goes_under_masks_too(x64):
+    """Its sums are exact to the rounding, and no masks of it are those of a round."""
+    clients, algorithm = draw(np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
+    wanted = solve(algorithm, clients, LOSSLESS)
+    given = solve(algorithm, clients, (masks(bits=32, bound=20.0), LOSSLESS))
+    np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
+
+
+def test_the_derivative_is_that_of_the_sum(x64):
+    """It used to have the wrong sign, without a word."""
+    clients = draw(np.float64)
+    start = jf.Personalized(jnp.eye(FEATURES, 2), None)
+
+    @jax.jit
+    def slope(channel, step):
+        def last(step):
+            algorithm = jf.pca.PerPCA(2, 1, step_size=step)
+            return solve(algorithm, clients, channel, start).history["objective"][-1]
+
+        return jax.grad(last)(step), jax.jvp(last, (step,), (1.0,))[1]
+
+    wanted = slope(LOSSLESS, 0.05)
+    given = slope((masks(bits=32, bound=1.0), LOSSLESS), 0.05)
+    np.testing.assert_allclose(given, wanted, rtol=1e-5)
+    # What is clipped is not what was sent, and its derivative is gone.
+    channel = masks(bound=1.0)
+    change = jax.grad(lambda x: exchange(channel, x, jax.random.key(0))[1].sum())
+    np.testing.assert_array_equal(change(jnp.asarray([[0.5, 2.0]] * CLIENTS)), [[1, 0]] * CLIENTS)

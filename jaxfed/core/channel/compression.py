@@ -422,7 +422,8 @@ def cast(dtype: str) -> Channel:
     """Rounding to a lower precision; the derivative is straight through.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"` or `"float32"`.
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`. On processors older than 2012 (without
+            F16C) XLA compiles no `"float16"`.
 
     Raises:
         ValueError: for any other type.

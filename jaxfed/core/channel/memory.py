@@ -50,6 +50,12 @@ def difference(compressor: Channel) -> Channel:
     memory is what arrived before the rounds, where that is a message of the same kind, and else
     zero.
 
+    A run ends where it would without loss, but later, the more so the more a compressor loses. On
+    five clients of six features, `PerPCA(1, 1)` comes within a millionth of its last objective
+    after 249 rounds without loss, 259 through `cast("bfloat16")`, 394 through `quantize(3)` and
+    625 through `top_k(0.3)`. On the way there a difference of one rounding, as between two kinds
+    of processor, can change which entries `top_k` keeps, and with them the iterates.
+
     Where some clients are absent, the server goes on with the mean, or sum, of every client's last
     known message, absent ones included. A client that comes back gets what it has missed: the
     missed messages, or the whole one where that is less, and its bits are counted.
