@@ -7,7 +7,7 @@ are told apart by their ids and never by their places.
 import abc
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import equinox as eqx
 import jax
@@ -19,6 +19,7 @@ from jaxtyping import PyTree
 from jaxfed.core.reduction import Part, Reduction, each, joined, over_devices, separated
 
 AXIS = "clients"
+Device = Any  # type checkers take jax.Device for a variable
 
 # One client's work: (what all clients share, what is this client's own) -> (its contributions to
 # what is reduced over clients, what the client keeps).
@@ -177,7 +178,7 @@ class _Shard(Backend):
 
 
 class _Pmap(Backend):
-    devices: tuple[jax.Device, ...] = eqx.field(static=True)
+    devices: tuple[Device, ...] = eqx.field(static=True)
     inner: Backend
 
     @property
@@ -222,7 +223,7 @@ def chunked(size: int) -> Backend:
 
 
 def pmap(
-    devices: int | Sequence[jax.Device] | None = None, inner: Backend | None = None
+    devices: int | Sequence[Device] | None = None, inner: Backend | None = None
 ) -> Backend:
     """Clients spread over devices by `jax.pmap`, with one all-reduce a round.
 
@@ -266,8 +267,8 @@ def shard(
 
 
 def _devices(
-    wanted: int | Sequence[jax.Device] | None, available: Sequence[jax.Device]
-) -> tuple[jax.Device, ...]:
+    wanted: int | Sequence[Device] | None, available: Sequence[Device]
+) -> tuple[Device, ...]:
     if wanted is None:
         return tuple(available)
     if isinstance(wanted, int | np.integer):

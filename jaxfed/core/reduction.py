@@ -6,7 +6,7 @@ array is a mean. The server gets the same structure, reduced.
 
 import abc
 from collections.abc import Callable
-from typing import Self, final
+from typing import Any, Self, final
 
 import equinox as eqx
 import jax
@@ -36,8 +36,8 @@ class Reduction(Part):
         """The partial result of no client, from the shapes of any partial result."""
 
     @abc.abstractmethod
-    def combined(self, other: Self) -> Self:
-        """Two partial results, put together."""
+    def combined(self, other: Any) -> Self:
+        """Two partial results of one kind, put together."""
 
     @staticmethod
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class Additive(Reduction):
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
 
     @final
-    def combined(self, other: Self) -> Self:
+    def combined(self, other: Any) -> Self:
         """Their sum."""
         return jax.tree.map(jnp.add, self, other)
 
@@ -135,7 +135,7 @@ class Max(Reduction):
         """Minus infinity."""
         return jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), self)
 
-    def combined(self, other: Self) -> Self:
+    def combined(self, other: Any) -> Self:
         """The larger ones."""
         return jax.tree.map(jnp.maximum, self, other)
 

@@ -216,7 +216,7 @@ def fit(
             ]
             run = replace(run, callbacks=tuple(state for state, _ in updates))
             stopped = any(stop for _, stop in updates)
-        if checkpoint is not None:
+        if checkpoint is not None and identity is not None:
             ended = done >= rounds or stopped or (tol is not None and state.measure <= tol)
             if ended or done % checkpoint.every == 0:
                 history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
