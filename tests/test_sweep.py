@@ -231,6 +231,18 @@ def test_a_labelled_grid_is_a_dataset(tmp_path):
     assert jf.grid(noisier, other).attrs["computation"] != found.attrs["computation"]
 
 
+def test_further_dimensions_have_names_that_arrays_share():
+    def histories(x):
+        return {"a": x * jnp.arange(3), "b": x * jnp.ones((2, 3)), "c": jnp.ones(2)}
+
+    dims = {"a": ["round"], "b": ["kind", "round"]}
+    found = jf.grid(histories, {"x": [1.0, 2.0]}, dims=dims)
+    assert {name: values.dims for name, values in found.items()} == {
+        "a": ("x", "round"), "b": ("x", "kind", "round"), "c": ("x", "c_0"),
+    }  # fmt: skip
+    np.testing.assert_allclose(found.assign_coords(round=[5, 10, 20]).sel(round=20, x=2.0)["a"], 4)
+
+
 def test_without_xarray_a_grid_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(ImportError, match=r"xarray is needed .* pip install 'jaxfed\[sweep\]'"):
@@ -447,6 +459,17 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
 
 
+def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(37, os.strerror(37))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(UserWarning, match=r"^folder: .* cannot be locked \(No locks available"):
+        unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "network"), kept[1])
+    monkeypatch.setattr("jaxfed.core.files.fcntl", None)
+    unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "windows"), kept[1])
+
+
 def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
     folder, save, saved = tmp_path / "grid", np.savez, []
 
@@ -490,9 +513,19 @@ def test_other_bad_input_of_labelled_grids():
         jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
         jf.grid(lambda seed: seed, {"seed": [1, 2]})
-    for names in (("seed", "value"), ("curve", "curve_0")):
+    for names in (("seed", "x"), ("1", 1)):
         with pytest.raises(ValueError, match=rf"^function: .* got '{names[-1]}' twice"):
-            jf.grid(lambda value, n=names: dict.fromkeys(n, jnp.ones(2)), {"value": [1, 2]})
+            jf.grid(lambda x, names=names: dict.fromkeys(names, jnp.ones(2)), {"x": [1, 2]})
+    for dims, message in (
+        ({"c": ["round"]}, r"^dims: wanted names of .*\['a', 'b'\], got 'c'"),
+        ({"a": ["kind", "round"]}, "^dims: wanted 1 different names for 'a', got .*'kind', 'rou"),
+        ({"b": ["round", "round"]}, "^dims: wanted 2 different names for 'b'"),
+        ({"a": ["x"]}, "^dims: wanted a name that is not yet an axis .* of 'a', got 'x'"),
+        ({"a": ["b"]}, "^dims: wanted a name that is not yet an axis .* of 'a', got 'b'"),
+        ({"a": ["round"], "b": ["round", "kind"]}, "^dims: wanted arrays that share 'round' .* 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jf.grid(lambda x: {"a": x * jnp.ones(3), "b": jnp.ones((2, 3))}, {"x": [1]}, dims=dims)
 
 
 def test_a_labelled_grid_in_a_picture():

@@ -4,7 +4,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -53,7 +53,8 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     finally:
         if fcntl is not None:
             # A child process may hold the file open for longer than this one does.
-            fcntl.flock(file, fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
 

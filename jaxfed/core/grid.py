@@ -158,6 +158,7 @@ def grid(
     function: Callable[..., Mapping[str, Shaped[Array, "..."]]],
     axes: Mapping[str, Shaped[ArrayLike, " _"] | Sequence[float]],
     *,
+    dims: Mapping[str, Sequence[str]] | None = None,
     block: int | None = None,
     backend: Backend = _VMAP,
     progress: bool = False,
@@ -171,6 +172,8 @@ def grid(
             sets. It returns arrays by name. Large arrays that it closes over become constants of
             the compiled function; `jax.tree_util.Partial(f, data)` passes them as arguments.
         axes: the values along each axis, by the name of the function's argument.
+        dims: names for the further dimensions of the function's arrays, by the name of the array:
+            `{"objective": ["round"]}` for a history. Arrays may share them.
         block: how many points go side by side; all by default. Smaller blocks need less memory;
             on a processor, one run of many clients after the other is often the fastest.
         backend: how a block's points are mapped, as clients are in a run: on one device
@@ -185,18 +188,18 @@ def grid(
 
     Returns:
         An `xarray.Dataset` on the host: a variable for each array of the function, whose leading
-        dimensions are the axes with their values as coordinates. Further dimensions of the array
-        `curve`, such as the rounds of a history, are called `curve_0`, `curve_1` and so on, and
-        have no coordinates (`found.rename(curve_0="round")`). Its `sel`, `mean`, `std`, `plot` and
-        `to_netcdf` take these names. By default its reductions leave out NaN, and with it runs
-        that diverged; `skipna=False` keeps them. Its `attrs` say which versions computed it, and
-        `attrs["computation"]` is a digest of the function with the data it holds.
+        dimensions are the axes, with their values as coordinates. Further dimensions without a
+        name in `dims` are called `objective_0`, `objective_1` and so on for the array `objective`;
+        none of them have coordinates (`found.assign_coords(round=...)`). Its `sel`, `mean`, `std`,
+        `plot` and `to_netcdf` take these names. By default its reductions leave out NaN, and with
+        it runs that diverged; `skipna=False` keeps them. Its `attrs` say which versions computed
+        it, and `attrs["computation"]` is a digest of the function with the data it holds.
 
     Raises:
         ValueError: for axes that are not one-dimensional, finite numbers or do not fit the
-            function, a function that returns anything but arrays by name, a name that two things
-            would share, a block that is not positive, a backend that is none, and a folder that
-            holds anything but an earlier part of this grid.
+            function, a function that returns anything but arrays by name, names of arrays or
+            dimensions that do not go together, a block that is not positive, a backend that is
+            none, and a folder that holds anything but an earlier part of this grid.
         BlockingIOError: if another process is using the folder.
         ImportError: if xarray is missing, or tqdm where a progress bar is asked for.
     """
@@ -215,7 +218,7 @@ def grid(
 
     first = {name: jnp.asarray(column[0]) for name, column in points.items()}
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)
-    dimensions = _dimensions(tuple(checked), names, shapes)
+    dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
     text = _at_point.lower(function, first).as_text() + digest_of(function)
     computation = hashlib.sha256(text.encode()).hexdigest()[:16]
     values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
@@ -291,20 +294,41 @@ def _checked(axes, function) -> dict[str, np.ndarray]:
     return checked
 
 
-def _dimensions(axes: tuple[str, ...], names: list[str], shapes: list) -> list[tuple[str, ...]]:
-    """The names of each array's dimensions."""
-    further = [
-        tuple(f"{name}_{i}" for i in range(len(one.shape)))
-        for name, one in zip(names, shapes, strict=True)
-    ]
-    taken = [*axes, *names, *(name for several in further for name in several)]
-    for name in taken:
-        if taken.count(name) > 1:
+def _dimensions(
+    sizes: dict[str, int], names: list[str], shapes: list, dims: Mapping[str, Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """The names of each array's dimensions, given the sizes of the axes."""
+    axes = tuple(sizes)
+    for name in names:
+        if [*axes, *names].count(name) > 1:
             raise ValueError(
-                f"function: wanted names for its arrays that differ from each other, from the axes "
-                f"{list(axes)} and from further dimensions such as curve_0, got {name!r} twice"
+                "function: wanted names for its arrays that differ from each other and from the "
+                f"axes {list(axes)}, got {name!r} twice"
             )
-    return [axes + several for several in further]
+    for name in dims:
+        if name not in names:
+            raise ValueError(f"dims: wanted names of the function's arrays {names}, got {name!r}")
+    sizes = dict(sizes)
+    found = []
+    for name, one in zip(names, shapes, strict=True):
+        further = tuple(dims.get(name, [f"{name}_{i}" for i in range(one.ndim)]))
+        if len(further) != one.ndim or len(set(further)) != one.ndim:
+            raise ValueError(
+                f"dims: wanted {one.ndim} different names for {name!r}, got {list(further)}"
+            )
+        for dimension, size in zip(further, one.shape, strict=True):
+            if dimension in axes or dimension in names:
+                raise ValueError(
+                    f"dims: wanted a name that is not yet an axis or an array for a dimension of "
+                    f"{name!r}, got {dimension!r}"
+                )
+            if sizes.setdefault(dimension, size) != size:
+                raise ValueError(
+                    f"dims: wanted arrays that share {dimension!r} to be of one size along it, "
+                    f"got {sizes[dimension]} and {size}"
+                )
+        found.append(axes + further)
+    return found
 
 
 # --- resuming ------------------------------------------------------------------------------------
