@@ -513,6 +513,9 @@ def test_other_bad_input_of_labelled_grids():
         jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
         jf.grid(lambda seed: seed, {"seed": [1, 2]})
+    for value in (None, "a", [1, "b"], jax.random.key(0)):
+        with pytest.raises(ValueError, match=r"^function: wanted an array of numbers for 'a', got"):
+            jf.grid(lambda x, value=value: {"a": value}, {"x": [1]})
     for names in (("seed", "x"), ("1", 1)):
         with pytest.raises(ValueError, match=rf"^function: .* got '{names[-1]}' twice"):
             jf.grid(lambda x, names=names: dict.fromkeys(names, jnp.ones(2)), {"x": [1, 2]})

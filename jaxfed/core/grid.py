@@ -166,6 +166,9 @@ def grid(
 ) -> "Dataset":
     """Evaluate a function at every point of a grid, compiled once, block by block.
 
+    Points where the function makes the same key draw the same random numbers; `sweep` says what
+    that means for private channels.
+
     Args:
         function: `f(**point)`, traced, with one scalar for each axis: what to do with a prior
             variance, a seed, a number of samples (`Clients.restrict`), an index into stacked data
@@ -267,7 +270,17 @@ def _at_point(function, point):
     found = function(**point)
     if not isinstance(found, Mapping) or not found:
         raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
-    return list(map(str, found)), list(map(jnp.asarray, found.values()))
+    return list(map(str, found)), [_array(name, value) for name, value in found.items()]
+
+
+def _array(name, value):
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {value!r}")
+    return array
 
 
 @eqx.filter_jit
