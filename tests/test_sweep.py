@@ -117,6 +117,28 @@ def test_a_tolerance_ends_each_run_on_its_own():
     assert len(set(np.asarray(grid.rounds))) > 1
 
 
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_sweep_is_compiled_and_differentiated_as_a_part(block):
+    key, steps = jax.random.key(0), jnp.asarray(STEPS)
+
+    def last(run, steps):
+        return run(steps).history["objective"][:, -1].sum()
+
+    def swept(steps):
+        many = jax.vmap(perpca)(steps)
+        return jf.sweep(many, draw(), keys=key, rounds=ROUNDS, block=block)
+
+    def one_by_one(steps):
+        runs = [jf.rollout(perpca(s), draw(), rounds=ROUNDS, key=key) for s in steps]
+        return jf.stack(runs)
+
+    given, wanted = (
+        jax.jit(jax.grad(functools.partial(last, f)))(steps) for f in (swept, one_by_one)
+    )
+    assert jnp.abs(wanted).min() > 1e-3
+    np.testing.assert_allclose(given, wanted, rtol=1e-9)
+
+
 def test_a_second_grid_compiles_nothing(caplog):
     def grid(factor, seed):
         return jf.sweep(
@@ -513,7 +535,7 @@ def test_other_bad_input_of_labelled_grids():
         jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
         jf.grid(lambda seed: seed, {"seed": [1, 2]})
-    for value in (None, "a", [1, "b"], jax.random.key(0)):
+    for value in (None, "word", [1, "b"], jax.random.key(0)):
         with pytest.raises(ValueError, match=r"^function: wanted an array of numbers for 'a', got"):
             jf.grid(lambda x, value=value: {"a": value}, {"x": [1]})
     for names in (("seed", "x"), ("1", 1)):
