@@ -55,7 +55,7 @@ def errors(prior_variance, seed, *, solver="gradient"):
     for name, algorithm in methods.items():
         rounds = 30 if (name, solver) == ("personalized", "eigenvectors") else ROUNDS[name]
         result = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(seed)).result
-        frames = result.local if result.local.shape[-1] else result.shared[None]
+        frames = result.shared[None] if result.local is None else result.local
         frames = jnp.broadcast_to(frames, data.local.shape)
         found[name] = jf.metrics.expected_reconstruction_error(
             frames, data.local, NOISE, relative=True

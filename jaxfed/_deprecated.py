@@ -35,3 +35,12 @@ def old_names(module: str, names: Mapping[str, str | tuple[str, Any]]) -> Callab
         return pkgutil.resolve_name(new) if isinstance(known, str) else known[1]
 
     return attribute
+
+
+def renamed_argument(old: str, new: str) -> None:
+    """Warn that an argument has another name now."""
+    warnings.warn(
+        f"{old} is now {new}; the old name goes in the next release",
+        DeprecationWarning,
+        stacklevel=3,
+    )

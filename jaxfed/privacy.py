@@ -43,9 +43,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxfed._optional import require
 from jaxfed.core import aggregation, backend, channel, run
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.channel import pair
+from jaxfed.core.channel import triple as pair  # temporary
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.core.rounds import LOSSLESS, begin, client_start, one_round, prepared
+from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.linalg import Moment
 
 Matrix = Float[np.ndarray, "features features"]
@@ -80,7 +80,7 @@ def record(
     key: Key[Array, ""],
     client: int = 0,
     warm_start: run.Solution | Personalized | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = LOSSLESS,
+    channel: channel.Channels = channel.lossless(),
 ) -> Transcript:
     """Run an algorithm, and keep what one client and the server say to each other.
 
@@ -516,7 +516,7 @@ def restart_attack(
     summed: bool = False,
     calibrated: bool = True,
     norm_factor: float | None = None,
-    channel: channel.Channel | tuple[channel.Channel, channel.Channel] = LOSSLESS,
+    channel: channel.Channels = channel.lossless(),
 ) -> float:
     r"""Error of the reconstruction from first rounds with starts that the server chooses.
 

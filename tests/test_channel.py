@@ -27,7 +27,7 @@ class Bytes(jf.channel.Channel):
     """A message as raw bytes: a payload of another kind, and nothing lost."""
 
     def memory(self, message):
-        return ()
+        return None
 
     def encode(self, key, message, memory):
         return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8), message), memory
@@ -35,15 +35,20 @@ class Bytes(jf.channel.Channel):
     def decode(self, payload):
         return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, jnp.float32), payload)
 
-    def receive(self, decoded, memory):
-        return decoded, memory
+    def differentiable(self, decoded, message, memory):
+        return jf.channel.straight_through(decoded, message)
+
+    def receive(self, decoded, last):
+        return decoded
 
 
 class Differences(jf.channel.Channel):
     """Sends what changed since the last message; either end adds it up."""
 
+    cumulative = True
+
     def memory(self, message):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message)
+        return message
 
     def encode(self, key, message, memory):
         return jax.tree.map(jnp.subtract, message, memory), message
@@ -51,9 +56,14 @@ class Differences(jf.channel.Channel):
     def decode(self, payload):
         return payload
 
-    def receive(self, decoded, memory):
-        total = jax.tree.map(jnp.add, decoded, memory)
-        return total, total
+    def differentiable(self, decoded, message, memory):
+        return decoded
+
+    def receive(self, decoded, last):
+        return jax.tree.map(jnp.add, decoded, last)
+
+    def for_start(self):
+        return jf.channel.lossless()
 
 
 @functools.partial(jax.jit, static_argnames="rounds")
@@ -74,8 +84,12 @@ def by_hand(algorithm, clients, rounds, key):
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, t), clients.ids)
 
     client_keys = jax.vmap(lambda k: jax.random.split(k)[0])(keys(0))
-    uplink, local = jax.vmap(lambda k, one: algorithm.client_init(k, one, None))(client_keys, data)
-    server = algorithm.server_init(key, mean(uplink), None)
+    like = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), data)
+    server_key = jax.random.fold_in(jax.random.fold_in(key, 0), jnp.uint32(2**32 - 1))
+    server = algorithm.server_init(server_key, {}, like, None)
+    local = jax.vmap(
+        lambda k, one: algorithm.client_init(k, algorithm.downlink(server), one, None)
+    )(client_keys, data)
 
     def step(carry, t):
         server, local = carry
@@ -83,7 +97,7 @@ def by_hand(algorithm, clients, rounds, key):
         uplink, local, diagnostics = jax.vmap(algorithm.client_step, (0, None, 0, 0))(
             keys(t), downlink, local, data
         )
-        server = algorithm.server_step(key, server, mean(uplink))
+        server, _ = algorithm.server_step(key, server, mean(uplink))
         return (server, local), mean(diagnostics)["objective"]
 
     return jax.lax.scan(step, (server, local), jnp.arange(1, rounds + 1))
@@ -113,7 +127,7 @@ def test_lossless_keeps_every_bit_pattern(key):
     message = {"a": jnp.asarray([0.0, -0.0, jnp.nan, jnp.inf, 1e-45]), "b": jnp.arange(3)}
     channel = jf.channel.lossless()
     payload, memory = channel.encode(key, message, channel.memory(message))
-    received, _ = channel.receive(channel.decode(payload), memory)
+    received = channel.receive(channel.decode(payload), memory)
     for sent, got in zip(jax.tree.leaves(message), jax.tree.leaves(received), strict=True):
         assert got.dtype == sent.dtype
         assert np.asarray(got).tobytes() == np.asarray(sent).tobytes()
@@ -158,7 +172,7 @@ def test_few_samples_travel_as_they_are(key):
 
 def test_bits_of_a_warm_start_are_those_of_what_it_still_sends(key):
     """The largest eigenvalue for the automatic step, but no second moment."""
-    start = jf.Personalized(np.eye(FEATURES, 1), np.zeros((CLIENTS, FEATURES, 0)))
+    start = jf.Personalized(np.eye(FEATURES, 1), None)
     history = jf.fit(jf.pca.PerPCA(1, 1), draw(), rounds=3, key=key, warm_start=start).history
     np.testing.assert_array_equal(history["bits_up"], 32 * (1 + 6 * np.arange(1, 4)))
 
@@ -175,10 +189,10 @@ def test_bits_follow_the_payload(key):
 
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
     history = jf.fit(
-        algorithm, clients, rounds=3, key=key, channel=(Half(), jf.channel.lossless())
-    ).history
+        algorithm, clients, rounds=3, key=key,
+        channel=(Half(), jf.channel.lossless(), jf.channel.lossless()),
+    ).history  # fmt: skip
     rounds = np.arange(1, 4)
-    # The exchange before the rounds is exact.
     np.testing.assert_array_equal(history["bits_up"], 32 * TRIANGLE + 16 * 6 * rounds)
     np.testing.assert_array_equal(history["bits_down"], 32 * 6 * rounds)
 
@@ -190,14 +204,109 @@ def test_bits_stay_exact_beyond_single_precision(key):
     algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, start="random")
     rounds = 400
     history = jf.fit(algorithm, clients, rounds=rounds, key=key).history
-    wanted = 32 * 3001 * np.arange(2, rounds + 2)
+    wanted = 32 * 3001 * np.arange(1, rounds + 1)
     assert wanted[-1] > 2**24
     np.testing.assert_array_equal(history["bits_up"], wanted)
 
 
 @pytest.mark.parametrize(
-    "channel", [None, "lossless", (jf.channel.lossless(),), 3 * (jf.channel.lossless(),)]
+    "channel", [None, "lossless", (jf.channel.lossless(),), 4 * (jf.channel.lossless(),)]
 )
 def test_what_is_no_channel_is_refused(channel, key):
-    with pytest.raises(ValueError, match=r"^channel: wanted a channel or a pair"):
+    with pytest.raises(ValueError, match=r"^channel: wanted a channel, a pair"):
         jf.fit(jf.pca.Local(1), draw(), rounds=1, key=key, channel=channel)
+
+
+# --- the exchange before the rounds --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channel", "up", "down"),
+    [
+        (jf.channel.quantize(3), 8 * TRIANGLE + 32, 8 * 6 + 32),
+        (jf.channel.difference(jf.channel.quantize(3)), 8 * TRIANGLE + 32, 8 * 6 + 32),
+        ((jf.channel.sign(), jf.channel.lossless()), 8 * TRIANGLE + 32, 8 * 6 + 32),
+        ((jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 32 * 6),
+        (
+            (jf.channel.quantize(3), jf.channel.lossless(), jf.channel.cast("bfloat16")),
+            16 * TRIANGLE, 16 * 6,
+        ),
+    ],
+)  # fmt: skip
+def test_the_start_is_a_message_too(channel, up, down, key):
+    algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.05), draw()
+    history = jf.fit(algorithm, clients, rounds=3, key=key, channel=channel).history
+    per_round = np.diff(history["bits_up"])[0]
+    assert history["bits_up"][0] - per_round == up
+    assert history["bits_down"][0] == down
+
+
+def test_a_start_channel_with_memory_is_refused(key):
+    lossless = jf.channel.lossless()
+    difference = jf.channel.difference(jf.channel.quantize(3))
+    with pytest.raises(ValueError, match=r"^channel: wanted for the start one without memory"):
+        jf.fit(
+            jf.pca.PerPCA(1, 1), draw(), rounds=1, key=key, channel=(lossless, lossless, difference)
+        )
+
+
+# --- differences where some are absent -----------------------------------------------------------
+
+
+def test_differences_of_the_present_add_up_to_everybodys_mean(x64):
+    """The server has the mean of every client's last message, whoever is absent (EF21-PP)."""
+
+    class Report(jf.Algorithm):
+        """Clients send a number that changes from round to round; the server keeps the mean."""
+
+        def server_init(self, key, first, like, start):
+            return jnp.zeros(2)
+
+        def downlink(self, server):
+            return server
+
+        def client_init(self, key, downlink, data, start):
+            return jnp.zeros(())
+
+        def client_step(self, key, downlink, local, data):
+            message = jnp.stack([data.count * (local + 1), local])
+            return message, local + 1, {"objective": local}
+
+        def server_step(self, key, server, uplink):
+            return uplink, {}
+
+    clients = draw(np.float64)
+    present = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 1]], bool)
+    lossless = jf.channel.lossless()
+    last, steps, servers = np.zeros((CLIENTS, 2)), np.zeros(CLIENTS), []
+    for row in present:
+        message = np.stack([np.array(COUNTS) * (steps + 1), steps], axis=1)
+        last = np.where(row[:, None], message, last)
+        steps += row
+        servers.append(last.mean(axis=0))
+    for rounds in range(1, 5):
+        solution = jf.fit(
+            Report(), clients, rounds=rounds, key=jax.random.key(0),
+            channel=(Differences(), lossless), participation=jf.participation.mask(present),
+        )  # fmt: skip
+        np.testing.assert_allclose(solution.server, servers[rounds - 1], rtol=1e-12)
+
+
+def test_who_comes_back_gets_what_it_missed_and_it_is_counted(key):
+    present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
+    clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(5, 9, 40)).astype("f"))
+    algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
+    channel = (jf.channel.lossless(), jf.channel.difference(jf.channel.quantize(3)))
+    run = functools.partial(jf.fit, algorithm, clients, key=key, channel=channel)
+    away = run(rounds=16, participation=jf.participation.mask(np.resize(present, (16, 5))))
+    message, whole = 3 * 80 + 32, 32 * 80
+    first = whole  # the start is as lossless as the uplink
+    received = [first]
+    received += [message * n / 5 for n in (4, 4, 5 + 2)]
+    np.testing.assert_allclose(np.cumsum(received), away.history["bits_down"][:4], rtol=1e-12)
+    # Who has missed more than the whole message would cost gets that.
+    long = np.ones((16, 5), bool)
+    long[1:14, 2] = False
+    back = run(rounds=16, participation=jf.participation.mask(long)).history["bits_down"]
+    np.testing.assert_allclose(np.diff(back)[12], message * 4 / 5, rtol=1e-12)
+    np.testing.assert_allclose(np.diff(back)[13], (message * 4 + whole) / 5, rtol=1e-12)

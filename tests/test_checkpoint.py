@@ -9,8 +9,10 @@ from pathlib import Path
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint
 import pytest
 
 import jaxfed as jf
@@ -34,12 +36,12 @@ def perpca():
 
 
 def error(result):
-    return {"error": (result.local**3).sum()}
+    return {"error": sum((part**3).sum() for part in jax.tree.leaves(result))}
 
 
 def fit(path, *, algorithm=None, callbacks=(), **changed):
     arguments = {
-        "rounds": ROUNDS, "key": jax.random.key(0), "every": 3, "metrics": error,
+        "rounds": ROUNDS, "key": jax.random.key(0), "chunk_rounds": 3, "metrics": error,
         "participation": jf.participation.uniform(2), **changed,
     }  # fmt: skip
     checkpoint = None if path is None else jf.Checkpoint(path, every=5)
@@ -99,7 +101,7 @@ def test_a_finished_run_is_only_read(tmp_path):
 
 
 def test_a_run_that_met_its_tolerance_is_only_read(tmp_path):
-    arguments = {"tol": 1e-2, "rounds": 200, "participation": None, "every": 7}
+    arguments = {"tol": 1e-2, "rounds": 200, "participation": None, "chunk_rounds": 7}
     first, seen = fit(tmp_path, **arguments), []
     assert first.rounds < 200
     identical(fit(tmp_path, callbacks=[seen.append], **arguments), first)
@@ -124,7 +126,7 @@ ALGORITHMS = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 def test_every_algorithm_can_be_resumed(tmp_path, algorithm):
     arguments = {"algorithm": algorithm, "participation": None, "rounds": 6}
-    interrupted(tmp_path, 5, **arguments)
+    interrupted(tmp_path, 6, **arguments)
     assert saved_rounds(tmp_path) == [5]
     identical(fit(tmp_path, **arguments), fit(None, **arguments))
 
@@ -141,13 +143,11 @@ OTHERS = {
     "clients": {"clients": draw(1)},
     "key": {"key": jax.random.key(1)},
     "rounds": {"rounds": ROUNDS + 1},
-    "warm_start": {
-        "warm_start": jf.Personalized(np.eye(5, 1, dtype="f"), np.zeros((4, 5, 0), "f"))
-    },
+    "warm_start": {"warm_start": jf.Personalized(np.eye(5, 1, dtype="f"), None)},
     "participation": {"participation": jf.participation.uniform(3)},
     "backend": {"backend": jf.backend.chunked(2)},
     "tol": {"tol": 1e-3},
-    "every": {"every": 4},
+    "chunk_rounds": {"chunk_rounds": 4},
     "metrics": {"metrics": lambda result: {"other": result.shared.sum()}},
     "metrics_every": {"metrics_every": 2},
 }
@@ -162,7 +162,8 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_runs_checkpoint_is_refused(finished, name):
-    with pytest.raises(ValueError, match=rf"belongs to another run; its {name} "):
+    said = "computation" if name == "metrics" else name
+    with pytest.raises(ValueError, match=rf"belongs to another run; its {said} "):
         fit(finished, **OTHERS[name])
 
 
@@ -182,15 +183,86 @@ def test_another_algorithms_checkpoint_is_refused(finished):
         fit(finished, algorithm=jf.pca.OneShot(1, 2))
 
 
+def test_another_function_of_the_same_name_is_another_run(tmp_path):
+    optimizer = optax.sgd(0.1)
+
+    def run(loss):
+        model = jf.models.Autoencoder(5, 2, key=jax.random.key(0))
+        return fit(
+            tmp_path, algorithm=jf.generative.FedAvg(model, loss, optimizer, local_steps=1),
+            metrics=None,
+        )  # fmt: skip
+
+    def squared(model, batch, key):
+        return jnp.mean((batch - jax.vmap(model)(batch)) ** 2)
+
+    run(squared)
+    run(squared)
+
+    def squared(model, batch, key):
+        return jnp.mean(jnp.abs(batch - jax.vmap(model)(batch)))
+
+    with pytest.raises(ValueError, match="belongs to another run; its computation is"):
+        run(squared)
+
+
+def test_another_metric_of_the_same_name_is_another_run(tmp_path):
+    fit(tmp_path, metrics=lambda result: {"m": result.shared.sum()})
+    with pytest.raises(ValueError, match="belongs to another run; its computation is"):
+        fit(tmp_path, metrics=lambda result: {"m": -result.shared.sum()})
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    whole = fit(tmp_path)
+    for path in (tmp_path / "rounds" / str(ROUNDS)).rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=f"round {ROUNDS} is damaged"):
+        identical(fit(tmp_path), whole)
+    identical(fit(tmp_path), whole)  # the damage is gone
+
+
+def test_a_folder_of_damage_only_is_refused(tmp_path):
+    fit(tmp_path)
+    for path in (tmp_path / "rounds").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"^checkpoint .*: wanted one"):
+        fit(tmp_path)
+
+
+@pytest.mark.parametrize("at", [4, 9])
+def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
+    def measured(result):
+        return {"gap": jnp.abs(jnp.abs(result.shared).sum() - 1.3)}
+
+    def run(path, fail=None):
+        def stop(solution):
+            if fail is not None and solution.rounds >= fail:
+                raise Interruption
+
+        return jf.fit(
+            perpca(), draw(), rounds=40, key=jax.random.key(0), chunk_rounds=1, metrics=measured,
+            checkpoint=None if path is None else jf.Checkpoint(path, every=2),
+            callbacks=[jf.EarlyStopping("gap", patience=5), stop], best="gap",
+        )  # fmt: skip
+
+    with pytest.raises(Interruption):
+        run(tmp_path, at)
+    identical(run(tmp_path), run(None))
+
+
 def test_what_is_saved_describes_the_run(finished):
-    described = json.loads((finished / "run.json").read_text())
+    with jf.Checkpoint(finished)._manager() as manager:
+        tree = manager.restore(ROUNDS, args=orbax.checkpoint.args.StandardRestore())
+    described = json.loads(np.asarray(tree["identity"]).tobytes())
     assert described["algorithm"].startswith("PerPCA(")
     assert described["rounds"].startswith(f"{ROUNDS} ")
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"every": -5}, {"keep": 0}])
 def test_bad_intervals_are_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match="every and keep must be positive"):
+    with pytest.raises(ValueError, match=r"^(every|keep): wanted a whole number of at least 1"):
         jf.Checkpoint(tmp_path, **wrong)
 
 

@@ -106,12 +106,12 @@ def test_metrics_cannot_take_the_name_of_a_diagnostic(key):
 
 @pytest.mark.parametrize("every", [1, 5, 100])
 def test_chunks_of_rounds_change_no_bit(every, key):
-    identical(fit(key, metrics=objective, every=every), fit(key, metrics=objective))
+    identical(fit(key, metrics=objective, chunk_rounds=every), fit(key, metrics=objective))
 
 
 def test_callbacks_see_every_chunk_and_change_no_bit(key):
     seen, alone = [], fit(key)
-    watched = fit(key, callbacks=[lambda s: seen.append(s.rounds), seen.append], every=5)
+    watched = fit(key, callbacks=[lambda s: seen.append(s.rounds), seen.append], chunk_rounds=5)
     assert seen[::2] == [5, 10, 12]
     for solution in seen[1::2]:
         assert all(len(values) == solution.rounds for values in solution.history.values())
@@ -125,16 +125,16 @@ def test_callbacks_see_every_chunk_and_change_no_bit(key):
 def test_a_callback_can_stop_the_run_and_all_are_called(key):
     called = []
     solution = fit(
-        key, every=2,
+        key, chunk_rounds=2,
         callbacks=[lambda s: s.rounds >= 6, lambda s: called.append(s.rounds)],
     )  # fmt: skip
     assert solution.rounds == 6
     assert called == [2, 4, 6]
-    identical(solution, fit(key, rounds=12, every=6, callbacks=[lambda s: True]))
+    identical(solution, fit(key, rounds=12, chunk_rounds=6, callbacks=[lambda s: True]))
 
 
 def test_a_stopped_run_is_the_start_of_the_whole(key):
-    stopped = fit(key, every=6, callbacks=[lambda s: True])
+    stopped = fit(key, chunk_rounds=6, callbacks=[lambda s: True])
     whole = fit(key)
     for name, values in stopped.history.items():
         np.testing.assert_array_equal(values, whole.history[name][:6])
@@ -142,7 +142,7 @@ def test_a_stopped_run_is_the_start_of_the_whole(key):
 
 @pytest.mark.parametrize("every", [None, 5])
 def test_the_progress_bar_shows_rounds_and_objective(every, key, capsys):
-    shown = fit(key, progress=True, every=every)
+    shown = fit(key, progress=True, chunk_rounds=every)
     text = capsys.readouterr().err
     assert f"{ROUNDS}/{ROUNDS}" in text
     assert f"objective={shown.history['objective'][-1]:.6g}" in text
@@ -163,7 +163,7 @@ def test_a_tolerance_stops_and_chunks_do_not_matter(key, x64):
     assert len(objective) == whole.rounds
     assert change[-1] <= tol < change[:-1].min()
 
-    chunked = jf.fit(perpca(), clients, every=7, **arguments)
+    chunked = jf.fit(perpca(), clients, chunk_rounds=7, **arguments)
     assert chunked.rounds == whole.rounds
     chex.assert_trees_all_close(chunked.result, whole.result, atol=1e-12)
 
@@ -195,17 +195,19 @@ def test_the_tolerance_may_be_traced(key):
 
 def scripted(stopping, values):
     """Feed one value a chunk; the number of chunks until it stops."""
+    state = stopping.init()
     for t in range(1, len(values) + 1):
         history = {"error": np.asarray(values[:t], float)}
-        if stopping(SimpleNamespace(history=history, rounds=t)):
+        state, stop = stopping.update(state, SimpleNamespace(history=history, rounds=t))
+        if stop:
             return t
     return None
 
 
-def test_early_stopping_waits_and_keeps_the_best():
+def test_early_stopping_waits():
     stopping = jf.EarlyStopping("error", patience=2)
-    assert scripted(stopping, [5, 4, 6, 3, 4, 4, 4, 1]) == 7
-    assert stopping.best.rounds == 4
+    for _ in range(2):  # it keeps nothing itself
+        assert scripted(stopping, [5, 4, 6, 3, 4, 4, 4, 1]) == 7
     assert scripted(jf.EarlyStopping("error", patience=0), [5, 4, 4, 3]) == 3
     assert scripted(jf.EarlyStopping("error", patience=3), [5, 4, 3, 2, 1]) is None
 
@@ -213,43 +215,44 @@ def test_early_stopping_waits_and_keeps_the_best():
 def test_early_stopping_wants_a_real_improvement():
     stopping = jf.EarlyStopping("error", patience=1, min_delta=0.5)
     assert scripted(stopping, [5, 4.8, 4.6, 1]) == 3
-    assert stopping.best.rounds == 1
 
 
 def test_early_stopping_does_not_wait_where_nothing_was_measured():
     nan = np.nan
     stopping = jf.EarlyStopping("error", patience=1)
     assert scripted(stopping, [nan, nan, nan, 5, nan, nan, 4, nan, nan, nan, 6, nan, 6]) == 13
-    assert stopping.best.rounds == 7
 
 
 def test_early_stopping_in_a_run(key):
-    """Returns the models with the smallest value of the metric, not the last ones."""
+    """With `best`, the models with the smallest value of the metric are returned, not the last."""
     target, seen = float(fit(key).history["objective"][7]), []
 
     def gap(result):
         return {"gap": abs(objective(result)["after"] - target)}
 
-    solution = fit(
-        key,
-        metrics=gap,
-        callbacks=[jf.EarlyStopping("gap", patience=1), lambda s: seen.append(s.rounds)],
-        every=1,
-    )
-    # After seven rounds the objective is where the eighth begins.
-    assert solution.rounds == len(solution.history["gap"]) == 7
-    np.testing.assert_allclose(objective(solution.result)["after"], target, rtol=1e-5)
-    assert seen[-1] == 9
+    stopping = jf.EarlyStopping("gap", patience=1)
+    for _ in range(2):  # a second run with the same object is like the first
+        seen.clear()
+        arguments = {"metrics": gap, "chunk_rounds": 1}
+        solution = fit(
+            key, callbacks=[stopping, lambda s: seen.append(s.rounds)], best="gap", **arguments
+        )
+        # After seven rounds the objective is where the eighth begins.
+        assert solution.rounds == len(solution.history["gap"]) == 7
+        np.testing.assert_allclose(objective(solution.result)["after"], target, rtol=1e-5)
+        assert seen[-1] == 9
+        assert solution.status == jf.Status.stopped
+    assert fit(key, callbacks=[stopping], **arguments).rounds == 9
 
 
 def test_early_stopping_refuses_what_it_cannot_watch(key):
-    with pytest.raises(
-        ValueError, match=r"^monitor: the history has \[.*'objective'.*\], not 'loss'"
-    ):
+    with pytest.raises(ValueError, match=r"^monitor: wanted one of .*objective.*, got 'loss'"):
         fit(key, callbacks=[jf.EarlyStopping("loss")])
-    for wrong in ({"patience": -1}, {"min_delta": -0.1}):
-        with pytest.raises(ValueError, match=r"^patience and min_delta must not be negative"):
-            jf.EarlyStopping("error", **wrong)
+    with pytest.raises(ValueError, match=r"^best: wanted one of .*objective.*, got 'loss'"):
+        fit(key, best="loss")
+    for name, wrong in (("patience", -1), ("min_delta", -0.1), ("patience", (1,))):
+        with pytest.raises(ValueError, match=rf"^{name}: wanted"):
+            jf.EarlyStopping("error", **{name: wrong})
 
 
 # --- warm starts --------------------------------------------------------------------------------
@@ -274,7 +277,7 @@ def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
     values, count = clients.data.values, clients.data.count
     rest = values - values @ start.result.shared @ start.result.shared.T
     local = start.result.local
-    if local.shape[-1] == 0:
+    if local is None:
         local = jnp.linalg.svd(rest)[2][:, :1].swapaxes(1, 2)
     rest = rest - rest @ local @ jnp.swapaxes(local, 1, 2)
     wanted = ((rest**2).sum(axis=(1, 2)) / count).mean()
@@ -320,7 +323,9 @@ def test_a_warm_start_may_come_from_numpy(key):
 def test_divergence_is_said_with_its_round_and_clients(key):
     clients = jf.Clients.from_samples(1e15 * draw().data.values)
     algorithm = jf.pca.PerPCA(1, 1, step_size=1e30)
-    with pytest.raises(jf.Diverged, match=r"the objective is (nan|-?inf) in round \d+, at") as one:
+    with pytest.raises(
+        jf.DivergenceError, match=r"the objective is (nan|-?inf) in round \d+, at"
+    ) as one:
         jf.fit(algorithm, clients, rounds=20, key=key)
     error = one.value
     assert isinstance(error, FloatingPointError)
@@ -337,8 +342,8 @@ class Bursts(jf.pca.PerPCA):
         objective = jnp.where(bad, jnp.nan, diagnostics["objective"])
         return uplink, (moved, local[1] + 1), diagnostics | {"objective": objective}
 
-    def client_begin(self, downlink, local, data):
-        return super().client_begin(downlink, local, data), jnp.int32(0)
+    def client_init(self, key, downlink, data, start):
+        return super().client_init(key, downlink, data, start), jnp.int32(0)
 
     def client_result(self, downlink, local, data):
         return super().client_result(downlink, local[0], data)
@@ -346,12 +351,34 @@ class Bursts(jf.pca.PerPCA):
 
 @pytest.mark.parametrize("every", [None, 2, 3])
 def test_the_last_good_state_is_kept(every, key):
-    with pytest.raises(jf.Diverged, match=r"is nan in round 4, at client 2;") as one:
-        jf.fit(Bursts(1, 1, step_size=0.05), draw(), rounds=9, key=key, every=every)
+    with pytest.raises(jf.DivergenceError, match=r"is nan in round 4, at client 2;") as one:
+        jf.fit(Bursts(1, 1, step_size=0.05), draw(), rounds=9, key=key, chunk_rounds=every)
     assert one.value.round == 4 and one.value.clients == (2,)
     wanted = jf.fit(jf.pca.PerPCA(1, 1, step_size=0.05), draw(), rounds=3, key=key)
     chex.assert_trees_all_close(one.value.solution.result, wanted.result, atol=1e-6)
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_rounds", [None, 2])
+def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
+    algorithm, clients = Bursts(1, 1, step_size=0.05), draw()
+    solution = jf.fit(algorithm, clients, rounds=9, key=key, chunk_rounds=chunk_rounds, throw=False)
+    assert solution.status == jf.Status.diverged
+    assert solution.rounds == 3 and solution.failure.round == 4
+    np.testing.assert_array_equal(np.flatnonzero(solution.failure.clients), [2])
+    traced = jax.jit(lambda: jf.rollout(algorithm, clients, rounds=9, key=key, tol=0.0))()
+    assert traced.status == jf.Status.diverged
+    assert traced.failure.round == 4 and traced.rounds == 4
+    np.testing.assert_array_equal(traced.failure.clients, solution.failure.clients)
+
+
+def test_the_status_says_how_a_run_ended(key):
+    assert fit(key).status == jf.Status.round_limit
+    assert fit(key, rounds=500, tol=1e-3).status == jf.Status.converged
+    assert fit(key, chunk_rounds=2, callbacks=[lambda s: True]).status == jf.Status.stopped
+    run = jax.jit(jax.vmap(lambda tol: jf.rollout(perpca(), draw(), rounds=50, key=key, tol=tol)))
+    status = run(jnp.asarray([1e-2, 0.0])).status
+    np.testing.assert_array_equal(status == jf.Status.converged, [True, False])
 
 
 def test_old_style_keys_are_keys_too(key):
@@ -369,5 +396,5 @@ def test_inputs_are_left_as_they_were(key):
     algorithm, clients = perpca(), draw()
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
     before = jax.tree.map(np.array, (algorithm, clients, start))
-    jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, every=5)
+    jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, chunk_rounds=5)
     chex.assert_trees_all_equal(jax.tree.map(np.array, (algorithm, clients, start)), before)

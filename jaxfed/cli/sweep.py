@@ -225,14 +225,14 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
     found = {}
     for name, (algorithm, length) in methods.items():
         result = rollout(algorithm, clients, rounds=length, key=key).result
-        found[name] = _frames(result)
+        found[name] = _frames(result, len(clients))
     return found
 
 
-def _frames(result: Personalized):
-    if result.local.shape[-1] > 0:
+def _frames(result: Personalized, clients: int):
+    if result.local is not None:
         return result.local
-    return jnp.broadcast_to(result.shared, (len(result.local), *result.shared.shape))
+    return jnp.broadcast_to(result.shared, (clients, *result.shared.shape))
 
 
 def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:

@@ -2,22 +2,24 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, final
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
-from jaxfed.core.aggregation import Aggregation, Mean
 from jaxfed.core.clients import Clients
+
+# Scalars for the history, by name.
+Diagnostics = Mapping[str, Float[Array, ""]]
 
 
 class Personalized(NamedTuple):
     """What a personalized method learns: one shared part and one part per client.
 
     For the PCA family `shared` is `(features, shared_rank)` and `local` is
-    `(clients, features, local_rank)`, both with orthonormal columns; a method that learns only
-    one of the two leaves the other with no columns.
+    `(clients, features, local_rank)`, both with orthonormal columns. A method that learns only one
+    of the two leaves None in place of the other.
     """
 
     shared: PyTree
@@ -27,143 +29,152 @@ class Personalized(NamedTuple):
 class Algorithm(eqx.Module):
     """A federated algorithm: hyperparameters as fields, five pure functions as methods.
 
-    Numeric hyperparameters are traced leaves (`eqx.field(converter=...)`), so `jax.vmap` over an
-    algorithm object is a sweep and `jax.grad` with respect to it is a hypergradient; ranks and
-    names are static. Everything that is not the algorithm (compression, participation,
+    Numeric hyperparameters are traced leaves (`eqx.field(converter=hyperparameter)`), so `jax.vmap`
+    over an algorithm object is a sweep and `jax.grad` with respect to it is a hypergradient; ranks
+    and names are static. Everything that is not the algorithm (compression, participation,
     devices, the loop) is composed around these methods by `rollout` and `fit`.
 
-    The messages `uplink` and `downlink` and the states `server` and `local` are pytrees of
-    arrays of the algorithm's own choice. `local` never leaves its client. The server is given
-    the *aggregate* of the uplinks, never one client's.
+    What happens, in this order:
+
+        data = prepare(data)                          each client, once
+        first = first_message(data)                   each client; reduced on its way
+        server = server_init(first)                   the server
+        local = client_init(downlink(server), data)   each client
+
+        uplink, local = client_step(downlink(server), local, data)     every round, each
+        server = server_step(server, uplink)                           participant; reduced
+
+    Messages and the states `server` and `local` are pytrees of arrays of the algorithm's own
+    choice; a part that does not exist is None, never an array without elements. A part of a message
+    that is not to become a weighted mean is wrapped in `Sum`, `Max`, `Gram` or `Gather` (see
+    `jaxfed.reduction`), and the server gets the same structure, reduced. `local` never leaves its
+    client.
     """
 
-    @property
-    def needs_everybody(self) -> bool:
-        """Whether every client must take part in each round."""
-        return False
-
-    def check(self, clients: Clients, start: Personalized | None) -> None:
-        """Refuse data or a warm start that do not fit, by static shapes alone.
-
-        Raises:
-            ValueError: naming the argument, what was given and what is wanted.
-        """
-
-    def prepare(self, data: PyTree, client_id: Int[Array, ""], rounds: int) -> PyTree:
-        """Turn ONE client's data into what its steps need, once, before the first round."""
-        del client_id, rounds
-        return data
-
-    @property
-    def start_aggregation(self) -> PyTree[Aggregation]:
-        """How the first uplink is aggregated: one aggregation, or a prefix tree of them."""
-        return Mean()
-
-    @property
-    def aggregation(self) -> PyTree[Aggregation]:
-        """How each round's uplink is aggregated: one aggregation, or a prefix tree of them."""
-        return Mean()
-
-    @abc.abstractmethod
-    def client_init(
-        self, key: Key[Array, ""], data: PyTree, start: Personalized | None
-    ) -> tuple[PyTree, PyTree]:
-        """What ONE client holds and sends before round 1.
-
-        Args:
-            key: the client's own random key.
-            data: the client's prepared data.
-            start: a warm start (`local` is this client's part), or None.
-
-        Returns:
-            `(uplink, local)`.
-        """
+    needs_everybody: ClassVar[bool] = False
+    """Whether every client must take part in each round."""
 
     @abc.abstractmethod
     def server_init(
-        self, key: Key[Array, ""], uplink: PyTree, start: Personalized | None
+        self, key: Key[Array, ""], first: PyTree, like: PyTree, start: Personalized | None
     ) -> PyTree:
-        """The server's first state, from the aggregated first uplink and the warm start."""
+        """The server's first state.
+
+        Args:
+            key: random key.
+            first: the reduced first messages.
+            like: shapes and types of one client's prepared data (`jax.ShapeDtypeStruct`).
+            start: a warm start, with the local parts of all clients, or None.
+        """
 
     @abc.abstractmethod
     def downlink(self, server: PyTree) -> PyTree:
-        """What goes down the wire this round."""
+        """What the server sends to the clients of a round."""
 
-    def client_begin(self, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
-        """ONE client's state once it has seen the first downlink, before its first step."""
-        del downlink, data
-        return local
+    @abc.abstractmethod
+    def client_init(
+        self, key: Key[Array, ""], downlink: PyTree, data: PyTree, start: Personalized | None
+    ) -> PyTree:
+        """ONE client's first state, once it has the first downlink.
+
+        Args:
+            key: the client's own random key, the same as for its first message.
+            downlink: what the server sent.
+            data: the client's prepared data.
+            start: a warm start (`local` is this client's part), or None.
+        """
 
     @abc.abstractmethod
     def client_step(
         self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
-    ) -> tuple[PyTree, PyTree, Mapping[str, Float[Array, ""]]]:
+    ) -> tuple[PyTree, PyTree, Diagnostics]:
         """One round of ONE client.
 
         Returns:
-            `(uplink, local, diagnostics)`. Diagnostics are scalars that travel beside the
-            message; their weighted means become the history. `"objective"` is always there.
+            `(uplink, local, diagnostics)`. Diagnostics are scalars that travel beside the message;
+            their weighted means become the history. `"objective"` is always among them.
         """
 
     @abc.abstractmethod
-    def server_step(self, key: Key[Array, ""], server: PyTree, uplink: PyTree) -> PyTree:
-        """The server's next state, from the aggregated uplink."""
+    def server_step(
+        self, key: Key[Array, ""], server: PyTree, uplink: PyTree
+    ) -> tuple[PyTree, Diagnostics]:
+        """One round of the server.
 
-    def server_diagnostics(self, server: PyTree) -> Mapping[str, Float[Array, ""]]:
-        """Scalars of the server's state that belong in the history."""
-        del server
-        return {}
+        Args:
+            key: random key.
+            server: the state before.
+            uplink: the participants' messages, reduced.
 
-    def stopping_measure(
-        self,
-        previous: Mapping[str, Float[Array, ""]],
-        current: Mapping[str, Float[Array, ""]],
-    ) -> Float[Array, ""]:
-        """What `tol` is compared with; by default the objective's relative change."""
-        change = jnp.abs(current["objective"] - previous["objective"])
-        scale = jnp.abs(current["objective"])
-        return change / jnp.maximum(scale, jnp.finfo(scale.dtype).tiny)
+        Returns:
+            `(server, diagnostics)`. Diagnostics go into the history. A `"stopping_measure"` among
+            them is what a tolerance is compared with, in place of the objective's relative change;
+            an `"objective"` takes the place of the clients' mean.
+        """
 
-    @abc.abstractmethod
+    # --- with defaults -------------------------------------------------------------------------
+
+    def check(self, clients: Clients, start: Personalized | None) -> None:
+        """Refuse data or a warm start that do not fit, by static shapes alone where possible.
+
+        Raises:
+            ValueError: naming the argument, what was wanted and what was given.
+        """
+
+    def prepare(self, data: PyTree, client_id: Int[Array, ""], rounds: int) -> PyTree:
+        """Turn ONE client's data into what its steps need, once, before anything is sent."""
+        del client_id, rounds
+        return data
+
+    def first_message(
+        self, key: Key[Array, ""], data: PyTree, start: Personalized | None
+    ) -> PyTree:
+        """What ONE client sends before the first round; nothing by default."""
+        del key, data, start
+
     def client_result(self, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
-        """ONE client's personal model, once the rounds are over."""
+        """ONE client's personal model, once the rounds are over; its state by default."""
+        del downlink, data
+        return local
 
     def shared_result(self, server: PyTree) -> PyTree:
-        """The shared model, once the rounds are over."""
+        """The shared model, once the rounds are over; what would be sent next by default."""
         return self.downlink(server)
 
 
 class OneExchange(Algorithm):
     """An algorithm that has learned all it will from the first messages, so one round is enough.
 
-    It says what clients send first (`client_init`), what the server makes of it (`server_init`)
-    and they of that (`client_begin`); the rounds only report what is `left_over`.
+    It says what clients send first (`first_message`), what the server makes of it (`server_init`)
+    and they of that (`client_init`); the round only reports the objective.
     """
 
     @abc.abstractmethod
-    def left_over(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
+    def residual_variance(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
         """ONE client's objective."""
 
-    def downlink(self, server):
+    @final
+    def downlink(self, server: PyTree) -> PyTree:
         """What the server has."""
         return server
 
-    def client_step(self, key, downlink, local, data):
+    @final
+    def client_step(
+        self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
+    ) -> tuple[PyTree, PyTree, Diagnostics]:
         """Report the objective; nothing is sent any more."""
         del key
-        return (), local, {"objective": self.left_over(downlink, local, data)}
+        return None, local, {"objective": self.residual_variance(downlink, local, data)}
 
-    def server_step(self, key, server, uplink):
+    @final
+    def server_step(
+        self, key: Key[Array, ""], server: PyTree, uplink: PyTree
+    ) -> tuple[PyTree, Diagnostics]:
         """Nothing changes."""
         del key, uplink
-        return server
-
-    def client_result(self, downlink, local, data):
-        """What the client has."""
-        del downlink, data
-        return local
+        return server, {}
 
 
-def hyperparameter(value: Any) -> Array | None:
+def hyperparameter(value: ArrayLike | None) -> Any:
     """Field converter of a numeric hyperparameter: a traced leaf, or None where it is automatic."""
     return None if value is None else jnp.asarray(value)

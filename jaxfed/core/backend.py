@@ -7,22 +7,22 @@ are told apart by their ids and never by their places.
 import abc
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
+
+from jaxfed.core.reduction import Part, Reduction, each, joined, over_devices, separated
 
 AXIS = "clients"
 
-# One client's work: (what all clients share, what is this client's own) ->
-# ({"sum": ..., "max": ..., "stack": ..., "gram": ...}, what the client keeps).
-Work = Callable[[PyTree, PyTree], tuple[dict[str, PyTree], PyTree]]
-# What work sends that only keeps something.
-NOTHING: dict[str, PyTree] = {"sum": (), "max": (), "stack": (), "gram": ()}
+# One client's work: (what all clients share, what is this client's own) -> (its contributions to
+# what is reduced over clients, what the client keeps).
+Work = Callable[[PyTree, PyTree], tuple[PyTree[Reduction], PyTree]]
 
 
 class Backend(eqx.Module):
@@ -41,7 +41,7 @@ class Backend(eqx.Module):
     @abc.abstractmethod
     def map_reduce(
         self, work: Work, shared: PyTree, own: PyTree
-    ) -> tuple[dict[str, PyTree], PyTree]:
+    ) -> tuple[PyTree[Reduction], PyTree]:
         """Run `work` for each client.
 
         Args:
@@ -50,35 +50,40 @@ class Backend(eqx.Module):
             own: leading axis = clients.
 
         Returns:
-            The reduced contributions (only `"stack"` with the client axis; `"gram"` is the sum
-            of the factors' products with themselves) and what the clients keep (leading axis =
-            clients).
+            The reduced contributions, and what the clients keep (leading axis = clients).
         """
 
-
-def _total(x: Array) -> Array:
-    """The sum over clients."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x.sum(0)
-    # XLA's sum over a leading axis is up to 14 times slower on a processor than this product.
-    ones = jnp.ones(len(x), x.dtype)
-    return jnp.tensordot(ones, x, 1, precision=jax.lax.Precision.HIGHEST)
+    @final
+    def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
+        """What each client's `work(shared, own)` gives, leading axis = clients."""
+        return self.map_reduce(lambda *arguments: (None, work(*arguments)), shared, own)[1]
 
 
-def reduced(sent: dict[str, PyTree]) -> dict[str, PyTree]:
-    """What the messages of all clients come to, by the kind of their reduction."""
-    return {
-        "sum": jax.tree.map(_total, sent["sum"]),
-        "max": jax.tree.map(lambda x: x.max(0), sent["max"]),
-        "gram": jax.tree.map(_gram, sent["gram"]),
-        "stack": sent["stack"],
-    }
+def collect(
+    backend: Backend, work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]],
+    shared: PyTree, own: PyTree, clients: int,
+) -> tuple[PyTree[Part], PyTree]:  # fmt: skip
+    """Map work over clients that send contributions of any kind, gathered ones included.
 
+    Args:
+        backend: how clients are mapped.
+        work: one client's work: `(shared, own) -> (contributions, kept)`.
+        shared: passed to each client as it is.
+        own: leading axis = clients.
+        clients: how many of them are gathered, from the first.
 
-def _gram(factors: Float[Array, "m d k"]) -> Float[Array, "d d"]:
-    # One product of all factors side by side: the clients' own products are never formed.
-    wide = jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
-    return jnp.matmul(wide, wide.T, precision=jax.lax.Precision.HIGHEST)
+    Returns:
+        The message, reduced, and what the clients keep (leading axis = clients).
+    """
+
+    def split(shared, own):
+        sent, kept = work(shared, own)
+        summands, gathered = separated(sent)
+        # What is gathered stays where it was made, like what the clients keep.
+        return summands, (gathered, kept)
+
+    reduced, (gathered, kept) = backend.map_reduce(split, shared, own)
+    return joined(reduced, jax.tree.map(lambda x: x[:clients], gathered)), kept
 
 
 class _Vmap(Backend):
@@ -93,10 +98,10 @@ class _Vmap(Backend):
     def map_reduce(self, work, shared, own):
         if _length(own) == 1:  # which takes longer as a batch of one
             alone = work(shared, jax.tree.map(lambda x: x[0], own))
-            sent, kept = jax.tree.map(lambda x: x[None], alone)
+            sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
         else:
             sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-        return reduced(sent), kept
+        return each(lambda part: part.over_clients(), sent), kept
 
 
 class _Chunked(Backend):
@@ -115,91 +120,36 @@ class _Chunked(Backend):
         if clients <= self.size:
             return _Vmap().map_reduce(work, shared, own)
         full = clients // self.size * self.size
-        # A scan over blocks that adds as it goes: only one block's messages exist at a time.
+        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         blocks = jax.tree.map(
             lambda x: x[:full].reshape(full // self.size, self.size, *x.shape[1:]), own
         )
         one = jax.tree.map(lambda x: x[:1], own)
         sent, _ = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, one)
-        first = {
-            kind: jax.tree.map(lambda x, start=start: jnp.full(x.shape, start, x.dtype), sent[kind])
-            for kind, start in (("sum", 0), ("max", -jnp.inf), ("gram", 0))
-        }
 
         @jax.checkpoint
         def step(total, block):
             part, kept = _Vmap().map_reduce(work, shared, block)
-            return _combined(total, part), (part["stack"], kept)
+            return _combined(total, part), kept
 
-        total, (stack, kept) = jax.lax.scan(step, first, blocks)
-        stack, kept = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), (stack, kept))
+        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), blocks)
+        kept = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), kept)
         if full < clients:
             rest = jax.tree.map(lambda x: x[full:], own)
             part, last = _Vmap().map_reduce(work, shared, rest)
             total = _combined(total, part)
-            stack, kept = jax.tree.map(
-                lambda a, b: jnp.concatenate([a, b]), (stack, kept), (part["stack"], last)
-            )
-        return {**total, "stack": stack}, kept
+            kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
+        return total, kept
 
 
-def _combined(total: dict[str, PyTree], part: dict[str, PyTree]) -> dict[str, PyTree]:
-    return {
-        "sum": jax.tree.map(jnp.add, total["sum"], part["sum"]),
-        "max": jax.tree.map(jnp.maximum, total["max"], part["max"]),
-        "gram": jax.tree.map(jnp.add, total["gram"], part["gram"]),
-    }
+def _combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
+    return each(lambda a, b: a.combined(b), total, part)
 
 
-def _spread(launch: Callable, count: int, work: Work, shared: PyTree, own: PyTree):
-    """Run `launch(work, shared, own)` over `count` devices, keeping empty arrays out of it.
-
-    Arrays without elements (no own components, say) crash the compiler of jaxlib 0.11 on their way
-    to the devices and back; they are made anew on the other side.
-    """
-    shapes = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, own)
-    shared_shapes = jax.eval_shape(lambda: shared)
-    own_shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((len(x) // count, *x.shape[1:]), x.dtype), own
-    )
-
-    def device_work(inner, axis, shared, own):
-        shared, own = completed(shared, shared_shapes), completed(own, own_shapes)
-        return nonempty(_across_devices(inner, work, axis, shared, own))
-
-    total, (stack, kept) = launch(device_work, nonempty(shared), nonempty(own))
-    return completed(({**total, "stack": stack}, kept), shapes)
-
-
-def nonempty(tree: PyTree) -> PyTree:
-    """The tree with None in place of arrays without elements, which JAX cannot always reshape."""
-    return jax.tree.map(lambda x: x if x.size else None, tree)
-
-
-def completed(tree: PyTree, shapes: PyTree) -> PyTree:
-    """The tree with the arrays that `nonempty` has left out; inverse of it."""
-
-    def complete(x, shape):
-        return jnp.zeros(shape.shape, shape.dtype) if x is None and shape is not None else x
-
-    return jax.tree.map(complete, tree, shapes, is_leaf=lambda x: x is None)
-
-
-def _across_devices(inner: Backend, work: Work, axis: Any, shared: PyTree, own: PyTree):
+def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, own: PyTree):
     """What one device does: its own clients by the inner backend, then one all-reduce."""
     sent, kept = inner.map_reduce(work, shared, own)
-    # The stack stays where it was made, like what the clients keep.
-    total = {
-        "sum": jax.lax.psum(sent["sum"], axis),
-        "gram": jax.lax.psum(sent["gram"], axis),
-        "max": jax.tree.map(lambda x: _pmax(x, axis), sent["max"]),
-    }
-    return total, (sent["stack"], kept)
-
-
-def _pmax(value, axis):
-    # lax.pmax has no derivative; the maximum of the gathered values has.
-    return jax.lax.all_gather(value, axis).max(0)
+    return over_devices(sent, axis), kept
 
 
 class _Shard(Backend):
@@ -217,17 +167,13 @@ class _Shard(Backend):
 
     def map_reduce(self, work, shared, own):
         along = PartitionSpec(self.axis)
-
-        def launch(device_work, shared, own):
-            return jax.shard_map(
-                partial(device_work, self.inner, self.axis),
-                mesh=self.mesh,
-                in_specs=(PartitionSpec(), along),
-                out_specs=(PartitionSpec(), along),
-                check_vma=False,
-            )(shared, own)
-
-        return _spread(launch, self.multiple, work, shared, own)
+        return jax.shard_map(
+            partial(_on_device, self.inner, work, self.axis),
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), along),
+            out_specs=(PartitionSpec(), along),
+            check_vma=False,
+        )(shared, own)
 
 
 class _Pmap(Backend):
@@ -244,19 +190,15 @@ class _Pmap(Backend):
 
     def map_reduce(self, work, shared, own):
         count = self.multiple
-
-        def launch(device_work, shared, own):
-            parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
-            total, kept = jax.pmap(
-                partial(device_work, self.inner, AXIS),
-                axis_name=AXIS,
-                in_axes=(None, 0),
-                out_axes=(None, 0),
-                devices=self.devices,
-            )(shared, parts)
-            return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
-
-        return _spread(launch, count, work, shared, own)
+        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
+        total, kept = jax.pmap(
+            partial(_on_device, self.inner, work, AXIS),
+            axis_name=AXIS,
+            in_axes=(None, 0),
+            out_axes=(None, 0),
+            devices=self.devices,
+        )(shared, parts)
+        return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
 
 
 def _length(own: PyTree) -> int:

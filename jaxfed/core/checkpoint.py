@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed._optional import require
+from jaxfed.core.checks import check_count
 
 
 class Checkpoint:
@@ -31,63 +33,99 @@ class Checkpoint:
             keep: how many of the newest checkpoints stay.
 
         Raises:
-            ValueError: if `every` or `keep` is not positive.
+            ValueError: if `every` or `keep` is not a positive whole number.
             ImportError: if Orbax is not installed.
         """
-        if every <= 0 or keep <= 0:
-            raise ValueError(f"every and keep must be positive, got {every} and {keep}")
+        check_count("every", every)
+        check_count("keep", keep)
         require("orbax.checkpoint", extra="checkpoint")
         self.path, self.every, self.keep = Path(path).resolve(), every, keep
 
-    def save(self, identity: Any, state: PyTree, pieces: list[dict[str, np.ndarray]]) -> None:
-        """Write the state and the history so far; complete or not at all."""
-        history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
-        self.path.mkdir(parents=True, exist_ok=True)
-        described = self.path / "run.json"
-        if not described.exists():
-            # Complete or not at all, like the checkpoints themselves.
-            draft = described.with_suffix(".tmp")
-            draft.write_text(json.dumps(identity, indent=1))
-            draft.replace(described)
-        ocp = require("orbax.checkpoint", extra="checkpoint")
-        with self._manager() as manager:
-            # Orbax refuses arrays without elements.
-            leaves = {name: leaf for name, leaf in _numbered(state).items() if leaf.size > 0}
-            tree = {"state": leaves, "history": history}
-            manager.save(int(state.round), args=ocp.args.StandardSave(tree))
-            manager.wait_until_finished()
+    def save(
+        self, identity: Mapping[str, str], rounds: int, kept: PyTree, history: Mapping[str, Any]
+    ) -> None:
+        """Write what a run keeps and its history so far; complete or not at all.
 
-    def restore(self, identity: Any, like: PyTree) -> tuple[PyTree, dict[str, np.ndarray]] | None:
-        """The newest state and its history, or None where nothing was saved yet.
+        Args:
+            identity: what tells this run from another, see `fingerprint`.
+            rounds: how many rounds have run.
+            kept: arrays.
+            history: arrays by name.
 
         Raises:
-            ValueError: if what was saved belongs to another run; the message names what differs.
+            RuntimeError: if the folder holds a later round of something else.
         """
-        described = self.path / "run.json"
-        if not described.exists():
-            return None
-        saved = json.loads(described.read_text())
+        ocp = require("orbax.checkpoint", extra="checkpoint")
+        described = np.frombuffer(json.dumps(identity).encode(), np.uint8)
+        tree = {"identity": described, "kept": _numbered(kept), "history": dict(history)}
+        with self._manager() as manager:
+            if rounds in manager.all_steps():  # a damaged one, which restoring has passed over
+                manager.delete(rounds)
+            saved = manager.save(rounds, args=ocp.args.StandardSave(tree), force=True)
+            manager.wait_until_finished()
+        if not saved:
+            raise RuntimeError(
+                f"checkpoint {self.path}: round {rounds} was not saved; the folder holds later "
+                "rounds, of another run"
+            )
+
+    def restore(
+        self, identity: Mapping[str, str], like: PyTree
+    ) -> tuple[PyTree, dict[str, np.ndarray]] | None:
+        """What the newest checkpoint keeps, and its history; None where nothing was saved yet.
+
+        A damaged checkpoint is passed over with a warning, for the one before it.
+
+        Args:
+            identity: what tells this run from another.
+            like: the shapes and types of what is kept, and on which devices it goes.
+
+        Raises:
+            ValueError: if what was saved belongs to another run (the message names what differs),
+                or all of it is damaged.
+        """
+        ocp = require("orbax.checkpoint", extra="checkpoint")
+        with self._manager() as manager:
+            steps = sorted(manager.all_steps(), reverse=True)
+            for step in steps:
+                try:
+                    tree = manager.restore(step, args=ocp.args.StandardRestore())
+                    saved = json.loads(np.asarray(tree["identity"]).tobytes())
+                    stored = {name: np.asarray(leaf) for name, leaf in tree["kept"].items()}
+                    history = {name: np.asarray(x) for name, x in tree["history"].items()}
+                except Exception as error:
+                    warnings.warn(
+                        f"checkpoint {self.path}: round {step} is damaged and passed over "
+                        f"({type(error).__name__})",
+                        stacklevel=3,
+                    )
+                    continue
+                self._check_identity(saved, identity)
+                return self._placed(stored, like), history
+        if steps:
+            raise ValueError(
+                f"checkpoint {self.path}: wanted one that can be read, got damage only"
+            )
+        return None
+
+    def _check_identity(self, saved: Mapping[str, str], identity: Mapping[str, str]) -> None:
         for name, value in identity.items():
             if saved.get(name) != value:
                 raise ValueError(
                     f"checkpoint {self.path}: belongs to another run; its {name} is "
                     f"{saved.get(name)}, this run's is {value}"
                 )
-        ocp = require("orbax.checkpoint", extra="checkpoint")
-        with self._manager() as manager:
-            newest = manager.latest_step()
-            if newest is None:
-                return None
-            tree = manager.restore(newest, args=ocp.args.StandardRestore())
+
+    def _placed(self, stored: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
+        """The stored arrays in this run's structure and on its devices, not on the saved ones."""
         leaves, structure = jax.tree.flatten(like)
-        stored = _numbered(like) | tree["state"]
-        # The devices' layout is this run's, not the saved one's.
         placed = [
-            jax.device_put(jnp.asarray(np.asarray(stored[name]), leaf.dtype), leaf.sharding)
-            for name, leaf in zip(sorted(stored), leaves, strict=True)
+            jax.device_put(jnp.asarray(stored[name], leaf.dtype), leaf.sharding)
+            if isinstance(leaf, jax.Array)
+            else np.asarray(stored[name], leaf.dtype)
+            for name, leaf in zip(_numbered(like), leaves, strict=True)
         ]
-        history = {name: np.asarray(values) for name, values in tree["history"].items()}
-        return jax.tree.unflatten(structure, placed), history
+        return jax.tree.unflatten(structure, placed)
 
     def _manager(self):
         ocp = require("orbax.checkpoint", extra="checkpoint")
@@ -97,22 +135,34 @@ class Checkpoint:
         return ocp.CheckpointManager(self.path / "rounds", options=options)
 
 
-def fingerprint(algorithm, clients, *, key, start, **arguments) -> dict[str, str]:
-    """What tells one run from another: everything that its numbers depend on."""
+def fingerprint(
+    algorithm: Any, clients: Any, lowered: Any, *, key: Any, start: Any, **arguments: Any
+) -> dict[str, str]:
+    """What tells one run from another: everything that its numbers depend on.
+
+    Args:
+        algorithm: what runs.
+        clients: on whom.
+        lowered: a chunk of rounds, `jax.jit(...).lower(...)`: the bodies of all functions.
+        key: the random key.
+        start: the warm start.
+        **arguments: the others, by name.
+    """
     return {
         "algorithm": f"{_described(algorithm)} {digest_of(algorithm)}",
         "clients": f"{len(clients)} clients {digest_of(clients)}",
         "key": digest_of(key),
         "warm_start": digest_of(start),
-        **{name: f"{value!r} {digest_of(value)}" for name, value in arguments.items()},
+        **{name: f"{_described(value)} {digest_of(value)}" for name, value in arguments.items()},
+        "computation": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
 
 
-def _described(algorithm) -> str:
+def _described(value: Any) -> str:
     """In one line, with the values of its hyperparameters and of what its functions carry along."""
-    text = " ".join(eqx.tree_pformat(algorithm, short_arrays=False).split())
+    text = " ".join(eqx.tree_pformat(value, short_arrays=False).split())
     text = re.sub(r" at 0x[0-9a-f]+", "", text)  # where a function lies differs between processes
-    carried = hashlib.sha256(" ".join(_carried(algorithm, set())).encode())
+    carried = hashlib.sha256(" ".join(_carried(value, set())).encode())
     return f"{text} {carried.hexdigest()[:16]}"
 
 

@@ -21,12 +21,13 @@ from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
 from jaxfed._optional import require
 from jaxfed._versions import versions
 from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.backend import NOTHING, Backend, chunked, vmap
+from jaxfed.core.backend import Backend, chunked, vmap
 from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.core.files import locked, replacing
-from jaxfed.core.run import Solution, rollout
+from jaxfed.core.run import rollout
+from jaxfed.core.solution import Solution
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -42,9 +43,9 @@ def _mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backe
     arrays, others = eqx.partition(function, eqx.is_array)
 
     def one(arrays, point):
-        return NOTHING, eqx.combine(arrays, others)(point)
+        return eqx.combine(arrays, others)(point)
 
-    return backend.map_reduce(one, arrays, points)[1]
+    return backend.map(one, arrays, points)
 
 
 # --- sweeps --------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 class Participation(eqx.Module):
     """Chooses each round's clients. Absent clients keep their state; nothing recompiles."""
 
-    size: eqx.AbstractVar[int | None]
-    """Number of participants a round where it is fixed, so that only they need be computed."""
+    @abc.abstractmethod
+    def number(self, clients: int) -> int | None:
+        """How many of so many clients take part in each round; None if that varies."""
 
     @abc.abstractmethod
     def inclusion(
@@ -34,7 +35,8 @@ class Participation(eqx.Module):
 
 
 class _Everybody(Participation):
-    size: int | None = eqx.field(static=True, default=None, init=False)
+    def number(self, clients):
+        return clients
 
     def inclusion(self, key, round_index, ids):
         del key, round_index
@@ -42,18 +44,21 @@ class _Everybody(Participation):
 
 
 class _Uniform(Participation):
-    size: int | None = eqx.field(static=True)
+    size: int = eqx.field(static=True)
+
+    def number(self, clients):
+        del clients
+        return self.size
 
     def inclusion(self, key, round_index, ids):
         del round_index
-        assert self.size is not None
         # A lot for each id, so that the choice does not depend on the order of clients.
         lots = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(ids)
         chosen = jax.lax.top_k(lots, self.size)[1]
         return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
 
     def check(self, clients):
-        if self.size is not None and self.size > clients:
+        if self.size > clients:
             raise ValueError(
                 f"participation: {self.size} clients a round were asked for, there are {clients}"
             )
@@ -61,7 +66,9 @@ class _Uniform(Participation):
 
 class _Given(Participation):
     present: Bool[Array, "rounds clients"]
-    size: int | None = eqx.field(static=True, default=None, init=False)
+
+    def number(self, clients):
+        del clients
 
     def inclusion(self, key, round_index, ids):
         del key

@@ -1,17 +1,17 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
-from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
-from jaxfed.core import aggregation, backend, channel, participation
+from jaxfed.core import channel, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.backend import Backend, collect
 from jaxfed.core.clients import Clients
-
-LOSSLESS, EVERYBODY = channel.lossless(), participation.everybody()
+from jaxfed.core.reduction import Sum, contributions, plain, wrapped
 
 
 class Problem(eqx.Module):
@@ -21,10 +21,25 @@ class Problem(eqx.Module):
     clients: Clients  # prepared, and padded to what the backend needs
     uplink: channel.Channel
     downlink: channel.Channel
+    start: channel.Channel  # of the exchange before the rounds
     participation: participation.Participation
-    backend: backend.Backend
+    backend: Backend
     key: Key[Array, ""]
     size: int = eqx.field(static=True)  # clients without the padding
+
+
+class Missed(NamedTuple):
+    """What clients have not received of the broadcasts, for them to catch up with."""
+
+    messages: Int[Array, " clients"]
+    bytes: UInt32[Array, " clients"]  # of their parts of variable length
+
+
+class Failure(NamedTuple):
+    """The first round in which an objective was not finite, and at whom."""
+
+    round: Int[Array, ""]  # counted from 1; 0 if there was none
+    clients: Bool[Array, " clients"]
 
 
 class State(eqx.Module):
@@ -33,12 +48,31 @@ class State(eqx.Module):
     round: Int[Array, ""]
     server: PyTree
     local: PyTree
-    uplink_memory: PyTree  # one per client
-    uplink_mean_memory: PyTree  # the server's
-    downlink_memory: PyTree  # the server's, as sender
-    downlink_copy: PyTree  # the clients', all alike
-    diagnostics: Mapping[str, Float[Array, ""]]  # of the last round
+    uplink: channel.Link
+    downlink: channel.Link
+    broadcast_bytes: UInt32[Array, ""]  # the last downlink's parts of variable length
+    missed: Missed | None  # where it matters
+    objective: Float[Array, ""]  # of the last round
     measure: Float[Array, ""]  # what a tolerance is compared with
+    failure: Failure
+
+
+class Costs(eqx.Module):
+    """What messages cost: bits of their parts of fixed length, bytes of the others."""
+
+    first_up: int = eqx.field(static=True)
+    first_down: int = eqx.field(static=True)
+    up: int = eqx.field(static=True)
+    down: int = eqx.field(static=True)
+    whole_down: int = eqx.field(static=True)  # of a downlink as it is
+    first_bytes_up: UInt32[Array, ""]  # of all clients together
+    first_bytes_down: UInt32[Array, ""]
+
+
+# What a round's messages took, for the history's bits: bytes that all participants sent, and the
+# broadcast's; broadcasts that they received, and bytes of those that had been missed; and how many
+# got the whole message instead.
+TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whole_down")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -58,98 +92,174 @@ def prepared(problem: Problem, rounds: int) -> Problem:
 
     def prepare(_, own):
         data, client_id = own
-        return backend.NOTHING, problem.algorithm.prepare(data, client_id, rounds)
+        return problem.algorithm.prepare(data, client_id, rounds)
 
-    _, data = problem.backend.map_reduce(prepare, (), (clients.data, clients.ids))
+    data = problem.backend.map(prepare, None, (clients.data, clients.ids))
     return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
 
 
-def client_start(problem: Problem, key, data, start, client_id):
-    """ONE client's start: its first message and state."""
-    key, _ = jax.random.split(jax.random.fold_in(key, client_id))
-    return problem.algorithm.client_init(key, data, start)
-
-
-def begin(problem: Problem, start: Personalized | None) -> State:
-    """Everybody's first state, from the clients' first messages."""
+def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
+    """Everybody's first state, and what messages cost."""
     algorithm, clients = problem.algorithm, problem.clients
-    rules = algorithm.start_aggregation
-    padded = len(clients) - problem.size
-
-    def work(shared, own):
-        key, shared_start = shared
-        data, client_id, weight, local_start = own
-        start = None if shared_start is None else Personalized(shared_start, local_start)
-        uplink, local = client_start(problem, key, data, start, client_id)
-        # Only what both ends may remember is kept.
-        kept = uplink if problem.uplink.cumulative else None
-        return aggregation.split(rules, uplink, weight), (local, kept)
-
     key = jax.random.fold_in(problem.key, 0)
     shared_start, local_start = (None, None) if start is None else start
-    index = jnp.arange(len(clients)) % problem.size
-    local_start = jax.tree.map(lambda x: x[index] if padded else x, local_start)
-    sent, (local, first) = problem.backend.map_reduce(
-        work, (key, shared_start), (clients.data, clients.ids, clients.weights, local_start)
+    places = jnp.arange(len(clients))
+    local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
+    first_up = 0
+
+    def starting(shared: PyTree, local: PyTree) -> Personalized | None:
+        return None if start is None else Personalized(shared, local)
+
+    def announce(shared, own):
+        nonlocal first_up
+        key, secret, shared_start = shared
+        data, client_id, weight, place, local_start = own
+        own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
+        message = algorithm.first_message(own_key, data, starting(shared_start, local_start))
+        context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
+        sent = _send(problem.start.bind(context), channel_key, wrapped(message))
+        first_up = channel.fixed_bits(sent.payload)
+        # Who only fills up a device sends nothing.
+        real = (place < problem.size).astype(weight.dtype)
+        written = contributions(Sum(channel.variable_bytes(sent.payload)), real)
+        # Only what both ends may remember is kept.
+        kept = sent.decoded if problem.uplink.cumulative else None
+        return (contributions(sent.decoded, weight), written), kept
+
+    (total, written), first = collect(
+        problem.backend,
+        announce,
+        (key, _secret(problem.key), shared_start),
+        (clients.data, clients.ids, clients.weights, places, local_start),
+        problem.size,
     )
-    if padded:
-        sent["stack"] = jax.tree.map(lambda x: x[: problem.size], sent["stack"])
-    total = aggregation.join(rules, sent)
-    server = algorithm.server_init(_server_key(key), total, start)
+    total = problem.start.receive(total, None)
+    like = jax.eval_shape(_first_of, clients.data)
+    server = algorithm.server_init(_server_key(key), plain(total), like, start)
 
-    downlink = algorithm.downlink(server)
-    downlink_memory = problem.downlink.memory(downlink)
-    _, local = problem.backend.map_reduce(
-        lambda downlink, own: (backend.NOTHING, algorithm.client_begin(downlink, *own)),
-        downlink,
-        (local, clients.data),
+    way = problem.downlink.for_start() if problem.start.private else problem.start
+    broadcast = _send(way, _keys(problem, 0)[2], algorithm.downlink(server))
+    downlink = way.receive(broadcast.decoded, None)
+
+    def initial(shared, own):
+        key, downlink, shared_start = shared
+        data, client_id, local_start = own
+        own_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
+        return algorithm.client_init(own_key, downlink, data, starting(shared_start, local_start))
+
+    local = problem.backend.map(
+        initial, (key, downlink, shared_start), (clients.data, clients.ids, local_start)
     )
-    one = jax.tree.map(lambda x: x[0], (clients.data, local))
-    uplink, _, diagnostics = jax.eval_shape(algorithm.client_step, key, downlink, one[1], one[0])
-    if problem.uplink.cumulative and _same_kind(problem, first, uplink):
-        uplink_memory = jax.vmap(problem.uplink.memory)(first)
-        uplink_mean_memory = problem.uplink.memory(total)
-    else:
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
-        uplink_mean_memory = problem.uplink.memory(blank)
-        uplink_memory = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (len(clients), *jnp.shape(x))), uplink_mean_memory
-        )
 
-    def seated(memory, position, weight):
-        ones = jax.tree.map(lambda x: jnp.ones((), x.dtype), uplink)
-        rules = algorithm.aggregation
-        share = aggregation.join(rules, aggregation.split(rules, ones, weight))
-        return problem.uplink.seated(memory, channel.Seat(position, share, _secret(problem.key)))
-
-    uplink_memory = jax.vmap(seated)(uplink_memory, jnp.arange(len(clients)), clients.weights)
-    dtype = diagnostics["objective"].dtype
-    blank = {name: jnp.full((), jnp.nan, leaf.dtype) for name, leaf in diagnostics.items()}
-    for name, value in algorithm.server_diagnostics(server).items():
-        blank[name] = jnp.full((), jnp.nan, jnp.asarray(value).dtype)
-    return State(
+    own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
+    step = jax.eval_shape(algorithm.client_step, key, downlink, own_local, own_data)
+    _check_step(algorithm, own_local, step)
+    uplink, objective = wrapped(step[0]), step[2]["objective"]
+    nobody = jnp.zeros(problem.size, bool)
+    state = State(
         round=jnp.zeros((), jnp.int32),
         server=server,
         local=local,
-        uplink_memory=uplink_memory,
-        uplink_mean_memory=uplink_mean_memory,
-        downlink_memory=downlink_memory,
-        downlink_copy=downlink_memory,
-        diagnostics=blank,
-        measure=jnp.full((), jnp.inf, dtype),
+        uplink=_first_link(problem, uplink, first, total),
+        downlink=channel.Link(problem.downlink, problem.downlink.memory(downlink), downlink),
+        broadcast_bytes=channel.variable_bytes(broadcast.payload),
+        missed=Missed(nobody.astype(jnp.int32), nobody.astype(jnp.uint32))
+        if problem.downlink.cumulative and not _everybody(problem)
+        else None,
+        objective=jnp.full((), jnp.nan, objective.dtype),
+        measure=jnp.full((), jnp.inf, objective.dtype),
+        failure=Failure(jnp.zeros((), jnp.int32), nobody),
+    )
+    costs = Costs(
+        first_up,
+        channel.fixed_bits(broadcast.payload),
+        _cost(problem.uplink, uplink),
+        _cost(problem.downlink, jax.eval_shape(lambda: downlink)),
+        channel.fixed_bits(downlink),
+        plain(written),
+        state.broadcast_bytes,
+    )
+    return state, costs
+
+
+class _Sent(NamedTuple):
+    payload: PyTree
+    decoded: PyTree  # what the other end makes of it, which can be differentiated
+    memory: PyTree  # the sender's, after
+
+
+def _send(way: channel.Channel, key: Key[Array, ""], message: PyTree, *memory: PyTree) -> _Sent:
+    """A message, encoded and decoded; without a memory it is the first."""
+    (before,) = memory or (way.memory(message),)
+    payload, after = way.encode(key, message, before)
+    return _Sent(payload, way.differentiable(way.decode(payload), message, before), after)
+
+
+def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) -> channel.Link:
+    """What both ends of the uplink remember: the first messages, if they are like a round's."""
+    way = problem.uplink
+    if way.cumulative and _alike(jax.eval_shape(_first_of, first), uplink):
+        return channel.Link(way, jax.vmap(way.memory)(first), total)
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
+    sender = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(blank)
+    )
+    return channel.Link(way, sender, blank if way.cumulative else None)
+
+
+def _alike(one: PyTree, other: PyTree) -> bool:
+    """Whether two messages have the same shapes, and are reduced alike."""
+    return jax.tree.structure(one) == jax.tree.structure(other) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     )
 
 
-def _same_kind(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
-    """Whether a round's uplink looks like the first one, and is aggregated like it."""
-    algorithm = problem.algorithm
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), first)
-    rules = eqx.tree_equal(algorithm.start_aggregation, algorithm.aggregation)
-    return rules is True and bool(eqx.tree_equal(one, jax.eval_shape(lambda: uplink)))
+def _cost(way: channel.Channel, message: PyTree) -> int:
+    """Bits of a message's parts of fixed length, from its shapes."""
+
+    def payload(message):
+        zero = jnp.zeros((), jnp.int32)
+        key = jax.random.key(0)
+        bound = way.bind(channel.Context(zero, jnp.ones(()), key, zero))
+        return bound.encode(key, message, bound.memory(message))[0]
+
+    return channel.fixed_bits(jax.eval_shape(payload, message))
+
+
+def _check_step(algorithm: Algorithm, local: PyTree, step: tuple) -> None:
+    """Refuse what an algorithm's first step must not do.
+
+    Raises:
+        ValueError: for a step without an objective, or that changes the state's shapes or types.
+    """
+    name = type(algorithm).__name__
+    if "objective" not in step[2]:
+        raise ValueError(
+            f"algorithm: wanted an 'objective' among the diagnostics of {name}.client_step, got "
+            f"{sorted(step[2])}"
+        )
+    if not _alike(local, step[1]):
+        raise ValueError(
+            f"algorithm: wanted of {name}.client_step a state like that of client_init, "
+            f"{_described(local)}, got {_described(step[1])}"
+        )
+
+
+def _described(tree: PyTree) -> str:
+    return " ".join(eqx.tree_pformat(tree).split())
+
+
+def _first_of(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[0], tree)
 
 
 # ---------------------------------------------------------------------------------------------
 # A round.
+
+
+def _everybody(problem: Problem) -> bool:
+    return problem.participation.number(problem.size) == problem.size
 
 
 def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
@@ -167,161 +277,140 @@ def _keys(problem: Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
     return jax.random.split(_server_key(jax.random.fold_in(problem.key, done + 1)), 3)
 
 
-def _received(problem: Problem, state: State, key: Key[Array, ""]):
-    """The next round's downlink as clients have it, its payload, and both ends' memories."""
-    algorithm = problem.algorithm
-    payload, memory = problem.downlink.encode(
-        key, algorithm.downlink(state.server), state.downlink_memory
-    )
-    downlink, copy = problem.downlink.receive(problem.downlink.decode(payload), state.downlink_copy)
-    if not isinstance(problem.downlink, type(LOSSLESS)):
-        # Round 1 is about what the clients have from the exact exchange before it.
-        downlink = jax.tree.map(
-            lambda exact, received: jnp.where(state.round == 0, exact, received),
-            algorithm.downlink(state.server),
-            downlink,
-        )
-    return downlink, payload, memory, copy
-
-
-def objectives(problem: Problem, state: State) -> Float[Array, " clients"]:
-    """What each client would report in the next round, whether it takes part or not."""
-    key = jax.random.fold_in(problem.key, state.round + 1)
-    downlink = _received(problem, state, _keys(problem, state.round)[2])[0]
-
-    def work(shared, own):
-        key, downlink = shared
-        data, local, client_id = own
-        step_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
-        diagnostics = problem.algorithm.client_step(step_key, downlink, local, data)[2]
-        return backend.NOTHING, diagnostics["objective"]
-
-    own = (problem.clients.data, state.local, problem.clients.ids)
-    return problem.backend.map_reduce(work, (key, downlink), own)[1][: problem.size]
-
-
 def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
-    """One federated round: down the wire, every participant's step, up the wire, the server."""
+    """One federated round: every participant's step, up the wire, the server, down the wire."""
     algorithm, clients = problem.algorithm, problem.clients
-    rules = aggregation.Added() if problem.uplink.adds_up else algorithm.aggregation
+    everybody, chosen = _everybody(problem), None
     key = jax.random.fold_in(problem.key, state.round + 1)
-    server_key, choice_key, down_key = _keys(problem, state.round)
-
-    downlink, payload, downlink_memory, downlink_copy = _received(problem, state, down_key)
+    server_key, choice_key, _ = _keys(problem, state.round)
     inclusion = problem.participation.inclusion(
         choice_key, state.round, clients.ids[: problem.size]
     )
-    inclusion = jnp.pad(inclusion, (0, len(clients) - problem.size))
+    padded = jnp.pad(inclusion, (0, len(clients) - problem.size))
 
     def work(shared, own):
-        key, downlink = shared
-        data, local, memory, client_id, weight, present = own
+        key, secret, number, downlink = shared
+        data, local, memory, client_id, weight, place, present = own
         step_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
         uplink, new_local, diagnostics = algorithm.client_step(step_key, downlink, local, data)
-        payload, new_memory = problem.uplink.encode(channel_key, uplink, memory)
+        way = problem.uplink.bind(channel.Context(place, weight, secret, number))
+        sent = _send(way, channel_key, wrapped(uplink), memory)
+        there = present > 0
         share = weight * present.astype(weight.dtype)
-        sent = aggregation.split(rules, problem.uplink.decode(payload), share)
-        written = jnp.where(present > 0, channel.variable_bytes(payload), 0)
-        told = {k: jnp.where(share > 0, share * v, 0) for k, v in diagnostics.items()}
-        sent["sum"] = (sent["sum"], told, share, written)
-        if not everybody:
-            new_local, new_memory = jax.tree.map(
-                lambda new, old: jnp.where(present > 0, new, old),
-                (new_local, new_memory),
-                (local, memory),
-            )
-        return sent, (new_local, new_memory)
-
-    everybody = isinstance(problem.participation, type(EVERYBODY))
-    own = (
-        clients.data, state.local, state.uplink_memory, clients.ids, clients.weights, inclusion,
-    )  # fmt: skip
-    if problem.participation.size is not None and problem.backend.gathers:
-        # Only the participants are computed; the others' states are left where they are.
-        chosen = jnp.nonzero(inclusion, size=problem.participation.size)[0]
-        picked = jax.tree.map(lambda x: x[chosen], own)
-        sent, kept = problem.backend.map_reduce(work, (key, downlink), picked)
-        local, uplink_memory = jax.tree.map(
-            lambda whole, part: whole.at[chosen].set(part),
-            (state.local, state.uplink_memory),
-            kept,
+        # Of absent clients the server has the last message already: they have changed nothing.
+        changed = weight * there.astype(weight.dtype) if way.cumulative else share
+        contributed = (
+            contributions(sent.decoded, changed),
+            contributions((dict(diagnostics), jnp.ones_like(weight)), share),
+            contributions(Sum(channel.variable_bytes(sent.payload)), present),
         )
+        kept = new_local, sent.memory
+        if not everybody:
+            kept = jax.tree.map(lambda new, old: jnp.where(there, new, old), kept, (local, memory))
+        return contributed, (kept, there & ~jnp.isfinite(diagnostics["objective"]))
+
+    shared = (key, _secret(problem.key), state.round + 1, state.downlink.receiver)
+    before = state.local, state.uplink.sender
+    own = (
+        clients.data, *before, clients.ids, clients.weights, jnp.arange(len(clients)), padded,
+    )  # fmt: skip
+    number = problem.participation.number(problem.size)
+    if number is not None and not everybody and problem.backend.gathers:
+        # Only the participants are computed; the others' states are left where they are.
+        chosen = jnp.nonzero(padded, size=number)[0]
+        picked = jax.tree.map(lambda x: x[chosen], own)
+        sent, (kept, failed) = collect(problem.backend, work, shared, picked, number)
+        local, sender = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), before, kept)
+        failed = jnp.zeros(problem.size, bool).at[chosen].set(failed)
     else:
-        sent, (local, uplink_memory) = problem.backend.map_reduce(work, (key, downlink), own)
-    totals, diagnostics, share, written = sent["sum"]
-    message = aggregation.join(rules, {**sent, "sum": totals})
-    message, uplink_mean_memory = problem.uplink.receive(message, state.uplink_mean_memory)
-    server = algorithm.server_step(server_key, state.server, message)
+        sent, (kept, failed) = collect(problem.backend, work, shared, own, problem.size)
+        (local, sender), failed = kept, failed[: problem.size]
+    message, told, written = sent
+    message = problem.uplink.receive(message, state.uplink.receiver)
+    server, measured = algorithm.server_step(server_key, state.server, plain(message))
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
+    diagnostics, share = plain(told)
     diagnostics = {name: value / share for name, value in diagnostics.items()}
-    diagnostics |= {k: jnp.asarray(v) for k, v in algorithm.server_diagnostics(server).items()}
-    measure = algorithm.stopping_measure(state.diagnostics, diagnostics)
+    diagnostics |= {name: jnp.asarray(value) for name, value in measured.items()}
+    measure = diagnostics.get("stopping_measure")
+    if measure is None:
+        measure = _relative_change(state.objective, diagnostics["objective"])
+
+    downlink, missed, traffic = _broadcast(problem, state, server, inclusion > 0)
     new_state = State(
         round=state.round + 1,
         server=server,
         local=local,
-        uplink_memory=uplink_memory,
-        uplink_mean_memory=uplink_mean_memory,
-        downlink_memory=downlink_memory,
-        downlink_copy=downlink_copy,
-        diagnostics=diagnostics,
+        uplink=channel.Link(problem.uplink, sender, message if problem.uplink.cumulative else None),
+        downlink=downlink[0],
+        broadcast_bytes=downlink[1],
+        missed=missed,
+        objective=diagnostics["objective"].astype(state.objective.dtype),
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
+        failure=_failure(state, diagnostics["objective"], failed),
     )
     participants = (inclusion > 0).sum(dtype=jnp.int32)
-    varying = dict(zip(VARYING, (written, channel.variable_bytes(payload)), strict=True))
-    return new_state, {**diagnostics, "participants": participants, **varying}
+    traffic["bytes_up"] = plain(written)
+    return new_state, {**diagnostics, "participants": participants, **traffic}
+
+
+def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
+    size = jnp.abs(current)
+    return jnp.abs(current - previous) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
+
+
+def _failure(state: State, objective: Float[Array, ""], failed: Bool[Array, " m"]) -> Failure:
+    """The first failure of all, whose round and clients stay."""
+    fails = jnp.any(failed) | ~jnp.isfinite(objective)
+    now = Failure(jnp.where(fails, state.round + 1, 0).astype(jnp.int32), failed)
+    first = state.failure.round == 0
+    return jax.tree.map(lambda new, old: jnp.where(first, new, old), now, state.failure)
+
+
+def _broadcast(
+    problem: Problem, state: State, server: PyTree, present: Bool[Array, " m"]
+) -> tuple[tuple[channel.Link, UInt32[Array, ""]], Missed | None, dict[str, Array]]:
+    """The next downlink, what clients still miss, and what this round's took."""
+    way, link = problem.downlink, state.downlink
+    message = problem.algorithm.downlink(server)
+    sent = _send(way, _keys(problem, state.round + 1)[2], message, link.sender)
+    received = way.receive(sent.decoded, link.receiver)
+
+    # The first downlink is that of round 1, and everybody has it.
+    new = (state.round > 0).astype(jnp.int32)
+    count = present.sum(dtype=jnp.int32)
+    none = jnp.zeros((), jnp.int32)
+    messages, missed_bytes, whole, missed = new * count, none.astype(jnp.uint32), none, None
+    if state.missed is not None:
+        due = Missed(state.missed.messages + new, state.missed.bytes)
+        one, all_of_it = channel.fixed_bits(sent.payload), channel.fixed_bits(message)
+        last = jnp.where(new > 0, state.broadcast_bytes, 0)
+        bits = one * due.messages.astype(float) + 8 * (due.bytes.astype(float) + last)
+        catches_up, resent = present & (bits < all_of_it), present & (bits >= all_of_it)
+        messages = jnp.where(catches_up, due.messages, 0).sum(dtype=jnp.int32)
+        missed_bytes = jnp.where(catches_up, due.bytes, 0).sum(dtype=jnp.uint32)
+        whole = resent.sum(dtype=jnp.int32)
+        later = due._replace(bytes=due.bytes + last)
+        missed = jax.tree.map(lambda x: jnp.where(present, 0, x), later)
+    traffic: dict[str, Any] = {
+        "broadcast_bytes": jnp.where(new > 0, state.broadcast_bytes, 0),
+        "messages_down": messages,
+        "missed_bytes": missed_bytes,
+        "whole_down": whole,
+    }
+    bytes_now = channel.variable_bytes(sent.payload)
+    return (channel.Link(way, sent.memory, received), bytes_now), missed, traffic
 
 
 def result_of(problem: Problem, state: State) -> Personalized:
     """The models at this state; the padding clients are cut off."""
     algorithm = problem.algorithm
     downlink = algorithm.downlink(state.server)
-
-    def work(downlink, own):
-        local, data = own
-        return backend.NOTHING, algorithm.client_result(downlink, local, data)
-
-    _, local = problem.backend.map_reduce(work, downlink, (state.local, problem.clients.data))
+    local = problem.backend.map(
+        lambda downlink, own: algorithm.client_result(downlink, *own),
+        downlink,
+        (state.local, problem.clients.data),
+    )
     local = jax.tree.map(lambda x: x[: problem.size], local)
     return Personalized(algorithm.shared_result(state.server), local)
-
-
-# ---------------------------------------------------------------------------------------------
-# What messages cost.
-
-
-def bits(problem: Problem, start: Personalized | None) -> tuple[int, int, int, int]:
-    """Bits of one client's first uplink and first downlink, and of a round's two messages."""
-    first = first_message(problem, start)
-    state = jax.eval_shape(begin, problem, start)
-
-    def payloads(state):
-        algorithm, key = problem.algorithm, problem.key
-        one = jax.tree.map(lambda x: x[0], problem.clients.data)
-        local = jax.tree.map(lambda x: x[0], state.local)
-        downlink = algorithm.downlink(state.server)
-        down, _ = problem.downlink.encode(key, downlink, state.downlink_memory)
-        uplink, _, _ = algorithm.client_step(key, downlink, local, one)
-        up, _ = problem.uplink.encode(key, uplink, problem.uplink.memory(uplink))
-        return downlink, up, down
-
-    received, up, down = jax.eval_shape(payloads, state)
-    count = channel.fixed_bits
-    return count(first), count(received), count(up), count(down)
-
-
-def first_message(problem: Problem, start: Personalized | None) -> PyTree:
-    """Shapes and types of what one client sends before the rounds."""
-
-    def message(problem, start):
-        one = jax.tree.map(lambda x: x[0], problem.clients.data)
-        if start is not None:
-            start = Personalized(start.shared, jax.tree.map(lambda x: x[0], start.local))
-        return client_start(problem, problem.key, one, start, jnp.int32(0))[0]
-
-    return jax.eval_shape(message, problem, start)
-
-
-# What a round's messages took besides: bytes of all clients together, and of the broadcast.
-VARYING = ("bytes_up", "bytes_down")

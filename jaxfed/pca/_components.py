@@ -1,7 +1,6 @@
 """What the PCA algorithms share: their data, their ranks, their orthonormal factors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxfed.core.aggregation import Gram, Mean, Sum
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.reduction import Gram, Mean, Sum
 from jaxfed.linalg import Moment, orthonormalize, polar, should_densify, thin_product
 
 Frame = Float[Array, "features rank"]
@@ -50,23 +49,33 @@ def check_fits(names: str, total: int, clients: Clients) -> None:
         )
 
 
-def check_start(start: Personalized | None, features: int, shared_rank: int | None) -> None:
-    """Refuse a warm start of other shapes, or with values that are known not to be numbers."""
-    if start is None or shared_rank is None:
+def check_start(
+    start: Personalized | None, clients: Clients, shared_rank: int | None, local_rank: int | None
+) -> None:
+    """Refuse a warm start of other shapes, or with values that are known not to be numbers.
+
+    Args:
+        start: the warm start.
+        clients: the clients.
+        shared_rank: of the shared components; None where the algorithm needs none.
+        local_rank: of the local components, which may be missing; None where none are used.
+    """
+    if start is None:
         return
-    if start.shared.shape != (features, shared_rank):
-        raise ValueError(
-            f"warm_start: wanted shared components of shape {(features, shared_rank)}, "
-            f"got {start.shared.shape}"
-        )
-    if start.local.ndim != 3 or start.local.shape[1] != features:
-        raise ValueError(
-            f"warm_start: wanted local components of shape (clients, {features}, rank), "
-            f"got {start.local.shape}"
-        )
-    for part in start:
+    features = clients.features
+    for name, part, wanted, needed in (
+        ("shared", start.shared, (features, shared_rank), shared_rank is not None),
+        ("local", start.local, (len(clients), features, local_rank), False),
+    ):
+        if wanted[-1] is None or (part is None and not needed):
+            continue
+        if getattr(part, "shape", None) != wanted:
+            raise ValueError(
+                f"warm_start: wanted {name} components of shape {wanted}, "
+                f"got {None if part is None else jnp.shape(part)}"
+            )
         if not isinstance(part, Tracer) and not np.isfinite(np.asarray(part)).all():
-            raise ValueError("warm_start: NaN or infinite components")
+            raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
 
 
 def retract(w: Frame, retraction: str, active: Float[Array, " rank"] | None = None) -> Frame:
@@ -109,40 +118,40 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     return within - jax.lax.stop_gradient(within)
 
 
-class MomentMessage(NamedTuple):
-    """A second moment on the wire, exactly: a thin factor, or the upper triangle of the matrix.
+def moment_message(
+    moment: Moment, scale: Float[Array, ""] | float = 1.0, *, total: bool = False
+) -> Gram | Mean | Sum:
+    """The smaller message from which the server has the exact mean, or total, of the moments.
 
-    The same structure holds the two aggregations, and the aggregate: the mean of the factors'
-    products, or of the triangles.
+    Args:
+        moment: a client's second moment.
+        scale: what it is multiplied by.
+        total: whether the server is to have the sum over clients, whatever their weights.
+
+    Returns:
+        A thin factor, or the upper triangle of the matrix.
     """
-
-    factor: Any = None
-    triangle: Any = None
-
-
-MEAN_MOMENT = MomentMessage(factor=Gram(), triangle=Mean())
-SUM_MOMENT = MomentMessage(factor=Gram(weighted=False), triangle=Sum())
-
-
-def moment_message(moment: Moment) -> MomentMessage:
-    """The smaller message from which the server can form the exact moment."""
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
-        return MomentMessage(factor=moment.samples.T / jnp.sqrt(jnp.maximum(moment.count, 1)))
-    return MomentMessage(triangle=moment.matrix()[jnp.triu_indices(moment.dim)])
+        root = jnp.sqrt(scale / jnp.maximum(moment.count, 1))
+        return Gram(moment.samples.T * root, weighted=not total)
+    triangle = moment.matrix()[jnp.triu_indices(moment.dim)] * scale
+    return Sum(triangle) if total else Mean(triangle)
 
 
-def moment_received(aggregate: MomentMessage) -> Moment:
-    """The mean or the sum of the clients' moments, from the aggregate of their messages."""
-    if aggregate.triangle is None:
-        return Moment.from_dense(aggregate.factor)
-    packed = aggregate.triangle
+def moment_received(reduced: Array) -> Moment:
+    """The mean or the total of the clients' moments, from their reduced messages."""
+    if reduced.ndim == 2:
+        return Moment.from_dense(reduced)
     # d (d + 1) / 2 = size
-    dim = int(((8 * packed.size + 1) ** 0.5 - 1) / 2)
+    dim = int(((8 * reduced.size + 1) ** 0.5 - 1) / 2)
     rows, columns = jnp.triu_indices(dim)
-    upper = jnp.zeros((dim, dim), packed.dtype).at[rows, columns].set(packed)
-    return Moment.from_dense(upper.at[columns, rows].set(packed))
+    upper = jnp.zeros((dim, dim), reduced.dtype).at[rows, columns].set(reduced)
+    return Moment.from_dense(upper.at[columns, rows].set(reduced))
 
 
 def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
     """Variance within the span of an orthonormal basis, tr(BᵀSB)."""
     return moment.quadratic(basis)
+
+
+MEAN_MOMENT = SUM_MOMENT = MomentMessage = None  # temporary: until every algorithm is ported

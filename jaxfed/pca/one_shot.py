@@ -9,16 +9,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jaxfed.core.aggregation import Gram
 from jaxfed.core.algorithm import OneExchange, Personalized
 from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients
-from jaxfed.linalg import Moment
+from jaxfed.core.reduction import Gram
 from jaxfed.pca._components import (
-    MEAN_MOMENT,
-    SUM_MOMENT,
     Frame,
-    MomentMessage,
     captured,
     change_within,
     check_data,
@@ -65,18 +61,17 @@ class Local(OneExchange):
         del client_id, rounds
         return moment_of(data, rank=self.rank, rounds=1)
 
-    def client_init(self, key, data, start):
-        """Top components; nothing is sent but the empty shared frame that tells the features."""
-        del key, start
-        return jnp.zeros((data.dim, 0), data.trace.dtype), top_components(data, self.rank)
+    def server_init(self, key, first, like, start):
+        """Nothing is shared."""
+        del key, first, like, start
 
-    def server_init(self, key, uplink, start):
-        """Nothing shared."""
-        del key, start
-        return uplink
+    def client_init(self, key, downlink, data, start):
+        """Top components."""
+        del key, downlink, start
+        return top_components(data, self.rank)
 
-    def left_over(self, downlink, local, data):
-        """The variance left over."""
+    def residual_variance(self, downlink, local, data):
+        """The variance that the components leave."""
         del downlink
         return data.trace - captured(data, local)
 
@@ -119,34 +114,24 @@ class Pooled(OneExchange):
         del client_id, rounds
         return moment_of(data, rank=self.rank, rounds=1)
 
-    @property
-    def start_aggregation(self):
-        """Plain sums: weights are the numbers of samples."""
-        return SUM_MOMENT
-
-    def client_init(self, key, data, start):
-        """Send the sum of the samples' products, exactly."""
+    def first_message(self, key, data, start):
+        """The sum of the samples' products, exactly."""
         del key, start
-        message = moment_message(data)
-        if message.factor is not None:
-            # The server multiplies it with itself: the square root of the count.
-            return MomentMessage(factor=message.factor * jnp.sqrt(data.count)), ()
-        return MomentMessage(triangle=message.triangle * data.count), ()
+        return moment_message(data, data.count, total=True)
 
-    def server_init(self, key, uplink, start):
+    def server_init(self, key, first, like, start):
         """Top eigenvectors of the sum."""
-        del key, start
-        return moment_received(uplink).top(self.rank)[1]
+        del key, like, start
+        return moment_received(first).top(self.rank)[1]
 
-    def left_over(self, downlink, local, data):
-        """The variance left over."""
+    def client_init(self, key, downlink, data, start):
+        """No local components."""
+        del key, downlink, data, start
+
+    def residual_variance(self, downlink, local, data):
+        """The variance that the components leave."""
         del local
         return data.trace - captured(data, downlink)
-
-    def client_result(self, downlink, local, data):
-        """No own components."""
-        del local, data
-        return downlink[:, :0]
 
 
 class OneShot(OneExchange):
@@ -208,17 +193,11 @@ class OneShot(OneExchange):
         del client_id, rounds
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=1)
 
-    @property
-    def start_aggregation(self):
-        """The mean of the products of the factors that clients send."""
-        return MEAN_MOMENT if self.method == "local_first" else Gram()
-
-    def client_init(self, key, data, start):
-        """The one shot."""
+    def first_message(self, key, data, start):
+        """The one shot: what the server needs for the mean of the products."""
         del key, start
-        own = jnp.zeros((data.dim, self.local_rank), data.trace.dtype)
         if self.method == "local_first":
-            return moment_message(data.deflate(top_components(data, self.local_rank))), own
+            return moment_message(data.deflate(top_components(data, self.local_rank)))
         values, vectors = data.top(self.shared_rank + self.local_rank)
         if self.method == "spectrum":
             # V K^(1/2) with K = VᵀSV, which is diagonal but for its derivative.
@@ -226,20 +205,18 @@ class OneShot(OneExchange):
             sums = root + root[:, None]
             change = change_within(data, vectors) / jnp.where(sums > 0, sums, 1)
             vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
-        return vectors, own
+        return Gram(vectors)
 
-    def server_init(self, key, uplink, start) -> Frame:
+    def server_init(self, key, first, like, start) -> Frame:
         """Top eigenvectors of the mean."""
-        del key, start
-        local_first = self.method == "local_first"
-        mean = moment_received(uplink) if local_first else Moment.from_dense(uplink)
-        return mean.top(self.shared_rank)[1]
+        del key, like, start
+        return moment_received(first).top(self.shared_rank)[1]
 
-    def client_begin(self, downlink, local, data):
+    def client_init(self, key, downlink, data, start):
         """The personal second shot."""
-        del local
+        del key, start
         return top_components(data.deflate(downlink), self.local_rank)
 
-    def left_over(self, downlink, local, data):
-        """The variance left over."""
+    def residual_variance(self, downlink, local, data):
+        """The variance that the components leave."""
         return data.trace - captured(data, downlink) - captured(data, local)

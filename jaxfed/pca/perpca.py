@@ -14,16 +14,14 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.aggregation import Max, Mean
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_name, check_positive
 from jaxfed.core.clients import Clients
+from jaxfed.core.reduction import Max
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
-    MEAN_MOMENT,
     RETRACTIONS,
     Frame,
-    MomentMessage,
     check_data,
     check_fits,
     check_start,
@@ -162,12 +160,7 @@ class PerPCA(Algorithm):
                     f"got clients with ids up to {np.asarray(clients.ids).max()}"
                 )
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
-        check_start(start, clients.features, self.shared_rank)
-        if start is not None and start.local.shape[-1] not in (0, self._width):
-            raise ValueError(
-                f"warm_start: wanted {self._width} local components (or none), "
-                f"got {start.local.shape[-1]}"
-            )
+        check_start(start, clients, self.shared_rank, self._width)
 
     def prepare(self, data, client_id, rounds):
         """The client's second moment, and its mask where ranks differ."""
@@ -184,48 +177,31 @@ class PerPCA(Algorithm):
 
     # --- start ---------------------------------------------------------------------------------
 
-    @property
-    def start_aggregation(self):
-        """A mean for the components; the largest eigenvalue is a maximum."""
-        rule = MEAN_MOMENT if self.start == "local_first" else Mean()
-        return {"start": rule, "curvature": Max()}
-
-    def client_init(self, key, data, start):
-        """What the server needs for its start; own components if they are given or random."""
+    def first_message(self, key, data, start):
+        """What the server needs for its start: deflated moments, and the largest eigenvalue."""
+        del key
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
-        uplink: dict[str, PyTree] = {"start": MomentMessage(), "curvature": ()}
+        first: dict[str, PyTree] = {}
         if self.step_size is None:
-            uplink["curvature"] = moment.largest_eigenvalue()
-        local = None  # until the shared components are known
-        if start is not None:
-            if start.local.shape[-1] > 0:
-                local = start.local if active is None else start.local * active
-        elif self.start == "local_first":
+            first["curvature"] = Max(moment.largest_eigenvalue())
+        if start is None and self.start == "local_first":
             own = top_components(moment, self._width, active)
-            uplink["start"] = moment_message(moment.deflate(own))
-        else:
-            draw = jax.random.normal(
-                key, (moment.dim, self.shared_rank + self._width), moment.trace.dtype
-            )
-            local = retract(draw[:, self.shared_rank :], "qr", active)
-            # The mean of random directions is one; the server alone could draw it as well, but
-            # only the clients know how many features there are.
-            uplink["start"] = draw[:, : self.shared_rank]
-        return uplink, local
+            first["moment"] = moment_message(moment.deflate(own))
+        return first
 
-    def server_init(self, key, uplink, start):
+    def server_init(self, key, first, like, start):
         """The shared components and the first step size."""
-        del key
         if start is not None:
             shared = start.shared
         elif self.start == "local_first":
-            shared = moment_received(uplink["start"]).top(self.shared_rank)[1]
+            shared = moment_received(first["moment"]).top(self.shared_rank)[1]
         else:
-            shared = retract(uplink["start"], "qr")
+            shape = like.moment.dim, self.shared_rank
+            shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype), "qr")
         step_size = objective = None
         if self.step_size is None:
-            step_size = 1 / jnp.maximum(uplink["curvature"], jnp.finfo(shared.dtype).tiny)
+            step_size = 1 / jnp.maximum(first["curvature"], jnp.finfo(shared.dtype).tiny)
         if self.decay is not None:
             step_size = self.step_size if step_size is None else step_size
             objective = jnp.full((), jnp.inf, shared.dtype)
@@ -233,18 +209,22 @@ class PerPCA(Algorithm):
             step_size = step_size.astype(shared.dtype)
         return Server(shared, step_size, objective)
 
+    def client_init(self, key, downlink, data, start):
+        """Own components: given, random, or the best for the first shared ones."""
+        moment, unshrunk, active = data
+        if start is not None and start.local is not None:
+            return start.local if active is None else start.local * active
+        if start is None and self.start == "random":
+            draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
+            return retract(draw, "qr", active)
+        moment = moment if unshrunk is None else unshrunk
+        return top_components(moment.deflate(downlink.shared), self._width, active)
+
     # --- a round (Algorithm 2) -----------------------------------------------------------------
 
     def downlink(self, server):
         """The shared components, and the step size where it is not given and fixed."""
         return Message(server.shared, server.step_size)
-
-    def client_begin(self, downlink, local, data):
-        """Own components for the first shared ones: the best, where none are given."""
-        if local is not None:
-            return local
-        moment = data.moment if data.unshrunk is None else data.unshrunk
-        return top_components(moment.deflate(downlink.shared), self._width, data.active)
 
     def client_step(self, key, downlink, local, data):
         """Deflate and retract the own components, take a step, send the shared copy."""
@@ -280,11 +260,8 @@ class PerPCA(Algorithm):
         if self.decay is not None:
             shrunk = step_size * self.decay.astype(step_size.dtype)
             step_size = jnp.where(objective > server.objective, shrunk, step_size)
-        return Server(retract(uplink.shared, self.retraction), step_size, objective)
-
-    def server_diagnostics(self, server):
-        """The step size, where it is not given and fixed."""
-        return {} if server.step_size is None else {"step_size": server.step_size}
+        server = Server(retract(uplink.shared, self.retraction), step_size, objective)
+        return server, {} if step_size is None else {"step_size": step_size}
 
     # --- result --------------------------------------------------------------------------------
 

@@ -1,12 +1,15 @@
 """What messages go through: `lossless`, compressors, memory around them, noise and masks."""
 
 from jaxfed.core.channel.base import Channel as Channel
-from jaxfed.core.channel.base import Seat as Seat
+from jaxfed.core.channel.base import Channels as Channels
+from jaxfed.core.channel.base import Context as Context
+from jaxfed.core.channel.base import Link as Link
 from jaxfed.core.channel.base import bits as bits
 from jaxfed.core.channel.base import fixed_bits as fixed_bits
 from jaxfed.core.channel.base import lossless as lossless
-from jaxfed.core.channel.base import pair as pair
+from jaxfed.core.channel.base import straight_through as straight_through
 from jaxfed.core.channel.base import to_bytes as to_bytes
+from jaxfed.core.channel.base import triple as triple
 from jaxfed.core.channel.base import variable_bytes as variable_bytes
 from jaxfed.core.channel.compression import cast as cast
 from jaxfed.core.channel.compression import chain as chain

@@ -4,14 +4,13 @@ A channel encodes a message into the payload that really travels, and decodes fr
 that payload; bits are counted from the payload. A channel may keep memory at both ends (for
 difference coding); the memory of the aggregating end is fed with aggregates only.
 
-Channels are for the rounds. The one exchange before them, the first uplink and the first downlink,
-is exact whatever the channel; channels that are there to hide what a client sends therefore refuse
-an algorithm that sends anything before its rounds.
+There are three: one for the uplinks of the rounds, one for their downlinks, and one for the
+exchange before the rounds, the first messages and the first downlink.
 """
 
 import abc
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -19,63 +18,33 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt16, UInt32
 
-from jaxfed.core.aggregation import Aggregation
 from jaxfed.core.clients import Clients
 
 
-class Seat(NamedTuple):
+class Context(NamedTuple):
     """What a client knows of its place among the others."""
 
     position: Int[Array, ""]  # clients that are only there to fill up devices come last
-    share: PyTree[Float[Array, ""]]  # of each part of its message in the aggregate
+    weight: Float[Array, ""]  # its share in a mean
     secret: Key[Array, ""]  # what all clients have in common and the server has not
+    round: Int[Array, ""]  # 0 before the first
 
 
 class Channel(eqx.Module):
     """One direction of the wire."""
 
-    @property
-    def cumulative(self) -> bool:
-        """Whether a message can only be understood by who has received all earlier ones."""
-        return False
-
-    @property
-    def private(self) -> bool:
-        """Whether it hides what a client sends. It is then for uplinks and has no first message."""
-        return False
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether only the sum of all clients' decoded payloads tells anything.
-
-        Such a channel is for sums and means, and multiplies a message by its share itself.
-        """
-        return False
-
-    def check(self, clients: Clients, participants: int | None, rules: PyTree[Aggregation]) -> None:
-        """Refuse a run in which this channel cannot be the uplink.
-
-        Args:
-            clients: whom the run is with.
-            participants: how many of them take part in each round; None if that varies.
-            rules: how the messages are aggregated.
-
-        Raises:
-            ValueError: saying what this channel needs.
-        """
-
-    def seated(self, memory: PyTree, seat: Seat) -> PyTree:
-        """A client's first memory, once it knows its place."""
-        del seat
-        return memory
+    cumulative: ClassVar[bool] = False
+    """Whether a message can only be understood by who has received all earlier ones."""
+    private: ClassVar[bool] = False
+    """Whether it hides what a client sends. It is then for uplinks alone."""
 
     @abc.abstractmethod
     def memory(self, message: PyTree) -> PyTree:
-        """The first memory of either end.
+        """The sender's first memory.
 
         Args:
-            message: for a cumulative channel, what both ends have from the exact exchange before
-                the rounds, zeros if that is nothing of this kind; else only its shapes count.
+            message: for a cumulative channel, what the receiver has already, zeros if that is
+                nothing of this kind; else only its shapes count.
         """
 
     @abc.abstractmethod
@@ -84,17 +53,96 @@ class Channel(eqx.Module):
 
     @abc.abstractmethod
     def decode(self, payload: PyTree) -> PyTree:
-        """What the payload says, from nothing but the payload."""
+        """What the payload says, from nothing but the payload; reduced like the message."""
 
     @abc.abstractmethod
-    def receive(self, decoded: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """The message, from the decoded payload or the mean of many, and the next memory."""
+    def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
+        """What was decoded, with the derivative that this channel has; see `straight_through`.
+
+        Args:
+            decoded: what `decode` gives.
+            message: what was sent.
+            memory: the sender's memory before.
+        """
+
+    @abc.abstractmethod
+    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
+        """The message, from the decoded payload or the reduction of many.
+
+        Args:
+            decoded: what was decoded.
+            last: for a cumulative channel the message before; else anything.
+        """
+
+    # --- with defaults -------------------------------------------------------------------------
+
+    def check(self, clients: Clients, participants: int | None, message: PyTree) -> None:
+        """Refuse a run in which this channel cannot be the uplink.
+
+        Args:
+            clients: whom the run is with.
+            participants: how many of them take part in each round; None if that varies.
+            message: shapes of one message, and how it is reduced.
+
+        Raises:
+            ValueError: saying what this channel needs.
+        """
+
+    def bind(self, context: Context) -> Self:
+        """This channel at one client's place, where it needs to know that."""
+        del context
+        return self
+
+    def for_start(self) -> "Channel":
+        """What the exchange before the rounds goes through where nothing else is said."""
+        return self
+
+
+class Link(eqx.Module):
+    """One direction of a run: its channel, and what the two ends remember.
+
+    For the uplink `sender` has a leading axis of clients and `receiver` is the server's, None
+    unless the channel is cumulative. For the downlink `sender` is the server's and `receiver` what
+    the clients have, the last message.
+    """
+
+    channel: Channel
+    sender: PyTree
+    receiver: PyTree
+
+
+@jax.custom_jvp
+def _in_place(value: Array, standin: Array) -> Array:
+    del standin
+    return value
+
+
+@_in_place.defjvp
+def _in_place_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
+    return primals[0], tangents[1]
+
+
+def straight_through(value: PyTree, standin: PyTree) -> PyTree:
+    """The value, with the derivative of what it stands for.
+
+    Args:
+        value: what was computed; no derivative passes through it.
+        standin: arrays of the same shapes and types, such as the mean over all draws.
+
+    Source: Bengio, Leonard & Courville (2013), Estimating or propagating gradients through
+    stochastic neurons.
+    """
+
+    def one(value, standin):
+        inexact = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
+        return _in_place(value, standin) if inexact else value
+
+    return jax.tree.map(one, value, standin)
 
 
 class _Lossless(Channel):
     def memory(self, message):
         del message
-        return ()
 
     def encode(self, key, message, memory):
         del key
@@ -103,30 +151,43 @@ class _Lossless(Channel):
     def decode(self, payload):
         return payload
 
-    def receive(self, decoded, memory):
-        return decoded, memory
+    def differentiable(self, decoded, message, memory):
+        del message, memory
+        return decoded
+
+    def receive(self, decoded, last):
+        del last
+        return decoded
 
 
 def lossless() -> Channel:
-    """The message itself, in its own precision."""
+    """The message itself, in its own precision; derivatives pass."""
     return _Lossless()
 
 
-def pair(channel: Channel | tuple[Channel, Channel]) -> tuple[Channel, Channel]:
-    """The uplink's and the downlink's channel, from one for both or from the two.
+Channels = Channel | tuple[Channel, Channel] | tuple[Channel, Channel, Channel]
+
+
+def triple(channel: Channels) -> tuple[Channel, Channel, Channel]:
+    """The channels of the uplink, the downlink and the start, from one, two or all three.
+
+    One is for both ways. Where the start's is not given, it is the uplink's own choice: lossless
+    for `lossless`, eight bits for compressors, the same for channels that hide.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if it is none of these.
     """
-    if isinstance(channel, Channel):
-        return channel, channel
+    ways = (channel, channel) if isinstance(channel, Channel) else channel
     if (
-        isinstance(channel, tuple)
-        and len(channel) == 2
-        and all(isinstance(way, Channel) for way in channel)
+        isinstance(ways, tuple)
+        and len(ways) in (2, 3)
+        and all(isinstance(way, Channel) for way in ways)
     ):
-        return channel
-    raise ValueError(f"channel: wanted a channel or a pair (uplink, downlink), got {channel!r}")
+        return ways if len(ways) == 3 else (*ways, ways[0].for_start())
+    raise ValueError(
+        "channel: wanted a channel, a pair (uplink, downlink) or three of them (uplink, downlink, "
+        f"start), got {channel!r}"
+    )
 
 
 class Variable(eqx.Module):

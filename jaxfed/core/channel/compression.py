@@ -5,23 +5,25 @@ size, an objective) and integers travel as they are. Payloads are really packed:
 codes of `b` bits is `ceil(n b / 8)` bytes. Nothing here has memory: see `jaxfed.channel.difference`
 and `jaxfed.channel.error_feedback` for what makes coarse compression converge.
 
-A payload holds whole numbers, so no derivative passes through these channels; a run that is to be
-differentiated needs a lossless channel or `cast`.
+Payloads have no derivative. What is decoded is differentiated as what it is on average, straight
+through: for `quantize` with random rounding and for `random_k` that is the derivative of the mean
+over all draws; for the others, which are biased, it is the usual estimator and no more.
 """
 
 import abc
 import math
-from typing import Literal
+from typing import Literal, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Key, UInt8, UInt32
+from jaxtyping import Array, Float, Key, PyTree, UInt8, UInt32
 
-from jaxfed.core.channel.base import Channel
+from jaxfed.core.channel.base import Channel, straight_through
 from jaxfed.core.channel.entropy import Stream, decode_symbols, encode_symbols
+from jaxfed.core.channel.packing import pack_symbols, unpack_symbols
 
 
 class Payload(eqx.Module):
@@ -31,14 +33,15 @@ class Payload(eqx.Module):
 class Compressor(Channel):
     """A channel without memory that compresses one array at a time."""
 
-    def memory(self, message):
+    @final
+    def memory(self, message: PyTree) -> None:
         """None is needed."""
         del message
-        return ()
 
-    def encode(self, key, message, memory):
+    @final
+    def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """The message with its larger arrays compressed."""
-        leaves, structure = jax.tree.flatten(message)
+        leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [
             self.compress(keys[i], leaf) if compressible(leaf) else leaf
@@ -46,7 +49,8 @@ class Compressor(Channel):
         ]
         return jax.tree.unflatten(structure, packed), memory
 
-    def decode(self, payload):
+    @final
+    def decode(self, payload: PyTree) -> PyTree:
         """The message, as far as it can be told."""
         return jax.tree.map(
             lambda x: self.decompress(x) if isinstance(x, Payload) else x,
@@ -54,9 +58,24 @@ class Compressor(Channel):
             is_leaf=lambda x: isinstance(x, Payload),
         )
 
-    def receive(self, decoded, memory):
+    @final
+    def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
+        """Straight through, as the mean of what arrives."""
+        del memory
+        mean = jax.tree.map(lambda x: self.mean(x) if compressible(x) else x, message)
+        return straight_through(decoded, mean)
+
+    @final
+    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
         """The decoded message itself."""
-        return decoded, memory
+        del last
+        return decoded
+
+    @final
+    def through(self, key: Key[Array, ""], message: PyTree) -> tuple[PyTree, PyTree]:
+        """The payload, and what the other end will make of it, which can be differentiated."""
+        payload, _ = self.encode(key, message, None)
+        return payload, self.differentiable(self.decode(payload), message, None)
 
     @abc.abstractmethod
     def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
@@ -65,6 +84,10 @@ class Compressor(Channel):
     @abc.abstractmethod
     def decompress(self, payload: Payload) -> Float[Array, "..."]:
         """The array that a payload stands for."""
+
+    @abc.abstractmethod
+    def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
+        """What becomes of an array on average, or is taken for that: it is differentiated."""
 
 
 def compressible(leaf: Array) -> bool:
@@ -129,6 +152,12 @@ class _Quantize(Compressor):
         unit = payload.scale.astype(payload.dtype) / (self.levels * self.contraction)
         return (level * unit).reshape(payload.shape)
 
+    def mean(self, array):
+        return array / self.contraction
+
+    def for_start(self):
+        return quantize(8)
+
 
 def chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
     """Numbers strictly between 0 and 1 to round by: a hash of each place, seeded by the key.
@@ -168,7 +197,8 @@ def quantize(
     In the largest entry the error is at most \(c / s\): with `difference` and two levels or more it
     shrinks geometrically at \(\tau = 1\). With one level it does not shrink; a contraction of two
     makes it. Rounding to the nearest has half that error, shrinks it with any number of levels and
-    has more zeros, but a bias: use it inside `difference` or `error_feedback`.
+    has more zeros, but a bias: use it inside `difference` or `error_feedback`. The derivative is
+    straight through, that of \(x / \tau\).
 
     Args:
         bits: per entry at most, 2 to 8, sign included: \(s = 2^{b-1} - 1\).
@@ -233,11 +263,18 @@ class _Sign(Compressor):
         positive = unpack_symbols(payload.packed, payload.size, 2).astype(payload.dtype)
         return ((2 * positive - 1) * payload.scale.astype(payload.dtype)).reshape(payload.shape)
 
+    def mean(self, array):
+        return array
+
+    def for_start(self):
+        return quantize(8)
+
 
 def sign() -> Channel:
     """The signs of the entries, one bit each, times their mean magnitude.
 
-    Biased: use it inside `difference` or `error_feedback`.
+    Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
+    usual estimator: that of the entries themselves.
 
     Source: Karimireddy, Rebjock, Stich & Jaggi (2019), Error feedback fixes SignSGD.
     """
@@ -267,6 +304,12 @@ class _TopK(Compressor):
         assert isinstance(payload, _Sparse)
         return _scattered(payload, payload.values, payload.indices.astype(jnp.uint32))
 
+    def mean(self, array):
+        return array
+
+    def for_start(self):
+        return quantize(8)
+
 
 def _scattered(payload: _Static, values: Array, indices: UInt32[Array, " kept"]) -> Array:
     flat = jnp.zeros(payload.size, payload.dtype)
@@ -276,7 +319,8 @@ def _scattered(payload: _Static, values: Array, indices: UInt32[Array, " kept"])
 def top_k(fraction: float) -> Channel:
     """The entries of largest magnitude, each with its place (16 bits up to 65,536 entries, or 32).
 
-    Biased: use it inside `difference` or `error_feedback`.
+    Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
+    usual estimator: that of all entries, sent or not.
 
     Args:
         fraction: share of an array's entries that are kept, rounded up.
@@ -311,6 +355,13 @@ class _RandomK(Compressor):
         factor = payload.size / len(places) if self.scaled else 1.0
         return _scattered(payload, payload.values * factor, places)
 
+    def mean(self, array):
+        share = 1 if self.scaled else _kept(array.size, self.fraction) / array.size
+        return share * array
+
+    def for_start(self):
+        return quantize(8)
+
     def _places(self, seed, size: int):
         order = jax.random.permutation(jax.random.wrap_key_data(seed), size)
         return order[: _kept(size, self.fraction)].astype(jnp.uint32)
@@ -318,6 +369,8 @@ class _RandomK(Compressor):
 
 def random_k(fraction: float, *, scaled: bool = True) -> Channel:
     """Entries drawn at random; the places travel as the seed of the draw.
+
+    The derivative is straight through, that of the mean over all draws.
 
     Args:
         fraction: share of an array's entries that are kept, rounded up.
@@ -361,9 +414,12 @@ class _Cast(Compressor):
         assert isinstance(payload, _Rounded)
         return payload.values.astype(payload.dtype)
 
+    def mean(self, array):
+        return array
+
 
 def cast(dtype: str) -> Channel:
-    """Rounding to a lower precision; the derivative passes through.
+    """Rounding to a lower precision; the derivative is straight through.
 
     Args:
         dtype: `"float16"`, `"bfloat16"` or `"float32"`.
@@ -402,6 +458,12 @@ class _Chain(Compressor):
         )
         return self.first.decompress(outer)
 
+    def mean(self, array):
+        return self.second.mean(self.first.mean(array))
+
+    def for_start(self):
+        return quantize(8)
+
 
 def chain(*compressors: Channel) -> Channel:
     """Compressors one after the other: each works on the arrays of the payload before.
@@ -430,113 +492,3 @@ def checked_compressor(compressor: Channel) -> Compressor:
             f"compressor: wanted one without memory, such as quantize(3), got {compressor!r}"
         )
     return compressor
-
-
-# ---------------------------------------------------------------------------------------------
-# Packing.
-
-
-def grouping(symbols: int) -> tuple[int, int]:
-    """How many symbols of this many kinds are written together, and in how many bits (at most 8).
-
-    The fewest bits a symbol, the smallest group among equals: 8 kinds one by one in 3 bits, 5 kinds
-    by threes in 7.
-    """
-    groups = [(k, math.ceil(k * math.log2(symbols) - 1e-12)) for k in range(1, 9)]
-    return min((g for g in groups if g[1] <= 8), key=lambda g: (g[1] / g[0], g[0]))
-
-
-def pack_symbols(codes: UInt8[Array, " n"], symbols: int) -> UInt8[Array, " bytes"]:
-    """Whole numbers below `symbols`, packed into `ceil(groups * width / 8)` bytes."""
-    together, width = grouping(symbols)
-    if together > 1:
-        rows = jnp.pad(codes, (0, -len(codes) % together)).reshape(together, -1)
-        codes = sum((rows[i] * jnp.uint8(symbols**i) for i in range(1, together)), start=rows[0])
-    return _pack(codes, width)
-
-
-def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> UInt8[Array, " n"]:
-    """Inverse of `pack_symbols`, for `count` codes."""
-    together, width = grouping(symbols)
-    codes = _unpack(packed, -(-count // together), width)
-    if together > 1:
-        digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
-        codes = jnp.concatenate(digits)[:count]
-    return codes
-
-
-def pack_wide(numbers: UInt32[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
-    """The lowest `width` bits, up to 32, of whole numbers: byte after byte of all of them."""
-    return jnp.concatenate(
-        [
-            _pack((numbers >> low).astype(jnp.uint8) & jnp.uint8(2**some - 1), some)
-            for low, some in _pieces(width)
-        ]
-    )
-
-
-def unpack_wide(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt32[Array, " n"]:
-    """Inverse of `pack_wide`, for `count` numbers."""
-    ends = np.cumsum([-(-count * some // 8) for _, some in _pieces(width)])
-    parts = jnp.split(packed, ends[:-1])
-    return sum(
-        (
-            _unpack(part, count, some).astype(jnp.uint32) << low
-            for part, (low, some) in zip(parts, _pieces(width), strict=True)
-        ),
-        start=jnp.zeros(count, jnp.uint32),
-    )
-
-
-def _pieces(width: int) -> list[tuple[int, int]]:
-    """The bytes that numbers of so many bits are cut into: where each begins, and its bits."""
-    return [(low, min(8, width - low)) for low in range(0, width, 8)]
-
-
-# Eight codes of `width` bits fill `width` bytes exactly. The k-th code of every group comes from
-# the k-th eighth of the array, so that all is done in whole rows. Where no rest is left nothing is
-# done with it: on machines with one processor jaxlib (up to 0.11 at least) cannot compile programs
-# in which operations on an empty rest and a decomposition meet.
-def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
-    if width == 8:
-        return codes
-    groups, more = divmod(len(codes), 8)
-    main = _bytes(codes[: 8 * groups].reshape(8, groups), width).reshape(-1)
-    if not more:
-        return main
-    rest = codes[8 * groups :]
-    last = _bytes(jnp.pad(rest, (0, 8 - len(rest)))[:, None], width)[:, 0]
-    return jnp.concatenate([main, last[: -(-len(rest) * width // 8)]])
-
-
-def _unpack(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt8[Array, " n"]:
-    if width == 8:
-        return packed
-    groups, more = divmod(count, 8)
-    main = _codes(packed[: groups * width].reshape(width, groups), width).reshape(-1)
-    if not more:
-        return main
-    rest = packed[groups * width :]
-    last = _codes(jnp.pad(rest, (0, width - len(rest)))[:, None], width)[:, 0]
-    return jnp.concatenate([main, last[: count - 8 * groups]])
-
-
-def _bytes(codes: UInt8[Array, "8 groups"], width: int) -> UInt8[Array, "width groups"]:
-    rows = [jnp.zeros_like(codes[0])] * width
-    for place in range(8):
-        byte, offset = divmod(place * width, 8)
-        rows[byte] = rows[byte] | (codes[place] << jnp.uint8(offset))
-        if offset + width > 8:
-            rows[byte + 1] = rows[byte + 1] | (codes[place] >> jnp.uint8(8 - offset))
-    return jnp.stack(rows)
-
-
-def _codes(rows: UInt8[Array, "width groups"], width: int) -> UInt8[Array, "8 groups"]:
-    codes = []
-    for place in range(8):
-        byte, offset = divmod(place * width, 8)
-        code = rows[byte] >> jnp.uint8(offset)
-        if offset + width > 8:
-            code = code | (rows[byte + 1] << jnp.uint8(8 - offset))
-        codes.append(code & jnp.uint8(2**width - 1))
-    return jnp.stack(codes)

@@ -11,23 +11,26 @@ from jaxfed.core.channel.compression import Compressor, checked_compressor, comp
 class _Difference(Channel):
     inner: Compressor
 
+    cumulative = True
+
     def memory(self, message):
         return message
 
-    @property
-    def cumulative(self):
-        return True
-
     def encode(self, key, message, memory):
-        payload, _ = self.inner.encode(key, _minus(message, memory), ())
-        return payload, _plus(self.inner.decode(payload), memory)
+        payload, decoded = self.inner.through(key, _minus(message, memory))
+        return payload, _plus(decoded, memory)
 
     def decode(self, payload):
         return self.inner.decode(payload)
 
-    def receive(self, decoded, memory):
-        message = _plus(decoded, memory)
-        return message, message
+    def differentiable(self, decoded, message, memory):
+        return self.inner.differentiable(decoded, _minus(message, memory), None)
+
+    def receive(self, decoded, last):
+        return _plus(decoded, last)
+
+    def for_start(self):
+        return self.inner.for_start()
 
 
 def _minus(message: PyTree, memory: PyTree) -> PyTree:
@@ -43,11 +46,15 @@ def difference(compressor: Channel) -> Channel:
 
     Both ends add up the same decoded changes; the aggregating end's memory is the aggregate of the
     senders', so that it still needs nothing but aggregates. What compression loses in one round is
-    in the next round's difference: the error feedback of Shrestha & Fu (2023), and EF21. Its first
-    memory is the first exchange, which is exact, where that is a message of the same kind, and else
+    in the next round's difference: the error feedback of Shrestha & Fu (2023), and EF21. The first
+    memory is what arrived before the rounds, where that is a message of the same kind, and else
     zero.
 
-    Every client must take part in each round: one that misses a message loses the thread.
+    Where some clients are absent, the server goes on with the mean, or sum, of every client's last
+    known message, absent ones included. A client that comes back gets what it has missed: the
+    missed messages, or the whole one where that is less, and its bits are counted.
+
+    Derivatives are those of the compressor.
 
     Args:
         compressor: what the changes go through: a compressor, or a chain of them.
@@ -55,7 +62,9 @@ def difference(compressor: Channel) -> Channel:
     Raises:
         ValueError: if `compressor` is not one.
 
-    Source: Shrestha & Fu (2023), Section III; Richtarik, Sokolov & Fatkhullin (2021), EF21.
+    Source: Shrestha & Fu (2023), Section III; Richtarik, Sokolov & Fatkhullin (2021), EF21; with
+    absent clients, Fatkhullin, Sokolov, Gorbunov, Li & Richtarik (2021), EF21 with bells and
+    whistles, Algorithm 4.
     """
     return _Difference(checked_compressor(compressor))
 
@@ -64,25 +73,33 @@ class _ErrorFeedback(Channel):
     inner: Compressor
 
     def memory(self, message):
-        return jax.tree.map(jnp.zeros_like, message)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message)
 
     def encode(self, key, message, memory):
         wanted = _plus(message, memory)
-        payload, _ = self.inner.encode(key, wanted, ())
-        return payload, _minus(wanted, self.inner.decode(payload))
+        payload, decoded = self.inner.through(key, wanted)
+        return payload, _minus(wanted, decoded)
 
     def decode(self, payload):
         return self.inner.decode(payload)
 
-    def receive(self, decoded, memory):
-        return decoded, memory
+    def differentiable(self, decoded, message, memory):
+        return self.inner.differentiable(decoded, _plus(message, memory), None)
+
+    def receive(self, decoded, last):
+        del last
+        return decoded
+
+    def for_start(self):
+        return self.inner.for_start()
 
 
 def error_feedback(compressor: Channel) -> Channel:
     """Add what compression lost in earlier messages to the next one.
 
     The sender alone has memory. For messages that are increments, as gradients are; for messages
-    that are states, as shared components are, use `difference`.
+    that are states, as shared components are, use `difference`. Derivatives are those of the
+    compressor.
 
     Args:
         compressor: a compressor, or a chain of them.

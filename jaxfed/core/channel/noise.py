@@ -7,8 +7,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.aggregation import is_linear
 from jaxfed.core.channel.base import Channel
+from jaxfed.core.reduction import is_linear
 
 
 class _Gaussian(Channel):
@@ -16,11 +16,9 @@ class _Gaussian(Channel):
     noise_multiplier: float = eqx.field(static=True)
     clients: int = eqx.field(static=True)
 
-    @property
-    def private(self):
-        return True
+    private = True
 
-    def check(self, clients, participants, rules):
+    def check(self, clients, participants, message):
         if self.clients == 1:
             return
         if participants != self.clients:
@@ -30,7 +28,7 @@ class _Gaussian(Channel):
                 "part in each round"
             )
         weights = clients.weights
-        if not is_linear(rules) or not (isinstance(weights, Tracer) or _equal(weights)):
+        if not is_linear(message) or not (isinstance(weights, Tracer) or _equal(weights)):
             raise ValueError(
                 "channel: noise that clients share needs a sum, or a mean with equal weights "
                 "(Clients with weights='equal'); use clients=1"
@@ -38,31 +36,43 @@ class _Gaussian(Channel):
 
     def memory(self, message):
         del message
-        return ()
 
     def encode(self, key, message, memory):
         refuse_whole_numbers(message)
         leaves, structure = jax.tree.flatten(message)
-        square = sum((jnp.sum(leaf**2) for leaf in leaves), start=jnp.float32(0))
+        square = sum((_square(leaf) for leaf in leaves), start=jnp.float32(0))
         tiny = jnp.finfo(square.dtype).tiny
         factor = jnp.minimum(1, self.clip / jnp.sqrt(jnp.maximum(square, tiny)))
-        deviation = self.clip * self.noise_multiplier / self.clients**0.5
-        hidden = [
-            leaf * factor.astype(leaf.dtype)
-            + deviation * jax.random.normal(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)
-            for i, leaf in enumerate(leaves)
-        ]
+        hidden = [self._hidden(jax.random.fold_in(key, i), x, factor) for i, x in enumerate(leaves)]
         return jax.tree.unflatten(structure, hidden), memory
+
+    def _hidden(self, key, array, factor):
+        # In half precision the noise itself would have few values, and give away what it hides.
+        wide = jnp.promote_types(array.dtype, jnp.float32)
+        deviation = self.clip * self.noise_multiplier / self.clients**0.5
+        noise = deviation * jax.random.normal(key, array.shape, wide)
+        return (array * factor.astype(wide) + noise).astype(array.dtype)
 
     def decode(self, payload):
         return payload
 
-    def receive(self, decoded, memory):
-        return decoded, memory
+    def differentiable(self, decoded, message, memory):
+        del message, memory
+        return decoded
+
+    def receive(self, decoded, last):
+        del last
+        return decoded
+
+
+def _square(array: Array) -> Array:
+    return jnp.sum(array.astype(jnp.promote_types(array.dtype, jnp.float32)) ** 2)
 
 
 def _equal(weights: Array) -> bool:
-    return bool(np.ptp(weights) <= 1e-5 * np.max(weights))
+    # On the host: within a traced function JAX would trace this too.
+    known = np.asarray(weights)
+    return bool(np.ptp(known) <= 1e-5 * np.max(known))
 
 
 def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Channel:
@@ -75,9 +85,10 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
     as the `inner` of `secure_sum`, or with a server that is trusted to look at sums alone.
     `jaxfed.privacy.epsilon` says what \(z\) guarantees over the rounds.
 
-    An uplink only; what is sent before the rounds would be in the clear, so that algorithms that
-    do so are refused: give those a warm start. The noise is that of floating-point numbers and of
-    a generator for simulations.
+    An uplink only. What clients send before the rounds goes through the same channel, one more
+    message to count for those algorithms that send one, unless the start has a channel of its own.
+    The noise is that of floating-point numbers and of a generator for simulations. The derivative
+    is that of the clipped message.
 
     Args:
         clip: \(c\), for the message before it is weighted.

@@ -1,18 +1,21 @@
 """Secure aggregation: messages under masks that only cancel in the sum over all clients."""
 
-from typing import NamedTuple
+import itertools
+from dataclasses import replace
+from typing import final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Key, PyTree, UInt8, UInt32
+from jaxtyping import Array, Int, Key, PyTree, UInt8, UInt32
 
-from jaxfed.core.aggregation import is_linear
-from jaxfed.core.channel.base import Channel, lossless
-from jaxfed.core.channel.compression import chances, pack_wide, unpack_wide
+from jaxfed.core.channel.base import Channel, Context, lossless, straight_through
+from jaxfed.core.channel.compression import chances
 from jaxfed.core.channel.noise import refuse_whole_numbers
+from jaxfed.core.channel.packing import pack_wide, unpack_wide
+from jaxfed.core.reduction import Additive, Mean, each, is_linear, wrapped
 
 
 class _Masked(eqx.Module):
@@ -27,15 +30,22 @@ class _Residues(eqx.Module):
     """Whole numbers of which only the remainders modulo a power of two count."""
 
     values: Array
+    exact: Array | None  # what they stand for: only its derivative is used
     dtype: np.dtype = eqx.field(static=True)
 
 
-class _Memory(NamedTuple):
-    inner: PyTree
-    position: Int[Array, ""]
-    share: PyTree[Float[Array, ""]]
-    secret: UInt32[Array, "2"]
-    round: Int[Array, ""]
+@final
+class _Everyone(Additive):
+    """The sum of what all clients send: whoever was left out would take its masks along."""
+
+    value: PyTree
+
+    def contribution(self, weight):
+        del weight
+        return self
+
+    def over_clients(self):
+        return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), self)
 
 
 class _SecureSum(Channel):
@@ -44,21 +54,16 @@ class _SecureSum(Channel):
     bits: int = eqx.field(static=True)
     bound: float = eqx.field(static=True)
     neighbours: int | None = eqx.field(static=True)
+    place: Context | None = None  # of one client
 
-    @property
-    def private(self):
-        return True
-
-    @property
-    def adds_up(self):
-        return True
+    private = True
 
     @property
     def levels(self) -> int:
         """The largest whole number of one client: that many of them do not overflow the sum."""
         return (2 ** (self.bits - 1) - 1) // self.clients
 
-    def check(self, clients, participants, rules):
+    def check(self, clients, participants, message):
         if len(clients) != self.clients:
             raise ValueError(
                 f"channel: its masks are for {self.clients} clients, there are {len(clients)}"
@@ -68,54 +73,59 @@ class _SecureSum(Channel):
                 "participation: masks only cancel if every client takes part in each round; "
                 "use everybody()"
             )
-        if not is_linear(rules):
+        if not is_linear(message):
             raise ValueError(
-                "channel: masked messages can be added up and in no other way aggregated, as this "
+                "channel: masked messages can be added up and in no other way reduced, as this "
                 "algorithm needs it"
             )
-        self.inner.check(clients, participants, rules)
+        self.inner.check(clients, participants, message)
+
+    def bind(self, context):
+        return replace(self, inner=self.inner.bind(context), place=context)
 
     def memory(self, message):
-        blank = jax.tree.map(lambda x: jnp.zeros((), x.dtype), message)
-        nowhere = jnp.zeros((), jnp.int32)
-        secret = jnp.zeros(2, jnp.uint32)
-        return _Memory(self.inner.memory(message), nowhere, blank, secret, nowhere)
-
-    def seated(self, memory, seat):
-        return memory._replace(
-            inner=self.inner.seated(memory.inner, seat),
-            position=seat.position.astype(jnp.int32),
-            share=seat.share,
-            secret=jax.random.bits(seat.secret, (2,), jnp.uint32),
-        )
+        return self.inner.memory(message)
 
     def encode(self, key, message, memory):
         refuse_whole_numbers(message)
+        assert self.place is not None
+        place = self.place
         inner_key, key = jax.random.split(key)
-        payload, inner = self.inner.encode(inner_key, message, memory.inner)
-        terms, structure = jax.tree.flatten(self.inner.decode(payload))
-        shares = structure.flatten_up_to(memory.share)
-        pairs = jax.random.wrap_key_data(memory.secret, impl="threefry2x32")
-        pairs = jax.random.fold_in(pairs, memory.round)
-        masked = []
-        for i, (term, share) in enumerate(zip(terms, shares, strict=True)):
-            number = self._rounded(jax.random.fold_in(key, i), share * term)
-            number += self._mask(jax.random.fold_in(pairs, i), memory.position, term.size)
+        payload, inner = self.inner.encode(inner_key, message, memory)
+        secret = jax.random.bits(place.secret, (2,), jnp.uint32)
+        pairs = jax.random.wrap_key_data(secret, impl="threefry2x32")
+        pairs = jax.random.fold_in(pairs, place.round)
+        numbers = itertools.count()
+
+        def masked(term):
+            i = next(numbers)
+            number = self._rounded(jax.random.fold_in(key, i), lax.stop_gradient(term))
+            number += self._mask(jax.random.fold_in(pairs, i), place.position, term.size)
             # Who only fills up a device sends nothing, and nobody has a mask against it.
-            number = jnp.where(memory.position < self.clients, number, 0)
-            packed = pack_wide(number, self.bits)
-            masked.append(_Masked(packed, term.shape, np.dtype(term.dtype)))
-        memory = memory._replace(inner=inner, round=memory.round + 1)
-        return jax.tree.unflatten(structure, masked), memory
+            number = jnp.where(place.position < self.clients, number, 0)
+            return _Masked(pack_wide(number, self.bits), term.shape, np.dtype(term.dtype))
+
+        shares = self._shares(self.inner.decode(payload))
+        return jax.tree.map(masked, shares), inner
 
     def decode(self, payload):
         def residues(x):
             values = unpack_wide(x.packed, int(np.prod(x.shape)), self.bits)
-            return _Residues(values.reshape(x.shape), x.dtype)
+            return _Residues(values.reshape(x.shape), None, x.dtype)
 
         return jax.tree.map(residues, payload, is_leaf=_is(_Masked))
 
-    def receive(self, decoded, memory):
+    def differentiable(self, decoded, message, memory):
+        # Any draw will do: noise is added, and has no derivative.
+        payload, _ = self.inner.encode(jax.random.key(0), message, memory)
+        exact = self._shares(self.inner.differentiable(self.inner.decode(payload), message, memory))
+        return jax.tree.map(
+            lambda x, e: replace(x, exact=jnp.clip(e, -self.bound, self.bound)),
+            decoded, exact,
+            is_leaf=_is(_Residues),
+        )  # fmt: skip
+
+    def receive(self, decoded, last):
         unit = self.bound / self.levels
 
         def told(x):
@@ -123,11 +133,21 @@ class _SecureSum(Channel):
             left = 32 - self.bits
             top = x.values.astype(jnp.uint32) << left
             signed = lax.bitcast_convert_type(top, jnp.int32) >> left
-            return signed.astype(x.dtype) * jnp.asarray(unit, x.dtype)
+            value = signed.astype(x.dtype) * jnp.asarray(unit, x.dtype)
+            return value if x.exact is None else straight_through(value, x.exact)
 
-        total = jax.tree.map(told, decoded, is_leaf=_is(_Residues))
-        message, inner = self.inner.receive(total, memory.inner)
-        return message, memory._replace(inner=inner)
+        return self.inner.receive(jax.tree.map(told, decoded, is_leaf=_is(_Residues)), last)
+
+    def _shares(self, message: PyTree) -> PyTree:
+        """A client's part of the sum."""
+        assert self.place is not None
+        weight = self.place.weight
+
+        def share(part):
+            factor = weight if isinstance(part, Mean) else jnp.ones_like(weight)
+            return _Everyone(jax.tree.map(lambda x: factor.astype(x.dtype) * x, part.value))
+
+        return each(share, wrapped(message))
 
     def _rounded(self, key: Key[Array, ""], term: Array) -> UInt32[Array, " n"]:
         """A client's part of the sum in whole numbers up to `levels`, unbiased."""
@@ -178,8 +198,10 @@ def secure_sum(
     \(L = \lfloor (2^{b-1} - 1) / m \rfloor\) for m clients no sum overflows.
 
     An uplink only, for sums and means. All clients must take part in every round: who drops out
-    takes its masks along. What is sent before the rounds would be in the clear, so that algorithms
-    that do so are refused: give those a warm start. The pairs' seeds stand for a key agreement;
+    takes its masks along. What clients send before the rounds goes through the same channel, unless
+    the start has one of its own; algorithms whose first messages are no sums or means want that, or
+    a warm start. Derivatives are straight through, those of the exact sum of the clipped parts. The
+    pairs' seeds stand for a key agreement;
     here they come from the run's key, and the generator is one for simulations. Each run needs its
     own key: masks that are used twice cancel in the difference of two messages. The history's
     diagnostics are the experimenter's; no server has them.
@@ -228,7 +250,7 @@ def secure_sum(
             f"got {neighbours!r}"
         )
     inner = lossless() if inner is None else inner
-    if not isinstance(inner, Channel) or inner.cumulative or inner.adds_up:
+    if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, _SecureSum):
         raise ValueError(
             f"inner: wanted a channel without memory at both ends, such as gaussian, got {inner!r}"
         )

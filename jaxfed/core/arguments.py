@@ -1,0 +1,171 @@
+"""The arguments of a run, checked before anything is computed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Key, PyTree
+
+from jaxfed.core import backend, channel, participation
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.callbacks import Callback
+from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.checks import check_count
+from jaxfed.core.clients import Clients
+from jaxfed.core.loop import prepare
+from jaxfed.core.reduction import is_linear, wrapped
+from jaxfed.core.rounds import Problem
+from jaxfed.core.solution import Solution
+
+LOSSLESS, VMAP, EVERYBODY = channel.lossless(), backend.vmap(), participation.everybody()
+
+
+def problem_of(
+    algorithm: Algorithm,
+    clients: Clients,
+    rounds: int,
+    key: Key[Array, ""],
+    warm_start: Solution | Personalized | None,
+    channels: channel.Channels,
+    participants: participation.Participation | None,
+    mapped: backend.Backend,
+) -> tuple[Problem, Personalized | None]:
+    """The checked arguments of a run, and its warm start.
+
+    Raises:
+        ValueError: naming the first argument that does not fit.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
+    if not isinstance(clients, Clients):
+        raise ValueError(
+            f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
+            "build them with Clients.from_samples(arrays)"
+        )
+    if not isinstance(rounds, int | np.integer) or isinstance(rounds, bool) or rounds <= 0:
+        raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
+    if not isinstance(mapped, backend.Backend):
+        raise ValueError(f"backend: wanted one of jaxfed.backend, got {mapped!r}")
+    ways = channel.triple(channels)
+    participants = EVERYBODY if participants is None else participants
+    if not isinstance(participants, participation.Participation):
+        raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
+    participants.check(len(clients))
+    start = warm_start.result if isinstance(warm_start, Solution) else warm_start
+    if start is not None:
+        if not isinstance(start, Personalized):
+            raise ValueError(
+                f"warm_start: wanted a solution or its result, got {type(start).__name__}"
+            )
+        for leaf in jax.tree.leaves(start.local):
+            if leaf.shape[0] != len(clients):
+                raise ValueError(
+                    f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                    f"there are {len(clients)}"
+                )
+    algorithm.check(clients, start)
+    key = _one_key(key)
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
+    _check_together(problem, start, int(rounds))
+    return problem, start
+
+
+def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+    algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
+    number = problem.participation.number(len(clients))
+    if problem.downlink.private:
+        raise ValueError(
+            "channel: one that hides what clients send is for the uplink alone; wanted a pair "
+            "(uplink, downlink), such as (channel, lossless())"
+        )
+    if problem.start.cumulative:
+        raise ValueError(
+            "channel: wanted for the start one without memory at both ends, such as quantize(8), "
+            f"got {problem.start!r}"
+        )
+    if number != len(clients) and algorithm.needs_everybody:
+        raise ValueError(
+            f"participation: {type(algorithm).__name__} needs every client in each round; "
+            "use everybody()"
+        )
+    if not (up.private or up.cumulative or problem.start.private):
+        return
+    first, uplink = jax.eval_shape(partial(_messages, rounds=rounds), problem, start)
+    if up.cumulative and not is_linear(uplink):
+        raise ValueError(
+            f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
+            "reduces its messages in another way"
+        )
+    up.check(clients, number, uplink)
+    if channel.fixed_bits(first):
+        if up.private and not problem.start.private:
+            raise ValueError(
+                "channel: it hides what clients send in the rounds, and "
+                f"{type(algorithm).__name__} sends {channel.fixed_bits(first)} bits in the clear "
+                "before them; wanted a start channel that hides them too, or a warm start and, "
+                "instead of automatic ones, the settings that these tell"
+            )
+        problem.start.check(clients, len(clients), first)
+
+
+def _messages(
+    problem: Problem, start: Personalized | None, *, rounds: int
+) -> tuple[PyTree, PyTree]:
+    """One client's first message and uplink, for their shapes."""
+    open_problem = replace(problem, uplink=LOSSLESS, downlink=LOSSLESS, start=LOSSLESS)
+    ready, state, _ = prepare(open_problem, start, rounds)
+    algorithm, key = problem.algorithm, problem.key
+    data, local, own = jax.tree.map(
+        lambda x: x[0], (ready.clients.data, state.local, None if start is None else start.local)
+    )
+    begun = None if start is None else Personalized(start.shared, own)
+    uplink = algorithm.client_step(key, state.downlink.receiver, local, data)[0]
+    return wrapped(algorithm.first_message(key, data, begun)), wrapped(uplink)
+
+
+def _one_key(key: Any) -> Key[Array, ""]:
+    """A key of the old style becomes one of the new."""
+    if isinstance(key, jax.Array | np.ndarray):
+        if key.dtype == np.uint32 and key.ndim > 0:
+            key = jax.random.wrap_key_data(jnp.asarray(key))
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return jnp.asarray(key)
+    raise ValueError(f"key: wanted one random key, such as jax.random.key(0), got {key!r}")
+
+
+def check_loop(tol: Any, metrics: Any, metrics_every: Any) -> None:
+    """Refuse what the traced loop cannot use.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if tol is not None and not isinstance(tol, Tracer):
+        number = np.asarray(tol)
+        if number.ndim > 0 or number.dtype.kind not in "fiu" or not number >= 0:
+            raise ValueError(f"tol: wanted a non-negative number or None, got {tol!r}")
+    if metrics is not None and not callable(metrics):
+        raise ValueError(f"metrics: wanted a function of the result or None, got {metrics!r}")
+    check_count("metrics_every", metrics_every)
+
+
+def check_host(checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any) -> None:
+    """Refuse what `fit` cannot use.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise ValueError(f"checkpoint: wanted jaxfed.Checkpoint(path), got {checkpoint!r}")
+    if not isinstance(callbacks, Sequence) or not all(
+        isinstance(callback, Callback) or callable(callback) for callback in callbacks
+    ):
+        raise ValueError(f"callbacks: wanted a list of callbacks, got {callbacks!r}")
+    if best is not None and not isinstance(best, str):
+        raise ValueError(f"best: wanted the name of an entry of the history, got {best!r}")
+    if chunk_rounds is not None:
+        check_count("chunk_rounds", chunk_rounds)

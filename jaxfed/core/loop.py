@@ -1,0 +1,125 @@
+"""The traced loop over rounds, its history and its end."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.rounds import TRAFFIC, Costs, Problem, State, begin, one_round, prepared, result_of
+from jaxfed.core.solution import Solution, Status
+
+Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]
+
+
+class Options(eqx.Module):
+    """What the program of a chunk of rounds depends on."""
+
+    rounds: int = eqx.field(static=True)
+    stops: bool = eqx.field(static=True)
+    metrics: Metrics | None = eqx.field(static=True)
+    metrics_every: int = eqx.field(static=True)
+    remat: bool = eqx.field(static=True)
+
+
+def prepare(
+    problem: Problem, start: Personalized | None, rounds: int
+) -> tuple[Problem, State, Costs]:
+    """What there is before the first round."""
+    problem = prepared(problem, rounds)
+    return problem, *begin(problem, start)
+
+
+def advance(
+    problem: Problem, state: State, tol: Array | float | None, options: Options
+) -> tuple[State, dict[str, Array]]:
+    """So many more rounds, with their history."""
+
+    def measured(state):
+        state, record = one_round(problem, state)
+        evaluate = partial(_measure, problem, options.metrics)
+        shapes = jax.eval_shape(evaluate, state)
+        if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
+            raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
+        if options.metrics_every == 1:
+            return state, record | evaluate(state)
+        blank = {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
+        due = state.round % options.metrics_every == 0
+        return state, record | jax.lax.cond(due, evaluate, lambda _: blank, state)
+
+    if not options.stops:
+        step = jax.checkpoint(measured) if options.remat else measured
+        return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
+
+    assert tol is not None
+    first = state.round
+    blank = jax.tree.map(
+        lambda x: jnp.full(
+            (options.rounds,), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype
+        ),
+        jax.eval_shape(measured, state)[1],
+    )
+
+    def unfinished(carry):
+        state, _ = carry
+        going_on = (state.measure > tol) & (state.failure.round == 0)
+        return (state.round - first < options.rounds) & going_on
+
+    def body(carry):
+        state, history = carry
+        position = state.round - first
+        state, record = measured(state)
+        return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
+
+    return jax.lax.while_loop(unfinished, body, (state, blank))
+
+
+def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
+    """The requested metrics, in a type that can be NaN."""
+    if metrics is None:
+        return {}
+    values = {name: jnp.asarray(x) for name, x in metrics(result_of(problem, state)).items()}
+    return {
+        name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        for name, value in values.items()
+    }
+
+
+def finish(
+    problem: Problem, state: State, history: dict[str, Any], tol: Array | float | None
+) -> Solution:
+    """What a run returns, from its last state."""
+    local = jax.tree.map(lambda x: x[: problem.size], state.local)
+    status = Status.round_limit
+    if tol is not None:
+        status = Status.where(state.measure <= tol, Status.converged, status)
+    status = Status.where(state.failure.round > 0, Status.diverged, status)
+    return Solution(
+        state.server, local, history, state.round, status, state.failure,
+        result_of(problem, state), state,
+    )  # fmt: skip
+
+
+def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> dict[str, Any]:
+    """The history with cumulative bits per client in place of the rounds' traffic."""
+    # On the host in whole numbers and double precision: counts pass 2^24 soon.
+    dtype = np.float64 if xp is np else float
+    sent, broadcast, messages, missed, whole = (history[name].astype(dtype) for name in TRAFFIC)
+    participants = history["participants"].astype(dtype)
+    first_up = costs.first_up + 8 * costs.first_bytes_up.astype(dtype) / clients
+    first_down = costs.first_down + 8 * costs.first_bytes_down.astype(dtype)
+    up = costs.up * participants + 8 * sent
+    down = (
+        costs.down * messages
+        + 8 * (broadcast * (participants - whole) + missed)
+        + costs.whole_down * whole
+    )
+    return {name: values for name, values in history.items() if name not in TRAFFIC} | {
+        "bits_up": first_up + xp.cumsum(up) / clients,
+        "bits_down": first_down + xp.cumsum(down) / clients,
+    }
