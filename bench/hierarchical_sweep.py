@@ -55,7 +55,7 @@ def errors(prior_variance, seed, *, solver="gradient"):
     for name, algorithm in methods.items():
         rounds = 30 if (name, solver) == ("personalized", "eigenvectors") else ROUNDS[name]
         result = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(seed)).result
-        frames = result.local if result.local.shape[-1] else result.shared[None]
+        frames = result.shared[None] if result.local is None else result.local
         frames = jnp.broadcast_to(frames, data.local.shape)
         found[name] = jf.metrics.expected_reconstruction_error(
             frames, data.local, NOISE, relative=True
@@ -164,7 +164,7 @@ def main() -> None:
 
         def swept(block, devices, function=function):
             backend = jf.backend.shard(devices)
-            return lambda: jf.grid(function, AXES, block=block, backend=backend).values
+            return lambda: jf.grid(function, AXES, block=block, backend=backend)
 
         kinds = {f"blocks of {b}": (b, 1) for b in (1, 4, len(POINTS))}
         kinds |= {f"blocks of {2 * b} on two cores": (2 * b, 2) for b in (1, 4)}

@@ -1,5 +1,8 @@
 """jaxfed: federated, personalized, unsupervised learning in JAX."""
 
+from typing import TYPE_CHECKING
+
+from jaxfed import _deprecated
 from jaxfed import data as data
 from jaxfed import gcca as gcca
 from jaxfed import generative as generative
@@ -21,15 +24,23 @@ from jaxfed.core.callbacks import EarlyStopping as EarlyStopping
 from jaxfed.core.checkpoint import Checkpoint as Checkpoint
 from jaxfed.core.clients import Clients as Clients
 from jaxfed.core.clients import Samples as Samples
-from jaxfed.core.grid import Grid as Grid
 from jaxfed.core.grid import grid as grid
-from jaxfed.core.grid import masked as masked
+from jaxfed.core.grid import stack as stack
+from jaxfed.core.grid import sweep as sweep
 from jaxfed.core.run import fit as fit
 from jaxfed.core.run import rollout as rollout
 from jaxfed.core.solution import DivergenceError as DivergenceError
 from jaxfed.core.solution import Solution as Solution
 from jaxfed.core.solution import Status as Status
-from jaxfed.core.sweep import stack as stack
-from jaxfed.core.sweep import sweep as sweep
 
 __version__ = "0.1.0"
+
+
+def _masked(clients, *, size=None, samples=None):
+    return clients.restrict(clients=size, samples=samples)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _deprecated.old_names(
+        __name__, {"masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked)}
+    )

@@ -14,6 +14,7 @@ import scipy.sparse
 from jaxfed import backend
 from jaxfed.cli import _evaluate, _report, main
 from jaxfed.cli.fit import _common, _pca
+from jaxfed.core.files import locked
 
 # Most of the time goes into compiling: fits share ranks, data shapes and chunks of one round
 # (those of less than a hundred rounds) wherever what is tested allows it.
@@ -355,6 +356,11 @@ def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
     assert main([*options, "--rounds", "4", "--out", str(out)]) == 2
     assert "holds a grid of another computation" in capsys.readouterr().err
 
+    # Not while another process is at it, whatever is said.
+    with locked(out / "checkpoint", "folder"):
+        assert main([*options, "--force", "--out", str(out)]) == 2
+        assert "is in use by process" in capsys.readouterr().err
+
     assert main([*options, "--out", str(out)]) == 0
     assert "Taking up the sweep" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -373,7 +379,7 @@ def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
         (["--prior-variance", "0.1", "--seeds", "0"], "--seeds: wanted a positive"),
         (["--prior-variance", "0.1", "--samples", "0", "4"], "--samples: wanted numbers from 1"),
         (["--prior-variance", "0.1", "--rank", "6"], "rank must be less than features"),
-        (["--prior-variance", "0.1", "--block", "0"], "block: wanted a positive whole number"),
+        (["--prior-variance", "0.1", "--block", "0"], "block: wanted a whole number of at least 1"),
         (["--prior-variance", "0.1", "--noise-variance", "0"], "noise_variance: wanted"),
         (["--prior-variance", "0.1", "--data", "nowhere"], "nowhere"),
         (["--prior-variance", "0.1", "--data", "nowhere", "--held-out", "0"], "--held-out: wanted"),

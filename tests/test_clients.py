@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from jaxfed._deprecated import old_names
 from jaxfed.linalg import Moment
 
 COUNTS = (4, 2, 5)
@@ -73,6 +74,60 @@ def test_take_keeps_ids_and_renormalizes():
     np.testing.assert_allclose(chosen.weights, [5 / 6, 1 / 6], rtol=1e-6)
     np.testing.assert_array_equal(chosen.data.values, clients.data.values[np.array([2, 0])])
     assert len(chosen) == 2
+
+
+def test_restrict_keeps_the_first_clients_and_samples(key, x64):
+    clients = jf.Clients.from_samples(draw(np.float64), weights=[1, 2, 5])
+    some = clients.restrict(clients=2, samples=3)
+    assert some.data.values.shape == clients.data.values.shape
+    np.testing.assert_array_equal(some.data.count, [3, 2, 3])
+    np.testing.assert_allclose(some.weights, [1 / 3, 2 / 3, 0])
+    np.testing.assert_array_equal(some.ids, clients.ids)
+    assert (some.data.values[:, 3:] == 0).all()
+    np.testing.assert_array_equal(some.data.values[:, :3], clients.data.values[:, :3])
+    chex.assert_trees_all_equal(clients.restrict(), clients)
+    chex.assert_trees_all_close(
+        jax.jit(lambda c, m, n: c.restrict(clients=m, samples=n))(clients, 2, 3), some, rtol=1e-12
+    )
+    # A run is that of the others alone.
+    alone = jf.Clients.from_samples([x[:3] for x in draw(np.float64)[:2]], weights=[1, 2])
+    one, other = (jf.fit(jf.pca.PerPCA(1, 1), c, rounds=5, key=key) for c in (some, alone))
+    chex.assert_trees_all_close(one.result.local[:2], other.result.local, atol=1e-10)
+    np.testing.assert_allclose(one.history["objective"], other.history["objective"], rtol=1e-10)
+    # Only numbers of samples need samples.
+    moments = jf.Clients.from_moments(np.stack([np.eye(3)] * 3))
+    np.testing.assert_allclose(moments.restrict(clients=2).weights, [0.5, 0.5, 0])
+    with pytest.raises(ValueError, match=r"^samples: wanted clients made from samples .* Moment"):
+        moments.restrict(samples=1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"clients": 4}, {"clients": 0}, {"clients": True}, {"clients": 1.5}, {"clients": "2"},
+     {"samples": 6}, {"samples": -1}, {"samples": np.float32(2)}, {"samples": [1, 2]}],
+)  # fmt: skip
+def test_unfit_restrictions_are_refused(given):
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"^{name}: wanted a whole number from 1 to \d, got"):
+        jf.Clients.from_samples(draw()).restrict(**given)
+
+
+def test_the_old_name_of_restrict_still_works():
+    clients = jf.Clients.from_samples(draw())
+    with pytest.warns(DeprecationWarning, match=r"^jaxfed.masked is now jaxfed.Clients.restr") as w:
+        masked = jf.masked
+    assert w[0].filename == __file__
+    chex.assert_trees_all_equal(
+        masked(clients, size=2, samples=3), clients.restrict(clients=2, samples=3)
+    )
+    with pytest.raises(AttributeError, match="module 'jaxfed' has no attribute 'maskd'"):
+        jf.maskd  # noqa: B018
+
+
+def test_an_old_name_is_the_new_one():
+    attribute = old_names("jaxfed", {"Averaging": "jaxfed.generative.FedAvg"})
+    with pytest.warns(DeprecationWarning, match=r"^jaxfed.Averaging is now jaxfed.generative.Fed"):
+        assert attribute("Averaging") is jf.generative.FedAvg
 
 
 def test_moments_are_as_good_as_samples(key, x64):

@@ -32,7 +32,7 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     assert error == pytest.approx(1, abs=0.02) and bits < 0.15
     objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 3, rel=1e-5)
-    assert namespace["grid"].history["objective"].shape == (3, 10)
+    assert namespace["swept"].history["objective"].shape == (3, 10)
     *energies, shape = lines("AdaptiveAutoencoder")
     tuned, adapted = (float(line.split()[-1]) for line in energies)
     assert tuned == pytest.approx(0.76, abs=0.01) and adapted == pytest.approx(0.79, abs=0.01)

@@ -1,13 +1,20 @@
 """Whole grids in one compiled call."""
 
 import functools
+import json
 import logging
+import os
+import shutil
+import subprocess
+import sys
+import warnings
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray
 
 import jaxfed as jf
 
@@ -110,6 +117,28 @@ def test_a_tolerance_ends_each_run_on_its_own():
     assert len(set(np.asarray(grid.rounds))) > 1
 
 
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_sweep_is_compiled_and_differentiated_as_a_part(block):
+    key, steps = jax.random.key(0), jnp.asarray(STEPS)
+
+    def last(run, steps):
+        return run(steps).history["objective"][:, -1].sum()
+
+    def swept(steps):
+        many = jax.vmap(perpca)(steps)
+        return jf.sweep(many, draw(), keys=key, rounds=ROUNDS, block=block)
+
+    def one_by_one(steps):
+        runs = [jf.rollout(perpca(s), draw(), rounds=ROUNDS, key=key) for s in steps]
+        return jf.stack(runs)
+
+    given, wanted = (
+        jax.jit(jax.grad(functools.partial(last, f)))(steps) for f in (swept, one_by_one)
+    )
+    assert jnp.abs(wanted).min() > 1e-3
+    np.testing.assert_allclose(given, wanted, rtol=1e-9)
+
+
 def test_a_second_grid_compiles_nothing(caplog):
     def grid(factor, seed):
         return jf.sweep(
@@ -137,17 +166,24 @@ def test_grids_that_do_not_fit_are_refused():
         lengths = jf.pca.PerPCA(1, 1, step_size=jnp.ones(2), decay=jnp.ones(3))
         jf.sweep(lengths, draw(), keys=keys, rounds=2)
     for block in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^block: wanted a positive whole number"):
+        with pytest.raises(ValueError, match=r"^block: wanted a whole number of at least 1"):
             jf.sweep(perpca(0.1), draw(), keys=keys, rounds=2, block=block)
     with pytest.raises(ValueError, match=r"^rounds: "):
         jf.sweep(perpca(0.1), draw(), keys=keys, rounds=0)
+    for wrong in (0, None, [0.1]):
+        with pytest.raises(ValueError, match=r"^(algorithms|stack): wanted"):
+            jf.sweep(wrong, draw(), keys=keys, rounds=2)
+        with pytest.raises(ValueError, match=r"^(clients|stack): wanted"):
+            jf.sweep(perpca(0.1), wrong, keys=keys, rounds=2)
+        with pytest.raises(ValueError, match=r"^keys: wanted"):
+            jf.sweep(perpca(0.1), draw(), keys=wrong, rounds=2)
 
 
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_method_without_own_components(block):
     keys = jax.random.split(jax.random.key(0), 3)
     grid = jf.sweep(jf.pca.Pooled(2), draw(), keys=keys, rounds=1, block=block)
-    assert grid.result.local.shape == (3, 3, 4, 0)
+    assert grid.result.local is None
     wanted = jf.fit(jf.pca.Pooled(2), draw(), rounds=1, key=keys[0]).result.shared
     for shared in grid.result.shared:
         chex.assert_trees_all_close(shared, wanted, atol=1e-10)
@@ -187,29 +223,52 @@ def wanted_values():
 )
 def test_a_labelled_grid_is_the_function_everywhere(block, backend):
     found = jf.grid(noisy, AXES, block=block, backend=backend)
-    assert {name: values.tolist() for name, values in found.axes.items()} == {
+    assert {name: values.values.tolist() for name, values in found.coords.items()} == {
         name: list(values) for name, values in AXES.items()
     }
-    np.testing.assert_allclose(found.values["value"], wanted_values(), rtol=1e-12)
-    assert found.values["curve"].shape == (3, 2, 4, 5)
-    np.testing.assert_allclose(found.values["curve"][2, 1, 0], 12 * np.arange(5))
+    assert list(found) == ["value", "curve"]  # in the function's order
+    assert found["value"].dims == tuple(AXES)
+    np.testing.assert_allclose(found["value"], wanted_values(), rtol=1e-12)
+    assert found["curve"].dims == (*AXES, "curve_0") and found["curve"].shape == (3, 2, 4, 5)
+    np.testing.assert_allclose(found["curve"][2, 1, 0], 12 * np.arange(5))
 
 
-def test_a_labelled_grid_is_reduced_and_cut_by_names():
+def test_a_labelled_grid_is_a_dataset(tmp_path):
     found, wanted = jf.grid(noisy, AXES), wanted_values()
-    mean, sd = found.mean("seed"), found.sd("seed", "power")
-    assert list(mean.axes) == ["factor", "power"] and list(sd.axes) == ["factor"]
-    np.testing.assert_allclose(mean.values["value"], wanted.mean(axis=2))
-    np.testing.assert_allclose(sd.values["value"], wanted.std(axis=(1, 2), ddof=1))
-    assert mean.values["curve"].shape == (3, 2, 5)
-    part = found.at(power=2, factor=1.0)
-    assert list(part.axes) == ["seed"]
-    np.testing.assert_allclose(part.values["value"], wanted[1, 1])
-    assert np.isnan(part.at(seed=0).sd().values["value"])
-    with pytest.raises(ValueError, match=r"^axis 'rounds': there are \['factor'"):
-        found.mean("rounds")
-    with pytest.raises(ValueError, match=r"^factor: wanted one of \[0.5, 1.0, 3.0\], got 2"):
-        found.at(factor=2)
+    np.testing.assert_allclose(found.mean("seed")["value"], wanted.mean(axis=2))
+    sd = found.std(["seed", "power"], ddof=1)["value"]
+    np.testing.assert_allclose(sd, wanted.std(axis=(1, 2), ddof=1))
+    np.testing.assert_allclose(found.sel(power=2, factor=1.0)["value"], wanted[1, 1])
+    found.to_netcdf(tmp_path / "found.nc")
+    again = xarray.load_dataset(tmp_path / "found.nc")
+    assert again.equals(found) and again.attrs == found.attrs
+    # What its numbers depend on, and which function it is: not the points, but what it computes.
+    assert found.attrs["jax"] == jax.__version__ and found.attrs["numpy"] == np.__version__
+    other = {"factor": [1.0], "power": [3], "seed": [9]}
+    assert jf.grid(noisy, other).attrs == found.attrs
+
+    def noisier(factor, power, seed):
+        return {"value": 2 * noisy(factor, power, seed)["value"]}
+
+    assert jf.grid(noisier, other).attrs["computation"] != found.attrs["computation"]
+
+
+def test_further_dimensions_have_names_that_arrays_share():
+    def histories(x):
+        return {"a": x * jnp.arange(3), "b": x * jnp.ones((2, 3)), "c": jnp.ones(2)}
+
+    dims = {"a": ["round"], "b": ["kind", "round"]}
+    found = jf.grid(histories, {"x": [1.0, 2.0]}, dims=dims)
+    assert {name: values.dims for name, values in found.items()} == {
+        "a": ("x", "round"), "b": ("x", "kind", "round"), "c": ("x", "c_0"),
+    }  # fmt: skip
+    np.testing.assert_allclose(found.assign_coords(round=[5, 10, 20]).sel(round=20, x=2.0)["a"], 4)
+
+
+def test_without_xarray_a_grid_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(ImportError, match=r"xarray is needed .* pip install 'jaxfed\[sweep\]'"):
+        jf.grid(noisy, AXES)
 
 
 def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
@@ -221,7 +280,7 @@ def test_data_are_arguments_and_a_second_grid_compiles_nothing(caplog):
         partial = jax.tree_util.Partial(moment, jnp.asarray(data))
         found = jf.grid(partial, {"which": range(2), "scale": scales}, block=2)
         wanted = np.sum(data**2, axis=1)[:, None] * scales
-        np.testing.assert_allclose(found.values["moment"], wanted, rtol=1e-12)
+        np.testing.assert_allclose(found["moment"], wanted, rtol=1e-12)
 
     grid(0, [1.0, 2.0])
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -236,7 +295,7 @@ def test_runs_on_fewer_clients_and_samples_are_one_call():
     data = jf.stack([draw(0), draw(1)])
 
     def run(data, step_size, size, samples, data_set):
-        clients = jf.masked(jax.tree.map(lambda x: x[data_set], data), size=size, samples=samples)
+        clients = jax.tree.map(lambda x: x[data_set], data).restrict(clients=size, samples=samples)
         solution = jf.rollout(perpca(step_size), clients, rounds=ROUNDS, key=jax.random.key(0))
         return {"shared": solution.result.shared, "objective": solution.history["objective"]}
 
@@ -245,7 +304,7 @@ def test_runs_on_fewer_clients_and_samples_are_one_call():
     rng = np.random.default_rng(1)
     alone = jf.Clients.from_samples((rng.normal(size=(3, 8, 4)) * [3, 2, 1, 0.5])[:2, :5])
     one = jf.fit(perpca(STEPS[1]), alone, rounds=ROUNDS, key=jax.random.key(0))
-    part = found.at(step_size=STEPS[1], size=2, samples=5, data_set=1).values
+    part = found.sel(step_size=STEPS[1], size=2, samples=5, data_set=1)
     np.testing.assert_allclose(part["shared"], one.result.shared, atol=1e-10)
     np.testing.assert_allclose(part["objective"], one.history["objective"], rtol=1e-10)
 
@@ -261,13 +320,12 @@ def test_an_interrupted_grid_is_taken_up(tmp_path, capsys):
     (folder / ".part-00000005.npz").write_bytes(b"killed while it was written")
     again = jf.grid(noisy, AXES, block=5, folder=folder, progress=True)
     assert "24/24" in capsys.readouterr().err
-    for name, values in whole.values.items():
-        np.testing.assert_array_equal(again.values[name], values)
+    assert again.identical(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     # With other blocks, too: points are kept, not blocks.
     files[1].unlink()
     again = jf.grid(noisy, AXES, block=2, folder=folder)
-    np.testing.assert_allclose(again.values["value"], whole.values["value"], rtol=1e-12)
+    np.testing.assert_allclose(again["value"], whole["value"], rtol=1e-12)
 
 
 def test_a_folder_of_another_grid_is_refused(tmp_path):
@@ -285,9 +343,170 @@ def test_a_folder_of_another_grid_is_refused(tmp_path):
     for other in (computes(3.0, [1.0, 2.0]), computes(2.0, [1.0, 2.5])):
         with pytest.raises(ValueError, match=r"^folder: .* a grid of another computation"):
             jf.grid(other, axes, folder=tmp_path)
+    # Arrays that it closes over count as well.
+    arrays = jnp.arange(9.0), jnp.arange(9.0) + 1
+    closed = [lambda which, data=data: {"value": data[which]} for data in arrays]
+    jf.grid(closed[0], axes, folder=tmp_path / "closed")
+    with pytest.raises(ValueError, match=r"^folder: .* a grid of another computation"):
+        jf.grid(closed[1], axes, folder=tmp_path / "closed")
+    saved = json.loads((tmp_path / "grid.json").read_text())
+    changed = saved | {"versions": saved["versions"] | {"jaxlib": "0.0.1"}}
+    (tmp_path / "grid.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"^folder: .* other versions; its are .*'0.0.1'"):
+        jf.grid(computes(2.0, [1.0, 2.0]), axes, folder=tmp_path)
     (tmp_path / "grid.json").unlink()
     with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
         jf.grid(computes(2.0, [1.0, 2.0]), axes, folder=tmp_path)
+
+
+def test_nothing_is_left_in_a_folder_of_others(tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"theirs")
+    with pytest.raises(ValueError, match=r"^folder: .* holds something else than a grid"):
+        jf.grid(noisy, AXES, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
+def cheap(x, y):
+    return {"value": x * y, "curve": x * jnp.arange(3.0), "few": jnp.bfloat16(x)}
+
+
+POINTS = {"x": [1.5, 2.5, 4.5], "y": [1, 2, 3, 4]}
+
+
+def unchanged(found, wanted):
+    assert found.attrs == wanted.attrs and list(found) == list(wanted)
+    for name, values in wanted.variables.items():
+        assert found[name].dims == values.dims and found[name].dtype == values.dtype
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A finished grid in blocks of 4, and its folder."""
+    folder = tmp_path_factory.mktemp("kept")
+    with jax.enable_x64(True):
+        return folder, jf.grid(cheap, POINTS, block=4, folder=folder)
+
+
+def stored(change):
+    """The second block with some of its arrays replaced."""
+
+    def damage(path):
+        with np.load(path) as file:
+            arrays = dict(file)
+        np.savez(path, **(arrays | change(arrays)))
+
+    return damage
+
+
+DAMAGE = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(b"garbage" * 100),
+    "another block": lambda path: shutil.copy(path.with_name("00000000.npz"), path),
+    "another grid": stored(lambda arrays: {"grid": np.asarray("0" * 16)}),
+    "too few points": stored(lambda arrays: {"index": arrays["index"][:2]}),
+    "points beyond": stored(lambda arrays: {"index": arrays["index"] + 100}),
+    "points before": stored(lambda arrays: {"index": arrays["index"] - 100}),
+    "a point twice": stored(lambda arrays: {"index": arrays["index"] * 0 + 4}),
+    "points as floats": stored(lambda arrays: {"index": arrays["index"] + 0.5}),
+    "another type": stored(lambda arrays: {"value value": arrays["value value"].astype("f4")}),
+    "another shape": stored(lambda arrays: {"value curve": arrays["value curve"][:, :2]}),
+    "objects": stored(lambda arrays: {"value value": np.asarray([None] * 4)}),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_block_is_computed_again(kind, kept, tmp_path):
+    folder = tmp_path / "grid"
+    shutil.copytree(kept[0], folder)
+    DAMAGE[kind](folder / "00000004.npz")
+    with pytest.warns(UserWarning, match=r"^folder: \S*00000004.npz is damaged") as caught:
+        again = jf.grid(cheap, POINTS, block=4, folder=folder)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    unchanged(again, kept[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the block is whole again
+        unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+
+
+def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):
+    """Either the block is computed again, or the bit was one that nothing depends on."""
+    folder, rng = tmp_path / "grid", np.random.default_rng(0)
+    shutil.copytree(kept[0], folder)
+    path = folder / "00000004.npz"
+    whole, noticed = path.read_bytes(), 0
+    for place in rng.choice(len(whole), 60, replace=False):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << rng.integers(8)
+        path.write_bytes(changed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+        noticed += len(caught)
+    assert noticed > 20
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"axes": {}}', "\x00" * 20, "3"])
+def test_a_damaged_description_is_told(text, kept, tmp_path):
+    folder = tmp_path / "grid"
+    shutil.copytree(kept[0], folder)
+    (folder / "grid.json").write_text(text)
+    with pytest.raises(ValueError, match=r"^folder: \S*grid.json is damaged .*; remove"):
+        jf.grid(cheap, POINTS, block=4, folder=folder)
+    assert len(list(folder.glob("*.npz"))) == 3
+
+
+def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
+    folder = tmp_path / "grid"
+    shutil.copytree(kept[0], folder)
+    hold = (
+        "import pathlib, sys, time; from jaxfed.core.files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1]), 'folder'):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(99)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold, folder], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(BlockingIOError, match=rf"^folder: .* in use by process {process.pid} on"):
+        jf.grid(cheap, POINTS, block=4, folder=folder)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    # A dead process keeps nobody out, though it could not remove anything; nor does an error.
+    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+    with pytest.raises(ValueError, match="another grid"):
+        jf.grid(cheap, POINTS | {"y": [5]}, folder=folder)
+    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+
+
+def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(37, os.strerror(37))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(UserWarning, match=r"^folder: .* cannot be locked \(No locks available"):
+        unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "network"), kept[1])
+    monkeypatch.setattr("jaxfed.core.files.fcntl", None)
+    unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "windows"), kept[1])
+
+
+def test_a_full_disk_leaves_whole_blocks(kept, tmp_path, monkeypatch):
+    folder, save, saved = tmp_path / "grid", np.savez, []
+
+    def full(file, **arrays):
+        save(file, **arrays)
+        saved.append(file)
+        if len(saved) == 2:
+            raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        jf.grid(cheap, POINTS, block=4, folder=folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "00000000.npz", "grid.json"]
+    monkeypatch.undo()
+    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
 
 
 @pytest.mark.parametrize(
@@ -310,18 +529,28 @@ def test_axes_that_do_not_fit_are_refused(axes, message):
 
 def test_other_bad_input_of_labelled_grids():
     for block in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=r"^block: wanted a positive whole number"):
+        with pytest.raises(ValueError, match=r"^block: wanted a whole number of at least 1"):
             jf.grid(noisy, AXES, block=block)
     with pytest.raises(ValueError, match=r"^backend: wanted one of jaxfed.backend, got 2"):
         jf.grid(noisy, AXES, backend=2)
     with pytest.raises(ValueError, match=r"^function: wanted arrays by name"):
         jf.grid(lambda seed: seed, {"seed": [1, 2]})
-    for given in ({"size": 4}, {"size": 0}, {"samples": 9}):
-        with pytest.raises(ValueError, match=rf"^{next(iter(given))}: wanted a number from 1 to"):
-            jf.masked(draw(), **given)
-    moments = jf.Clients.from_moments(np.eye(4)[None])
-    with pytest.raises(ValueError, match=r"^clients: wanted clients with samples, got Moment"):
-        jf.masked(moments, size=1)
+    for value in (None, "word", [1, "b"], jax.random.key(0)):
+        with pytest.raises(ValueError, match=r"^function: wanted an array of numbers for 'a', got"):
+            jf.grid(lambda x, value=value: {"a": value}, {"x": [1]})
+    for names in (("seed", "x"), ("1", 1)):
+        with pytest.raises(ValueError, match=rf"^function: .* got '{names[-1]}' twice"):
+            jf.grid(lambda x, names=names: dict.fromkeys(names, jnp.ones(2)), {"x": [1, 2]})
+    for dims, message in (
+        ({"c": ["round"]}, r"^dims: wanted names of .*\['a', 'b'\], got 'c'"),
+        ({"a": ["kind", "round"]}, "^dims: wanted 1 different names for 'a', got .*'kind', 'rou"),
+        ({"b": ["round", "round"]}, "^dims: wanted 2 different names for 'b'"),
+        ({"a": ["x"]}, "^dims: wanted a name that is not yet an axis .* of 'a', got 'x'"),
+        ({"a": ["b"]}, "^dims: wanted a name that is not yet an axis .* of 'a', got 'b'"),
+        ({"a": ["round"], "b": ["round", "kind"]}, "^dims: wanted arrays that share 'round' .* 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jf.grid(lambda x: {"a": x * jnp.ones(3), "b": jnp.ones((2, 3))}, {"x": [1]}, dims=dims)
 
 
 def test_a_labelled_grid_in_a_picture():
@@ -336,14 +565,30 @@ def test_a_labelled_grid_in_a_picture():
     lower = axes.collections[0].get_paths()[0].vertices[:, 1].min()
     spread = wanted[:, 0].mean(axis=1) - wanted[:, 0].std(axis=1, ddof=1)
     np.testing.assert_allclose(lower, spread.min())
-    (axes,) = jf.plot.grid(found.at(power=1, seed=0), "factor", names=["value"]).axes
+    (axes,) = jf.plot.grid(found.sel(power=1, seed=0), "factor", names=["value"]).axes
     assert len(axes.collections) == 0 and axes.get_legend() is None
+    # Each variable has its own dimensions, and one without coordinates is numbered.
+    (axes,) = jf.plot.grid(found.sel(seed=0), "curve_0", names=["curve"], scale="linear").axes
+    assert [line.get_label() for line in axes.get_lines()][:2] == [
+        "curve, factor 0.5, power 1", "curve, factor 0.5, power 2",
+    ]  # fmt: skip
+    np.testing.assert_allclose(axes.get_lines()[-1].get_xydata()[:, 1], 12 * np.arange(5))
+    assert axes.get_lines()[-1].get_xydata()[:, 0].tolist() == list(range(5))
     for arguments, message in (
-        ({"x": "rounds"}, "^x: wanted one of the axes"),
-        ({"x": "seed", "over": "seed"}, "^x: wanted one of the axes"),
-        ({"x": "seed", "over": "rounds"}, "^axis 'rounds'"),
-        ({"x": "seed", "names": ["error"]}, "^names: there are"),
-        ({"x": "seed"}, "^names: 'curve' has axes beyond"),
+        ({"x": "rounds"}, "^x: wanted one of the dimensions"),
+        ({"x": "seed", "over": "seed"}, "^x: wanted one of the dimensions"),
+        ({"x": "seed", "over": "rounds"}, "^over: wanted some of the dimensions"),
+        ({"x": "seed", "names": ["error"]}, "^names: wanted some of"),
+        ({"x": "seed", "names": ["power"]}, "^names: wanted some of"),
+        ({"x": "seed"}, "^names: 'curve' has the dimension 'curve_0', which has no coordinates"),
+        ({"x": "curve_0"}, "^names: wanted variables along 'curve_0', got 'value'"),
     ):
         with pytest.raises(ValueError, match=message):
             jf.plot.grid(found, **arguments)
+
+
+def test_a_picture_hides_no_diverged_run():
+    found = jf.grid(lambda x, seed: {"value": jnp.where(x * seed == 2, jnp.nan, x)},
+                    {"x": [1.0, 2.0, 3.0], "seed": [0, 1]})  # fmt: skip
+    (axes,) = jf.plot.grid(found, "x", over="seed").axes
+    np.testing.assert_array_equal(axes.get_lines()[0].get_xydata()[:, 1], [1, np.nan, 3])

@@ -2,16 +2,16 @@
 
 import json
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jaxfed._versions import versions
 
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
@@ -77,12 +77,6 @@ def write(folder: Path, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -
     with _replacing(folder / "result.json") as part:
         text = json.dumps({**summary, "versions": versions()}, indent=2, default=_plain)
         part.write_text(text + "\n", encoding="utf-8")
-
-
-def versions() -> dict[str, str]:
-    """What the numbers may depend on: versions of the language and of the packages."""
-    packages = ("jaxfed", "jax", "jaxlib", "equinox", "numpy")
-    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

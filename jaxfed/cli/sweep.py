@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,11 @@ from jaxfed.cli import _report
 from jaxfed.cli.fit import _pca
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
-from jaxfed.core.grid import Grid, grid, masked
+from jaxfed.core.grid import grid, stack
 from jaxfed.core.run import rollout
-from jaxfed.core.sweep import stack
+
+if TYPE_CHECKING:
+    from xarray import Dataset
 
 PICTURE = "sweep.png"
 
@@ -123,6 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
         ImportError: if an optional package is missing.
     """
     require("matplotlib.figure", extra="plot")
+    require("xarray", extra="sweep")
     folder = _report.refuse(arguments.out, force=arguments.force, resumable=True)
     if arguments.seeds < 1:
         raise ValueError(f"--seeds: wanted a positive number, got {arguments.seeds}")
@@ -139,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Taking up the sweep that was interrupted in {folder}.")
     begun = time.perf_counter()
 
-    def attempt() -> Grid:
+    def attempt() -> "Dataset":
         return grid(
             source.errors,
             axes,
@@ -164,7 +167,8 @@ def run(arguments: argparse.Namespace) -> int:
     picture = plot.grid(found, along, over="seed", label=source.label)
     picture.savefig(folder / PICTURE, dpi=150)
     settings = {name: value for name, value in vars(arguments).items() if name != "run"}
-    arrays = found.axes | {f"error {name}": values for name, values in found.values.items()}
+    arrays = {name: found[name].values for name in axes}
+    arrays |= {f"error {name}": values.values for name, values in found.items()}
     summary = {"settings": settings, "seconds": seconds, "error": source.label, "table": rows}
     _report.write(folder, arrays, summary)
     print(f"Written to {folder}: {', '.join((*_report.RESULT, PICTURE))}.")
@@ -184,19 +188,21 @@ def _axes(arguments: argparse.Namespace, source: Source) -> dict[str, Sequence[f
     return axes | {"seed": range(arguments.seeds)}
 
 
-def _table(found: Grid) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _table(found: "Dataset") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A row for each setting: its numbers, and as they are printed."""
-    mean, sd = found.mean("seed"), found.sd("seed")
+    mean = found.mean("seed", skipna=False)
+    # A single seed has no standard deviation.
+    sd = found.std("seed", ddof=1, skipna=False) if found.sizes["seed"] > 1 else mean * np.nan
     rows, printed = [], []
-    for place in itertools.product(*map(range, map(len, mean.axes.values()))):
+    for position in itertools.product(*map(range, mean.sizes.values())):
+        place = dict(zip(mean.sizes, position, strict=True))
         setting = {
-            name.replace("_", " "): values[i].item()
-            for i, (name, values) in zip(place, mean.axes.items(), strict=True)
+            str(name).replace("_", " "): mean[name].values[i].item() for name, i in place.items()
         }
         rows.append(dict(setting))
         printed.append(dict(setting))
-        for name, values in mean.values.items():
-            value, spread = float(values[place]), float(sd.values[name][place])
+        for name in mean:
+            value, spread = (float(part[name].isel(place)) for part in (mean, sd))
             alone = np.isnan(spread)
             rows[-1] |= {name: value, f"{name}, sd": None if alone else spread}
             printed[-1][name] = f"{value:.4g}" if alone else f"{value:.4g} ± {spread:.1g}"
@@ -219,14 +225,14 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
     found = {}
     for name, (algorithm, length) in methods.items():
         result = rollout(algorithm, clients, rounds=length, key=key).result
-        found[name] = _frames(result)
+        found[name] = _frames(result, len(clients))
     return found
 
 
-def _frames(result: Personalized):
-    if result.local.shape[-1] > 0:
+def _frames(result: Personalized, clients: int):
+    if result.local is not None:
         return result.local
-    return jnp.broadcast_to(result.shared, (len(result.local), *result.shared.shape))
+    return jnp.broadcast_to(result.shared, (clients, *result.shared.shape))
 
 
 def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:
@@ -246,7 +252,7 @@ def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
     """Expected errors on fresh samples, over those of the truth."""
     key = jax.random.key(seed)
     truth = data.hierarchical_synthetic(key, prior_variance=prior_variance, **law)
-    given = masked(Clients.from_samples(truth.samples), size=clients, samples=samples)
+    given = Clients.from_samples(truth.samples).restrict(clients=clients, samples=samples)
 
     def error(frames):
         errors = metrics.expected_reconstruction_error(
@@ -275,7 +281,7 @@ def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
 def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients, seed):
     """Shares of the held-out samples' energy that are left over."""
     train, held_out = jax.tree.map(lambda x: x[seed], (train, held_out))
-    given = masked(train, size=clients, samples=samples)
+    given = train.restrict(clients=clients, samples=samples)
     values, counts = held_out.data.values, held_out.data.count
     energies = jnp.sum(values**2, axis=(1, 2)) / counts
 

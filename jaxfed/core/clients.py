@@ -1,5 +1,6 @@
 """Clients: who takes part, with what data and which weight."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -135,6 +136,57 @@ class Clients(eqx.Module):
         """The clients at these positions, in this order, with their ids; weights sum to one."""
         chosen = jax.tree.map(lambda leaf: leaf[jnp.asarray(indices)], self)
         return eqx.tree_at(lambda c: c.weights, chosen, chosen.weights / chosen.weights.sum())
+
+    def restrict(
+        self,
+        *,
+        clients: int | Int[Array, ""] | None = None,
+        samples: int | Int[Array, ""] | None = None,
+    ) -> Self:
+        """The first clients with their first samples, in arrays of the same shapes.
+
+        Samples left out become zero rows that do not count, and clients left out keep their data
+        at weight 0: a run's shared part, the remaining clients' local parts and its history are
+        those of a run without them. Both numbers may be traced, so that runs with different
+        numbers are one compiled function; `take` makes smaller arrays instead.
+
+        Args:
+            clients: how many clients remain; all by default.
+            samples: how many samples of each remain, where it has as many; all by default.
+
+        Returns:
+            The clients; weights sum to one.
+
+        Raises:
+            ValueError: if a number that is not traced is not whole, not positive or more than
+                there are, or `samples` is given and the clients hold no samples.
+        """
+        data, weights = self.data, self.weights
+        if clients is not None:
+            _check_part("clients", clients, len(self))
+            weights = jnp.where(jnp.arange(len(self)) < clients, weights, 0)
+            weights = weights / weights.sum()
+        if samples is not None:
+            if not isinstance(data, Samples):
+                raise ValueError(
+                    "samples: wanted clients made from samples for this, got clients that hold "
+                    f"{type(data).__name__}"
+                )
+            _check_part("samples", samples, data.values.shape[-2])
+            data = Samples(data.values, jnp.minimum(data.count, samples).astype(data.count.dtype))
+            data = Samples(jnp.where(data.mask[..., None] > 0, data.values, 0), data.count)
+        return type(self)(data, self.ids, weights)
+
+
+def _check_part(name: str, number: object, most: int) -> None:
+    if _traced(number):
+        return
+    try:
+        whole = not isinstance(number, bool) and 1 <= operator.index(number) <= most  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        whole = False
+    if not whole:
+        raise ValueError(f"{name}: wanted a whole number from 1 to {most}, got {number!r}")
 
 
 def _traced(value: object) -> bool:

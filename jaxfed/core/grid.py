@@ -1,153 +1,183 @@
-"""Labelled grids: a function of named settings at every point, compiled once, resumable."""
+"""Many runs in one compiled call: sweeps, and labelled grids that can be resumed."""
 
 import hashlib
 import inspect
+import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Int, Shaped
+from jax.tree_util import Partial
+from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
 
 from jaxfed._optional import require
-from jaxfed.core.backend import Backend, vmap
+from jaxfed._versions import versions
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.backend import Backend, chunked, vmap
 from jaxfed.core.checkpoint import digest_of
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.checks import check_count
+from jaxfed.core.clients import Clients
+from jaxfed.core.files import locked, replacing
+from jaxfed.core.run import rollout
+from jaxfed.core.solution import Solution
+
+if TYPE_CHECKING:
+    from xarray import Dataset
 
 _VMAP = vmap()
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Numbers over named axes.
+def _mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backend) -> PyTree:
+    """A function's results at points, the leading axis of what is given and returned.
 
-    Attributes:
-        axes: the values along each axis, by its name.
-        values: arrays by name. Their leading axes are those of `axes`, in that order; what
-            follows is the entry's own, such as rounds.
+    Arrays within the function (of a `Partial`, say) are passed to every device.
     """
+    arrays, others = eqx.partition(function, eqx.is_array)
 
-    axes: dict[str, np.ndarray]
-    values: dict[str, np.ndarray]
+    def one(arrays, point):
+        return eqx.combine(arrays, others)(point)
 
-    def mean(self, *over: str) -> Self:
-        """Means over these axes, which are then gone.
-
-        Raises:
-            ValueError: if there is no such axis.
-        """
-        return self._reduced(over, np.mean)
-
-    def sd(self, *over: str) -> Self:
-        """Standard deviations over these axes (of a sample: n - 1), NaN for a single value.
-
-        Raises:
-            ValueError: if there is no such axis.
-        """
-
-        def spread(values, axis):
-            number = math.prod(values.shape[i] for i in axis)
-            if number == 1:
-                return np.full_like(np.mean(values, axis), np.nan)
-            return np.std(values, axis, ddof=1)
-
-        return self._reduced(over, spread)
-
-    def at(self, **chosen: Any) -> Self:
-        """The part with these values of these axes, which are then gone.
-
-        Raises:
-            ValueError: if there is no such axis, or it has no such value.
-        """
-        place: list[Any] = [slice(None)] * len(self.axes)
-        for name, value in chosen.items():
-            (position,) = self._positions([name])
-            found = np.flatnonzero(self.axes[name] == value)
-            if len(found) == 0:
-                raise ValueError(f"{name}: wanted one of {self.axes[name].tolist()}, got {value}")
-            place[position] = found[0]
-        axes = {name: values for name, values in self.axes.items() if name not in chosen}
-        return type(self)(axes, {name: x[tuple(place)] for name, x in self.values.items()})
-
-    def _reduced(self, over: Sequence[str], reduction: Callable) -> Self:
-        gone = tuple(self._positions(over))
-        axes = {name: values for name, values in self.axes.items() if name not in over}
-        return type(self)(axes, {name: reduction(x, gone) for name, x in self.values.items()})
-
-    def _positions(self, names: Sequence[str]) -> list[int]:
-        for name in names:
-            if name not in self.axes:
-                raise ValueError(f"axis {name!r}: there are {list(self.axes)}")
-        return [list(self.axes).index(name) for name in names]
+    return backend.map(one, arrays, points)
 
 
-def masked(
-    clients: Clients,
-    *,
-    size: int | Int[Array, ""] | None = None,
-    samples: int | Int[Array, ""] | None = None,
-) -> Clients:
-    """Only the first clients, with only their first samples, in arrays of the same shape.
+# --- sweeps --------------------------------------------------------------------------------------
 
-    Rows beyond are zero and do not count, clients beyond have weight 0: a run's shared part, the
-    others' local parts and its history are those without them. The two numbers may be traced, so
-    grids over them are one compiled call.
 
-    Args:
-        clients: clients with samples.
-        size: how many of them; all by default.
-        samples: how many samples of each that has as many; all by default.
-
-    Returns:
-        The clients; their weights sum to one.
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """Algorithms, clients or solutions of one structure, stacked along a new leading axis.
 
     Raises:
-        ValueError: if the clients hold moments instead of samples, or a number that is not traced
-            is not positive or more than there are.
+        ValueError: if there are none, or their structures, static fields or shapes differ.
     """
-    data, weights = clients.data, clients.weights
-    if not isinstance(data, Samples):
-        raise ValueError(f"clients: wanted clients with samples, got {type(data).__name__}")
-    for name, number, most in (
-        ("size", size, len(clients)),
-        ("samples", samples, data.values.shape[-2]),
-    ):
-        if number is not None and not isinstance(number, Tracer) and not 1 <= number <= most:
-            raise ValueError(f"{name}: wanted a number from 1 to {most}, got {number}")
-    if samples is not None:
-        data = Samples(data.values, jnp.minimum(data.count, samples).astype(data.count.dtype))
-        data = Samples(jnp.where(data.mask[..., None] > 0, data.values, 0), data.count)
-    if size is not None:
-        weights = jnp.where(jnp.arange(len(clients)) < size, weights, 0)
-        weights = weights / weights.sum()
-    return Clients(data, clients.ids, weights)
+    if not isinstance(trees, Sequence):
+        raise ValueError(f"stack: wanted a list, got {trees!r}")
+    if len(trees) == 0:
+        raise ValueError("stack: nothing to stack")
+    structures = {jax.tree.structure(tree) for tree in trees}
+    if len(structures) > 1:
+        raise ValueError(
+            f"stack: ranks and other static fields must agree, got {sorted(map(str, structures))}"
+        )
+    shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(tree)) for tree in trees}
+    if len(shapes) > 1:
+        raise ValueError(f"stack: shapes must agree, got {sorted(shapes)}")
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def sweep(
+    algorithms: Algorithm | Sequence[Algorithm],
+    clients: Clients | Sequence[Clients],
+    *,
+    keys: Key[Array, "*seeds"],
+    rounds: int,
+    block: int | None = None,
+    **arguments: Any,
+) -> Solution:
+    """Run every combination of algorithms, data sets and seeds in one compiled call.
+
+    Runs with the same key draw the same random numbers, which makes them comparable, but not
+    private: two messages with the same Gaussian noise or masks differ by exactly what they were
+    to hide. Sweep over private channels in simulations only.
+
+    Args:
+        algorithms: one algorithm, a list of them that differ in their floats only, or one whose
+            floats carry a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
+        clients: one data set, a list of equal shapes, or one with a leading axis.
+        keys: one random key, or several along a leading axis.
+        rounds: rounds of each run.
+        block: how many runs go side by side; all by default. Smaller blocks need less memory.
+        **arguments: passed on to `rollout`.
+
+    Returns:
+        One solution whose leaves carry a leading axis for each of algorithms, data sets and
+        seeds that were several, in this order.
+
+    Raises:
+        ValueError: for algorithms, data sets or keys that do not fit together, and as `rollout`
+            does.
+    """
+    algorithm = algorithms if isinstance(algorithms, Algorithm) else stack(algorithms)
+    data = clients if isinstance(clients, Clients) else stack(clients)
+    for name, given, kind in (("algorithms", algorithm, Algorithm), ("clients", data, Clients)):
+        if not isinstance(given, kind):
+            raise ValueError(f"{name}: wanted one or a list of {kind.__name__}, got {given!r}")
+    if not isinstance(keys, jax.Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"keys: wanted one or several of jax.random.key, got {keys!r}")
+    if block is not None:
+        check_count("block", block)
+    several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
+    return _swept((algorithm, data, keys), several, rounds, block, arguments)
+
+
+@eqx.filter_jit
+def _swept(parts, several, rounds, block, arguments):
+    sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
+
+    def run(parts, number):
+        # The run's place on each axis, the last axis fastest.
+        places = list(jnp.unravel_index(number, sizes)) if sizes else []
+        algorithm, data, key = (
+            _picked(part, places.pop(0)) if many else part
+            for part, many in zip(parts, several, strict=True)
+        )
+        return rollout(algorithm, data, rounds=rounds, key=key, **arguments)
+
+    if not sizes:
+        return run(parts, 0)
+    total = math.prod(sizes)
+    runs = _mapped(Partial(run, parts), jnp.arange(total), chunked(block or total))
+    return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
+
+
+def _picked(tree: PyTree, place: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
+
+
+def _several(algorithm: Algorithm) -> bool:
+    return any(jnp.ndim(leaf) > 0 for leaf in jax.tree.leaves(algorithm))
+
+
+def _length(tree: PyTree) -> int:
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(tree) if jnp.ndim(leaf) > 0}
+    if len(lengths) != 1:
+        raise ValueError(f"algorithms: their floats need one common leading axis, got {lengths}")
+    return lengths.pop()
+
+
+# --- labelled grids ------------------------------------------------------------------------------
 
 
 def grid(
     function: Callable[..., Mapping[str, Shaped[Array, "..."]]],
     axes: Mapping[str, Shaped[ArrayLike, " _"] | Sequence[float]],
     *,
+    dims: Mapping[str, Sequence[str]] | None = None,
     block: int | None = None,
     backend: Backend = _VMAP,
     progress: bool = False,
     folder: str | Path | None = None,
-) -> Grid:
+) -> "Dataset":
     """Evaluate a function at every point of a grid, compiled once, block by block.
+
+    Points where the function makes the same key draw the same random numbers; `sweep` says what
+    that means for private channels.
 
     Args:
         function: `f(**point)`, traced, with one scalar for each axis: what to do with a prior
-            variance, a seed, a number of samples (`masked`), an index into stacked data sets.
-            It returns arrays by name. Large arrays that it closes over become constants of the
-            compiled function; `jax.tree_util.Partial(f, data)` passes them as arguments.
+            variance, a seed, a number of samples (`Clients.restrict`), an index into stacked data
+            sets. It returns arrays by name. Large arrays that it closes over become constants of
+            the compiled function; `jax.tree_util.Partial(f, data)` passes them as arguments.
         axes: the values along each axis, by the name of the function's argument.
+        dims: names for the further dimensions of the function's arrays, by the name of the array:
+            `{"objective": ["round"]}` for a history. Arrays may share them.
         block: how many points go side by side; all by default. Smaller blocks need less memory;
             on a processor, one run of many clients after the other is often the fastest.
         backend: how a block's points are mapped, as clients are in a run: on one device
@@ -155,22 +185,32 @@ def grid(
             least one point each. The cores of a processor become devices by
             `jax.config.update("jax_num_cpu_devices", 2)` before anything is computed.
         progress: show a progress bar.
-        folder: where finished blocks are kept. The same call takes an interrupted grid up again,
-            with the same numbers, bit for bit if `block` is the same.
+        folder: where finished blocks are kept. The same call resumes an interrupted grid, with the
+            same numbers, bit for bit if `block` is the same. A damaged block is computed again,
+            with a warning. One process at a time can use a folder (this is not checked on
+            Windows, nor on file systems without locks, where a warning says so).
 
     Returns:
-        The labelled values, on the host.
+        An `xarray.Dataset` on the host: a variable for each array of the function, whose leading
+        dimensions are the axes, with their values as coordinates. Further dimensions without a
+        name in `dims` are called `objective_0`, `objective_1` and so on for the array `objective`;
+        none of them have coordinates (`found.assign_coords(round=...)`). Its `sel`, `mean`, `std`,
+        `plot` and `to_netcdf` take these names. By default its reductions leave out NaN, and with
+        it runs that diverged; `skipna=False` keeps them. Its `attrs` say which versions computed
+        it, and `attrs["computation"]` is a digest of the function with the data it holds.
 
     Raises:
         ValueError: for axes that are not one-dimensional, finite numbers or do not fit the
-            function, a function that returns something else than arrays by name, a block that is
-            not positive, a backend that is none, and a folder that holds anything but an earlier
-            part of this grid.
-        ImportError: if a progress bar is asked for and tqdm is missing.
+            function, a function that returns anything but arrays by name, names of arrays or
+            dimensions that do not go together, a block that is not positive, a backend that is
+            none, and a folder that holds anything but an earlier part of this grid.
+        BlockingIOError: if another process is using the folder.
+        ImportError: if xarray is missing, or tqdm where a progress bar is asked for.
     """
+    xarray = require("xarray", extra="sweep")
     checked = _checked(axes, function)
-    if block is not None and (not isinstance(block, int) or block <= 0):
-        raise ValueError(f"block: wanted a positive whole number, got {block!r}")
+    if block is not None:
+        check_count("block", block)
     if not isinstance(backend, Backend):
         raise ValueError(f"backend: wanted one of jaxfed.backend, got {backend!r}")
     sizes = tuple(map(len, checked.values()))
@@ -180,60 +220,76 @@ def grid(
     # Every device has as many points as the others.
     size = -(-min(block or total, total) // backend.multiple) * backend.multiple
 
-    pieces: list[dict[str, np.ndarray]] = []
-    if folder is not None:
-        folder = Path(folder)
-        pieces = _taken_up(folder, _identity(function, checked, points))
+    first = {name: jnp.asarray(column[0]) for name, column in points.items()}
+    names, shapes = eqx.filter_eval_shape(_at_point, function, first)
+    dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
+    text = _at_point.lower(function, first).as_text() + digest_of(function)
+    computation = hashlib.sha256(text.encode()).hexdigest()[:16]
+    values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
     done = np.zeros(total, bool)
-    for piece in pieces:
-        done[piece[_INDEX]] = True
-    missing = np.flatnonzero(~done)
-    bar = None
-    if progress:
-        tqdm = require("tqdm.auto", extra="cli").tqdm
-        bar = tqdm(total=total, initial=total - len(missing), unit="run")
-    for first in range(0, len(missing), size):
-        chosen = missing[first : first + size]
-        # The last block is filled up with points that are computed twice.
-        filled = {name: x[np.resize(chosen, size)] for name, x in points.items()}
-        names, found = _block(function, filled, backend)
-        arrays = (np.asarray(values)[: len(chosen)] for values in found)
-        piece = dict(zip(map("value {}".format, names), arrays, strict=True))
-        pieces.append({_INDEX: chosen, **piece})
-        if folder is not None:
-            with _replacing(folder / f"{chosen[0]:08d}.npz") as part:
-                np.savez(part, **pieces[-1])  # pyright: ignore[reportArgumentType]
+
+    def keep(chosen: np.ndarray, found: Sequence[np.ndarray]) -> None:
+        for whole, part in zip(values, found, strict=True):
+            whole[chosen] = part
+        done[chosen] = True
+
+    store = None
+    if folder is not None:
+        store = _Store(Path(folder), checked, computation, names, values)
+    with nullcontext() if store is None else locked(store.folder, "folder"):
+        for chosen, found in [] if store is None else store.kept():
+            keep(chosen, found)
+        missing = np.flatnonzero(~done)
+        bar = None
+        if progress:
+            tqdm = require("tqdm.auto", extra="cli").tqdm
+            bar = tqdm(total=total, initial=total - len(missing), unit="run")
+        for start in range(0, len(missing), size):
+            chosen = missing[start : start + size]
+            # The last block is filled up with points that are computed twice.
+            filled = {name: x[np.resize(chosen, size)] for name, x in points.items()}
+            found = [np.asarray(x)[: len(chosen)] for x in _block(function, filled, backend)]
+            keep(chosen, found)
+            if store is not None:
+                store.keep(chosen, found)
+            if bar is not None:
+                bar.update(len(chosen))
         if bar is not None:
-            bar.update(len(chosen))
-    if bar is not None:
-        bar.close()
+            bar.close()
 
-    order = np.argsort(np.concatenate([piece[_INDEX] for piece in pieces]))
-    values = {}
-    for name in pieces[0]:
-        if name != _INDEX:
-            whole = np.concatenate([piece[name] for piece in pieces])[order]
-            values[name.removeprefix("value ")] = whole.reshape(*sizes, *whole.shape[1:])
-    return Grid(checked, values)
+    arrays = (whole.reshape(*sizes, *whole.shape[1:]) for whole in values)
+    return xarray.Dataset(
+        dict(zip(names, zip(dimensions, arrays, strict=True), strict=True)),
+        coords=checked,
+        attrs=versions() | {"computation": computation},
+    )
 
 
-_INDEX = "index"  # of the points that a file holds
+@eqx.filter_jit
+def _at_point(function, point):
+    """Names and arrays at one point, in the function's order; a dictionary comes back sorted."""
+    found = function(**point)
+    if not isinstance(found, Mapping) or not found:
+        raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
+    return list(map(str, found)), [_array(name, value) for name, value in found.items()]
+
+
+def _array(name, value):
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {value!r}")
+    return array
 
 
 @eqx.filter_jit
 def _block(function, points, backend):
-    names: list[str] = []  # in the function's order; a dictionary would come back sorted
-    arrays, others = eqx.partition(function, eqx.is_array)
+    def arrays(function, point):
+        return _at_point(function, point)[1]
 
-    def one(arrays, point):
-        found = eqx.combine(arrays, others)(**point)
-        if not isinstance(found, Mapping) or not found:
-            raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
-        names[:] = map(str, found)
-        return list(map(jnp.asarray, found.values()))
-
-    points = jax.tree.map(jnp.asarray, points)
-    return names, backend.map(one, arrays, points)
+    return _mapped(Partial(arrays, function), jax.tree.map(jnp.asarray, points), backend)
 
 
 def _checked(axes, function) -> dict[str, np.ndarray]:
@@ -252,51 +308,153 @@ def _checked(axes, function) -> dict[str, np.ndarray]:
     return checked
 
 
+def _dimensions(
+    sizes: dict[str, int], names: list[str], shapes: list, dims: Mapping[str, Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """The names of each array's dimensions, given the sizes of the axes."""
+    axes = tuple(sizes)
+    for name in names:
+        if [*axes, *names].count(name) > 1:
+            raise ValueError(
+                "function: wanted names for its arrays that differ from each other and from the "
+                f"axes {list(axes)}, got {name!r} twice"
+            )
+    for name in dims:
+        if name not in names:
+            raise ValueError(f"dims: wanted names of the function's arrays {names}, got {name!r}")
+    sizes = dict(sizes)
+    found = []
+    for name, one in zip(names, shapes, strict=True):
+        further = tuple(dims.get(name, [f"{name}_{i}" for i in range(one.ndim)]))
+        if len(further) != one.ndim or len(set(further)) != one.ndim:
+            raise ValueError(
+                f"dims: wanted {one.ndim} different names for {name!r}, got {list(further)}"
+            )
+        for dimension, size in zip(further, one.shape, strict=True):
+            if dimension in axes or dimension in names:
+                raise ValueError(
+                    f"dims: wanted a name that is not yet an axis or an array for a dimension of "
+                    f"{name!r}, got {dimension!r}"
+                )
+            if sizes.setdefault(dimension, size) != size:
+                raise ValueError(
+                    f"dims: wanted arrays that share {dimension!r} to be of one size along it, "
+                    f"got {sizes[dimension]} and {size}"
+                )
+        found.append(axes + further)
+    return found
+
+
 # --- resuming ------------------------------------------------------------------------------------
 
 
-def _identity(function, axes, points) -> dict[str, Any]:
-    """What tells one grid from another: its points, and what is computed at one of them."""
-    one = {name: column[0] for name, column in points.items()}
-    lowered = eqx.filter_jit(lambda function, point: function(**point)).lower(function, one)
-    digest = hashlib.sha256((lowered.as_text() + digest_of(function)).encode())
-    return {
-        "axes": {name: values.tolist() for name, values in axes.items()},
-        "computation": digest.hexdigest()[:16],
-    }
+class _Store:
+    """The folder of a grid: a file that describes it, and a file for each finished block."""
 
+    def __init__(self, folder: Path, axes, computation: str, names: list[str], values: list):
+        self.folder = folder
+        # Other versions give other last bits.
+        compared = {name: versions()[name] for name in ("jax", "jaxlib")}
+        self.identity = {
+            "axes": {name: values.tolist() for name, values in axes.items()},
+            "versions": compared,
+            "computation": computation,
+        }
+        described = json.dumps(self.identity).encode()
+        self.digest = hashlib.sha256(described).hexdigest()[:16]
+        self.names, self.values = names, values
+        folder.mkdir(parents=True, exist_ok=True)
+        self._refuse_others()
 
-def _taken_up(folder: Path, identity: dict[str, Any]) -> list[dict[str, np.ndarray]]:
-    """What an earlier call with the same arguments left; the folder is this grid's from now on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    described = folder / "grid.json"
-    if described.exists():
-        saved = json.loads(described.read_text())
-        if saved["axes"] != identity["axes"]:
+    def _refuse_others(self) -> None:
+        visible = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
+        if visible and not self._described.exists():
+            raise ValueError(f"folder: {self.folder} holds something else than a grid")
+
+    @property
+    def _described(self) -> Path:
+        return self.folder / "grid.json"
+
+    def kept(self) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+        """What an earlier call with the same arguments left; the folder is this grid's from now on.
+
+        Raises:
+            ValueError: if the folder is another grid's, or what describes it is damaged.
+        """
+        self._refuse_others()
+        if not self._described.exists():
+            with replacing(self._described) as part:
+                part.write_text(json.dumps(self.identity, indent=1))
+            return []
+        self._compare()
+        found, done = [], np.zeros(len(self.values[0]), bool)
+        for path in sorted(self.folder.glob("[0-9]*.npz")):
+            content = path.read_bytes()
+            try:
+                chosen, arrays = self._read(content)
+                if done[chosen].any():
+                    raise ValueError("another block has the same points")
+            except Exception as error:  # reading damaged files ends in exceptions of every kind
+                warnings.warn(
+                    f"folder: {path} is damaged ({error}); its points are computed again",
+                    stacklevel=3,
+                )
+                path.unlink()
+                continue
+            done[chosen] = True
+            found.append((chosen, arrays))
+        return found
+
+    def keep(self, chosen: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+        """Write a finished block; complete or not at all."""
+        named = {f"value {name}": x for name, x in zip(self.names, arrays, strict=True)}
+        with replacing(self.folder / f"{chosen[0]:08d}.npz") as part, part.open("wb") as file:
+            np.savez(file, grid=self.digest, index=chosen, **named)  # pyright: ignore[reportArgumentType]
+
+    def _compare(self) -> None:
+        try:
+            saved = json.loads(self._described.read_text())
+            axes, compared, computation = (saved[name] for name in self.identity)
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"folder: {folder} holds another grid; its axes are {saved['axes']}, "
-                f"this one's are {identity['axes']}"
-            )
-        if saved != identity:
+                f"folder: {self._described} is damaged ({error}); remove {self.folder} to begin "
+                "anew, or name another folder"
+            ) from error
+        for kind, given, wanted in (
+            ("another grid; its axes", axes, self.identity["axes"]),
+            ("a grid of other versions; its", compared, self.identity["versions"]),
+        ):
+            if given != wanted:
+                raise ValueError(
+                    f"folder: {self.folder} holds {kind} are {given}, this one's are {wanted}"
+                )
+        if computation != self.identity["computation"]:
             raise ValueError(
-                f"folder: {folder} holds a grid of another computation: another algorithm, other "
-                "data, keys or rounds, or another version of JAX"
+                f"folder: {self.folder} holds a grid of another computation: another algorithm, "
+                "other data, keys or rounds"
             )
-    elif any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise ValueError(f"folder: {folder} holds something else than a grid")
-    else:
-        with _replacing(described) as part:
-            part.write_text(json.dumps(identity, indent=1))
-    pieces = []
-    for path in sorted(folder.glob("[0-9]*.npz")):
-        with np.load(path) as arrays:
-            pieces.append(dict(arrays))
-    return pieces
 
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside the wanted one, put in its place once it is complete."""
-    part = path.with_name(f".part-{path.name}")
-    yield part
-    part.replace(path)
+    def _read(self, content: bytes) -> tuple[np.ndarray, list[np.ndarray]]:
+        """A block's points and its arrays; any exception says that it is damaged."""
+        with np.load(io.BytesIO(content)) as file:
+            if str(file["grid"]) != self.digest:
+                raise ValueError("it is a block of another grid")
+            chosen = file["index"]
+            arrays = [file[f"value {name}"] for name in self.names]
+        total = len(self.values[0])
+        if chosen.ndim != 1 or len(np.unique(chosen)) != len(chosen):
+            raise ValueError("its points are no list of different numbers")
+        if not ((chosen >= 0) & (chosen < total)).all():
+            raise ValueError(f"its points go beyond the grid's {total}")
+        for name, array, whole in zip(self.names, arrays, self.values, strict=True):
+            wanted = (len(chosen), *whole.shape[1:])
+            # NumPy stores the bits of types that are not its own, such as bfloat16, without a name.
+            fits = array.dtype == whole.dtype or array.dtype.str == f"|V{whole.dtype.itemsize}"
+            if array.shape != wanted or not fits:
+                raise ValueError(
+                    f"{name}: wanted shape {wanted} and {whole.dtype}, got {array.shape} and "
+                    f"{array.dtype}"
+                )
+        return chosen, [
+            array.view(whole.dtype) for array, whole in zip(arrays, self.values, strict=True)
+        ]

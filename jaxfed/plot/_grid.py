@@ -1,17 +1,20 @@
 """Labelled grids as graphs."""
 
 import itertools
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxfed.core.grid import Grid
 from jaxfed.plot._figure import canvas, colour, light
+
+if TYPE_CHECKING:
+    from xarray import DataArray, Dataset
 
 
 def grid(
-    found: Grid,
+    found: "Dataset",
     x: str,
     *,
     over: str | Sequence[str] = (),
@@ -20,64 +23,99 @@ def grid(
     label: str | None = None,
     figure: Any = None,
 ) -> Any:
-    """Draw the numbers of a grid along one axis, a line for each entry and each other setting.
+    """Draw a grid's variables along one dimension, a line for each variable and other setting.
 
     Args:
-        found: what `jaxfed.grid` returned, or a part of it.
-        x: the horizontal axis.
-        over: axes to take means over, such as seeds; a band shows one standard deviation.
-        names: which entries, in which order; all by default.
+        found: what `jaxfed.grid` returned, a part of it, or any other `xarray.Dataset`.
+        x: the dimension of the horizontal axis. One without coordinates is numbered from 0.
+        over: dimensions to take means over, such as seeds; a band shows one standard deviation
+            (of a sample: n - 1). NaN is not left out.
+        names: which variables, in which order; all by default.
         scale: of the horizontal axis.
-        label: the vertical axis; by default the name of the only entry.
+        label: of the vertical axis; by default the name of the only variable.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
 
     Returns:
         The Matplotlib figure.
 
     Raises:
-        ValueError: if there is no such axis or entry, or an entry has axes without a name.
+        ValueError: if there is no such dimension or variable, or a variable lacks `x` or has a
+            further dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
     over = (over,) if isinstance(over, str) else tuple(over)
-    mean, sd = found.mean(*over), found.sd(*over)
-    if x not in mean.axes:
-        raise ValueError(f"x: wanted one of the axes {list(mean.axes)}, got {x!r}")
-    names = list(mean.values) if names is None else list(names)
-    for name in names:
-        if name not in mean.values:
-            raise ValueError(f"names: there are {list(mean.values)}, not {name!r}")
-        if mean.values[name].ndim > len(mean.axes):
-            raise ValueError(
-                f"names: {name!r} has axes beyond {list(found.axes)}; name or drop them"
-            )
+    dimensions = list(found.dims)
+    for name in over:
+        if name not in dimensions:
+            raise ValueError(f"over: wanted some of the dimensions {dimensions}, got {name!r}")
+    if x not in dimensions or x in over:
+        left = [name for name in dimensions if name not in over]
+        raise ValueError(f"x: wanted one of the dimensions {left}, got {x!r}")
+    chosen = [str(name) for name in found] if names is None else list(names)
+    for name in chosen:
+        if name not in list(found):
+            raise ValueError(f"names: wanted some of {list(found)}, got {name!r}")
+    along = found[x].values
+    lines = {name: _lines(found[name], x, over) for name in chosen}
     figure = canvas(figure, 5.0, 3.4)
     axes = figure.subplots()
-    others = {name: values for name, values in mean.axes.items() if name != x}
-    points = itertools.product(*others.values())
-    settings = [dict(zip(others, point, strict=True)) for point in points]
-    for i, name in enumerate(names):
-        for j, setting in enumerate(settings):
-            # Colours tell entries apart and dashes settings, where there are several of both.
-            look = {"color": colour(i if len(names) > 1 else j), "linewidth": 1.2}
-            dashes = ("-", "--", ":", "-.")[j % 4 if len(names) > 1 else 0]
-            words = [f"{_words(k)} {v:g}" for k, v in setting.items() if len(others[k]) > 1]
-            line, band = (part.at(**setting).values[name] for part in (mean, sd))
+    for i, name in enumerate(chosen):
+        for j, (line, band, words) in enumerate(lines[name]):
+            # Colours tell variables apart and dashes settings, where there are several of both.
+            look = {"color": colour(i if len(chosen) > 1 else j), "linewidth": 1.2}
+            dashes = ("-", "--", ":", "-.")[j % 4 if len(chosen) > 1 else 0]
             text = ", ".join([_words(name), *words])
-            axes.plot(mean.axes[x], line, label=text, linestyle=dashes, **look)
+            axes.plot(along, line, label=text, linestyle=dashes, **look)
             if np.isfinite(band).all():
                 ends = line - band, line + band
-                axes.fill_between(mean.axes[x], *ends, color=look["color"], alpha=0.15, lw=0)
+                axes.fill_between(along, *ends, color=look["color"], alpha=0.15, lw=0)
     light(axes)
     axes.set_xscale(scale)
     axes.set_xlabel(_words(x), fontsize=9)
-    if label is not None or len(names) == 1:
-        axes.set_ylabel(label or _words(names[0]), fontsize=9)
-    lines = len(names) * len(settings)
-    if lines > 1:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if lines > 6 else {}
+    if label is not None or len(chosen) == 1:
+        axes.set_ylabel(label or _words(chosen[0]), fontsize=9)
+    number = sum(map(len, lines.values()))
+    if number > 1:
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if number > 6 else {}
         axes.legend(fontsize=7, frameon=False, **beside)
     return figure
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _lines(
+    values: "DataArray", x: str, over: Sequence[str]
+) -> list[tuple[np.ndarray, np.ndarray, list[str]]]:
+    """Of each of a variable's lines: means, standard deviations, and what is said of its place."""
+    if x not in values.dims:
+        raise ValueError(
+            f"names: wanted variables along {x!r}, got {values.name!r} of {values.dims}"
+        )
+    over = [name for name in over if name in values.dims]
+    mean = values.mean(over, skipna=False) if over else values
+    # A single value has no standard deviation.
+    several = math.prod(values.sizes[name] for name in over) > 1
+    sd = values.std(over, ddof=1, skipna=False) if several else mean * np.nan
+    others = [name for name in mean.dims if name != x]
+    for name in others:
+        if name not in mean.coords:
+            raise ValueError(
+                f"names: {values.name!r} has the dimension {name!r}, which has no coordinates; "
+                "reduce it, choose from it by isel, or give it coordinates"
+            )
+    lines = []
+    for position in itertools.product(*(range(mean.sizes[name]) for name in others)):
+        place = dict(zip(others, position, strict=True))
+        words = [
+            f"{_words(name)} {_value(mean[name].values[i])}"
+            for name, i in place.items()
+            if mean.sizes[name] > 1
+        ]
+        lines.append((mean.isel(place).values, sd.isel(place).values, words))
+    return lines
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, np.number) else str(value)
+
+
+def _words(name: Any) -> str:
+    return str(name).replace("_", " ")

@@ -1,0 +1,80 @@
+"""Files that are complete or absent, and folders in which one process works at a time."""
+
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, where folders are not locked
+    fcntl = None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside the wanted one, put in its place once it is complete.
+
+    Args:
+        path: the wanted file.
+
+    Yields:
+        The path to write to. If an exception is raised, what was written there is removed.
+    """
+    part = path.with_name(f".part-{path.name}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path, argument: str) -> Iterator[None]:
+    """Keep everybody else out of a folder.
+
+    The operating system holds the lock, on the hidden file `.lock` in the folder, and releases it
+    when the process ends, in whatever way. The file itself stays and means nothing.
+
+    Args:
+        folder: an existing folder.
+        argument: what the caller calls it.
+
+    Raises:
+        BlockingIOError: if another process, or another call in this one, holds the lock.
+        OSError: if the file cannot be written.
+    """
+    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(file, folder, argument)
+        yield
+    finally:
+        if fcntl is not None:
+            # A child process may hold the file open for longer than this one does.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def _lock(file: int, folder: Path, argument: str) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(file, 200).decode(errors="replace")
+        raise BlockingIOError(
+            f"{argument}: {folder} is in use by {holder or 'another process'}; wait until it is "
+            "done, or name another folder"
+        ) from None
+    except OSError as error:
+        warnings.warn(
+            f"{argument}: {folder} cannot be locked ({error.strerror}); make sure that no other "
+            "process uses it",
+            stacklevel=5,
+        )
+        return
+    os.ftruncate(file, 0)
+    os.write(file, f"process {os.getpid()} on {platform.node()}".encode())
