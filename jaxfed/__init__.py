@@ -42,5 +42,9 @@ def _masked(clients, *, size=None, samples=None):
 
 if not TYPE_CHECKING:
     __getattr__ = _deprecated.old_names(
-        __name__, {"masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked)}
+        __name__,
+        {
+            "Diverged": "jaxfed.DivergenceError",
+            "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),
+        },
     )
