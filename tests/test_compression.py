@@ -377,26 +377,30 @@ def test_derivatives_are_those_of_the_mean_of_what_arrives(name, key, x64):
         np.testing.assert_array_equal(value, channel.decode(payload))
 
 
-@every_compressor
-@pytest.mark.parametrize("memory", ["none", "difference", "error_feedback"])
-def test_every_lossy_run_has_a_derivative(name, memory):
-    """Finite, and not far from that of the run without loss where little is lost."""
-    clients, inner = draw(), LOSSY[name]()
-    channel = inner if memory == "none" else getattr(jf.channel, memory)(inner)
+@jax.jit
+def slopes(channel, keys):
+    """The derivative of the last objective by the step size, for each of several draws."""
+    clients = draw()
 
-    @jax.jit
-    @jax.grad
-    def slope(step, channel):
-        run = jf.rollout(
-            jf.pca.PerPCA(1, 1, step_size=step), clients, rounds=5, key=jax.random.key(0),
-            channel=channel,
-        )  # fmt: skip
+    def last(step, key):
+        algorithm = jf.pca.PerPCA(1, 1, step_size=step)
+        run = jf.rollout(algorithm, clients, rounds=5, key=key, channel=channel)
         return run.history["objective"][-1]
 
-    given, exact = slope(0.02, channel), slope(0.02, jf.channel.lossless())
-    assert jnp.isfinite(given) and given != 0
-    if name in ("8 bits", "bfloat16", "float16"):
-        np.testing.assert_allclose(given, exact, rtol=0.1)
+    return jax.vmap(jax.grad(last), (None, 0))(0.02, keys)
+
+
+@every_compressor
+@pytest.mark.parametrize("memory", ["none", "difference", "error_feedback"])
+def test_every_lossy_run_has_a_derivative(name, memory, key):
+    """Where little is lost, the mean over draws is near that of the run without loss."""
+    inner, keys = LOSSY[name](), jax.random.split(key, 32)
+    given = slopes(inner if memory == "none" else getattr(jf.channel, memory)(inner), keys)
+    assert jnp.isfinite(given).all() and (given != 0).all()
+    if name in ("8 bits", "bfloat16", "float16") and memory != "error_feedback":
+        exact = slopes(jf.channel.lossless(), keys[:1])
+        error = given.std() / len(keys) ** 0.5
+        assert abs(given.mean() - exact[0]) <= 4 * error + 0.05 * abs(exact[0])
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_what_masks_cost(key):
     channel = jf.channel.secure_sum(8, bits=20, bound=1.0)
     message = {"frame": jnp.ones((50, 4)), "one": jnp.float32(2)}
     place = jf.channel.Context(jnp.int32(0), jnp.float32(1), key, jnp.int32(0))
-    payload, _ = jax.jit(channel.bind(place).encode)(key, message, None)
+    payload, _ = jax.jit(lambda *sent: channel.bind(place).encode(*sent, None))(key, message)
     assert jf.channel.bits(payload) == 8 * len(jf.channel.to_bytes(payload)) == 20 * 200 + 24
 
 
