@@ -1,6 +1,6 @@
 """The seeds of a target, and runs for all of them in one compiled call."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Array, Key
 
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.channel import Channel, lossless
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Solution, rollout
+from jaxfed import Algorithm, Clients, Personalized, Solution, rollout
+from jaxfed import channel as channels
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Seeds:
         return list(jax.vmap(lambda key: jax.random.split(key, parts))(self.keys()).T)
 
 
-@partial(jax.jit, static_argnames=("rounds", "measure", "every", "channel"))
+@partial(jax.jit, static_argnames=("rounds", "every", "channel", "one_for_all"))
 def runs(
     algorithm: Algorithm,
     clients: Clients,
@@ -78,10 +77,11 @@ def runs(
     start: Personalized | None = None,
     *,
     tol: float | None = None,
-    measure: Callable[[Any, Personalized], Any] | None = None,
+    measure: Partial | None = None,
     given: Any = None,
     every: int = 1,
-    channel: Channel = lossless(),  # noqa: B008
+    channel: channels.Channel = channels.lossless(),  # noqa: B008
+    one_for_all: bool = False,
 ) -> Solution:
     """One run per data set, start and key, which all carry a leading axis.
 
@@ -92,24 +92,27 @@ def runs(
         rounds: how many rounds.
         start: what the runs start from.
         tol: of the stopping rule, if it is to stop.
-        measure: metrics of `given` and the result; a function of a module, so that all calls with
-            it are compiled once.
-        given: what it measures by, with the leading axis.
+        measure: metrics of the result, or of `given` and the result; of a function of a module,
+            so that all calls with it are compiled once.
+        given: what a run is measured by, with the leading axis.
         every: rounds from one measurement to the next.
         channel: of the messages.
+        one_for_all: `clients` are one data set for all runs, without the leading axis.
 
     Returns:
         The solutions, stacked.
     """
 
     def one(clients, key, start, given):
-        metrics = None if measure is None else partial(measure, given)
+        metrics = measure
+        if measure is not None and given is not None:
+            metrics = partial(measure, given)
         return rollout(
             algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol,
             metrics=metrics, metrics_every=every, channel=channel,
         )  # fmt: skip
 
-    return jax.vmap(one)(clients, keys, start, given)
+    return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, start, given)
 
 
 def learned(*arguments: Any, **options: Any) -> Personalized:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
 from jaxfed import Clients, Personalized, Solution, metrics, pca, stack
@@ -96,7 +97,7 @@ def descend(
     clients = jax.vmap(lambda p: p.clients)(problem)
     return runs(
         algorithm, clients, keys, rounds, Personalized(shared, local), given=problem,
-        measure=None if every is None else Problem.errors, every=every or 1,
+        measure=None if every is None else Partial(Problem.errors), every=every or 1,
     )  # fmt: skip
 
 
