@@ -104,12 +104,12 @@ def runs(
     """
 
     def one(clients, key, start, given):
-        metrics = measure
-        if measure is not None and given is not None:
-            metrics = partial(measure, given)
+        def metrics(result):
+            return measure(result) if given is None else measure(given, result)
+
         return rollout(
-            algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol,
-            metrics=metrics, metrics_every=every, channel=channel,
+            algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol, channel=channel,
+            metrics=None if measure is None else metrics, metrics_every=every,
         )  # fmt: skip
 
     return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, start, given)
