@@ -36,12 +36,12 @@ def run(seeds: Seeds, *, scale: float = 0.2, rounds: int = 50) -> Found:
     measured: dict[Labels, list[float]] = {}
     pictures: dict[str, np.ndarray] = {}
     for seed in seeds:
-        train, test, run = jax.random.split(jax.random.key(seed), 3)
+        train, test, key = jax.random.split(jax.random.key(seed), 3)
         views = views_of(nonlinear_views_synthetic(train, entities=entities))
         others = nonlinear_views_synthetic(test, entities=CLUSTERED)
         rows: dict[str, Any] = {f"view {j + 1}": x for j, x in enumerate(others.views)}
         for name, wire in CHANNELS.items():
-            solution = fit(algorithm, views, rounds=rounds, key=run, channel=wire)
+            solution = fit(algorithm, views, rounds=rounds, key=key, channel=wire)
             rows[name] = represented(algorithm, solution.result.local, views_of(others))
         for name, x in rows.items():
             accuracy = spectral_clustering_accuracy(x, others.labels, gamma=GAMMA, seed=seed)

@@ -45,18 +45,18 @@ def run(seeds: Seeds, *, scale: float = 0.2, rounds: int = ROUNDS) -> Found:
     curves: dict[str, list[Any]] = {}
     per_variable: dict[str, Any] = {}
     for seed in seeds:
-        train, test, run = jax.random.split(jax.random.key(seed), 3)
+        train, test, key = jax.random.split(jax.random.key(seed), 3)
         views = views_of(nonlinear_views_synthetic(train, entities=entities))
         others = nonlinear_views_synthetic(test, entities=CLASSIFIED)
         for scaling in (TEXT, PROGRAMS):
             at = {}
             for name, wire in CHANNELS.items():
                 algorithm = algorithm_of(entities, scaling)
-                start = _first(algorithm, views, run)
+                start = _first(algorithm, views, key)
                 if scaling == PROGRAMS:
-                    drawn = jax.random.normal(jax.random.fold_in(run, 1), start.shared.shape)
+                    drawn = jax.random.normal(jax.random.fold_in(key, 1), start.shared.shape)
                     start = start._replace(shared=polar(drawn))
-                accuracies, solution = _learning(algorithm, views, others, start, run, wire, rounds)
+                accuracies, solution = _learning(algorithm, views, others, start, key, wire, rounds)
                 at[name] = _position(accuracies)
                 for quantity, value in (
                     (f"accuracy after {rounds} rounds", accuracies[-1]),
