@@ -42,8 +42,9 @@ def run(seeds: Seeds, *, law: Mapping[str, int] = LAW, rounds: int = 30) -> Foun
     found = swept(errors, axes, law=law, names=_NAMES, block=2, rounds=rounds)
     means = found.mean("seed").values
     apart = means[GLOBAL] - means[LOCAL]
-    first = int(np.argmax(apart > 0))
-    crossing = np.interp(0, apart[first - 1 : first + 1], variances[first - 1 : first + 1])
+    first, crossing = int(np.argmax(apart > 0)), np.nan  # where they do not cross
+    if first > 0:
+        crossing = np.interp(0, apart[first - 1 : first + 1], variances[first - 1 : first + 1])
     statements = {
         "personalized smallest: least margin": (margin(means).min(), at_least(-0.001)),
         "global beats local at the smallest variance by": (-apart[0], at_least(0.1)),
