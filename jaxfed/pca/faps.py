@@ -116,12 +116,9 @@ class FAPS(Eigensolver):
         check_count("local_steps", steps)
         if local_tol is not None and tolerance is None:
             raise ValueError(f"local_tol: local_solver='fixed' has none, got {local_tol!r}")
-        for name, value in (
-            ("penalty", penalty),
-            ("penalty_growth", penalty_growth),
-            ("local_tol", local_tol),
-        ):
-            check_positive(name, value, optional=name != "penalty")
+        check_positive("penalty", penalty)
+        check_positive("penalty_growth", penalty_growth, optional=True)
+        check_positive("local_tol", local_tol, optional=True)
         self.penalty = jnp.asarray(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
