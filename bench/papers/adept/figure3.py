@@ -5,13 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from papers.adept import _diffusion
-from papers.adept._diffusion import (
-    METHODS,
-    SCALE,
-    compared,
-    outcome_arrays,
-    samples_drawn,
-)
+from papers.adept._diffusion import METHODS, SCALE, compared, outcome_arrays, samples_drawn
 from papers.report import Found, Target, at_least
 from papers.runs import Seeds
 

@@ -3,12 +3,7 @@
 from pathlib import Path
 
 from papers.adept import _diffusion
-from papers.adept._diffusion import (
-    SCALE,
-    clients_drawn,
-    compared,
-    outcome_arrays,
-)
+from papers.adept._diffusion import SCALE, clients_drawn, compared, outcome_arrays
 from papers.report import Found, Target, at_least
 from papers.runs import Seeds
 

@@ -3,13 +3,7 @@
 from pathlib import Path
 
 from papers.adept import _diffusion
-from papers.adept._diffusion import (
-    SCALE,
-    clients_drawn,
-    compared,
-    outcome_arrays,
-    samples_drawn,
-)
+from papers.adept._diffusion import SCALE, clients_drawn, compared, outcome_arrays, samples_drawn
 from papers.report import Found, Target, at_least
 from papers.runs import Seeds
 

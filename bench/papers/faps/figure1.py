@@ -12,26 +12,8 @@ from jaxfed import data as datasets
 from jaxfed.pca import FAPS, SubspaceIteration
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
-from papers.faps._problems import (
-    FIVE,
-    KKT,
-    POWER,
-    PRINTED,
-    SSI,
-    power,
-    printed,
-)
-from papers.report import (
-    Found,
-    Interval,
-    Labels,
-    Target,
-    about,
-    at_least,
-    cells,
-    near,
-    within,
-)
+from papers.faps._problems import FIVE, KKT, POWER, PRINTED, SSI, power, printed
+from papers.report import Found, Interval, Labels, Target, about, at_least, cells, near, within
 from papers.runs import Seeds
 
 _LATE = f"{POWER}, rounds with one local step"

@@ -8,21 +8,8 @@ import numpy as np
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.faps._grid import NOTES, RATIOS, SAME, grid
-from papers.faps._problems import (
-    FIVE,
-    POWER,
-    PRINTED,
-    ROUNDS,
-    SSI,
-)
-from papers.report import (
-    Found,
-    Interval,
-    Labels,
-    Target,
-    cells,
-    within,
-)
+from papers.faps._problems import FIVE, POWER, PRINTED, ROUNDS, SSI
+from papers.report import Found, Interval, Labels, Target, cells, within
 from papers.runs import Seeds
 
 

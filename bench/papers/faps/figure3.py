@@ -8,20 +8,8 @@ import numpy as np
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.faps._images import NOTES, images
-from papers.faps._problems import (
-    FIVE,
-    POWER,
-    PRINTED,
-    ROUNDS,
-    SSI,
-    TO_KKT,
-)
-from papers.report import (
-    Found,
-    Labels,
-    Target,
-    cells,
-)
+from papers.faps._problems import FIVE, POWER, PRINTED, ROUNDS, SSI, TO_KKT
+from papers.report import Found, Labels, Target, cells
 from papers.runs import Seeds
 
 

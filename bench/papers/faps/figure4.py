@@ -22,14 +22,7 @@ from papers.faps._problems import (
     starts_of,
     together,
 )
-from papers.report import (
-    Found,
-    Interval,
-    Labels,
-    Target,
-    about,
-    cells,
-)
+from papers.report import Found, Interval, Labels, Target, about, cells
 from papers.runs import Seeds
 
 _AT = (200, 400, 600)  # rounds

@@ -24,16 +24,7 @@ from papers.faps._problems import (
     starts_of,
     together,
 )
-from papers.report import (
-    Found,
-    Interval,
-    Labels,
-    Target,
-    about,
-    cells,
-    near,
-    quartiles,
-)
+from papers.report import Found, Interval, Labels, Target, about, cells, near, quartiles
 from papers.runs import Seeds
 
 

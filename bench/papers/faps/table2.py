@@ -6,21 +6,8 @@ import jax
 import numpy as np
 
 from papers.faps._grid import NOTES, grid
-from papers.faps._problems import (
-    ERROR,
-    KKT,
-    POWER,
-    PRINTED,
-    SSI,
-)
-from papers.report import (
-    Found,
-    Interval,
-    Labels,
-    Target,
-    about,
-    cells,
-)
+from papers.faps._problems import ERROR, KKT, POWER, PRINTED, SSI
+from papers.report import Found, Interval, Labels, Target, about, cells
 from papers.runs import Seeds
 
 

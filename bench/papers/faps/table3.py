@@ -4,19 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.faps._images import IMAGES, NOTES, images
-from papers.faps._problems import (
-    ERROR,
-    KKT,
-    POWER,
-    PRINTED,
-    SSI,
-)
-from papers.report import (
-    Found,
-    Labels,
-    Target,
-    cells,
-)
+from papers.faps._problems import ERROR, KKT, POWER, PRINTED, SSI
+from papers.report import Found, Labels, Target, cells
 from papers.runs import Seeds
 
 

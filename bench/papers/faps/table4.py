@@ -25,16 +25,7 @@ from papers.faps._problems import (
     starts_of,
     together,
 )
-from papers.report import (
-    Found,
-    Interval,
-    Labels,
-    Target,
-    about,
-    between,
-    cells,
-    quartiles,
-)
+from papers.report import Found, Interval, Labels, Target, about, between, cells, quartiles
 from papers.runs import Seeds
 
 _SIZES = tuple(1000 * i for i in range(1, 9))  # of the clients
