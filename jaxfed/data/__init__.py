@@ -16,20 +16,24 @@ from jaxfed.data.partition import (
     train_test_split,
 )
 from jaxfed.data.readers import read_arrays, read_folder, read_idx, read_images, read_table
-from jaxfed.data.synthetic import (
-    PERPCA_SETTINGS,
+from jaxfed.data.synthetic.faps import SpectrumData, spectrum_synthetic
+from jaxfed.data.synthetic.gcca import (
     GCCAData,
-    HierarchicalData,
-    ImageSequence,
-    PerPCAData,
-    SpectrumData,
-    TopicData,
+    NonlinearViews,
     gcca_synthetic,
-    hierarchical_synthetic,
-    image_sequence_synthetic,
+    nonlinear_views_synthetic,
+)
+from jaxfed.data.synthetic.hierarchical import HierarchicalData, hierarchical_synthetic
+from jaxfed.data.synthetic.perpca import (
+    PERPCA_SETTINGS,
+    PerPCAData,
     misalignment_pair,
     perpca_synthetic,
-    spectrum_synthetic,
+)
+from jaxfed.data.synthetic.perpca_applications import (
+    ImageSequence,
+    TopicData,
+    image_sequence_synthetic,
     topics_synthetic,
 )
 from jaxfed.data.text import (
@@ -42,7 +46,6 @@ from jaxfed.data.text import (
     strip_transcript,
 )
 from jaxfed.data.views import read_views
-from jaxfed.data.views_synthetic import NonlinearViews, nonlinear_views_synthetic
 
 __all__ = [
     "PERPCA_SETTINGS",

@@ -1,0 +1,1 @@
+"""Synthetic data whose truth is known, a file for each paper."""

@@ -1,0 +1,292 @@
+"""Clients of Shi & Kontar (2024): shared and local principal components.
+
+The model of personalized PCA (equation 1) is, for a sample of client i,
+
+    y = U diag(s_g) phi + V_i diag(s_i) psi + epsilon,     U'U = I, V_i'V_i = I, U'V_i = 0,
+
+with standard normal scores phi, psi and noise of variance sigma^2 in every feature.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxfed.data.synthetic._common import (
+    Law,
+    check_positive,
+    draw,
+    is_concrete,
+    scale_of,
+    sizes_of,
+)
+from jaxfed.linalg import orthonormalize
+
+
+class PerPCAData(NamedTuple):
+    """Samples of clients that share some principal components, and the truth behind them.
+
+    A named tuple, so it is a pytree, and `data._replace(shared_scale=...).draw(key, n)` draws
+    from a changed law with the same components.
+
+    Attributes:
+        samples: one `(m, n, d)` array, or a list of `(n_i, d)` arrays where sizes were given
+            per client.
+        shared: the shared components U, orthonormal.
+        local: the local components V_i, orthonormal and orthogonal to `shared`.
+        labels: the client's group; clients of one group have the same local components.
+        shared_scale: standard deviation of the shared scores, one or one per component.
+        local_scale: standard deviation of the local scores, one or one per component.
+        noise_variance: variance of the noise in each feature.
+    """
+
+    samples: Any
+    shared: Float[Array, "d r1"]
+    local: Float[Array, "m d r2"]
+    labels: Int[Array, " m"]
+    shared_scale: Float[Array, "..."]
+    local_scale: Float[Array, "..."]
+    noise_variance: Float[Array, ""]
+
+    @property
+    def law(self) -> Law:
+        """What samples are drawn from."""
+        return Law(
+            self.shared, self.local, self.shared_scale, self.local_scale, self.noise_variance
+        )
+
+    draw = draw
+
+
+@partial(jax.jit, static_argnames=("groups", "free", "rank", "dtype"))
+def _random_subspaces(key, *, groups, free, rank, dtype):
+    return jax.vmap(orthonormalize)(jax.random.normal(key, (groups, free, rank), dtype))
+
+
+@jax.jit
+def _rotate(key, u, v):
+    d = u.shape[0]
+    q = orthonormalize(jax.random.normal(key, (d, d), u.dtype))
+    return q @ u, q @ v
+
+
+def perpca_synthetic(
+    key: PRNGKeyArray,
+    *,
+    clients: int,
+    features: int,
+    shared_rank: int,
+    local_rank: int,
+    samples: int | Sequence[int],
+    shared_scale: float | Sequence[float] | Float[Array, "..."] = 1.0,
+    local_scale: float | Sequence[float] | Float[Array, "..."] = 1.0,
+    noise_variance: float | Float[Array, ""] = 0.0,
+    local: Literal["window", "random"] = "window",
+    window: int | None = None,
+    groups: int | None = None,
+    rotate: bool = False,
+    dtype: Any = jnp.float32,
+) -> PerPCAData:
+    """Draw clients with shared and local principal components.
+
+    The shared components are the first `shared_rank` coordinate axes. The local components lie
+    in the other coordinates: `"window"` gives client i the axes i, i + 1, ... modulo `window`, so
+    that client i and client i + window agree, and the mean of their projections has largest
+    eigenvalue local_rank / window where `window` divides `clients`; `"random"` gives each group
+    of clients its own random subspace.
+
+    Scales may be arrays under a transformation, so a `vmap` over them (or over `key`) is a sweep.
+
+    Args:
+        key: random key.
+        clients: number of clients m.
+        features: number of features d.
+        shared_rank: number of shared components r1.
+        local_rank: number of local components r2 of each client.
+        samples: samples per client, one number or one per client.
+        shared_scale: standard deviation of the shared scores, one or one per component.
+        local_scale: standard deviation of the local scores, one or one per component.
+        noise_variance: variance of the noise in each feature.
+        local: how the local components differ between clients.
+        window: with `"window"`, the number of coordinates the local axes cycle through, from
+            `local_rank` to `features - shared_rank` (the default).
+        groups: with `"random"`, the number of distinct local subspaces; client i belongs to group
+            i modulo `groups`. Default: one per client.
+        rotate: rotate everything by one random rotation, so that no axis is special.
+        dtype: type of the samples; `float64` needs double precision to be enabled.
+
+    Returns:
+        The samples with the truth behind them.
+
+    Raises:
+        ValueError: if a size, rank or scale is impossible.
+
+    Source:
+        Shi & Kontar (2024), equation 1 and section 7.1.
+    """
+    for name, value in (
+        ("clients", clients),
+        ("features", features),
+        ("shared_rank", shared_rank),
+        ("local_rank", local_rank),
+    ):
+        check_positive(name, value)
+    free = features - shared_rank
+    if local_rank > free:
+        raise ValueError(
+            f"shared_rank + local_rank must be at most features = {features}, "
+            f"got {shared_rank} + {local_rank}"
+        )
+    if local not in ("window", "random"):
+        raise ValueError(f'local must be "window" or "random", got {local!r}')
+    if window is not None and local != "window":
+        raise ValueError(f'window is for local="window", got window={window} with local={local!r}')
+    if groups is not None and local != "random":
+        raise ValueError(f'groups is for local="random", got groups={groups} with local={local!r}')
+    sizes = sizes_of(samples, clients)
+
+    key_local, key_rotation, key_samples = jax.random.split(key, 3)
+    if local == "window":
+        window = free if window is None else window
+        if not local_rank <= window <= free:
+            raise ValueError(
+                f"window must be from local_rank = {local_rank} to features - shared_rank = "
+                f"{free}, got {window}"
+            )
+        # With window == local_rank every shift spans the same subspace: one group.
+        labels = np.arange(clients) % (window if window > local_rank else 1)
+        axes = (np.arange(clients)[:, None] + np.arange(local_rank)) % window
+        basis = jnp.asarray(np.eye(free)[axes].transpose(0, 2, 1), dtype)
+    else:
+        groups = clients if groups is None else groups
+        check_positive("groups", groups)
+        if groups > clients:
+            raise ValueError(f"groups must be at most clients = {clients}, got {groups}")
+        labels = np.arange(clients) % groups
+        basis = _random_subspaces(
+            key_local, groups=groups, free=free, rank=local_rank, dtype=jnp.dtype(dtype)
+        )[labels]
+
+    # Zeros in the shared coordinates: orthogonal to the shared components to the last bit.
+    v = jnp.concatenate([jnp.zeros((clients, shared_rank, local_rank), dtype), basis], axis=1)
+    u = jnp.asarray(np.eye(features, shared_rank), dtype)
+    if rotate:
+        u, v = _rotate(key_rotation, u, v)
+    data = PerPCAData(
+        samples=[],
+        shared=u,
+        local=v,
+        labels=jnp.asarray(labels),
+        shared_scale=scale_of("shared_scale", shared_scale, shared_rank, dtype),
+        local_scale=scale_of("local_scale", local_scale, local_rank, dtype),
+        noise_variance=scale_of("noise_variance", noise_variance, None, dtype),
+    )
+    return data._replace(samples=data.draw(key_samples, sizes))
+
+
+def misalignment_pair(
+    key: PRNGKeyArray,
+    theta: float | Float[Array, ""],
+    *,
+    samples: int | Sequence[int] = 1000,
+    shared_scale: float | Float[Array, ""] = 1.0,
+    local_scale: float | Float[Array, ""] = 2.0,
+    noise_variance: float | Float[Array, ""] = 0.0,
+    dtype: Any = jnp.float32,
+) -> PerPCAData:
+    """Draw two clients in three dimensions whose local components differ by a given amount.
+
+    theta = sin^2(arccos(v_1'v_2) / 2) is the misalignment 1 - lambda_max((P_1 + P_2) / 2): the
+    local components are (cos, +-sin, 0) of half the angle between them, the shared one is the
+    third axis. `theta` may be traced: a `vmap` over it is a sweep over heterogeneity.
+
+    Args:
+        key: random key.
+        theta: misalignment, from 0 (the same component) to 1/2 (orthogonal ones).
+        samples: samples per client, one number or one per client.
+        shared_scale: standard deviation of the shared score.
+        local_scale: standard deviation of the local score.
+        noise_variance: variance of the noise in each feature.
+        dtype: type of the samples.
+
+    Returns:
+        The samples with the truth behind them; each client is its own group.
+
+    Raises:
+        ValueError: if `theta` is not in [0, 1/2], or a size or scale is impossible.
+
+    Source:
+        Shi & Kontar (2024), section 7.1.1, figures 1 and 3.
+    """
+    if is_concrete(theta) and not 0 <= float(theta) <= 0.5:
+        raise ValueError(f"theta must be from 0 to 1/2, got {theta}")
+    sizes = sizes_of(samples, 2)
+    theta = jnp.asarray(theta, dtype)
+    cos, sin = jnp.sqrt(1 - theta), jnp.sqrt(theta)
+    v = jnp.stack([jnp.stack([cos, sin, 0 * sin]), jnp.stack([cos, -sin, 0 * sin])])
+    data = PerPCAData(
+        samples=[],
+        shared=jnp.eye(3, dtype=dtype)[:, 2:],
+        local=v[..., None],
+        labels=jnp.arange(2),
+        shared_scale=scale_of("shared_scale", shared_scale, 1, dtype),
+        local_scale=scale_of("local_scale", local_scale, 1, dtype),
+        noise_variance=scale_of("noise_variance", noise_variance, None, dtype),
+    )
+    return data._replace(samples=data.draw(key, sizes))
+
+
+_TABLE_2 = {"clients": 100, "features": 15, "shared_rank": 2, "noise_variance": 0.5}
+
+#: Arguments of `perpca_synthetic` for the experiments of Shi & Kontar (2024), section 7.1:
+#: `perpca_synthetic(key, **PERPCA_SETTINGS["figure9"])`. In `"table2"` and `"figure4"` the model
+#: can be identified from the samples: the first half of the clients has a tenth of the samples.
+#: `"table2_published"` holds the parameters of the published experiment; its test samples have
+#: another law, `data._replace(shared_scale=0.5, local_scale=0.5).draw(key, 100)`.
+PERPCA_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "table2": _TABLE_2
+        | {
+            "local_rank": 3,
+            "samples": (10,) * 50 + (100,) * 50,
+            "shared_scale": 2.0,
+            "local_scale": 3.0,
+            "window": 6,
+        },
+        "table2_published": _TABLE_2
+        | {
+            "local_rank": 10,
+            "samples": (100,) * 50 + (1000,) * 50,
+            "shared_scale": 0.01,
+            "local_scale": 0.99,
+        },
+        "figure4": _TABLE_2
+        | {
+            "local_rank": 4,
+            "samples": (100,) * 50 + (1000,) * 50,
+            "shared_scale": 1.0,
+            "local_scale": 2.0,
+        },
+        "figure7": {
+            "clients": 20,
+            "features": 30,
+            "shared_rank": 1,
+            "local_rank": 1,
+            "samples": 1000,
+            "window": 10,
+        },
+        "figure9": _TABLE_2
+        | {
+            "local_rank": 3,
+            "samples": 1000,
+            "shared_scale": 0.5,
+            "local_scale": 0.5,
+            "window": 10,
+        },
+    }
+)

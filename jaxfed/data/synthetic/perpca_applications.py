@@ -1,0 +1,196 @@
+"""What personalized PCA is applied to by Shi & Kontar (2024): image sequences and documents."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxfed.data.synthetic._common import check_positive, scale_of
+
+
+class ImageSequence(NamedTuple):
+    """A sequence of grayscale images with the two parts it is the sum of.
+
+    Attributes:
+        frames: background + foreground (+ noise).
+        background: the part every frame shares, a matrix of low rank.
+        foreground: the moving blobs, exactly zero elsewhere.
+    """
+
+    frames: Float[Array, "m h w"]
+    background: Float[Array, "h w"]
+    foreground: Float[Array, "m h w"]
+
+
+def image_sequence_synthetic(
+    key: PRNGKeyArray,
+    *,
+    frames: int = 20,
+    height: int = 32,
+    width: int = 48,
+    blobs: int = 2,
+    radius: float = 4.0,
+    brightness: float = 0.5,
+    background_rank: int = 3,
+    noise_variance: float = 0.0,
+    dtype: Any = jnp.float32,
+) -> ImageSequence:
+    """Draw a short video: a smooth still background and bright blobs that move over it.
+
+    The background is a constant plus `background_rank - 1` products of a wave in each direction,
+    in [0, 1 - brightness]; a blob is `brightness * max(0, 1 - distance^2 / radius^2)`, moves on a
+    straight line and is reflected at the border; where blobs overlap the brighter one is seen.
+    Without noise frames are in [0, 1].
+
+    Args:
+        key: random key.
+        frames: number of frames m.
+        height: rows h of a frame.
+        width: columns w of a frame.
+        blobs: number of blobs.
+        radius: radius of a blob in pixels.
+        brightness: peak of a blob above the background, in (0, 1).
+        background_rank: bound on the rank of the background, at least 2.
+        noise_variance: variance of the noise in each pixel.
+        dtype: type of the images.
+
+    Returns:
+        The frames and their parts. With rows as samples, each frame is one client.
+
+    Raises:
+        ValueError: if a size is impossible or a blob does not fit into a frame.
+    """
+    for name, value in (
+        ("frames", frames),
+        ("height", height),
+        ("width", width),
+        ("blobs", blobs),
+    ):
+        check_positive(name, value)
+    if background_rank < 2:
+        raise ValueError(f"background_rank must be at least 2, got {background_rank}")
+    if not 0 < brightness < 1:
+        raise ValueError(f"brightness must be between 0 and 1, got {brightness}")
+    if not 0 < 2 * radius < min(height, width) - 1:
+        raise ValueError(
+            f"radius must be positive and 2 * radius less than height - 1 and width - 1, "
+            f"got radius={radius} in frames of {height} x {width}"
+        )
+    variance = scale_of("noise_variance", noise_variance, None, dtype)
+    return _image_sequence(
+        key,
+        radius,
+        brightness,
+        variance,
+        shape=(frames, height, width),
+        blobs=blobs,
+        waves=background_rank - 1,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+@partial(jax.jit, static_argnames=("shape", "blobs", "waves", "dtype"))
+def _image_sequence(key, radius, brightness, variance, *, shape, blobs, waves, dtype):
+    frames, height, width = shape
+    key_wave, key_phase, key_start, key_angle, key_speed, key_noise = jax.random.split(key, 6)
+
+    frequency = jax.random.uniform(key_wave, (2, waves, 1), dtype, 0.5, 2.0)
+    phase = jax.random.uniform(key_phase, (2, waves, 1), dtype, 0.0, 2 * jnp.pi)
+    rows, columns = jnp.arange(height, dtype=dtype), jnp.arange(width, dtype=dtype)
+    vertical = jnp.cos(jnp.pi * frequency[0] * rows / height + phase[0])
+    horizontal = jnp.cos(jnp.pi * frequency[1] * columns / width + phase[1])
+    background = vertical.T @ horizontal
+    low, high = background.min(), background.max()
+    background = (1 - brightness) * (background - low) / (high - low)
+
+    # A triangle wave of the free path is a straight line reflected at both ends.
+    path = jnp.asarray([height, width], dtype) - 1 - 2 * radius
+    start = jax.random.uniform(key_start, (blobs, 2), dtype) * path
+    angle = jax.random.uniform(key_angle, (blobs,), dtype, 0.0, 2 * jnp.pi)
+    speed = radius * jax.random.uniform(key_speed, (blobs, 1), dtype, 0.5, 1.0)
+    velocity = speed * jnp.stack([jnp.sin(angle), jnp.cos(angle)], -1)
+    time = jnp.arange(frames, dtype=dtype)[:, None, None]
+    folded = jnp.mod(start + time * velocity, 2 * path)
+    centre = radius + jnp.where(folded > path, 2 * path - folded, folded)
+    squared = (rows[:, None] - centre[..., 0, None, None]) ** 2 + (
+        columns - centre[..., 1, None, None]
+    ) ** 2
+    foreground = brightness * jnp.maximum(0, 1 - squared / radius**2).max(axis=1)
+
+    noise = jnp.sqrt(variance) * jax.random.normal(key_noise, foreground.shape, dtype)
+    return ImageSequence(background + foreground + noise, background, foreground)
+
+
+class TopicData(NamedTuple):
+    """Word counts of groups of documents, with the topics they were drawn from.
+
+    Attributes:
+        counts: how often each word occurs in each document.
+        shared: word probabilities of the topic common to all groups.
+        local: word probabilities of each group's own topic.
+    """
+
+    counts: Float[Array, "m n words"]
+    shared: Float[Array, " words"]
+    local: Float[Array, "m words"]
+
+
+def topics_synthetic(
+    key: PRNGKeyArray,
+    *,
+    groups: int = 5,
+    documents: int = 100,
+    words_per_topic: int = 20,
+    words_per_document: float = 50.0,
+    dtype: Any = jnp.float32,
+) -> TopicData:
+    """Draw bags of words that mix one common topic with the topic of the document's group.
+
+    Each topic has its own words (first the common topic's, then group by group). A document has a
+    share of the common topic that is uniform in [0, 1] and independent Poisson counts.
+
+    Args:
+        key: random key.
+        groups: number of groups m, the clients.
+        documents: documents n in each group.
+        words_per_topic: words that belong to each topic.
+        words_per_document: mean number of words of a document.
+        dtype: type of the counts.
+
+    Returns:
+        Counts over `words_per_topic * (groups + 1)` words, and the topics.
+
+    Raises:
+        ValueError: if a number is not positive.
+    """
+    for name, value in (
+        ("groups", groups),
+        ("documents", documents),
+        ("words_per_topic", words_per_topic),
+        ("words_per_document", words_per_document),
+    ):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+    return _topics(
+        key,
+        words_per_document,
+        groups=groups,
+        documents=documents,
+        words_per_topic=words_per_topic,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+@partial(jax.jit, static_argnames=("groups", "documents", "words_per_topic", "dtype"))
+def _topics(key, words_per_document, *, groups, documents, words_per_topic, dtype):
+    key_topic, key_share, key_count = jax.random.split(key, 3)
+    weights = jax.random.normal(key_topic, (groups + 1, words_per_topic), dtype)
+    topics = (
+        jnp.eye(groups + 1, dtype=dtype)[:, :, None] * jax.nn.softmax(weights)[:, None, :]
+    ).reshape(groups + 1, -1)
+    shared, local = topics[0], topics[1:]
+    share = jax.random.uniform(key_share, (groups, documents, 1), dtype)
+    mean = words_per_document * (share * shared + (1 - share) * local[:, None])
+    return TopicData(jax.random.poisson(key_count, mean).astype(dtype), shared, local)
