@@ -1,8 +1,13 @@
 """The command that reproduces published tables: registry, verdicts, files, and a small run."""
 
+import csv
+import inspect
 import json
 import math
+import tomllib
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +16,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed import metrics
+import jaxfed as jf
+import papers
+from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
-from jaxfed.cli.reproduce import Cell, Report, around, at_least, at_most, between, near, perpca
-from jaxfed.core.algorithm import Personalized
-from jaxfed.data.synthetic import PERPCA_SETTINGS, perpca_synthetic
+from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
+from papers.perpca import _noiseless, _synthetic, figure3, figure4, figure9
+from papers.report import (
+    Cell,
+    Found,
+    Interval,
+    Target,
+    about,
+    around,
+    at_least,
+    at_most,
+    between,
+    near,
+    quartiles,
+    within,
+)
+from papers.runs import Seeds, learned, runs
 
 SYNTHETIC = [f"perpca/{name}" for name in ("table2", "table3")]
 SYNTHETIC += [f"perpca/figure{number}" for number in (3, 4, 7, 8, 9)]
@@ -24,15 +45,87 @@ SYNTHETIC += [f"perpca/figure{number}" for number in (3, 4, 7, 8, 9)]
 # --- registry and errors ---------------------------------------------------------------------
 
 
-def test_every_target_is_found_and_described(capsys):
-    known = reproduce.targets()
-    assert set(SYNTHETIC) <= set(known)
+TARGETS = [
+    "adept/figure2",
+    "adept/figure3",
+    "adept/figure4",
+    "adept/table1",
+    "adept/table2",
+    "adept/table3",
+    "faps/figure1",
+    "faps/figure2",
+    "faps/figure3",
+    "faps/figure4",
+    "faps/table1",
+    "faps/table2",
+    "faps/table3",
+    "faps/table4",
+    "gcca/deep_digits",
+    "gcca/digits",
+    "gcca/figure10",
+    "gcca/figure11",
+    "gcca/figure3",
+    "gcca/figure4",
+    "gcca/figure6",
+    "gcca/figure7",
+    "gcca/figure8",
+    "gcca/table1",
+    "hierarchical/figure1a",
+    "hierarchical/figure1b",
+    "hierarchical/figure1c",
+    "hierarchical/figure1d",
+    "hierarchical/figure2",
+    "perpca/debates",
+    "perpca/figure3",
+    "perpca/figure4",
+    "perpca/figure7",
+    "perpca/figure8",
+    "perpca/figure9",
+    "perpca/mnist",
+    "perpca/table2",
+    "perpca/table3",
+    "perpca/thermal",
+]
+
+
+def test_every_target_is_listed_and_described(capsys):
+    assert papers.names() == TARGETS
     assert main(["reproduce", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(known)
-    for line, (name, target) in zip(lines, known.items(), strict=True):
-        assert reproduce.find(name) is target
-        assert len(line.split()) > 3
+    assert [line.split()[0] for line in lines] == TARGETS
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_says_what_it_is(name):
+    target = papers.find(name)
+    assert isinstance(target, Target)
+    assert target.title and target.columns
+    known = [*target.reference, *target.paper]
+    assert all(len(labels) == len(target.columns) for labels in known)
+    intervals = [*target.reference.values(), *target.paper.values()]
+    assert all(v.low <= v.high for v in intervals if isinstance(v, Interval))
+    # A target without anything published makes claims of its own rows, and says so.
+    assert known or target.notes
+    assert next(iter(inspect.signature(target.run).parameters)) == "seeds"
+
+
+def test_outside_a_checkout_the_command_says_where_the_targets_are(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(reproduce, "_BENCH", tmp_path / "bench")
+    for arguments in ([], ["--list"], ["perpca/table2", "--seeds", "2"]):
+        assert main(["reproduce", *arguments]) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.count("\n") == 1
+        assert "bench/papers" in error and "checkout" in error
+
+
+def test_the_package_holds_no_target():
+    folder = Path(jf.__file__).parent
+    assert not [path for path in folder.rglob("*.py") if "papers.report" in path.read_text()]
+    settings = tomllib.loads((folder.parent / "pyproject.toml").read_text())["tool"]["hatch"]
+    targets = settings["build"]["targets"]
+    assert targets["wheel"]["packages"] == ["jaxfed", "kernels/jaxfed_kernels"]
+    assert "bench" in targets["sdist"]["include"]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +134,7 @@ def test_every_target_is_found_and_described(capsys):
         (["perpca/table1"], ["'perpca/table1'", *SYNTHETIC]),
         ([], SYNTHETIC),
         (["perpca/table2", "--seeds", "0"], ["--seeds", "got 0"]),
+        (["perpca/table2", "--seed", "-1"], ["--seed:", "got -1"]),
         (["perpca/table2", "--data", "no/such/folder"], ["--data", "no/such/folder"]),
         (["perpca/table2", "--scale", "0.5"], ["--scale", "perpca/table2"]),
     ],
@@ -75,13 +169,43 @@ def test_what_cannot_be_run_is_refused(arguments, told, capsys):
         (Cell([2.7], between(1.0, 2.0)), "differs by +0.2"),
         # Chance: the mean of what was measured is far away, a draw is not.
         (Cell([0.0, 0.0, 1.0], near(1.0, 0.1)), "differs by -0.57"),
-        (Cell([0.0, 0.0, 1.0], near(1.0, 0.1), scatter=True), "reproduced"),
-        (Cell([0.0, 0.0, 0.5], near(1.0, 0.1), scatter=True), "differs by -0.4"),
-        (Cell([3.0, 4.0], near(1.0, 0.1), scatter=True), "differs by +1.9"),
+        (Cell([0.0, 0.0, 1.0], near(1.0, 0.1), by="range"), "reproduced"),
+        (Cell([0.0, 0.0, 0.5], near(1.0, 0.1), by="range"), "differs by -0.4"),
+        (Cell([3.0, 4.0], near(1.0, 0.1), by="range"), "differs by +1.9"),
+        # A goal that was never reached.
+        (Cell([17.0, math.inf], between(17, 20)), "differs: measured inf"),
     ],
 )
 def test_verdict(cell, verdict):
     assert cell.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("cell", "accepted"),
+    [
+        (Cell([1.0], around(1.15, 0.05)), "[1.05, 1.25]"),
+        (Cell([1.0], near(1.093, 0.01)), "[1.083, 1.103]"),
+        (Cell([1.0], near(1.0, 1e-6)), "[0.999999, 1.000001]"),
+        (Cell([1.0], between(17, 20)), "[15.5, 21.5]"),
+        (Cell([1.0], about(8e-7)), "[4e-07, 1.6e-06]"),
+        (Cell([1.0], quartiles(264, 295, 328)), "[264, 328]"),
+        (Cell([1.0], within(200, 0.1)), "[180, 220]"),
+        (Cell([1.0], at_least(0.98)), ">= 0.98"),
+        (Cell([1.0], at_most(1e-6)), "<= 1e-06"),
+        (Cell([1.0], paper=2.0), "[1.9, 2.1]"),
+        (Cell([1.0], near(1.0, 0.1), paper=2.0), "[0.9, 1.1]; paper [1.9, 2.1]"),
+        (Cell([1.0]), ""),
+        (Cell([1.0], near(1.0, 0.1), incomparable="other data"), ""),
+    ],
+)
+def test_every_verdict_shows_what_it_accepts(cell, accepted):
+    assert cell.accepts == cell.texts()["accepts"] == accepted
+
+
+@given(low=st.floats(-1e6, 1e6), width=st.floats(1e-9, 1e6))
+def test_printed_ends_are_those_of_the_interval(low, width):
+    ends = Interval(low, low + width, "").accepted.strip("[]").split(", ")
+    np.testing.assert_allclose([float(end) for end in ends], [low, low + width], atol=width / 100)
 
 
 @given(
@@ -104,7 +228,7 @@ def test_texts_hold_mean_spread_and_what_is_compared_with():
     assert (texts["reference"], texts["paper"]) == ("1.5 ± 0.2", "1.4")
     assert Cell([1.0], paper=1.0).texts()["measured"] == "1"
     assert Cell([0.97] * 3, paper=1.0).texts()["measured"] == "0.97 ± 0"
-    assert Cell([1.0, 5.0, 2.0], scatter=True).texts()["measured"] == "2 [1, 5]"
+    assert Cell([1.0, 5.0, 2.0], by="range").texts()["measured"] == "2 [1, 5]"
 
 
 # --- text and files --------------------------------------------------------------------------
@@ -117,19 +241,25 @@ class Drawing:
         path.write_text(f"{dpi}")
 
 
-def small_report(*, data, seeds, out):
-    """A report without any computation."""
-    rows = [
-        {"method": "one", "cell": Cell([1.0] * seeds, near(1.0, 0.1), paper=2.0)},
-        {"method": "another", "cell": Cell([3.0] * seeds, near(1.0, 0.1))},
-        {"method": "neither"},
-    ]
-    return Report("A title", ("method",), rows, ["A note."], {"shape": Drawing}, {"a": [1, 2]})
+def without_computation(seeds):
+    values = np.asarray(list(seeds), float)
+    measured = {("one",): 0 * values + 1, ("another",): values + 3, ("neither",): None}
+    return Found(measured, ["A note."], {"shape": Drawing}, {"a": [1, 2]})
+
+
+SMALL = Target(
+    without_computation,
+    title="A title",
+    columns=("method",),
+    reference={("one",): near(1.0, 0.1), ("another",): near(1.0, 0.1), ("missing",): near(0, 1)},
+    paper={("one",): 2.0},
+    notes=["Another note."],
+)
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setitem(perpca.TARGETS, "perpca/small", small_report)
+    monkeypatch.setattr(papers, "find", lambda name: SMALL)
     return ["reproduce", "perpca/small", "--seeds", "2"]
 
 
@@ -138,19 +268,20 @@ def test_the_table_is_printed_and_counted(small, capsys):
     text = capsys.readouterr().out
     assert text.startswith("A title\n")
     assert "1 reproduced (1 of them unlike the paper), 1 differ, 0 not comparable" in text
-    assert "* A note." in text
+    assert text.index("* A note.") < text.index("* Another note.")
     header, rule, *lines = text.splitlines()[2:7]
-    assert header.split() == ["method", "paper", "reference", "measured", "verdict"]
+    assert header.split() == ["method", "paper", "reference", "measured", "accepts", "verdict"]
     starts = [0] + [i + 2 for i in range(len(rule)) if rule[i : i + 2] == "  "]
     for line in [header, *lines[:2]]:
         assert all(i == 0 or line[i - 2 : i] == "  " for i in starts)
 
 
 def test_a_target_that_has_a_scale_is_given_it(monkeypatch, capsys):
-    def scaled(*, data, seeds, out, scale=0.1):
-        return Report(f"At {scale}", ("method",), [{"method": "one"}])
+    def scaled(seeds, *, scale=0.1):
+        return Found({(f"At {scale}",): None})
 
-    monkeypatch.setitem(perpca.TARGETS, "perpca/small", scaled)
+    target = Target(scaled, title="Sizes", columns=("size",))
+    monkeypatch.setattr(papers, "find", lambda name: target)
     assert main(["reproduce", "perpca/small"]) == 0
     assert main(["reproduce", "perpca/small", "--scale", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -162,11 +293,17 @@ def test_a_target_that_has_a_scale_is_given_it(monkeypatch, capsys):
 def test_files_are_written_and_not_overwritten(small, tmp_path, capsys):
     out = tmp_path / "results"
     assert main([*small, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"result.json", "result.npz", "shape.png"}
+    files = {"result.json", "result.npz", "table.csv", "shape.png"}
+    assert {path.name for path in out.iterdir()} == files
     result = json.loads((out / "result.json").read_text())
     assert result["title"] == "A title"
-    assert result["rows"][1]["verdict"] == "differs by +1.9"
-    assert result["rows"][1]["values"] == [3.0, 3.0]
+    assert result["rows"][1]["verdict"] == "differs by +2.4"
+    assert result["rows"][1]["accepts"] == "[0.9, 1.1]"
+    assert result["rows"][1]["values"] == [3.0, 4.0]
+    with (out / "table.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["method"] for row in table] == ["one", "another", "neither"]
+    assert table[1]["measured"] == "3.5 ± 0.71" and table[2]["verdict"] == ""
     assert result["rows"][2] == {"method": "neither"}
     np.testing.assert_array_equal(np.load(out / "result.npz")["a"], [1, 2])
 
@@ -178,12 +315,64 @@ def test_files_are_written_and_not_overwritten(small, tmp_path, capsys):
     assert (out / "shape.png").read_text() == "150"
 
 
+def test_all_that_was_measured_is_kept_by_default():
+    target = Target(
+        lambda seeds: Found({("a", 1): [1.0], ("b", 2): Cell([2.0])}), title="", columns=("x", "y")
+    )
+    assert target(Seeds(1)).arrays == {"a | 1": [1.0], "b | 2": [2.0]}
+
+
+# --- seeds -----------------------------------------------------------------------------------
+
+
+def test_the_base_0_has_the_seeds_from_0_on():
+    seeds = Seeds(3)
+    assert list(seeds) == [0, 1, 2] and seeds.at(1000) == 1000
+    keys = jnp.stack([jax.random.key(seed) for seed in range(3)])
+    assert jnp.all(seeds.keys() == keys)
+    folded = jnp.stack([jax.random.fold_in(key, 5) for key in keys])
+    assert jnp.all(seeds.keys(5) == folded)
+    parts = seeds.split(2)
+    for i, key in enumerate(keys):
+        assert jnp.all(jnp.stack([part[i] for part in parts]) == jax.random.split(key, 2))
+
+
+def test_another_base_has_other_seeds():
+    assert len({seed for base in (0, 1, 2, 20261122) for seed in Seeds(50, base)}) == 200
+    assert list(Seeds(3, 7)) == list(Seeds(50, 7))[:3]  # whatever their number
+    assert Seeds(2, 7).first(50) == Seeds(50, 7) and Seeds(2, 7).at(9) == list(Seeds(10, 7))[9]
+    assert all(0 <= seed < 2**30 for seed in Seeds(50, 7))
+
+
+def test_the_command_passes_the_base_on(monkeypatch, capsys):
+    seen = []
+    target = replace(SMALL, run=lambda seeds: seen.append(seeds) or without_computation(seeds))
+    monkeypatch.setattr(papers, "find", lambda name: target)
+    assert main(["reproduce", "perpca/small", "--seeds", "2", "--seed", "7"]) == 0
+    assert main(["reproduce", "perpca/small"]) == 0
+    assert seen == [Seeds(2, 7), Seeds(3, 0)]
+
+
+def test_runs_are_those_of_rollout_one_by_one():
+    keys = Seeds(2).keys()
+    samples = jax.random.normal(jax.random.key(1), (2, 3, 10, 4))
+    clients = [jf.Clients.from_samples(x) for x in samples]
+    algorithm = jf.pca.PerPCA(1, 1)
+    found = learned(algorithm, jf.stack(clients), keys, 4)
+    one = runs(algorithm, clients[1], keys, 4, one_for_all=True).result
+    for i, own in enumerate(clients):
+        alone = jf.rollout(algorithm, own, rounds=4, key=keys[i]).result
+        np.testing.assert_allclose(found.shared[i], alone.shared, atol=1e-5)
+        np.testing.assert_allclose(found.local[i], alone.local, atol=1e-5)
+    np.testing.assert_allclose(one.local[1], found.local[1], atol=1e-5)
+
+
 # --- the experiments' parts ------------------------------------------------------------------
 
 
 def test_figure3_small(monkeypatch, tmp_path, capsys):
-    target = partial(perpca.figure3, starts=10, rounds=120)
-    monkeypatch.setitem(perpca.TARGETS, "perpca/figure3", target)
+    target = replace(figure3.TARGET, run=partial(figure3.run, starts=10, rounds=120))
+    monkeypatch.setattr(papers, "find", lambda name: target)
     arguments = ["reproduce", "perpca/figure3", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
     assert "Figure 3" in capsys.readouterr().out
@@ -204,10 +393,10 @@ def test_figure3_small(monkeypatch, tmp_path, capsys):
 def test_wishart_moments_have_the_law_of_the_samples(key):
     arguments = dict(PERPCA_SETTINGS["figure4"]) | {"clients": 2, "samples": 1}
     law = perpca_synthetic(key, **arguments)
-    covariance = perpca._covariance(law)
+    covariance = figure4._covariance(law)
     counts = jnp.asarray([20.0, 200.0])
     keys = jax.random.split(key, 1500)
-    draws = jax.vmap(lambda key: perpca._wishart_moments(key, covariance, counts))(keys)
+    draws = jax.vmap(lambda key: figure4._wishart_moments(key, covariance, counts))(keys)
     np.testing.assert_allclose(draws.mean(0), covariance, atol=0.2)
     # Var(S_ij) = (C_ij^2 + C_ii C_jj) / n.
     diagonal = jnp.diagonal(covariance, axis1=1, axis2=2)
@@ -217,8 +406,8 @@ def test_wishart_moments_have_the_law_of_the_samples(key):
 
 def test_the_authors_start_is_the_truth():
     keys = jax.random.split(jax.random.key(5), 2)
-    _, truth, pooled = perpca._figure4_setting("table2_published", keys, (500,))
-    start = perpca._smallest_first(pooled)[:, :, :2]
+    _, truth, pooled = figure4._setting("table2_published", keys, (500,))
+    start = _synthetic.smallest_first(pooled)[:, :, :2]
     distances = jax.vmap(metrics.projector_distance)(start, truth.shared)
     assert np.all(np.asarray(distances) < 0.01)
     variances = jnp.einsum("sda,sde,sea->sa", start, pooled, start)
@@ -228,12 +417,12 @@ def test_the_authors_start_is_the_truth():
 
 def test_noiseless_errors_keep_their_digits(x64):
     keys = jax.random.split(jax.random.key(0), 1)
-    problem = perpca._noiseless(keys, clients=4, features=8, samples=50, window=3)
-    shared = perpca._aligned(problem, keys, 0.6)
+    problem = _noiseless.noiseless(keys, clients=4, features=8, samples=50, window=3)
+    shared = _noiseless.aligned(problem, keys, 0.6)
     cosine = jnp.sum(shared * problem.shared)
     np.testing.assert_allclose(cosine, 0.6, rtol=1e-12)
-    solution = perpca._descend(problem, shared, keys, 1, rounds=700, every=10)
-    curves = perpca._decades(solution, 10)
+    solution = _noiseless.descend(problem, shared, keys, 1, rounds=700, every=10)
+    curves = _noiseless.decades(solution, 10)
     assert curves["global"].shape == (1, 70)
     assert all(curve[0, -1] < -28 for curve in curves.values())
     # A straight line, until it ends at the rounding error.
@@ -247,7 +436,7 @@ def test_noiseless_errors_keep_their_digits(x64):
 def test_groups_of_clients_are_averaged_apart():
     test = jnp.stack([jnp.eye(3)] * 4)[None]
     local = jnp.stack([jnp.eye(3)[:, 1:2]] * 2 + [jnp.zeros((3, 1))] * 2)[None]
-    errors = perpca._group_errors(test, Personalized(jnp.eye(3)[None, :, :1], local))
+    errors = _synthetic.group_errors(test, Personalized(jnp.eye(3)[None, :, :1], local))
     np.testing.assert_allclose(errors["sparse"], [1 / 3])
     np.testing.assert_allclose(errors["rich"], [2 / 3])
 
@@ -257,5 +446,5 @@ def test_clients_of_the_same_subspace_are_clustered():
     rng = np.random.default_rng(0)
     noisy = np.eye(6)[labels, :, None] + 0.1 * rng.normal(size=(12, 6, 1))
     local = jnp.asarray(noisy / np.linalg.norm(noisy, axis=1, keepdims=True))
-    found = perpca._cluster(local, 3, seed=0)
+    found = figure9._cluster(local, 3, seed=0)
     assert metrics.clustering_accuracy(jnp.asarray(labels), found) == 1

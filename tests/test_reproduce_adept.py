@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfed.cli import main, reproduce
-from jaxfed.cli.reproduce import adept
+from jaxfed.cli import main
 from jaxfed.models import Autoencoder
+from papers.adept import _autoencoders, table1, table2
+from papers.report import Interval
+from papers.runs import Seeds
 
 
 def test_synthetic_samples_are_of_their_decoders():
-    draw = adept._synthetic(jax.random.key(0), 0.0, 4)
+    draw = table1._synthetic(jax.random.key(0), 0.0, 4)
     shapes = [part.shape for part in draw.split]
     assert shapes == [(4, 10, 64), (4, 20, 64), (4, 100, 64)]
     np.testing.assert_allclose(jnp.std(draw.split.train, axis=(1, 2)), 1, rtol=1e-5)
@@ -26,7 +28,7 @@ def test_synthetic_samples_are_of_their_decoders():
 
 @pytest.mark.parametrize("ratio", [20.0, 0.0])
 def test_noise_is_what_the_ratio_says(ratio):
-    draw = adept._synthetic(jax.random.key(1), ratio, 50)
+    draw = table1._synthetic(jax.random.key(1), ratio, 50)
     weight = draw.decoder.weight / jnp.linalg.norm(draw.decoder.weight, axis=(1, 2), keepdims=True)
     mean = weight.mean(axis=0)
     found = 10 * jnp.log10(jnp.mean(mean**2) / jnp.mean((weight - mean) ** 2))
@@ -51,8 +53,10 @@ def test_methods_are_what_they_are_called(x64):
         factor = 0.1 / jnp.maximum(norm, 1)
         return jax.tree.map(lambda w, g: w - factor * g, model, gradient)
 
-    size = adept.Size(3, 1, None)
-    found, none = adept._trained(adept.LOCAL, 0.0, size, numbers, model, train, jax.random.key(1))
+    size = _autoencoders.Size(3, 1, None)
+    found, none = _autoencoders.trained(
+        _autoencoders.LOCAL, 0.0, size, numbers, model, train, jax.random.key(1)
+    )
     assert none is None
     for i, x in enumerate(train):
         own = model
@@ -60,7 +64,9 @@ def test_methods_are_what_they_are_called(x64):
             own = descended(own, slope(own, x))
         np.testing.assert_allclose(found.decoder.weight[i], own.decoder.weight, atol=1e-12)
 
-    found, _ = adept._trained(adept.AVERAGED, 0.0, size, numbers, model, train, jax.random.key(1))
+    found, _ = _autoencoders.trained(
+        _autoencoders.AVERAGED, 0.0, size, numbers, model, train, jax.random.key(1)
+    )
     shared = model
     for _ in range(3):
         moved = [descended(shared, slope(shared, x)) for x in train]
@@ -68,17 +74,17 @@ def test_methods_are_what_they_are_called(x64):
     for weight in found.encoder.weight:
         np.testing.assert_allclose(weight, shared.encoder.weight, atol=1e-12)
 
-    for name in (adept.ADAPTIVE, adept.PUBLISHED):
-        _, spread = adept._trained(name, 0.9, size, numbers, model, train, jax.random.key(1))
+    for name in (_autoencoders.ADAPTIVE, _autoencoders.PUBLISHED):
+        _, spread = _autoencoders.trained(name, 0.9, size, numbers, model, train, jax.random.key(1))
         assert (spread.encoder.weight < 1).all()
 
 
 def test_samples_that_are_needed():
     energies = {120: 0.5, 240: 0.7, 360: 0.65, 480: 0.8}
-    assert adept._needed(energies, 0.6) == 180
-    assert adept._needed(energies, 0.75) == 420
-    assert adept._needed(energies, 0.4) == 120
-    assert adept._needed(energies, 0.81) == np.inf
+    assert table2._needed(energies, 0.6) == 180
+    assert table2._needed(energies, 0.75) == 420
+    assert table2._needed(energies, 0.4) == 120
+    assert table2._needed(energies, 0.81) == np.inf
 
 
 def test_leads_are_compared_with_the_spread():
@@ -87,17 +93,17 @@ def test_leads_are_compared_with_the_spread():
         "local": [0.85, 0.88, 0.91],
         "FedAvg": [0.89, 0.9, 0.91],
     }
-    lead = adept._lead(energies, "local", beyond_spread=True)
+    lead = _autoencoders.lead(energies, "local", beyond_spread=True)
     assert lead.verdict == "reproduced"
-    assert isinstance(lead.paper, reproduce.Interval) and lead.paper.low == pytest.approx(0.03)
+    assert isinstance(lead.paper, Interval) and lead.paper.low == pytest.approx(0.03)
     near = {**energies, "local": [0.88, 0.91, 0.94]}
-    assert adept._lead(near, "local").verdict == "reproduced"
-    assert adept._lead(near, "local", beyond_spread=True).verdict.startswith("differs")
-    assert adept._lead({**near, "ADEPT": [0.8] * 3}, "local").verdict.startswith("differs")
+    assert _autoencoders.lead(near, "local").verdict == "reproduced"
+    assert _autoencoders.lead(near, "local", beyond_spread=True).verdict.startswith("differs")
+    assert _autoencoders.lead({**near, "ADEPT": [0.8] * 3}, "local").verdict.startswith("differs")
 
 
 def test_synthetic_clients():
-    report = adept.table1(data=None, seeds=2, out=None, scale=0.04, ratios=(20,), rounds=6)
+    report = table1.TARGET(Seeds(2), scale=0.04, ratios=(20,), rounds=6)
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
     assert {method for method, _ in cells} == {
         "local", "FedAvg", "true decoder", "ADEPT", "ADEPT as published",
@@ -130,7 +136,7 @@ def mnist(folder, each, side=28):
 def test_clients_have_one_class_and_share_no_image():
     labels = np.repeat(np.arange(10), 700)
     pixels = np.arange(7000.0)[:, None].repeat(2, axis=1)
-    split = adept._one_class_clients(pixels, labels, 0)
+    split = table2._one_class_clients(pixels, labels, 0)
     assert [part.shape for part in split] == [(50, 120, 2), (50, 60, 2), (50, 40, 2)]
     classes = np.asarray(split.train)[..., 0] // 700
     assert (classes == np.repeat(np.arange(10), 5)[:, None]).all()
@@ -138,7 +144,7 @@ def test_clients_have_one_class_and_share_no_image():
         own = np.asarray(split.train)[5 * digit : 5 * digit + 5, :, 0].ravel()
         others = np.concatenate([np.asarray(part)[5 * digit, :, 0] for part in split[1:]])
         assert len(set(own) | set(others)) == 5 * 120 + 60 + 40
-    few = adept._one_class_clients(pixels, labels, 0, 1, 600)
+    few = table2._one_class_clients(pixels, labels, 0, 1, 600)
     assert few.train.shape == (10, 600, 2)
     np.testing.assert_array_equal(few.test, split.test[::5])
 
@@ -151,15 +157,15 @@ def test_clients_of_digits(tmp_path, monkeypatch, capsys):
     assert "of class 0 there are 10" in capsys.readouterr().err
 
     # Clients of a class in a small size.
-    monkeypatch.setattr(adept, "TRAIN", 8)
-    monkeypatch.setattr(adept, "PER_CLASS", 2)
-    monkeypatch.setattr(adept, "VALIDATION", 2)
-    monkeypatch.setattr(adept, "STEPS", 3)
-    monkeypatch.setattr(adept, "MORE", (12, 16))
+    monkeypatch.setattr(table2, "TRAIN", 8)
+    monkeypatch.setattr(table2, "PER_CLASS", 2)
+    monkeypatch.setattr(table2, "VALIDATION", 2)
+    monkeypatch.setattr(table2, "STEPS", 3)
+    monkeypatch.setattr(table2, "MORE", (12, 16))
     folder = tmp_path / "larger"
     folder.mkdir()
     mnist(folder, 22)
-    report = adept.table2(data=folder, seeds=1, out=None, scale=0.03, latents=(2,))
+    report = table2.TARGET(Seeds(1), data=folder, scale=0.03, latents=(2,))
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
     assert cells["local, 16 samples", "energy"].mean < 1
     for layer in ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"):
@@ -171,7 +177,11 @@ def test_clients_of_digits(tmp_path, monkeypatch, capsys):
     assert sum(bool(axes.images) for axes in figure.axes) == 5 * 10
 
 
-def test_targets_are_registered(capsys):
-    assert set(adept.TARGETS) <= set(reproduce.targets())
+def test_settings_are_chosen_by_draws_that_are_not_measured():
+    assert _autoencoders.tuning(Seeds(3)) == [1000, 1001]
+    assert not set(_autoencoders.tuning(Seeds(3, 5))) & {1000, 1001, *Seeds(999, 5)}
+
+
+def test_what_is_no_target(capsys):
     assert main(["reproduce", "adept/table9"]) == 2
     assert "adept/table1" in capsys.readouterr().err

@@ -6,9 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfed.cli import main, reproduce
-from jaxfed.cli.reproduce import adept_diffusion as target
+import papers
+from jaxfed.cli import main
 from jaxfed.models import UNet
+from papers.adept import _diffusion as target
+from papers.report import text, write
+from papers.runs import Seeds
 
 AVAILABLE = 892  # images of the rarest digit in the test set of MNIST
 SMALL = target.Size(
@@ -143,7 +146,7 @@ def found(digits, tmp_path_factory):
     written(folder / "mnist", digits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "size_at", lambda scale, available: SMALL)
-        return target.run(folder, 1, 0.5)
+        return target.measure(Seeds(1), folder, 0.5)
 
 
 def test_every_method_is_measured(found):
@@ -161,10 +164,10 @@ def test_every_method_is_measured(found):
     assert "20 clients" in found.notes[0] and "scale 0.5" in found.notes[0]
 
 
-@pytest.mark.parametrize("name", target.TARGETS)
+@pytest.mark.parametrize("name", ["adept/table3", "adept/figure3", "adept/figure4"])
 def test_reports_hold_what_was_measured(name, found, monkeypatch, tmp_path):
-    monkeypatch.setattr(target, "run", lambda *arguments: found)
-    report = reproduce.find(name)(data=None, seeds=1, out=None)
+    monkeypatch.setattr(target, "measure", lambda *arguments: found)
+    report = papers.find(name)(Seeds(1))
     cells = {(row["quantity"], row["method"]): row["cell"] for row in report.rows}
     quantity = {"adept/figure3": "noise"}.get(name, "mean KID")
     values = {}
@@ -179,14 +182,14 @@ def test_reports_hold_what_was_measured(name, found, monkeypatch, tmp_path):
         cell = cells[f"{claimed}, {other} by {target.ADEPT}", ""]
         assert cell.measured == pytest.approx([values[other] / values[target.ADEPT]])
         assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
-    paths = {path.name for path in reproduce.write(report, tmp_path / "out")}
+    paths = {path.name for path in write(report, tmp_path / "out")}
     pictures = {
         "adept/table3": {"samples.png", "clients.png"},
         "adept/figure3": {"samples.png"},
         "adept/figure4": {"clients.png"},
     }[name]
     assert pictures <= paths
-    assert "not comparable" in reproduce.text(report)
+    assert "not comparable" in text(report)
 
 
 def test_full_images_are_trained_on_as_published():
@@ -236,7 +239,7 @@ def test_losses_of_seeds_that_chose_different_rounds_are_kept_together():
     outcomes = [
         target.Outcome(one, one, one, one, np.arange(rounds, dtype=float), one) for rounds in (2, 4)
     ]
-    arrays = target._arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
+    arrays = target.outcome_arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
     losses = arrays[f"validation loss | {target.LOCAL}"]
     np.testing.assert_array_equal(losses, [[0, 1, np.nan, np.nan], [0, 1, 2, 3]])
     assert arrays[f"KID | {target.LOCAL}"].shape == (2, 3)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.cli import main, reproduce
-from jaxfed.cli.reproduce import deep_gcca
+from jaxfed.cli import main
+from papers.gcca import _deep, _digits, deep_digits, figure10, figure11
+from papers.runs import Seeds
 
 
 def by_labels(report):
@@ -15,26 +16,25 @@ def by_labels(report):
 
 
 def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
-    monkeypatch.setattr(deep_gcca, "CLASSIFIED", 400)
-    report = deep_gcca.figure11(data=None, seeds=1, out=None, scale=0.02, rounds=3)
+    monkeypatch.setattr(figure11, "CLASSIFIED", 400)
+    report = figure11.TARGET(Seeds(1), scale=0.02, rounds=3)
     cells = by_labels(report)
-    for scaling in (deep_gcca.TEXT, deep_gcca.PROGRAMS):
-        curves = [report.arrays[f"{name}, {scaling}"][0] for name in deep_gcca.CHANNELS]
+    for scaling in (_deep.TEXT, _deep.PROGRAMS):
+        curves = [report.arrays[f"{name}, {scaling}"][0] for name in _deep.CHANNELS]
         assert all(curve.shape == (4,) and (curve >= 0).all() for curve in curves)
         assert curves[0][0] == curves[1][0]  # one start for both
-        at = [cells[scaling, name, "rounds to 90%"].mean for name in deep_gcca.CHANNELS]
+        at = [cells[scaling, name, "rounds to 90%"].mean for name in _deep.CHANNELS]
         for curve, position in zip(curves, at, strict=True):
             reached = np.flatnonzero(curve >= 0.9)
             assert position == (reached[0] + 1 if len(reached) else np.inf)
-    text = cells[deep_gcca.TEXT, deep_gcca.QUANTIZED, "accuracy after 3 rounds"]
+    text = cells[_deep.TEXT, _deep.QUANTIZED, "accuracy after 3 rounds"]
     assert text.mean > 0.9
-    saved = cells[deep_gcca.TEXT, deep_gcca.QUANTIZED, "compression ratio"].mean
+    saved = cells[_deep.TEXT, _deep.QUANTIZED, "compression ratio"].mean
     full, coarse = (
-        cells[deep_gcca.TEXT, n, "rounds to 90%"].mean
-        for n in (deep_gcca.FULL, deep_gcca.QUANTIZED)
+        cells[_deep.TEXT, n, "rounds to 90%"].mean for n in (_deep.FULL, _deep.QUANTIZED)
     )
     np.testing.assert_allclose(saved, 1 - coarse * 3 / (full * 32))
-    share = cells[deep_gcca.TEXT, deep_gcca.QUANTIZED, "share of the bits sent"].mean
+    share = cells[_deep.TEXT, _deep.QUANTIZED, "share of the bits sent"].mean
     # An exact message, and three of three bits a number with a scale; 200 entities of two numbers.
     np.testing.assert_allclose(share, (32 + 3 * (3 + 32 / 400)) / (4 * 32), rtol=1e-6)
     assert any("Scaled: 200 entities" in note for note in report.notes)
@@ -43,11 +43,11 @@ def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
 
 
 def test_figure_10_clusters_views_and_representations(monkeypatch):
-    monkeypatch.setattr(deep_gcca, "CLUSTERED", 200)
-    report = deep_gcca.figure10(data=None, seeds=1, out=None, scale=0.02, rounds=3)
+    monkeypatch.setattr(figure10, "CLUSTERED", 200)
+    report = figure10.TARGET(Seeds(1), scale=0.02, rounds=3)
     cells = {name: cell.mean for (name,), cell in by_labels(report).items()}
     assert [f"view {j}" for j in (1, 2, 3)] == list(cells)[:3]
-    for name in deep_gcca.CHANNELS:
+    for name in _deep.CHANNELS:
         assert report.arrays[name].shape == (200, 2)
         assert cells[name] > max(cells[f"view {j}"] for j in (1, 2, 3))
     (draw,) = report.figures.values()
@@ -57,8 +57,8 @@ def test_figure_10_clusters_views_and_representations(monkeypatch):
 def test_networks_of_the_programs_are_larger_by_a_factor(key):
     batch = jax.random.normal(key, (6, 2))
     text, programs = (
-        deep_gcca._algorithm(400, scaling).network(2, key=key)
-        for scaling in (deep_gcca.TEXT, deep_gcca.PROGRAMS)
+        _deep.algorithm_of(400, scaling).network(2, key=key)
+        for scaling in (_deep.TEXT, _deep.PROGRAMS)
     )
     np.testing.assert_allclose(programs(batch), 20 * text(batch), rtol=1e-6)
     outputs, statistics = programs.in_training(batch)
@@ -70,9 +70,9 @@ def test_networks_of_the_programs_are_larger_by_a_factor(key):
     ("scale", "entities", "batch"), [(1.0, 10_000, 1000), (0.2, 2000, 200), (1e-4, 20, 2)]
 )
 def test_scale_is_of_the_entities(scale, entities, batch):
-    assert deep_gcca._entities(scale) == entities
-    assert deep_gcca._algorithm(entities).batch_size == batch
-    first = deep_gcca._scaled(entities, 50)[0]
+    assert _deep.entities_at(scale) == entities
+    assert _deep.algorithm_of(entities).batch_size == batch
+    first = _deep.scaled(entities, 50)[0]
     assert first.startswith("Full size" if scale == 1 else "Scaled") and str(entities) in first
 
 
@@ -90,27 +90,26 @@ def test_real_views(tmp_path, capsys):
     }
     (tmp_path / "mfeat").mkdir()
     np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
-    report = deep_gcca.deep_digits(
-        data=tmp_path, seeds=1, out=None, rounds=8, rank=2, hidden=(8,), batch_size=30,
+    report = deep_digits.TARGET(
+        Seeds(1), data=tmp_path, rounds=8, rank=2, hidden=(8,), batch_size=30,
         inner_epochs=20,
     )  # fmt: skip
     cells = {labels: cell.mean for labels, cell in by_labels(report).items()}
     assert {name for name, quantity in cells if quantity == "accuracy"} == {
-        *widths, deep_gcca.TOGETHER, deep_gcca.LINEAR, deep_gcca.ONE_ROUND, *deep_gcca.CHANNELS,
+        *widths, deep_digits.TOGETHER, deep_digits.LINEAR, deep_digits.ONE_ROUND, *_deep.CHANNELS,
     }  # fmt: skip
-    for name in (deep_gcca.TOGETHER, deep_gcca.ONE_ROUND, *deep_gcca.CHANNELS):
+    for name in (deep_digits.TOGETHER, deep_digits.ONE_ROUND, *_deep.CHANNELS):
         assert cells[name, "accuracy"] > 0.9
-    share = cells[deep_gcca.QUANTIZED, "share of the bits"]
+    share = cells[_deep.QUANTIZED, "share of the bits"]
     a_round = (68 * 8 + 32) / (180 * 32)  # 540 bits fill up 68 bytes
     # Nine exact messages up, eight down; quantized, one each is exact.
     np.testing.assert_allclose(share, (2 + 15 * a_round) / 17, rtol=1e-6)
     # The classifier's rows are of one scale for any number of entities.
     rows = np.sqrt(90) * np.eye(90)[:, :2]
-    assert deep_gcca._accuracies(rows, labels, 0).shape == (deep_gcca.SPLITS,)
+    assert deep_digits._accuracies(rows, labels, 0).shape == (_digits.SPLITS,)
 
 
-def test_targets_are_registered(capsys):
-    assert set(deep_gcca.TARGETS) <= set(reproduce.targets())
+def test_real_views_have_one_size(capsys):
     assert main(["reproduce", "gcca/deep_digits", "--scale", "0.5"]) == 2
     assert "always runs at its full size" in capsys.readouterr().err
-    assert isinstance(deep_gcca._algorithm(400), jf.gcca.DeepMaxVar)
+    assert isinstance(_deep.algorithm_of(400), jf.gcca.DeepMaxVar)

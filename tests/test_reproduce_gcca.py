@@ -1,19 +1,23 @@
 """The targets of federated GCCA: their runs, their goals, their registration."""
 
+import math
+
+import jax
 import numpy as np
 
-from jaxfed.cli import main, reproduce
-from jaxfed.cli.reproduce import gcca
+from jaxfed.cli import main
+from papers.gcca import _linear, digits, figure8, table1
+from papers.runs import Seeds
 from tests.references import gcca as reference
 
 
 def test_runs_are_those_of_the_reference(x64):
-    keys = gcca._keys(3, 2)
-    views = gcca._views(keys, entities=60, features=12, latent=8)
-    start = gcca._warm(views, 8)
-    costs = gcca._costs(views, start, keys, batch=None, rounds=12)
+    keys = jax.random.split(jax.random.key(3), 2)
+    views = _linear.drawn_views(keys, entities=60, features=12, latent=8)
+    start = _linear.warm(views, 8)
+    costs = _linear.costs_of(views, start, keys, batch=None, rounds=12)
     assert costs.shape == (2, 13)
-    least = gcca._least(views)
+    least = _linear.least_of(views)
     for d in range(2):
         arrays = [np.asarray(x) for x in views.data.values[d]]
         g, q = np.asarray(start.shared[d]), [np.asarray(w) for w in start.local[d]]
@@ -21,13 +25,13 @@ def test_runs_are_those_of_the_reference(x64):
         np.testing.assert_allclose(least[d], reference.optimum(arrays, 5)[0], rtol=1e-8)
 
     goal = float(costs.mean(0)[4] / np.mean(least)) * (1 + 1e-9)
-    assert gcca._position(costs, least, goal) == 5
-    assert gcca._position(costs, least, 0.5) == np.inf
+    assert _linear.position_at(costs, least, goal) == 5
+    assert _linear.position_at(costs, least, 0.5) == np.inf
 
 
 def test_random_start_is_the_authors_own():
-    keys = gcca._keys(0, 2)
-    shared, local = gcca._random(gcca._views(keys), keys)
+    keys = jax.random.split(jax.random.key(0), 2)
+    shared, local = _linear.random_start(_linear.drawn_views(keys), keys)
     assert shared.shape == (2, 500, 5) and local.shape == (2, 3, 25, 5)
     np.testing.assert_allclose([np.std(shared), np.std(local)], 1, atol=0.1)
     assert not np.allclose(shared[0], shared[1])
@@ -49,7 +53,7 @@ def test_real_views(tmp_path, capsys):
     }
     (tmp_path / "mfeat").mkdir()
     np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
-    report = gcca.digits(data=tmp_path, seeds=2, out=None, rounds=30, ranks=(2,), bits=(3,))
+    report = digits.TARGET(Seeds(2), data=tmp_path, rounds=30, ranks=(2,), bits=(3,))
     found = {(row["maps and messages"], row["quantity"]): row["cell"].mean for row in report.rows}
     standard = [(x - x.mean(0)) / x.std(0) for x in views.values()]
     np.testing.assert_allclose(
@@ -61,7 +65,19 @@ def test_real_views(tmp_path, capsys):
         assert found[f"exact, {name}", "accuracy"] > 0.95
 
 
-def test_targets_are_registered(capsys):
-    assert set(gcca.TARGETS) <= set(reproduce.targets())
+def test_a_goal_that_is_never_reached_differs(monkeypatch):
+    costs, bits = np.full((2, 3), 1e9), np.ones((2, 2, 2))
+    monkeypatch.setattr(table1, "costs_of", lambda *arguments, **options: costs)
+    monkeypatch.setattr(table1, "solved", lambda *arguments: (costs, bits))
+    report = table1.TARGET(Seeds(1), draws=2, rounds=2)
+    cells = {(row["messages"], row["quantity"]): row["cell"] for row in report.rows}
+    coded = cells[table1.CODED_NAME, "compression ratio at 1.5x"]
+    assert math.isnan(coded.mean) and coded.verdict == "differs: measured nan"
+    assert cells["3 bits", "rounds to 1.5x"].verdict == "differs: measured inf"
+    assert math.isnan(_linear.saved(4.0, math.inf, 3)) and _linear.saved(4.0, 4.0, 8) == 0.75
+
+
+def test_sparse_views_have_sizes_of_their_own(capsys):
+    assert not figure8.TARGET.takes("scale") and figure8.TARGET.takes("reduction")
     assert main(["reproduce", "gcca/table3"]) == 2
     assert "gcca/table1" in capsys.readouterr().err

@@ -32,16 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        if arguments[:1] == [name]:
-            # Only the command that is asked for is imported.
-            importlib.import_module(f"jaxfed.cli.{name}").add_parser(commands)
-        else:
-            commands.add_parser(name, help=summary)
-    parsed = parser.parse_args(arguments)
     # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over.
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
+        for name, summary in COMMANDS.items():
+            if arguments[:1] == [name]:
+                # Only the command that is asked for is imported.
+                importlib.import_module(f"jaxfed.cli.{name}").add_parser(commands)
+            else:
+                commands.add_parser(name, help=summary)
+        parsed = parser.parse_args(arguments)
         return parsed.run(parsed)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         print(f"jaxfed: {' '.join(str(error).split())}", file=sys.stderr)

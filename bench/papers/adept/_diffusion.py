@@ -17,18 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxfed import Clients, EarlyStopping, Personalized, Solution, fit, plot
+from jaxfed import backend as backends
 from jaxfed import data as datasets
-from jaxfed import plot
-from jaxfed.cli.reproduce import Cell, Interval, Report, at_least
-from jaxfed.core import backend as backends
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import EarlyStopping, Solution, fit
 from jaxfed.generative import AdaptiveDiffusion, FedAvg
 from jaxfed.generative.diffusion import decaying_adam
 from jaxfed.metrics import client_distribution, frechet_distance, kernel_distance, noise_level
 from jaxfed.models import DenoisingLoss, UNet, interpolation, train_classifier
 from jaxfed.plot._figure import canvas, colour, light
+from papers.report import Cell, Interval, Labels
+from papers.runs import Seeds
 
 DIGITS, SIDE = 10, 28
 LOCAL, AVERAGED, ADEPT = "local training", "FedAvg + fine-tuning", "ADEPT-DGM"
@@ -373,7 +371,7 @@ def measured(
     )
 
 
-# --- tables and figures --------------------------------------------------------------------------
+# --- reports -------------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
@@ -384,12 +382,12 @@ class Run(NamedTuple):
     notes: Sequence[str]
 
 
-def run(data: Path | None, seeds: int, scale: float) -> Run:
+def measure(seeds: Seeds, data: Path | None, scale: float) -> Run:
     """Every method for every seed."""
     images, digits = _mnist(data)
     size = size_at(scale, int(np.bincount(digits, minlength=DIGITS).min()))
     outcomes: dict[str, list[Outcome]] = {name: [] for name in (REAL, *METHODS)}
-    for seed in range(seeds):
+    for seed in seeds:
         split = dealt(images, digits, size, seed)
         features = features_of(split, size.side, seed)
         outcomes[REAL].append(measured(split.train, split, size, features))
@@ -457,27 +455,28 @@ _FIGURES: Mapping[str, Callable[[Outcome], float]] = {
 _UNLIKE = "other features and a smaller run"
 
 
-def _rows(found: Run, names: Sequence[str], claims: Mapping[str, Interval]) -> list[dict[str, Any]]:
+def compared(
+    found: Run, names: Sequence[str], claims: Mapping[str, Interval]
+) -> dict[Labels, Cell]:
     """What was measured of each method, and then the claims: its ratio to that of ADEPT-DGM."""
     values = {
         name: {m: [_FIGURES[name](o) for o in outcomes] for m, outcomes in found.outcomes.items()}
         for name in names
     }
-    rows = [
-        {"quantity": name, "method": method, "cell": Cell(numbers, incomparable=_UNLIKE)}
+    cells = {
+        (name, method): Cell(numbers, incomparable=_UNLIKE)
         for name in names
         for method, numbers in values[name].items()
-    ]
+    }
     for name, claim in claims.items():
         for method in (LOCAL, AVERAGED):
             pairs = zip(values[name][method], values[name][ADEPT], strict=True)
             ratios = [other / own for other, own in pairs]
-            label = f"{name}, {method} by {ADEPT}"
-            rows.append({"quantity": label, "method": "", "cell": Cell(ratios, paper=claim)})
-    return rows
+            cells[f"{name}, {method} by {ADEPT}", ""] = Cell(ratios, paper=claim)
+    return cells
 
 
-def _arrays(found: Run) -> dict[str, np.ndarray]:
+def outcome_arrays(found: Run) -> dict[str, np.ndarray]:
     names = {
         "kernel": "KID",
         "last": "KID of the last round",
@@ -498,65 +497,7 @@ def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([np.pad(x, (0, longest - len(x)), constant_values=np.nan) for x in rows])
 
 
-def table3(*, data: Path | None, seeds: int, out: Path | None, scale: float = SCALE) -> Report:
-    """Personal diffusion models of one-digit clients: mean KID and FID of generated digits."""
-    del out
-    found = run(data, seeds, scale)
-    return Report(
-        title="Generated digits of one-digit clients: KID and FID, means over clients",
-        columns=("quantity", "method"),
-        rows=_rows(
-            found,
-            ("mean KID", "mean FID", "variance of KID over clients", "mean KID of the last round"),
-            dict.fromkeys(("mean KID", "mean FID", "variance of KID over clients"), at_least(1.0)),
-        ),
-        notes=[*found.notes, "The paper's claim is that ratios are above 1: ADEPT-DGM is best."],
-        figures={"samples": lambda: _draw_samples(found), "clients": lambda: _draw_clients(found)},
-        arrays=_arrays(found),
-    )
-
-
-def figure3(*, data: Path | None, seeds: int, out: Path | None, scale: float = SCALE) -> Report:
-    """Pictures of digits that personal diffusion models generate, and their noise."""
-    del out
-    found = run(data, seeds, scale)
-    return Report(
-        title="Generated digits of one-digit clients, and the noise in them",
-        columns=("quantity", "method"),
-        rows=_rows(found, ("noise",), {"noise": at_least(1.0)}),
-        notes=[
-            *found.notes,
-            "Noise is Immerkaer's estimate for gray values from 0 to 1. The paper's claim is that "
-            "local training leaves more of it than ADEPT-DGM. It counts edges, too: where training "
-            "images have more of it than what is generated, less means fainter strokes and is no "
-            "merit. The picture is of the first seed, the first client of each digit.",
-        ],
-        figures={"samples": lambda: _draw_samples(found)},
-        arrays=_arrays(found)
-        | {f"samples | {m}": found.outcomes[m][0].samples.astype(np.float16) for m in METHODS},
-    )
-
-
-def figure4(*, data: Path | None, seeds: int, out: Path | None, scale: float = SCALE) -> Report:
-    """KID of every client's generated digits: variance over clients and the worst client."""
-    del out
-    found = run(data, seeds, scale)
-    names = ("mean KID", "variance of KID over clients", "worst client's KID")
-    return Report(
-        title="Generated digits of one-digit clients: KID client by client",
-        columns=("quantity", "method"),
-        rows=_rows(found, names, dict.fromkeys(names[1:], at_least(1.0))),
-        notes=[
-            *found.notes,
-            "The paper's claim is that ratios are above 1: with ADEPT-DGM the worst client is "
-            "better off, and clients differ less.",
-        ],
-        figures={"clients": lambda: _draw_clients(found)},
-        arrays=_arrays(found),
-    )
-
-
-def _draw_samples(found: Run) -> Any:
+def samples_drawn(found: Run) -> Any:
     """Of the first client of each digit, first seed, a part of the picture for each method."""
     size = found.size
     figure = canvas(None, 10.5, 5.6)
@@ -572,7 +513,7 @@ def _draw_samples(found: Run) -> Any:
     return figure
 
 
-def _draw_clients(found: Run) -> Any:
+def clients_drawn(found: Run) -> Any:
     """KID of each client, a column of points for each method."""
     figure = canvas(None, 5.0, 3.2)
     axes = figure.subplots()
@@ -586,6 +527,3 @@ def _draw_clients(found: Run) -> Any:
     axes.set_ylim(0)
     light(axes)
     return figure
-
-
-TARGETS = {"adept/table3": table3, "adept/figure3": figure3, "adept/figure4": figure4}

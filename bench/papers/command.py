@@ -1,0 +1,86 @@
+"""The command `jaxfed reproduce`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import papers
+from jaxfed.cli import _report
+from papers.report import text, write
+from papers.runs import Seeds
+
+
+def add_parser(subparsers) -> None:
+    """Add the `reproduce` command.
+
+    Args:
+        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="reproduce a table or figure of a paper",
+        description="Reproduce a table or figure of a paper, beside the published numbers.",
+    )
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="e.g. perpca/table2")
+    parser.add_argument("--list", action="store_true", help="list all targets and stop")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="BASE",
+        help="base that the seeds are derived from; 0, the default, gives 0, 1, ...",
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        metavar="SHARE",
+        help="of the published size, for targets that train networks; 1 is all of it",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write results to")
+    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ValueError: for an unknown target, no target, seeds that are not positive, a negative base,
+            a data folder that does not exist, a scale that is none or of a target that has none,
+            and results that would be overwritten without `--force`.
+    """
+    if arguments.list:
+        known = papers.names()
+        width = max(map(len, known))
+        for name in known:
+            print(f"{name:{width}}  {papers.description(name)}")
+        return 0
+    if arguments.target is None:
+        raise ValueError(f"TARGET: wanted one of {', '.join(papers.names())}")
+    seeds = Seeds(arguments.seeds, arguments.seed)
+    if arguments.data is not None and not arguments.data.is_dir():
+        raise ValueError(f"--data: {arguments.data} is not a folder")
+    target = papers.find(arguments.target)
+    options = {}
+    if arguments.scale is not None:
+        if not target.takes("scale"):
+            raise ValueError(f"--scale: {arguments.target} always runs at its full size")
+        if not 0 < arguments.scale <= 1:
+            raise ValueError(f"--scale: wanted a share above 0 and up to 1, got {arguments.scale}")
+        options["scale"] = arguments.scale
+    out = arguments.out
+    if out is not None:
+        out = _report.refuse(out, force=arguments.force)
+    if _report.on_terminal():
+        print("this may take a few minutes ...", file=sys.stderr)
+    report = target(seeds, data=arguments.data, **options)
+    print(text(report))
+    if out is not None:
+        for path in write(report, out):
+            print(f"wrote {path}")
+    return 0

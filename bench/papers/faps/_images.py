@@ -1,0 +1,71 @@
+"""Section 5.5 of Wang, Liu & Zhang (2022): images."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed import data as datasets
+from jaxfed.pca import FAPS, SubspaceIteration
+from papers._files import data_file, data_folder
+from papers.faps._problems import (
+    FIVE,
+    POWER,
+    PRINTED,
+    SSI,
+    STARTS,
+    Outcomes,
+    power,
+    printed,
+    solved,
+    starts_of,
+)
+from papers.runs import Seeds
+
+IMAGES = {
+    "mnist": ("MNIST", "the MNIST database of LeCun, Cortes & Burges, e.g. github.com/kelas/mnist"),
+    "fashion-mnist": ("Fashion-MNIST", "github.com/zalandoresearch/fashion-mnist"),
+}
+
+
+def images(data: Path | None, seeds: Seeds) -> tuple[dict[tuple[str, str], Outcomes], list[str]]:
+    """Outcomes by data set and method, and what the data sets were."""
+    data_folder(data, "mnist", "t10k-images-idx3-ubyte.gz (or the 60000 training images)",
+            IMAGES["mnist"][1])  # fmt: skip
+    assert data is not None
+    runs, notes = {}, []
+    for folder, (name, _) in IMAGES.items():
+        if not (data / folder).is_dir():
+            continue
+        names = ("train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz")
+        pixels = datasets.read_idx(data_file(data / folder, *names, *(n[:-3] for n in names)))
+        flat = np.asarray(pixels, np.float64).reshape(len(pixels), -1) / 255
+        notes.append(f"{name}: {len(flat)} images of {flat.shape[1]} pixels, not centred.")
+        with jax.enable_x64(True):
+            pooled = jnp.asarray(flat.T @ flat)
+            values = jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(pooled)[::-1], 0))
+            matrices = []
+            for seed in seeds:
+                order = np.random.default_rng(seed).permutation(len(flat))
+                parts = [flat[part] for part in np.array_split(order, 16)]
+                matrices.append(np.stack([part.T @ part for part in parts]))
+            matrices, keys = jnp.asarray(np.stack(matrices)), seeds.keys(0)
+            starts = starts_of(seeds).keys(0)
+            alone = solved(SubspaceIteration(5), pooled[None], pooled, values, starts, 1000)
+            runs[name, SSI] = alone
+            for method, algorithm in (
+                (POWER, power(5)),
+                (PRINTED, printed(5)),
+                (FIVE, FAPS(5)),
+            ):
+                runs[name, method] = solved(algorithm, matrices, pooled, values, keys, 400)
+    return runs, notes
+
+
+NOTES = [
+    "Split at random over 16 clients, p = 5. "
+    f"{SSI.capitalize()}: {STARTS} starts at least; the others: one split and start a seed.",
+    "The paper averages over MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, all with their "
+    "training images; here are those of the first two that the data folder has.",
+]

@@ -1,0 +1,176 @@
+"""Problems and runs of Wang, Liu & Zhang (2022): consensus on subspaces in federated PCA.
+
+What is called the reference is an independent implementation in NumPy, in double precision. How
+many rounds a method takes depends strongly on its random start: one component of the slowest
+error is a ratio of two normal numbers. So medians and quartiles over starts are compared with
+those of the reference, and a number that the paper prints, which is of one start, with the range.
+
+Two facts make small problems exactly the printed ones. Subspace iteration sees the sum of the
+clients' matrices only, so neither the number of samples nor their split matters, nor does a
+rotation. And singular values of 1.01^-500 contribute nothing, so 500 features do for more.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from jaxtyping import Array, Float, Key
+
+from jaxfed import Algorithm, Clients, metrics
+from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
+from papers.report import Labels
+from papers.runs import Seeds, runs
+
+STARTS = 20  # of subspace iteration, at least
+TOLERANCE = 1e-10  # of rule (27)
+ACCURATE = 2e-6  # the scaled KKT violation that the paper reports
+
+SSI, POWER = "subspace iteration", "LocalPower, Procrustes"
+PRINTED, FIVE, TEN = "FAPS as printed", "FAPS, 5 local steps", "FAPS, 10 local steps"
+ROUNDS, TO_KKT = "rounds by rule (27)", f"rounds to KKT {ACCURATE:g}"
+KKT, ERROR = "scaled KKT violation", "relative error"
+SHARE = "rounds, subspace iteration = 1"  # by rule (27), from the same start
+
+
+def geometric(features: int, ratio: float) -> Float[Array, " n"]:
+    return jnp.asarray(ratio) ** -jnp.arange(features, dtype=float)
+
+
+def arithmetic(features: int, condition: float) -> Float[Array, " n"]:
+    return jnp.linspace(1.0, 1 / condition, features)
+
+
+@partial(jax.jit, static_argnames="sizes")
+def matrices_of(
+    key: Key[Array, ""], sizes: tuple[int, ...], values: Float[Array, " n"]
+) -> Float[Array, "d n n"]:
+    """The clients' A_i A_iᵀ of the printed random problem (23) with U = I, never forming A.
+
+    With G of uniform entries and GᵀG = R Rᵀ, V = G R⁻ᵀ has orthonormal columns.
+    """
+
+    def gram(client):
+        key, size = client
+        drawn = jax.random.uniform(key, (max(sizes), len(values)), values.dtype, -1, 1)
+        drawn = jnp.where(jnp.arange(max(sizes))[:, None] < size, drawn, 0)
+        return drawn.T @ drawn
+
+    grams = jax.lax.map(gram, (jax.random.split(key, len(sizes)), jnp.asarray(sizes)))
+    root = jnp.linalg.cholesky(grams.sum(0))
+    inverse = jax.scipy.linalg.solve_triangular(root, jnp.eye(len(values)), lower=True)
+    scaled = values[:, None] * inverse
+    return scaled @ grams @ scaled.T
+
+
+class Outcomes(NamedTuple):
+    """Outcomes, one per run."""
+
+    rounds: np.ndarray  # by rule (27); as many as were allowed if it was not met
+    accurate: np.ndarray  # after which the KKT violation is small enough; allowed ones if never
+    kkt: np.ndarray  # at the end
+    error: np.ndarray  # relative, of the singular values at the end
+    curve: np.ndarray  # KKT violation, (runs, rounds)
+
+
+def _violation(whole, result):
+    return {"kkt": metrics.scaled_kkt_violation(whole, result.shared)}
+
+
+@jax.jit
+def _errors(whole, shared, values):
+    kkt = jax.vmap(lambda z: metrics.scaled_kkt_violation(whole, z))(shared)
+    error = jax.vmap(lambda z: metrics.relative_singular_value_error(whole, z, values))(shared)
+    return kkt, error
+
+
+def solved(
+    algorithm: Algorithm,
+    matrices: Float[Array, "*runs clients n n"],
+    pooled: Float[Array, "n n"],
+    values: Float[Array, " n"],
+    keys: Key[Array, " runs"],
+    rounds: int,
+    tol: float | None = TOLERANCE,
+) -> Outcomes:
+    """One compiled call over keys, with one problem for all or one for each."""
+    alike = matrices.ndim == 3
+    clients = partial(Clients.from_moments, counts=[1] * matrices.shape[-3])
+    whole = Clients.from_moments(pooled[None]).data
+    solution = runs(
+        algorithm, clients(matrices) if alike else jax.vmap(clients)(matrices), keys, rounds,
+        tol=tol, measure=Partial(_violation, whole), one_for_all=alike,
+    )  # fmt: skip
+    rank = algorithm.rank  # pyright: ignore[reportAttributeAccessIssue]
+    kkt, error = _errors(whole, solution.result.shared, values[:rank])
+    curve = solution.history["kkt"]
+    first = np.asarray(metrics.rounds_to_accuracy(curve, ACCURATE))
+    return Outcomes(
+        # The round that tells the objective of Z^(k) is the one after round k.
+        rounds=np.asarray(solution.rounds) - 1,
+        accurate=np.where(first < 0, rounds, first),
+        kkt=np.asarray(kkt),
+        error=np.asarray(error),
+        curve=np.asarray(curve),
+    )
+
+
+def starts_of(seeds: Seeds) -> Seeds:
+    """As many as subspace iteration is started from."""
+    return seeds.first(max(len(seeds), STARTS))
+
+
+def few_of(seeds: Seeds) -> Seeds:
+    """A third of them, for what takes long."""
+    return seeds.first(max(1, len(seeds) // 3))
+
+
+def alone(
+    rank: int,
+    values: Float[Array, " n"],
+    seeds: Seeds,
+    rounds: int,
+    tol: float | None = TOLERANCE,
+    *,
+    part: int = 0,
+) -> Outcomes:
+    """Subspace iteration on the equivalent problem of one client and no rotation."""
+    pooled = jnp.diag(values**2)
+    keys = starts_of(seeds).keys(part)
+    return solved(SubspaceIteration(rank), pooled[None], pooled, values, keys, rounds, tol)
+
+
+def together(
+    algorithm: Algorithm,
+    values: Float[Array, " n"],
+    sizes: tuple[int, ...],
+    seeds: Seeds,
+    rounds: int,
+    tol: float | None = TOLERANCE,
+) -> Outcomes:
+    """An algorithm to which the split matters: another draw of the data for each seed."""
+    matrices = jnp.stack([matrices_of(key, sizes, values) for key in seeds.keys(1)])
+    return solved(algorithm, matrices, jnp.diag(values**2), values, seeds.keys(0), rounds, tol)
+
+
+def power(rank: int) -> LocalPower:
+    return LocalPower(rank, alignment="procrustes")
+
+
+def printed(rank: int) -> FAPS:
+    return FAPS(rank, local_solver="relative_change")
+
+
+def put(measured: dict[Labels, Any], runs: Outcomes, *labels: Any, beside: Any = None) -> None:
+    """Enter what runs gave, and their rounds relative to those of subspace iteration."""
+    if beside is not None:
+        measured[(*labels, SHARE)] = runs.rounds / beside
+    for quantity, values in (
+        (ROUNDS, runs.rounds),
+        (TO_KKT, runs.accurate),
+        (KKT, runs.kkt),
+        (ERROR, runs.error),
+    ):
+        measured[(*labels, quantity)] = values

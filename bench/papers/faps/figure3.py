@@ -1,0 +1,54 @@
+"""Rounds of the three methods on images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfed.plot._figure import colour
+from papers.drawing import graphs, legend
+from papers.faps._images import NOTES, images
+from papers.faps._problems import (
+    FIVE,
+    POWER,
+    PRINTED,
+    ROUNDS,
+    SSI,
+    TO_KKT,
+)
+from papers.report import (
+    Found,
+    Labels,
+    Target,
+    cells,
+)
+from papers.runs import Seeds
+
+
+def run(seeds: Seeds, *, data: Path | None = None) -> Found:
+    """Rounds by data set; seeds are splits and starts."""
+    runs, notes = images(data, seeds)
+    measured: dict[Labels, Any] = {}
+    for labels, run in runs.items():
+        measured[(*labels, ROUNDS)], measured[(*labels, TO_KKT)] = run.rounds, run.accurate
+
+    def draw() -> Any:
+        names = list(dict.fromkeys(name for name, _ in runs))
+        axes = next(iter(graphs([("images", "", ROUNDS)])))
+        for i, method in enumerate((SSI, POWER, PRINTED, FIVE)):
+            heights = [np.median(runs[name, method].rounds) for name in names]
+            places = np.arange(len(names)) + 0.2 * (i - 1.5)
+            axes.bar(places, heights, 0.18, color=colour(i), label=method)
+        axes.set_xticks(range(len(names)), names)
+        legend(axes)
+        return axes.figure
+
+    return Found(cells(measured, by="median"), notes, {"figure3": draw})
+
+
+TARGET = Target(
+    run,
+    title="Wang, Liu & Zhang (2022), Figure 3: rounds on images",
+    columns=("images", "method", "quantity"),
+    notes=[*NOTES, "The paper draws its numbers and does not print them."],
+)

@@ -1,0 +1,125 @@
+"""Runs of Shrestha & Fu (2023): federated linear GCCA with quantized messages.
+
+The reference is an independent implementation in NumPy, in double precision, on draws of its own.
+Costs are means over draws and have half the squared distances, as the authors' programs do. What
+is counted in rounds is the position in the list of costs whose first entry is the start's.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import Partial
+from jaxtyping import Array, Float, Key
+
+from jaxfed import Personalized, rollout, stack
+from jaxfed import channel as channels
+from jaxfed.data import gcca_synthetic
+from jaxfed.gcca import MVLSA, MaxVar, Views, compression_ratio, cost, optimum
+from jaxfed.metrics import rounds_to_accuracy
+from papers.runs import runs
+
+Costs = Float[np.ndarray, "draws rounds_plus_1"]
+
+RANK, VIEW_RANK, BATCH = 5, 10, 150
+GOALS = (4, 2, 1.5)  # multiples of the least cost
+FULL = "full precision"
+
+
+def drawn_views(keys: Key[Array, " draws"], **setting: Any) -> Views:
+    return stack([Views.from_arrays(gcca_synthetic(key, **setting).views) for key in keys])
+
+
+@jax.jit
+def least_of(views: Views) -> Float[Array, " draws"]:
+    return jax.vmap(lambda v: optimum(v, RANK).cost)(views)
+
+
+@partial(jax.jit, static_argnames="view_rank")
+def warm(views: Views, view_rank: int = VIEW_RANK) -> Personalized:
+    def one(views):
+        algorithm = MVLSA(RANK, view_rank=view_rank)
+        return rollout(algorithm, views, rounds=1, key=jax.random.key(0)).result
+
+    return jax.vmap(one)(views)
+
+
+def random_start(views: Views, keys: Key[Array, " draws"]) -> Personalized:
+    """The authors' random start, whose representation is not orthonormal."""
+    _, clients, entities, features = views.data.values.shape
+
+    def one(key):
+        ours, theirs = jax.random.split(jax.random.fold_in(key, 1))
+        shared = jax.random.normal(ours, (entities, RANK))
+        return Personalized(shared, jax.random.normal(theirs, (clients, features, RANK)))
+
+    return jax.vmap(one)(keys)
+
+
+def _cost(views, result):
+    return {"cost": cost(views, *result)}
+
+
+_first_costs = jax.jit(jax.vmap(lambda views, start: cost(views, *start)))
+
+
+def solved(
+    views: Views,
+    start: Personalized,
+    keys: Key[Array, " draws"],
+    wire: channels.Channel,
+    batch: int | None,
+    rounds: int,
+) -> tuple[Costs, Float[np.ndarray, "draws 2 rounds"]]:
+    """Costs, at the start and after each round, and cumulative bits up and down."""
+    history = runs(
+        MaxVar(RANK, batch_size=batch), views, keys, rounds, start, channel=wire, given=views,
+        measure=Partial(_cost),
+    ).history  # fmt: skip
+    costs = np.concatenate([_first_costs(views, start)[:, None], history["cost"]], axis=1)
+    return costs, np.stack([history["bits_up"], history["bits_down"]], axis=1)
+
+
+def costs_of(
+    views: Views,
+    start: Personalized,
+    keys: Key[Array, " draws"],
+    bits: int | None = None,
+    *,
+    batch: int | None = BATCH,
+    rounds: int,
+    contraction: float = 1.0,
+) -> Costs:
+    """Costs at the server's own representation, at the start and after each round."""
+    wire = channels.lossless()
+    if bits is not None:
+        wire = channels.difference(channels.quantize(bits, contraction=contraction))
+    return solved(views, start, keys, wire, batch, rounds)[0]
+
+
+def first_at(costs: Float[np.ndarray, " rounds_plus_1"], goal: float) -> float:
+    """The position, counted from 1, of the first cost of at most the goal; infinity without one."""
+    position = int(rounds_to_accuracy(costs, goal))
+    return position if position > 0 else np.inf
+
+
+def position_at(costs: Costs, least: Float[Array, " draws"], goal: float) -> float:
+    return first_at(costs.mean(0), goal * float(np.mean(least)))
+
+
+def bits_an_entry(sent: Float[Array, "draws 2 rounds"], position: float, entries: int) -> float:
+    """Mean over the messages of the rounds up to there, all that travels counted."""
+    if not np.isfinite(position) or position < 2:
+        return float("nan")
+    last = int(position) - 2
+    up, down = np.asarray(sent, np.float64).mean(0)
+    # The first messages of either end are from before the rounds, and exact.
+    return (up[last] - 32 * entries + down[last] - down[0]) / (entries * (2 * last + 1))
+
+
+def saved(position: float, full_position: float, bits: float) -> float:
+    """The compression ratio; NaN if a goal was not reached in full precision or by a few bits."""
+    if not np.isfinite([position, full_position, bits]).all():
+        return float("nan")
+    return compression_ratio(position, full_position, bits)

@@ -1,0 +1,37 @@
+"""The cost in the end by batch size, with three bits."""
+
+import jax
+import numpy as np
+
+from papers.gcca._linear import costs_of, drawn_views, least_of, warm
+from papers.report import Found, Labels, Target, within
+from papers.runs import Seeds
+
+RATIO = "cost / least cost"
+_KNOWN = {10: 3.2, 50: 1.25, 150: 1.16, 500: 1.135}  # by batch
+
+
+def run(seeds: Seeds, *, draws: int = 4, rounds: int = 1000) -> Found:
+    """All draws of a seed in one compiled call for each batch size."""
+    measured: dict[Labels, list[float]] = {}
+    for seed in seeds:
+        keys = jax.random.split(jax.random.key(seed), draws)
+        views = drawn_views(keys)
+        least, start = float(np.mean(least_of(views))), warm(views)
+        for batch in _KNOWN:
+            whole = None if batch == 500 else batch
+            mean = costs_of(views, start, keys, 3, batch=whole, rounds=rounds).mean(0)
+            measured.setdefault((batch, RATIO), []).append(mean[-1] / least)
+    return Found(
+        measured,
+        notes=[f"Scaled: {draws} draws a seed instead of 10; the cost after {rounds} rounds."],
+    )
+
+
+TARGET = Target(
+    run,
+    title="Shrestha & Fu (2023), Figure 6: batch sizes, three bits",
+    columns=("batch", "quantity"),
+    reference={(batch, RATIO): within(value, 0.1) for batch, value in _KNOWN.items()},
+    notes=["500 is the full gradient. Seconds depend on the machine and are not compared."],
+)

@@ -1,0 +1,96 @@
+"""Errors over the rounds with more shared components than there are."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed.linalg import orthonormalize
+from papers.perpca._noiseless import (
+    FALLS,
+    LINEARLY,
+    decades,
+    decades_drawn,
+    descend,
+    noiseless,
+    rank_name,
+    repeated,
+    spectrum,
+    split,
+)
+from papers.perpca._synthetic import gaussian
+from papers.report import Found, Interval, Labels, Target, between, cells
+from papers.runs import Seeds
+
+EVERY = 10  # rounds
+_NAMES = ("reconstruction", "global", "local")
+
+
+def run(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> Found:
+    """Both starts of a rank in one compiled call."""
+    curves: dict[str, dict[str, np.ndarray]] = {}
+    means: dict[Labels, Any] = {}
+    ranges: dict[Labels, Any] = {}
+    with jax.enable_x64(True):
+        data_keys, keys = seeds.split(2)
+        keys = split(keys, starts)
+        window = repeated(noiseless(data_keys), starts)
+        random = repeated(noiseless(data_keys, local="random", window=None), starts)
+        both, run_keys = jax.tree.map(
+            lambda *leaves: jnp.concatenate(leaves), (window, keys), (random, keys)
+        )
+        places = {"random": slice(len(keys)), "spectrum": slice(len(keys), None)}
+        for extra in range(4):
+            drawn = gaussian(keys, *window.shared.shape[1:2], 1 + extra, dtype=jnp.float64)
+            shared = [jax.vmap(orthonormalize)(drawn), spectrum(random, keys, 1 + extra)]
+            solution = descend(
+                both, jnp.concatenate(shared), run_keys, 1, rounds=rounds, every=EVERY
+            )
+            rank, errors = rank_name("r1", extra), decades(solution, EVERY)
+            curves[rank] = {name: v[places["random"]] for name, v in errors.items()}
+            for start, place in places.items():
+                for name, values in errors.items():
+                    last = values[place, -1]
+                    if name == "reconstruction" or not extra:
+                        means[start, rank, f"log10 {name} error"] = last
+                    else:
+                        ranges[start, rank, f"{name} error"] = 10**last
+    return Found(
+        cells(means) | cells(ranges, by="range"),
+        notes=[
+            f"Noiseless, step size 0.1, after {rounds} rounds, {starts} random starts per seed. "
+            "The spectrum start is run on random local components. The picture is of the random "
+            "start.",
+        ],
+        figures={"figure8": decades_drawn(curves, EVERY)},
+        arrays={f"{rank} {name}": v for rank, c in curves.items() for name, v in c.items()},
+    )
+
+
+def _known(falls: Interval, stalls: dict[str, Interval]) -> dict[Labels, Interval]:
+    """What errors do from each start: those that stall are not compared as logarithms."""
+    known: dict[Labels, Interval] = {}
+    for start, stall in stalls.items():
+        for extra in range(4):
+            rank = rank_name("r1", extra)
+            for name in _NAMES:
+                if name == "reconstruction" or not extra:
+                    known[start, rank, f"log10 {name} error"] = falls
+                else:
+                    known[start, rank, f"{name} error"] = stall
+    return known
+
+
+_NOT_TO_ZERO = Interval(1e-3, np.inf, "does not fall to 0")
+TARGET = Target(
+    run,
+    title="Shi & Kontar (2024), Figure 8: more shared components than there are",
+    columns=("start of U", "rank of U", "quantity"),
+    reference=_known(FALLS, {"random": between(0.02, 0.17), "spectrum": between(0.14, 0.39)}),
+    paper=_known(LINEARLY, {"random": _NOT_TO_ZERO, "spectrum": _NOT_TO_ZERO}),
+    notes=[
+        "For the errors that stall, median and range over all starts are given; the reference "
+        "has one range for all ranks.",
+    ],
+)
