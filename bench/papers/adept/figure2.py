@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed import Grid, rollout
+from jaxfed import rollout
 from jaxfed.pca import AdaptivePCA, EmpiricalBayesPCA, HierarchicalPCA
 from papers.hierarchical._laws import (
     GLOBAL,
@@ -18,6 +18,7 @@ from papers.hierarchical._laws import (
     curves_of,
     drawn,
     error_of,
+    means_of,
     picture,
     swept,
 )
@@ -87,9 +88,8 @@ def run(seeds: Seeds) -> Found:
             quantity = LEARNED if name.endswith(LEARNED) else "error"
             name = name.removesuffix(f", {LEARNED}")
             measured[samples, variance, name, quantity] = values
-        lines = {name: x for name, x in found.values.items() if not name.endswith(LEARNED)}
-        panels[f"n = {samples}"] = Grid(found.axes, lines)
-        means = panels[f"n = {samples}"].mean("seed").values
+        panels[f"n = {samples}"] = found[[name for name in found if not name.endswith(LEARNED)]]
+        means = means_of(panels[f"n = {samples}"])
         best, ends = means["best fixed variance"], np.minimum(means[LOCAL], means[GLOBAL])
         excess = {
             "ADEPT, default, over the best fixed variance": ("ADEPT, default", best, 0.05),
@@ -99,7 +99,7 @@ def run(seeds: Seeds) -> Found:
         for text, (name, other, most) in excess.items():
             ratio = (means[name] / other).max() - 1
             statements[f"n = {samples}: {text}: most"] = ratio, at_most(most)
-    means = panels["n = 20"].mean("seed").values
+    means = means_of(panels["n = 20"])
     ends = np.minimum(means[LOCAL], means[GLOBAL])
     statements |= {
         "ADEPT, xi = 1.875, smallest in the middle (0.04): margin": (

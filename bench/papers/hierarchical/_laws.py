@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
+from xarray import Dataset
 
-from jaxfed import Algorithm, Clients, Grid, Personalized, grid, masked, plot, rollout
+from jaxfed import Algorithm, Clients, Personalized, grid, plot, rollout
 from jaxfed.cli import _report
 from jaxfed.data import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
@@ -65,7 +66,7 @@ def _methods(
 def drawn(key, variance, *, size=None, count=None, **law) -> tuple[HierarchicalData, Clients]:
     """Clients of one law, or only the first of them with only their first samples."""
     data = hierarchical_synthetic(key, prior_variance=variance, noise_variance=NOISE, **law)
-    return data, masked(Clients.from_samples(data.samples), size=size, samples=count)
+    return data, Clients.from_samples(data.samples).restrict(clients=size, samples=count)
 
 
 def errors(
@@ -83,20 +84,28 @@ def errors(
     return found
 
 
-def swept(function: Callable, axes: Mapping[str, Any], *, block: int = 1, **options: Any) -> Grid:
+def swept(
+    function: Callable, axes: Mapping[str, Any], *, block: int = 1, **options: Any
+) -> Dataset:
     """A function at every point of a grid; its options are those that are not axes."""
     progress = _report.on_terminal()
     return grid(Partial(function, **options), axes, block=block, progress=progress)
 
 
-def by_method(found: Grid, *labels: Any) -> dict[Labels, Any]:
-    """Values over seeds by the labels, the place along the first axis, and the method."""
-    places, _ = found.axes.values()
+def by_method(found: Dataset, *labels: Any) -> dict[Labels, Any]:
+    """Values over seeds by the labels, the place along the other axis, and the method."""
+    (axis,) = set(found.dims) - {"seed"}
     return {
-        (*labels, place, name): values[i]
-        for i, place in enumerate(places.tolist())
-        for name, values in found.values.items()
+        (*labels, place, name): values.isel({axis: i}).values
+        for i, place in enumerate(found[axis].values.tolist())
+        for name, values in found.items()
     }
+
+
+def means_of(found: Dataset) -> dict[str, np.ndarray]:
+    """Means over seeds by the method."""
+    mean = found.mean("seed", skipna=False)
+    return {str(name): values.values for name, values in mean.items()}
 
 
 def margin(means: Mapping[str, Any]) -> np.ndarray:
@@ -104,7 +113,7 @@ def margin(means: Mapping[str, Any]) -> np.ndarray:
     return np.minimum(means[LOCAL], means[GLOBAL]) - means[OURS]
 
 
-def picture(panels: Mapping[str, Grid], x: str, scale: Any = "log") -> Callable[[], Any]:
+def picture(panels: Mapping[str, Dataset], x: str, scale: Any = "log") -> Callable[[], Any]:
     """A figure with one graph a panel and one line a method, with the spread over seeds."""
 
     def draw():
@@ -119,10 +128,10 @@ def picture(panels: Mapping[str, Grid], x: str, scale: Any = "log") -> Callable[
     return draw
 
 
-def curves_of(panels: Mapping[str, Grid]) -> dict[str, np.ndarray]:
+def curves_of(panels: Mapping[str, Dataset]) -> dict[str, np.ndarray]:
     """Axes and means over seeds, for the file."""
     arrays = {}
     for title, found in panels.items():
-        mean = found.mean("seed")
-        arrays |= mean.axes | {f"{title}, {name}": y for name, y in mean.values.items()}
+        arrays |= {axis: found[axis].values for axis in found.dims if axis != "seed"}
+        arrays |= {f"{title}, {name}": values for name, values in means_of(found).items()}
     return arrays

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
+from xarray import Dataset
 
-from jaxfed import Grid, rollout
+from jaxfed import rollout
 from papers.hierarchical._laws import NOISE, drawn, error_of, frames_of, swept
 from papers.runs import Seeds
 
@@ -36,12 +37,13 @@ def _curves(*, prior_variance, seed, clients, samples, rounds, make):
     return found
 
 
-def over_rounds(variances: Sequence[float], seeds: Seeds, **options: Any) -> Grid:
+def over_rounds(variances: Sequence[float], seeds: Seeds, **options: Any) -> Dataset:
     """The errors of `_curves` with all their axes named."""
     axes = {"prior_variance": variances, "seed": list(seeds)}
     found = swept(_curves, axes, **options)
     places = np.arange(1, options["rounds"] + 1)
-    return Grid(found.axes | {"kind": KINDS, "round": places}, found.values)
+    named = {name: ((*axes, "kind", "round"), values.values) for name, values in found.items()}
+    return Dataset(named, coords=axes | {"kind": KINDS, "round": places})
 
 
 def settled(curve: Float[np.ndarray, " rounds"], share: float) -> int:

@@ -69,10 +69,10 @@ def run(seeds: Seeds) -> Found:
     measured: dict[Labels, Any] = {}
     statements, panels = {}, {}
     for variance in variances:
-        panel = panels[f"prior variance {variance}"] = found.at(
+        panel = panels[f"prior variance {variance}"] = found.sel(
             prior_variance=variance, kind="test"
         )
-        curves = panel.values
+        curves = {name: values.values for name, values in panel.items()}
         for name in FIGURE1A[variance]:
             measured[variance, name, "error"] = curves[name][:, -1]
             measured[variance, name, "rounds"] = [settled(c, 0.01) for c in curves[name]]

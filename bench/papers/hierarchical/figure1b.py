@@ -13,6 +13,7 @@ from papers.hierarchical._laws import (
     by_method,
     errors,
     margin,
+    means_of,
     picture,
     swept,
 )
@@ -40,7 +41,7 @@ def run(seeds: Seeds, *, law: Mapping[str, int] = LAW, rounds: int = 30) -> Foun
     variances = list(FIGURE1B)
     axes = {"prior_variance": variances, "seed": list(seeds)}
     found = swept(errors, axes, law=law, names=_NAMES, block=2, rounds=rounds)
-    means = found.mean("seed").values
+    means = means_of(found)
     apart = means[GLOBAL] - means[LOCAL]
     first, crossing = int(np.argmax(apart > 0)), np.nan  # where they do not cross
     if first > 0:

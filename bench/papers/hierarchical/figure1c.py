@@ -14,6 +14,7 @@ from papers.hierarchical._laws import (
     curves_of,
     errors,
     margin,
+    means_of,
     picture,
     swept,
 )
@@ -59,7 +60,7 @@ def run(seeds: Seeds) -> Found:
         )  # fmt: skip
         measured |= by_method(found, reading)
         panels[f"0.1 is the {reading}"] = found
-        means = found.mean("seed").values
+        means = means_of(found)
         least = margin(means).min()
         statements[f"{reading}: personalized smallest: least margin"] = least, at_least(-0.001)
         statements[f"{reading}: local beats global at the most samples by"] = (

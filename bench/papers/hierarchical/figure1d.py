@@ -15,6 +15,7 @@ from papers.hierarchical._laws import (
     curves_of,
     errors,
     margin,
+    means_of,
     picture,
     swept,
 )
@@ -47,7 +48,7 @@ def run(seeds: Seeds) -> Found:
         )  # fmt: skip
         measured |= by_method(found, reading)
         panels[f"0.1 is the {reading}"] = found
-        means = found.mean("seed").values
+        means = means_of(found)
         local, everybody, ours = (means[name] for name in (LOCAL, GLOBAL, OURS))
         statements |= {
             f"{reading}: personalized smallest: least margin": (

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from xarray import Dataset
 
-from jaxfed import Algorithm, Grid
+from jaxfed import Algorithm
 from jaxfed.data import HierarchicalData
 from jaxfed.pca import HierarchicalPCA
 from papers.hierarchical._laws import NOISE, OURS, TOLERANCE, curves_of, picture
@@ -44,13 +45,12 @@ def run(seeds: Seeds) -> Found:
     measured: dict[Labels, Any] = {}
     panels = {}
     for kind in reversed(KINDS):
-        part = found.at(kind=kind)
-        lines = {f"{v:g}": part.at(prior_variance=v) for v in variances}
-        (some, *_) = lines.values()
-        panels[kind] = Grid(some.axes, {name: line.values[OURS] for name, line in lines.items()})
+        ours = found[OURS].sel(kind=kind)
+        lines = {f"{v:g}": ours.sel(prior_variance=v, drop=True) for v in variances}
+        panels[kind] = Dataset(lines)
     ends: dict[str, list[float]] = {"train": [], "test": [], "rounds": []}
     for variance, (_, table, _) in FIGURE2.items():
-        curves = {kind: panel.values[f"{variance:g}"] for kind, panel in panels.items()}
+        curves = {kind: panel[f"{variance:g}"].values for kind, panel in panels.items()}
         for kind in ("train", "test"):
             for at in table:
                 measured[variance, at, kind] = curves[kind][:, at - 1]
@@ -58,10 +58,10 @@ def run(seeds: Seeds) -> Found:
         lengths = [settled(curve, 0.02) for curve in curves["train"]]
         measured[variance, "to 2 %", "train"] = lengths
         ends["rounds"].append(float(np.mean(lengths)))
-    same = over_rounds([0.2], seeds, clients=50, samples=20, rounds=30, make=_two_assumed).at(
+    same = over_rounds([0.2], seeds, clients=50, samples=20, rounds=30, make=_two_assumed).sel(
         prior_variance=0.2, kind="test", round=30
     )
-    other = same.values
+    other = {name: values.values for name, values in same.items()}
     statements = {
         "a larger variance trains to a smaller error: least fall": (
             -np.diff(ends["train"]).max(), at_least(0),
