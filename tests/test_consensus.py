@@ -29,8 +29,8 @@ def draw(seed=0, decay=1.05, features=FEATURES, counts=COUNTS):
     return np.split(pooled, np.cumsum(counts)[:-1]), start
 
 
-def warm(start, clients):
-    return jf.Personalized(jnp.asarray(start), jnp.zeros((clients, len(start), 0)))
+def warm(start):
+    return jf.Personalized(jnp.asarray(start), None)
 
 
 # One compiled function for all tests of a shape.
@@ -43,7 +43,7 @@ def run(algorithm, clients, key, warm_start, rounds, stops, tol):
 
 
 def solve(algorithm, samples, *, start=None, rounds=ROUNDS, tol=None, weights="equal"):
-    start = None if start is None else warm(start, len(samples))
+    start = None if start is None else warm(start)
     clients = jf.Clients.from_samples(samples, weights=weights)
     return run(algorithm, clients, jax.random.key(0), start, rounds, tol is not None, tol)
 
@@ -72,10 +72,10 @@ class Elsewhere(FAPS):
     (26), which waits for that, could not be compared round for round.
     """
 
-    def client_begin(self, downlink, local, data):
+    def client_init(self, key, downlink, data, start):
         tilt = jnp.sin(1.0 + jnp.arange(downlink.size)).reshape(downlink.shape)
         first = jf.linalg.orthonormalize(downlink + 0.3 * tilt)
-        return super().client_begin(first, local, data)
+        return super().client_init(key, first, data, start)
 
 
 def by_rule(rule, tol):
@@ -164,7 +164,7 @@ def test_the_answer_is_the_svd_of_the_pooled_matrix(make):
     last = int(solution.rounds) - 1
     assert solution.history["kkt_violation"][last] <= 1e-12
     assert reference.scaled_kkt_violation(samples, np.asarray(solution.result.shared)) < 2e-12
-    assert not solution.result.local.size
+    assert solution.result.local is None
 
 
 @every_solver
@@ -328,7 +328,7 @@ def test_devices_and_the_order_of_clients(algorithm):
     one = solve(algorithm, samples, start=start, rounds=10)
     clients = jf.Clients.from_samples(samples).take(np.array([3, 1, 4, 0, 2]))
     other = jf.fit(
-        algorithm, clients, rounds=10, key=jax.random.key(0), warm_start=warm(start, 5),
+        algorithm, clients, rounds=10, key=jax.random.key(0), warm_start=warm(start),
         backend=jf.backend.shard(2),
     )  # fmt: skip
     np.testing.assert_allclose(projector(other), projector(one), atol=1e-10)
@@ -394,7 +394,7 @@ def test_derivative_of_the_projector(name):
     def value(values):
         shared = jf.rollout(
             DIFFERENTIATED[name], jf.Clients.from_samples(values), rounds=12,
-            key=jax.random.key(0), warm_start=warm(start, 2),
+            key=jax.random.key(0), warm_start=warm(start),
         ).result.shared  # fmt: skip
         return jnp.vdot(cost, shared @ shared.T)
 
@@ -430,10 +430,10 @@ def test_bad_input_is_refused(make):
         with pytest.raises(ValueError, match=r"^tol: "):
             jf.fit(algorithm, clients, rounds=1, key=key, tol=tol)
     with pytest.raises(ValueError, match=r"^warm_start: .*\(12, 3\), got \(12, 2\)"):
-        start = jf.Personalized(jnp.eye(FEATURES, 2), jnp.zeros((4, FEATURES, 0)))
+        start = jf.Personalized(jnp.eye(FEATURES, 2), None)
         jf.fit(algorithm, clients, rounds=1, key=key, warm_start=start)
-    with pytest.raises(ValueError, match=r"^warm_start: NaN"):
-        start = warm(np.full((FEATURES, RANK), np.nan), 4)
+    with pytest.raises(ValueError, match=r"^warm_start: wanted finite .*, got NaN"):
+        start = warm(np.full((FEATURES, RANK), np.nan))
         jf.fit(algorithm, clients, rounds=1, key=key, warm_start=start)
     with pytest.raises(ValueError, match=r"NaN or infinite"):
         jf.Clients.from_samples([np.full((3, FEATURES), np.nan)])
