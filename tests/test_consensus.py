@@ -3,14 +3,17 @@
 import functools
 
 import chex
+import equinox as eqx
 import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxfed as jf
-from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
+from jaxfed.pca import FAPS, BlockLanczos, LocalPower, SubspaceIteration
 from tests.references import consensus as reference
 
 FEATURES, RANK, ROUNDS = 12, 3, 50
@@ -411,6 +414,63 @@ def test_derivative_of_the_projector(name):
     else:
         backward = jnp.vdot(jax.grad(value)(values), direction)
         np.testing.assert_allclose(backward, wanted, rtol=1e-6)
+
+
+DEGENERATE = {
+    "SSI": lambda: SubspaceIteration(2, stop="kkt"),
+    "LocalPower": lambda: LocalPower(2, local_steps=2, alignment="procrustes", stop="kkt"),
+    "FAPS": lambda: FAPS(2, local_steps=2, stop="kkt"),
+    "BlockLanczos": lambda: BlockLanczos(2, memory=3),
+}
+
+
+@functools.cache
+def projector_and_slope(name):
+    """The solution from a random start, and the derivative of a cost of its projector."""
+    clients = jf.Clients.from_samples([np.ones((count, 5)) for count in (1, 4, 3)])
+    cost = jnp.asarray(np.random.default_rng(0).normal(size=(5, 5)))
+
+    def value(values):
+        changed = eqx.tree_at(lambda c: c.data.values, clients, values)
+        solution = jf.rollout(DEGENERATE[name](), changed, rounds=7, key=jax.random.key(0))
+        shared = solution.result.shared
+        return jnp.vdot(cost, shared @ shared.T), solution
+
+    return clients.data.values, jax.jit(jax.value_and_grad(value, has_aux=True))
+
+
+def one_column(rows, columns):
+    return np.outer(rows, columns)
+
+
+def few_values(rows, columns):
+    """Ties: coordinate axes, each several times or never."""
+    return np.eye(5)[np.abs(rows).astype(int) % 3] * np.sign(columns[0])
+
+
+def one_row(rows, columns):
+    return np.where(np.arange(len(rows))[:, None] == 3, columns, 0)
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+@given(
+    make=st.sampled_from([one_column, few_values, one_row]),
+    rows=st.lists(st.integers(-2, 2), min_size=12, max_size=12),
+    columns=st.lists(st.integers(-2, 2), min_size=5, max_size=5),
+    scale=st.sampled_from([0.0, 1e-12, 1.0, 1e6]),
+)
+def test_degenerate_data_make_no_nan(name, make, rows, columns, scale):
+    mask, both = projector_and_slope(name)
+    values = scale * make(np.array(rows), np.array(columns)).reshape(mask.shape) * mask
+    (_, solution), slope = both(jnp.asarray(values, float))
+    shared = np.asarray(solution.result.shared)
+    np.testing.assert_allclose(shared.T @ shared, np.eye(2), atol=1e-10)
+    assert not any(np.isnan(values[1:]).any() for values in solution.history.values())
+    assert np.isfinite(slope).all()
+    # One direction is found at once, except by FAPS, which takes many rounds for that.
+    if name != "FAPS" and np.linalg.matrix_rank(values.reshape(12, 5)) <= 1:
+        left = values - values @ shared @ shared.T
+        assert np.abs(left).max() <= 1e-6 * np.abs(values).max()
 
 
 # --- bad input -----------------------------------------------------------------------------------
