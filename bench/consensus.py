@@ -48,7 +48,7 @@ def rounds(algorithm, clients):
         backend.vmap(),
     )  # fmt: skip
     problem = jax.jit(prepared, static_argnums=1)(problem, ROUNDS)
-    state = jax.jit(begin)(problem, start)
+    state, _ = jax.jit(begin)(problem, start)
     options = run._Options(ROUNDS, stops=False, metrics=None, metrics_every=1, remat=False)
     advance = jax.jit(partial(run._advance, tol=None, options=options))
     return lambda: advance(problem, state)[0].server, problem.clients.data.moment

@@ -192,13 +192,15 @@ class _Pmap(Backend):
     def map_reduce(self, work, shared, own):
         count = self.multiple
         parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
+        # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
+        # where the arguments have as many, though `shared` has none.
         total, kept = jax.pmap(
-            partial(_on_device, self.inner, work, AXIS),
+            lambda both: _on_device(self.inner, work, AXIS, *both),
             axis_name=AXIS,
-            in_axes=(None, 0),
+            in_axes=((None, 0),),
             out_axes=(None, 0),
             devices=self.devices,
-        )(shared, parts)
+        )((shared, parts))
         return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
 
 

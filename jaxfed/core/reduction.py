@@ -73,7 +73,7 @@ class Mean(Additive):
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted part, or zero from an absent client, whatever it made."""
-        return jax.tree.map(lambda x: jnp.where(weight > 0, weight.astype(x.dtype) * x, 0), self)
+        return jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(weight, x), 0), self)
 
     def over_clients(self) -> Self:
         """The sum of the weighted parts."""
@@ -110,7 +110,7 @@ class Gram(Additive):
         """The factor, scaled by the root of its weight, or zero from an absent client."""
         present = weight > 0
         scale = jnp.sqrt(jnp.where(present, weight, 1)) if self.weighted else jnp.ones_like(weight)
-        return jax.tree.map(lambda x: jnp.where(present, scale.astype(x.dtype) * x, 0), self)
+        return jax.tree.map(lambda x: jnp.where(present, _scaled(scale, x), 0), self)
 
     def over_clients(self) -> Self:
         """The sum of the products, as one product of all factors side by side."""
@@ -124,16 +124,16 @@ class Max(Reduction):
     value: PyTree
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
-        """The part, or minus infinity from an absent client."""
-        return jax.tree.map(lambda x: jnp.where(weight > 0, x, -jnp.inf), self)
+        """The part, or the lowest value there is from an absent client."""
+        return jax.tree.map(lambda x: jnp.where(weight > 0, x, _lowest(x.dtype)), self)
 
     def over_clients(self) -> Self:
         """The maximum along the leading axis."""
         return jax.tree.map(lambda x: x.max(0), self)
 
     def neutral(self) -> Self:
-        """Minus infinity."""
-        return jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), self)
+        """The lowest values there are."""
+        return jax.tree.map(lambda x: jnp.full(x.shape, _lowest(x.dtype)), self)
 
     def combined(self, other: Any) -> Self:
         """The larger ones."""
@@ -219,10 +219,21 @@ def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
     return jax.tree.unflatten(structure, leaves)
 
 
+def _scaled(factor: Float[Array, ""], x: Array) -> Array:
+    """A part times a number, in the part's own precision; whole numbers become real ones."""
+    return (factor.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else factor) * x
+
+
+def _lowest(dtype: jnp.dtype) -> Array:
+    """The lowest value of a type."""
+    real = jnp.issubdtype(dtype, jnp.floating)
+    return jnp.asarray(-jnp.inf if real else jnp.iinfo(dtype).min, dtype)
+
+
 def _total(x: Float[Array, "m ..."]) -> Float[Array, "..."]:
     """The sum over clients."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x.sum(0)
+        return x.sum(0, dtype=None if x.dtype == bool else x.dtype)
     # XLA's sum over a leading axis is up to 14 times slower on a processor than this product.
     ones = jnp.ones(len(x), x.dtype)
     return jnp.tensordot(ones, x, 1, precision=jax.lax.Precision.HIGHEST)

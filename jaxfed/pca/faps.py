@@ -14,13 +14,24 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import hyperparameter
+from jaxfed.core.algorithm import Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_name, check_positive
+from jaxfed.core.reduction import Sum
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca._components import Frame, deflate
-from jaxfed.pca._consensus import Eigensolver, left_over
+from jaxfed.pca._consensus import (
+    Eigensolver,
+    Member,
+    Server,
+    check_arguments,
+    energy_message,
+    first_state,
+    kkt_violation,
+    measures,
+    residual_variance,
+)
 
 # Rule (25): every so many rounds the penalty may grow, unless the distance of the subspaces has
 # fallen by this factor since.
@@ -33,7 +44,7 @@ class Consensus(NamedTuple):
     x: Frame  # X_i
     w: Frame  # W_i
     penalty: Float[Array, ""]  # beta_i
-    distance: Float[Array, ""]  # |X_i X_iᵀ - Z Zᵀ|_F when the penalty was last looked at
+    distance: Float[Array, ""]  # |X_i X_iᵀ - Z Zᵀ|_F when rule (25) was last applied
     age: Int[Array, ""]  # rounds that the client has taken part in
 
 
@@ -107,7 +118,7 @@ class FAPS(Eigensolver):
                 unknown, a penalty, its growth or a tolerance is not positive and finite, or a
                 tolerance is given that the rule does not use.
         """
-        super().__init__(rank, stop)
+        check_arguments(rank, stop)
         rules = {"fixed": (5, None), "relative_change": (500, 1e-2)}
         rules["sufficient_decrease"] = (500, 0.5)
         check_name("local_solver", local_solver, tuple(rules))
@@ -116,52 +127,97 @@ class FAPS(Eigensolver):
         check_count("local_steps", steps)
         if local_tol is not None and tolerance is None:
             raise ValueError(f"local_tol: local_solver='fixed' has none, got {local_tol!r}")
-        check_positive("penalty", penalty)
-        check_positive("penalty_growth", penalty_growth, optional=True)
-        check_positive("local_tol", local_tol, optional=True)
+        for name, value in (
+            ("penalty", penalty),
+            ("penalty_growth", penalty_growth),
+            ("local_tol", local_tol),
+        ):
+            check_positive(name, value, optional=name != "penalty")
+        self.rank, self.stop = rank, stop
         self.penalty = jnp.asarray(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
         self.local_solver, self.local_steps = local_solver, steps
 
-    @property
-    def _products(self):
-        return self.local_steps + 2 if self.local_solver == "fixed" else 4
+    def _products(self, rounds: int) -> int:
+        return rounds * (self.local_steps + 2 if self.local_solver == "fixed" else 4)
 
-    def client_begin(self, downlink, local, data):
+    # --- start ---------------------------------------------------------------------------------
+
+    def first_message(
+        self, key: Key[Array, ""], data: Member, start: Personalized | None
+    ) -> Sum | None:
+        """The samples' energy if a tolerance needs it."""
+        del key, start
+        return energy_message(data, self.stop)
+
+    def server_init(
+        self, key: Key[Array, ""], first: Array | None, like: Member, start: Personalized | None
+    ) -> Server:
+        """The first components."""
+        return first_state(key, first, like, self.rank, start)
+
+    def client_init(
+        self, key: Key[Array, ""], downlink: Frame, data: Member, start: Personalized | None
+    ) -> Consensus:
         """X_i = Z, and the multiplier that belongs to it."""
+        del key, start
         norm = data.moment.largest_eigenvalue()
-        zero = jnp.zeros_like(norm)
         return Consensus(
             x=downlink,
             w=-deflate(data.moment.mv(downlink), downlink),
             penalty=self.penalty.astype(norm.dtype) * norm,
-            distance=zero,
+            distance=jnp.zeros_like(norm),
             age=jnp.zeros((), jnp.int32),
         )
 
-    def client_step(self, key, downlink, local, data):
+    # --- a round (Algorithm 1) -----------------------------------------------------------------
+
+    def downlink(self, server: Server) -> Frame:
+        """The components."""
+        return server.shared
+
+    def client_step(
+        self, key: Key[Array, ""], downlink: Frame, local: Consensus, data: Member
+    ) -> tuple[Sum, Consensus, Diagnostics]:
         """Solve the local problem a little, renew the multiplier, send Q_i Z."""
         del key
-        z, moment = downlink, data.moment
-        penalty, distance = self._adapted(local, z)
-        x, steps = self._solve(local, penalty, z, data)
+        z, moment, penalty = downlink, data.moment, local.penalty
+        x, steps = self._solve(local, z, data)
         w = -deflate(moment.mv(x), x)  # (16)
         product = x @ (penalty * (x.T @ z) - w.T @ z) - w @ (x.T @ z)  # (18), (19)
 
         gradient = moment.mv(z) if self.stop == "kkt" else None
         captured = moment.quadratic(z) if gradient is None else jnp.vdot(z, gradient)
         diagnostics = {
-            "objective": left_over(data, captured),
+            "objective": residual_variance(data, captured),
             "local_steps": steps.astype(z.dtype),
             "penalty": penalty,
         }
-        local = Consensus(x, w, penalty, distance, local.age + 1)
         uplink = Masked(product, captured if gradient is None else None, gradient)
-        return uplink, local, diagnostics
+        return Sum(uplink), Consensus(x, w, *self._adapted(local, z), local.age + 1), diagnostics
+
+    def server_step(
+        self, key: Key[Array, ""], server: Server, uplink: Masked
+    ) -> tuple[Server, Diagnostics]:
+        """One step of subspace iteration on the sum of the Q_i."""
+        del key
+        product, captured, gradient = uplink
+        violation = None
+        if gradient is not None:
+            captured = jnp.vdot(server.shared, gradient)
+            violation = kkt_violation(server, gradient)
+        assert captured is not None
+        measured = measures(server, captured, violation)
+        return Server(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
-        """The penalty by rule (25), and the distance that it was last compared with."""
+        """The next round's penalty by rule (25), and the distance that it was last compared with.
+
+        Args:
+            local: the state that enters the round.
+            z: the components that do.
+        """
         if self.penalty_growth is None:
             return local.penalty, local.distance
         # Not by inner products, which keep no digit of a small distance; without a derivative,
@@ -172,9 +228,9 @@ class FAPS(Eigensolver):
         grown = (1 + self.penalty_growth.astype(z.dtype)) * local.penalty
         return jnp.where(grows, grown, local.penalty), jnp.where(due, distance, local.distance)
 
-    def _solve(self, local: Consensus, penalty, z: Frame, data) -> tuple[Frame, Array]:
+    def _solve(self, local: Consensus, z: Frame, data: Member) -> tuple[Frame, Array]:
         """Subspace iteration on H_i from the client's own basis, by the local rule."""
-        start, w, *_ = local
+        start, w, penalty, *_ = local
         empty = data.moment.trace == 0
 
         def h(y):
@@ -217,10 +273,7 @@ class FAPS(Eigensolver):
         )
         return x, steps
 
-    def server_step(self, key, server, uplink):
-        """One step of subspace iteration on the sum of the Q_i."""
-        del key
-        product, captured, gradient = uplink
-        if gradient is not None:
-            captured = jnp.vdot(server.shared, gradient)
-        return self._renewed(server, product, captured, gradient)
+    # --- result --------------------------------------------------------------------------------
+
+    def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
+        """No local components."""

@@ -24,10 +24,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
+from jaxfed.core.algorithm import Diagnostics, Personalized
 from jaxfed.core.checks import check_count
+from jaxfed.core.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.pca._components import Frame
-from jaxfed.pca._consensus import Eigensolver
+from jaxfed.pca._consensus import (
+    Eigensolver,
+    Member,
+    check_arguments,
+    norm,
+    positive,
+    relative_change,
+)
 
 # Columns that the server remembers by default. More than these save hardly a round on spectra that
 # decay, and the eigenproblem of T must stay small beside the clients' products: LAPACK takes one
@@ -38,12 +47,11 @@ COLUMNS = 128
 NOISE, VIOLATION, CHANGE = 32, 0.25, 4
 
 
-class Start(NamedTuple):
+class Totals(NamedTuple):
     """First uplink."""
 
-    frame: Frame  # without columns: it says how many features there are
     energy: Float[Array, ""]  # |A_i|_F²
-    count: Float[Array, ""]
+    count: Float[Array, ""]  # of samples
 
 
 class Memory(NamedTuple):
@@ -56,9 +64,8 @@ class Memory(NamedTuple):
     block: Frame  # B: what is sent next, orthonormal and orthogonal to the basis
     captured: Float[Array, ""]
     kkt: Float[Array, ""]
-    settled: Int[Array, ""]  # 1 once nothing but rounding would change
-    energy: Float[Array, ""]  # |A|_F²
-    count: Float[Array, ""]
+    converged: Int[Array, ""]  # 1 once nothing but rounding would change
+    totals: Totals  # |A|_F², and the number of all samples
 
 
 class BlockLanczos(Eigensolver):
@@ -86,6 +93,8 @@ class BlockLanczos(Eigensolver):
     they are as accurate as the components; a warm start that is converged has nothing to unroll.
     """
 
+    needs_everybody = True  # products of different rounds are compared
+
     memory: int | None = eqx.field(static=True)
 
     def __init__(
@@ -110,41 +119,30 @@ class BlockLanczos(Eigensolver):
             ValueError: if `rank` is not a positive whole number, `memory` is one below three, or
                 `stop` is unknown.
         """
-        super().__init__(rank, stop)
+        check_arguments(rank, stop)
         if memory is not None:
             check_count("memory", memory, least=3)
-        self.memory = memory
+        self.rank, self.stop, self.memory = rank, stop, memory
 
-    @property
-    def _products(self):
-        return 1
-
-    @property
-    def needs_everybody(self):
-        """Products of different rounds are compared."""
-        return True
+    def _products(self, rounds: int) -> int:
+        return min(rounds, 16)  # far fewer rounds than are allowed will do
 
     def _blocks(self, features: int) -> int:
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
         return min(wanted, -(-features // self.rank))
 
-    def prepare(self, data, client_id, rounds):
-        """The client's matrix, or the samples behind it, whichever is cheaper."""
-        # Far fewer rounds than are allowed will do.
-        return super().prepare(data, client_id, min(rounds, 16))
-
     # --- start ---------------------------------------------------------------------------------
 
-    def client_init(self, key, data, start):
+    def first_message(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Sum:
         """The energy and the number of the samples."""
         del key, start
-        energy = data.moment.trace
-        return Start(jnp.zeros((data.moment.dim, 0), energy.dtype), energy, data.count), ()
+        return Sum(Totals(data.moment.trace, data.count))
 
-    def server_init(self, key, uplink, start):
+    def server_init(
+        self, key: Key[Array, ""], first: Totals, like: Member, start: Personalized | None
+    ) -> Memory:
         """A first block, random but for a warm start, and an empty memory."""
-        frame, energy, count = uplink
-        features, dtype = len(frame), frame.dtype
+        features, dtype = like.moment.dim, like.moment.trace.dtype
         if start is None:
             block = jax.random.normal(key, (features, self.rank), dtype)
         else:
@@ -159,34 +157,51 @@ class BlockLanczos(Eigensolver):
             block=orthonormalize(block),
             captured=unknown,
             kkt=unknown,
-            settled=jnp.zeros((), jnp.int32),
-            energy=energy,
-            count=count,
+            converged=jnp.zeros((), jnp.int32),
+            totals=first,
         )
+
+    def client_init(
+        self, key: Key[Array, ""], downlink: Frame, data: Member, start: Personalized | None
+    ) -> None:
+        """Nothing of the client's own."""
 
     # --- a round -------------------------------------------------------------------------------
 
-    def downlink(self, server):
+    def downlink(self, server: Memory) -> Frame:
         """The next block."""
         return server.block
 
-    def client_step(self, key, downlink, local, data):
+    def client_step(
+        self, key: Key[Array, ""], downlink: Frame, local: None, data: Member
+    ) -> tuple[Sum, None, Diagnostics]:
         """One product with the client's matrix."""
         del key
         # The objective in the history is the server's, which alone knows the components.
-        return data.moment.mv(downlink), local, {"objective": data.moment.trace}
+        return Sum(data.moment.mv(downlink)), local, {"objective": data.moment.trace}
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: Key[Array, ""], server: Memory, uplink: Frame
+    ) -> tuple[Memory, Diagnostics]:
         """Rayleigh-Ritz with one block more, and the next block."""
-        # Once settled, further rounds could only stir the rounding, and derivatives with it.
-        return lax.cond(
-            server.settled > 0, lambda: server, lambda: self._extended(key, server, uplink)
+        # Once converged, further rounds could only stir the rounding, and derivatives with it.
+        new = lax.cond(
+            server.converged > 0, lambda: server, lambda: self._extended(key, server, uplink)
         )
+        (energy, count), measure = server.totals, relative_change(server.captured, new.captured)
+        if self.stop == "kkt":
+            measure = jnp.maximum(measure, new.kkt)
+        return new, {
+            "objective": jnp.maximum(energy * (1 - new.captured) / jnp.maximum(count, 1), 0),
+            "captured": energy * new.captured,
+            "kkt_violation": new.kkt,
+            "stopping_measure": measure,
+        }
 
     def _extended(self, key: Key[Array, ""], server: Memory, uplink: Frame) -> Memory:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
-        product = uplink / _positive(server.energy)
+        product = uplink / positive(server.totals.energy)
         if columns < features:
             basis, projected, used = lax.cond(
                 used + self.rank > columns, self._restarted, lambda *kept: kept,
@@ -203,12 +218,12 @@ class BlockLanczos(Eigensolver):
         projected = lax.dynamic_update_slice_in_dim(projected, strip.T, used, axis=0)
 
         values, vectors = self._ritz(projected, used)
-        kkt = _norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
+        kkt = norm(rest @ lax.dynamic_slice_in_dim(vectors, used, self.rank))
         captured = jnp.sum(values)
         used = used + self.rank
         unit = jnp.finfo(basis.dtype).eps * captured
         still = jnp.abs(captured - before) <= CHANGE * unit  # not so in the first round: NaN
-        settled = (still & (kkt <= VIOLATION * unit)) | (used >= features)
+        converged = (still & (kkt <= VIOLATION * unit)) | (used >= features)
         return Memory(
             basis=basis,
             projected=projected,
@@ -217,12 +232,13 @@ class BlockLanczos(Eigensolver):
             block=self._next(key, basis, rest, values[0], features - used),
             captured=captured,
             kkt=kkt,
-            settled=settled.astype(jnp.int32),
-            energy=server.energy,
-            count=server.count,
+            converged=converged.astype(jnp.int32),
+            totals=server.totals,
         )
 
-    def _ritz(self, projected, used):
+    def _ritz(
+        self, projected: Float[Array, "columns columns"], used: Int[Array, ""]
+    ) -> tuple[Float[Array, " rank"], Float[Array, "columns rank"]]:
         """The top eigenvalues and eigenvectors of T, of its first half alone if that is all."""
         columns = len(projected)
         half = (columns // self.rank + 1) // 2 * self.rank
@@ -236,7 +252,9 @@ class BlockLanczos(Eigensolver):
             used + self.rank <= half, of_half, lambda: top_eigenvectors(projected, self.rank)
         )
 
-    def _restarted(self, basis, projected, used):
+    def _restarted(
+        self, basis: Array, projected: Array, used: Int[Array, ""]
+    ) -> tuple[Array, Array, Array]:
         """The memory, half empty again: the best of what it spans, exactly recombined."""
         kept = (len(projected) // self.rank + 1) // 2 * self.rank
         empty = len(projected) - kept
@@ -250,7 +268,9 @@ class BlockLanczos(Eigensolver):
             jnp.full_like(used, kept),
         )
 
-    def _next(self, key, basis, rest, scale, left) -> Frame:
+    def _next(
+        self, key: Key[Array, ""], basis: Array, rest: Frame, scale: Array, left: Int[Array, ""]
+    ) -> Frame:
         """An orthonormal basis of the residuals' common space, orthogonal to all that is kept.
 
         Args:
@@ -280,39 +300,13 @@ class BlockLanczos(Eigensolver):
 
     # --- result --------------------------------------------------------------------------------
 
-    def server_diagnostics(self, server):
-        """What is known of the components after the round."""
-        left = server.energy * (1 - server.captured) / jnp.maximum(server.count, 1)
-        return {
-            "objective": jnp.maximum(left, 0),
-            "captured": server.energy * server.captured,
-            "kkt_violation": server.kkt,
-        }
-
-    def stopping_measure(self, previous, current):
-        """The relative change of f, and the scaled KKT violation with it."""
-        change = jnp.abs(current["captured"] - previous["captured"])
-        change = change / _positive(current["captured"])
-        return change if self.stop == "objective" else jnp.maximum(change, current["kkt_violation"])
-
-    def shared_result(self, server):
+    def shared_result(self, server: Memory) -> Frame:
         """The best components within the memory, Q V, one product further."""
         values, vectors = top_eigenvectors(server.projected, self.rank)
         last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)
         # A Aᵀ Q V = Q V (VᵀT V) + W E_kᵀ V is known already. The little more than A Aᵀ keeps its
         # null space from making columns of zeros.
-        more = jnp.finfo(values.dtype).eps ** 0.5 * _positive(values[0])
+        more = jnp.finfo(values.dtype).eps ** 0.5 * positive(values[0])
         within = server.projected @ vectors
         within = vectors @ (vectors.T @ within) + more * vectors
         return orthonormalize(server.basis @ within + server.rest @ last)
-
-
-def _positive(x: Array) -> Array:
-    """The numbers, or one in place of zero."""
-    return jnp.where(x > 0, x, 1)
-
-
-def _norm(x: Array) -> Float[Array, ""]:
-    """Frobenius norm, with a derivative of zero where it is zero."""
-    square = jnp.sum(x**2)
-    return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)

@@ -9,13 +9,24 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.aggregation import Stack, Sum
+from jaxfed.core.algorithm import Diagnostics, Personalized
 from jaxfed.core.checks import check_count, check_name
+from jaxfed.core.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
 from jaxfed.pca._components import Frame
-from jaxfed.pca._consensus import Eigensolver, Server, left_over
+from jaxfed.pca._consensus import (
+    Eigensolver,
+    Member,
+    Server,
+    check_arguments,
+    energy_message,
+    first_state,
+    kkt_violation,
+    measures,
+    residual_variance,
+)
 
 
 class Broadcast(NamedTuple):
@@ -31,13 +42,6 @@ class Aligned(NamedTuple):
     product: Frame
     basis: Frame  # Q_i
     number: Int[Array, ""]  # 1 + the client's id
-
-
-class Power(NamedTuple):
-    """Uplink."""
-
-    product: PyTree  # Frame, or Aligned
-    captured: PyTree  # of one number
 
 
 class PowerServer(NamedTuple):
@@ -89,48 +93,55 @@ class LocalPower(Eigensolver):
             ValueError: if `rank` or `local_steps` is not a positive whole number, or a name is
                 unknown.
         """
-        super().__init__(rank, stop)
+        check_arguments(rank, stop)
         check_count("local_steps", local_steps)
         check_name("alignment", alignment, ("none", "sign", "procrustes"))
+        self.rank, self.stop = rank, stop
         self.local_steps, self.alignment = local_steps, alignment
 
-    @property
-    def _products(self):
-        return 1
+    def _products(self, rounds: int) -> int:
+        return rounds
 
-    def prepare(self, data, client_id, rounds):
-        """The client's matrix, and its number, by which the server tells whom to align with."""
-        return super().prepare(data, client_id, rounds), client_id + 1
+    # --- start ---------------------------------------------------------------------------------
 
-    def client_init(self, key, data, start):
-        """As every eigensolver."""
-        return super().client_init(key, data[0], start)
+    def first_message(
+        self, key: Key[Array, ""], data: Member, start: Personalized | None
+    ) -> Sum | None:
+        """The samples' energy if a tolerance needs it."""
+        del key, start
+        return energy_message(data, self.stop)
 
-    def server_init(self, key, uplink, start):
+    def server_init(
+        self, key: Key[Array, ""], first: Array | None, like: Member, start: Personalized | None
+    ) -> PowerServer:
         """The first components, and the most local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
-        return PowerServer(super().server_init(key, uplink, start), steps)
+        return PowerServer(first_state(key, first, like, self.rank, start), steps)
 
-    def downlink(self, server):
+    def client_init(
+        self, key: Key[Array, ""], downlink: Broadcast, data: Member, start: Personalized | None
+    ) -> None:
+        """Nothing of the client's own."""
+
+    # --- a round -------------------------------------------------------------------------------
+
+    def downlink(self, server: PowerServer) -> Broadcast:
         """The components, and how many products to make."""
         return Broadcast(server.common.shared, server.steps)
 
-    @property
-    def aggregation(self):
-        """A sum; bases that are to be aligned come one by one."""
-        return Power(Sum() if self.alignment == "none" else Stack(), Sum())
-
-    def client_step(self, key, downlink, local, data):
+    def client_step(
+        self, key: Key[Array, ""], downlink: Broadcast, local: None, data: Member
+    ) -> tuple[tuple[Sum | Gather, Sum], None, Diagnostics]:
         """As many products with the client's matrix as the server asks for."""
         del key
-        (member, number), (z, steps) = data, downlink
-        first = member.moment.mv(z)
+        z, steps = downlink
+        first = data.moment.mv(z)
 
         def another(pair, step):
             basis = orthonormalize(pair[1])
             # A loop of fixed length, unlike one that stops, has a reverse derivative.
             go_on = step < steps
-            made = basis, member.moment.mv(basis)
+            made = basis, data.moment.mv(basis)
             return jax.tree.map(lambda new, old: jnp.where(go_on, new, old), made, pair), None
 
         basis, product = jax.lax.cond(
@@ -140,23 +151,33 @@ class LocalPower(Eigensolver):
             (z, first),
         )
         captured = jnp.vdot(z, first)
-        message = product if self.alignment == "none" else Aligned(product, basis, number)
-        return Power(message, captured), local, {"objective": left_over(member, captured)}
+        if self.alignment == "none":
+            message = Sum(product)
+        else:
+            message = Gather(Aligned(product, basis, data.client_id + 1))
+        return (message, Sum(captured)), local, {"objective": residual_variance(data, captured)}
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self,
+        key: Key[Array, ""],
+        server: PowerServer,
+        uplink: tuple[Frame | Aligned, Float[Array, ""]],
+    ) -> tuple[PowerServer, Diagnostics]:
         """An orthonormal basis of the aligned sum; half the local steps."""
         del key
-        common, steps = server
-        product = uplink.product
-        if self.alignment != "none":
+        (common, steps), (product, captured) = server, uplink
+        if isinstance(product, Aligned):
             product = self._aligned_sum(product)
-        common = self._renewed(common, product, uplink.captured, product)
-        if common.kkt is not None:
+        violation = kkt_violation(common, product)
+        if violation is not None:
             # Of several local products the sum tells nothing about A Aᵀ Z.
-            common = common._replace(kkt=jnp.where(steps > 1, jnp.inf, common.kkt))
-        return PowerServer(common, jnp.maximum(steps // 2, 1))
+            violation = jnp.where(steps > 1, jnp.inf, violation)
+        measured = measures(common, captured, violation)
+        common = Server(orthonormalize(product), captured, common.energy)
+        return PowerServer(common, jnp.maximum(steps // 2, 1)), measured
 
     def _aligned_sum(self, clients: Aligned) -> Frame:
+        """The sum of all clients' products, each turned towards one client's basis."""
         # Who is absent has the number zero, and zeros for a product.
         order = jnp.where(clients.number > 0, clients.number, jnp.iinfo(jnp.int32).max)
         reference = clients.basis[jnp.argmin(order)]
@@ -169,13 +190,8 @@ class LocalPower(Eigensolver):
 
         return jax.vmap(aligned)(clients.product, clients.basis).sum(0)
 
-    def server_diagnostics(self, server):
-        """As every eigensolver."""
-        return super().server_diagnostics(server.common)
+    # --- result --------------------------------------------------------------------------------
 
-    def shared_result(self, server):
+    def shared_result(self, server: PowerServer) -> Frame:
         """The components."""
         return server.common.shared
-
-    def _components(self, downlink):
-        return downlink.shared

@@ -9,8 +9,23 @@ consensus on subspaces in federated principal component analysis.
 from typing import Literal
 
 import jax.numpy as jnp
+from jaxtyping import Array, Key
 
-from jaxfed.pca._consensus import Eigensolver, left_over
+from jaxfed.core.algorithm import Diagnostics, Personalized
+from jaxfed.core.reduction import Sum
+from jaxfed.linalg import orthonormalize
+from jaxfed.pca._components import Frame
+from jaxfed.pca._consensus import (
+    Eigensolver,
+    Member,
+    Server,
+    check_arguments,
+    energy_message,
+    first_state,
+    kkt_violation,
+    measures,
+    residual_variance,
+)
 
 
 class SubspaceIteration(Eigensolver):
@@ -38,20 +53,48 @@ class SubspaceIteration(Eigensolver):
         Raises:
             ValueError: if `rank` is not a positive whole number or `stop` is unknown.
         """
-        super().__init__(rank, stop)
+        check_arguments(rank, stop)
+        self.rank, self.stop = rank, stop
 
-    @property
-    def _products(self):
-        return 1
+    def _products(self, rounds: int) -> int:
+        return rounds
 
-    def client_step(self, key, downlink, local, data):
+    def first_message(
+        self, key: Key[Array, ""], data: Member, start: Personalized | None
+    ) -> Sum | None:
+        """The samples' energy if a tolerance needs it."""
+        del key, start
+        return energy_message(data, self.stop)
+
+    def server_init(
+        self, key: Key[Array, ""], first: Array | None, like: Member, start: Personalized | None
+    ) -> Server:
+        """The first components."""
+        return first_state(key, first, like, self.rank, start)
+
+    def downlink(self, server: Server) -> Frame:
+        """The components."""
+        return server.shared
+
+    def client_init(
+        self, key: Key[Array, ""], downlink: Frame, data: Member, start: Personalized | None
+    ) -> None:
+        """Nothing of the client's own."""
+
+    def client_step(
+        self, key: Key[Array, ""], downlink: Frame, local: None, data: Member
+    ) -> tuple[Sum, None, Diagnostics]:
         """One product with the client's matrix."""
         del key
         product = data.moment.mv(downlink)
         captured = jnp.vdot(downlink, product)
-        return product, local, {"objective": left_over(data, captured)}
+        return Sum(product), local, {"objective": residual_variance(data, captured)}
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: Key[Array, ""], server: Server, uplink: Frame
+    ) -> tuple[Server, Diagnostics]:
         """An orthonormal basis of the sum."""
         del key
-        return self._renewed(server, uplink, jnp.vdot(server.shared, uplink), uplink)
+        captured = jnp.vdot(server.shared, uplink)
+        measured = measures(server, captured, kkt_violation(server, uplink))
+        return Server(orthonormalize(uplink), captured, server.energy), measured

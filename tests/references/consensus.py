@@ -112,7 +112,10 @@ def faps(
     growth=0.1,
     first_x=None,
 ):
-    """Algorithm 1 with dense multipliers, and the penalty by (25)."""
+    """Algorithm 1 with dense multipliers.
+
+    In round k everything uses beta^(k); (25) makes beta^(k+1) of it, for the round after.
+    """
     matrices = grams(samples)
     eye = np.eye(len(start))
     z, run = start, Run([start], [], [])
@@ -130,13 +133,14 @@ def faps(
     for k in range(rounds):
         total, counts = np.zeros_like(z), []
         for i, c in enumerate(matrices):
+            beta = betas[i]
             history[i].append(np.linalg.norm(projector(xs[i]) - projector(z)))
             if growth and k > 0 and k % 5 == 0 and history[i][k - 5] <= 1.01 * history[i][k]:
-                betas[i] *= 1 + growth
+                betas[i] = (1 + growth) * beta  # (25)
             if not c.any():
                 counts.append(0)
                 continue
-            h = c + multiplier(c, xs[i]) + betas[i] * projector(z)  # (12)
+            h = c + multiplier(c, xs[i]) + beta * projector(z)  # (12)
             x, taken, first = xs[i], 0, violation(h, xs[i])
             while taken < (steps if rule == "fixed" else 500):
                 new, taken = qr_positive(h @ x), taken + 1
@@ -149,7 +153,7 @@ def faps(
                     break
             counts.append(taken)
             xs[i] = x
-            total += (betas[i] * projector(x) - multiplier(c, x)) @ z  # (18)
+            total += (beta * projector(x) - multiplier(c, x)) @ z  # (18)
         run.captured.append(sum(np.linalg.norm(y @ z) ** 2 for y in samples))
         run.local_steps.append(counts)
         z = qr_positive(total)

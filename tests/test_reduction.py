@@ -1,0 +1,320 @@
+"""Reductions over clients: NumPy's numbers on every backend, monoid laws, derivatives, traffic."""
+
+import functools
+import re
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxfed as jf
+from jaxfed.core.backend import collect
+from jaxfed.core.reduction import (
+    Gather,
+    Gram,
+    Max,
+    Mean,
+    Sum,
+    contributions,
+    is_linear,
+    joined,
+    plain,
+    separated,
+    wrapped,
+)
+
+CLIENTS = 8  # a multiple of all numbers of devices below; three does not divide it
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+BACKENDS = {
+    "vmap": jf.backend.vmap,
+    "chunks of 3": lambda: jf.backend.chunked(3),
+    "shard 4": lambda: jf.backend.shard(4),
+    "pmap 2": lambda: jf.backend.pmap(2),
+    "chunks on devices": lambda: jf.backend.shard(2, inner=jf.backend.chunked(3)),
+}
+on_every_backend = pytest.mark.parametrize("name", BACKENDS)
+
+
+class Pair(NamedTuple):
+    """A wrapped part with a structure of its own."""
+
+    vector: jax.Array
+    scalar: jax.Array
+    nothing: None = None
+
+
+def draw(seed=0, clients=CLIENTS):
+    rng = np.random.default_rng(seed)
+    return {
+        "vector": jnp.asarray(rng.normal(size=(clients, 3))),
+        "scalar": jnp.asarray(rng.normal(size=clients)),
+        "factor": jnp.asarray(rng.normal(size=(clients, 4, 2))),
+        "whole": jnp.asarray(rng.integers(-5, 6, size=(clients, 2)), jnp.int32),
+    }
+
+
+WEIGHTS = np.array([0.2, 0.0, 0.1, 0.3, 0.0, 0.15, 0.2, 0.05])
+
+
+def message(own):
+    """One of each, some with a structure inside."""
+    pair = Pair(own["vector"], own["scalar"])
+    return {
+        "bare": own["vector"],
+        "mean": Mean(pair),
+        "sum": Sum(pair),
+        "count": Sum(own["whole"]),
+        "max": Max(pair),
+        "gram": Gram(own["factor"]),
+        "total gram": Gram(own["factor"], weighted=False),
+        "gather": Gather(Pair(own["vector"], own["whole"])),
+        "nothing": None,
+    }
+
+
+def by_numpy(own, weights):
+    own, there = jax.tree.map(np.asarray, own), weights > 0
+    shares = weights[there]
+    vectors, scalars, factors = (own[k][there] for k in ("vector", "scalar", "factor"))
+    mean = np.einsum("m,md->d", shares, vectors)
+    present = np.where(there[:, None], own["vector"], 0)
+    return {
+        "bare": mean,
+        "mean": Pair(mean, shares @ scalars),
+        "sum": Pair(vectors.sum(0), scalars.sum()),
+        "count": own["whole"][there].sum(0),
+        "max": Pair(vectors.max(0), scalars.max()),
+        "gram": np.einsum("m,mik,mjk->ij", shares, factors, factors),
+        "total gram": np.einsum("mik,mjk->ij", factors, factors),
+        "gather": Pair(present, np.where(there[:, None], own["whole"], 0)),
+        "nothing": None,
+    }
+
+
+@functools.partial(jax.jit, static_argnames="backend")
+def reduce(backend, own, weights):
+    def work(_, own):
+        own, weight, place = own
+        return contributions(message(own), weight), {"place": place, "double": 2 * own["scalar"]}
+
+    given = own, weights, jnp.arange(len(weights))
+    total, kept = collect(backend, work, None, given, len(weights))
+    return plain(total), kept
+
+
+@on_every_backend
+def test_every_reduction_is_that_of_numpy(name):
+    own = draw()
+    total, kept = reduce(BACKENDS[name](), own, jnp.asarray(WEIGHTS))
+    wanted = by_numpy(own, WEIGHTS)
+    chex.assert_trees_all_close(total, wanted, rtol=1e-12, atol=1e-12)
+    assert jax.tree.structure(total) == jax.tree.structure(wanted)
+    assert total["count"].dtype == jnp.int32
+    np.testing.assert_array_equal(kept["place"], np.arange(CLIENTS))
+    np.testing.assert_array_equal(kept["double"], 2 * own["scalar"])
+
+
+@on_every_backend
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_absent_clients_made_does_not_count(name, bad):
+    absent = WEIGHTS == 0
+    own = draw()
+    spoiled = {
+        k: v if k == "whole" else jnp.where(absent.reshape(-1, *[1] * (v.ndim - 1)), bad, v)
+        for k, v in own.items()
+    }
+    wanted, _ = reduce(BACKENDS[name](), own, jnp.asarray(WEIGHTS))
+    given, _ = reduce(BACKENDS[name](), spoiled, jnp.asarray(WEIGHTS))
+    chex.assert_trees_all_equal(given, wanted)
+
+
+@on_every_backend
+def test_nobody_is_there(name):
+    total, _ = reduce(BACKENDS[name](), draw(), jnp.zeros(CLIENTS))
+    largest = total.pop("max")
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(total))
+    assert all((np.asarray(x) == -np.inf).all() for x in jax.tree.leaves(largest))
+
+
+@pytest.mark.parametrize("name", ["vmap", "chunks of 3"])
+@pytest.mark.parametrize("clients", [1, 2, 7])
+def test_any_number_of_clients_on_one_device(name, clients):
+    own, weights = draw(1, clients), np.linspace(1, 2, clients)
+    total, _ = reduce(BACKENDS[name](), own, jnp.asarray(weights))
+    chex.assert_trees_all_close(total, by_numpy(own, weights), rtol=1e-12, atol=1e-12)
+
+
+@on_every_backend
+def test_whole_numbers_have_a_mean_and_a_maximum(name):
+    numbers = jnp.asarray([3, -7, 2, 9, -1, 9, 1, 4], jnp.int32)
+
+    def work(_, own):
+        return contributions((own[0], Max(own[0])), own[1]), None
+
+    weights = jnp.asarray([1, 1, 1, 0, 1, 0, 1, 1.0])
+    total, _ = collect(BACKENDS[name](), work, None, (numbers, weights), CLIENTS)
+    mean, largest = plain(total)
+    assert (mean, largest) == (2, 4)
+    assert largest.dtype == jnp.int32
+    half, _ = collect(BACKENDS[name](), work, None, (numbers, weights / 2), CLIENTS)
+    assert plain(half)[0] == 1
+
+
+@on_every_backend
+def test_gathered_from_the_first_clients_only(name):
+    def work(_, own):
+        return contributions(Gather(own), jnp.ones(())), None
+
+    total, _ = collect(BACKENDS[name](), work, None, jnp.arange(8.0), 6)
+    np.testing.assert_array_equal(plain(total), np.arange(6.0))
+
+
+# --- derivatives -----------------------------------------------------------------------------
+
+
+@on_every_backend
+def test_derivatives_are_finite_differences(name):
+    own = {k: v for k, v in draw(2).items() if k != "whole"}
+    cost = {
+        k: np.random.default_rng(3).normal(size=np.shape(v))
+        for k, v in enumerate(jax.tree.leaves(by_numpy(draw(2), WEIGHTS)))
+    }
+
+    def value(own, weights):
+        total, _ = reduce(BACKENDS[name](), own | {"whole": draw(2)["whole"]}, weights)
+        return sum(jnp.vdot(cost[k], x**2) for k, x in enumerate(jax.tree.leaves(total)))
+
+    rng = np.random.default_rng(4)
+    at = own, jnp.asarray(WEIGHTS)
+    # Who is absent stays absent.
+    along = (
+        jax.tree.map(lambda x: rng.normal(size=x.shape), own),
+        rng.normal(size=CLIENTS) * (WEIGHTS > 0),
+    )
+    step = 1e-6
+    ahead, behind = (
+        value(*jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, along)) for sign in (1, -1)
+    )
+    slopes = jax.grad(value, (0, 1))(*at)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
+    found = sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (slopes, along)), strict=True))
+    np.testing.assert_allclose(found, (ahead - behind) / (2 * step), rtol=1e-6)
+    # Nothing passes from who is absent.
+    for slope in jax.tree.leaves(slopes[0]):
+        assert not np.asarray(slope)[WEIGHTS == 0].any()
+
+
+# --- traffic ---------------------------------------------------------------------------------
+
+
+def collectives(program):
+    return re.findall(r" (all-reduce|all-gather|all-to-all|[a-z-]+-permute)(?:-start)?\(", program)
+
+
+def test_one_all_reduce_whatever_is_added():
+    def added(own):
+        pair = Pair(own["vector"], own["scalar"])
+        return {
+            "bare": own["vector"],
+            "mean": Mean(pair),
+            "sum": Sum(pair),
+            "g": Gram(own["factor"]),
+        }
+
+    def total(own, weights):
+        def work(_, own):
+            return contributions(added(own[0]), own[1]), None
+
+        return collect(jf.backend.shard(4), work, None, (own, weights), CLIENTS)[0]
+
+    program = jax.jit(total).lower(draw(), jnp.asarray(WEIGHTS)).compile().as_text()
+    assert collectives(program) == ["all-reduce"]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [jf.pca.SubspaceIteration(2), jf.pca.PerPCA(1, 1, start="random", step_size=0.1)],
+    ids=["SubspaceIteration", "PerPCA"],
+)
+def test_one_all_reduce_a_round(algorithm):
+    rng = np.random.default_rng(0)
+    clients = jf.Clients.from_samples(rng.normal(size=(CLIENTS, 6, 5)))
+    run = functools.partial(
+        jf.rollout, algorithm, rounds=5, key=jax.random.key(0), backend=jf.backend.shard(4)
+    )
+    program = jax.jit(lambda clients: run(clients).result.shared).lower(clients)
+    # The loop's body is there once, however many rounds there are.
+    assert collectives(program.compile().as_text()) == ["all-reduce"]
+
+
+# --- the laws --------------------------------------------------------------------------------
+
+
+PARTS = {
+    "Mean": Mean,
+    "Sum": Sum,
+    "Max": Max,
+    "Gram": Gram,
+    "Gram, not weighted": lambda value: Gram(value, weighted=False),
+}
+numbers = st.integers(-8, 8).map(float)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+@given(
+    values=st.lists(st.lists(numbers, min_size=6, max_size=6), min_size=3, max_size=7),
+    weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 4.0]), min_size=7, max_size=7),
+    cuts=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+)
+def test_monoid(kind, values, weights, cuts):
+    # With these numbers all sums and roots are exact.
+    values, weights = np.array(values).reshape(-1, 3, 2), np.array(weights[: len(values)])
+
+    def partial(chosen):
+        made = jax.vmap(lambda x, w: PARTS[kind](x).contribution(w))(
+            jnp.asarray(values[chosen]), jnp.asarray(weights[chosen])
+        )
+        return made.over_clients()
+
+    first, last = sorted(min(cut, len(values) - 1) for cut in cuts)
+    order = np.arange(len(values))
+    whole = partial(order)
+    if 0 < first < last < len(values):
+        a, b, c = (partial(part) for part in np.split(order, [first, last]))
+        chex.assert_trees_all_equal(a.combined(b).combined(c), whole)
+        chex.assert_trees_all_equal(a.combined(b.combined(c)), whole)
+    else:
+        a, b = (partial(part) for part in np.split(order, [last]))
+        chex.assert_trees_all_equal(a.combined(b), whole)
+    chex.assert_trees_all_equal(a.combined(b), b.combined(a))
+    chex.assert_trees_all_equal(whole.combined(whole.neutral()), whole)
+    chex.assert_trees_all_equal(whole.neutral().combined(whole), whole)
+    chex.assert_trees_all_equal(partial(order[::-1]), whole)
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+def test_wrapping_is_undone():
+    sent = message(jax.tree.map(lambda x: x[0], draw()))
+    parts = wrapped(sent)
+    assert isinstance(parts["bare"], Mean) and isinstance(parts["mean"], Mean)
+    chex.assert_trees_all_equal(plain(parts), plain(sent))
+    chex.assert_trees_all_equal(wrapped(parts), parts)
+    reduced, gathered = separated(parts)
+    assert gathered["mean"] is None and reduced["gather"] is None
+    chex.assert_trees_all_equal(joined(reduced, gathered), parts)
+
+
+def test_what_is_linear():
+    x = jnp.ones((2, 1))
+    assert is_linear({"a": x, "b": Sum({"c": x}), "d": Mean(x), "e": None})
+    for part in (Max(x), Gram(x), Gather(x)):
+        assert not is_linear({"a": x, "b": part})
