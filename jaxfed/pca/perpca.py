@@ -134,7 +134,7 @@ class PerPCA(Algorithm):
         check_name("retraction", retraction, tuple(RETRACTIONS))
         check_name("start", start, ("local_first", "random"))
         check_positive("step_size", step_size, optional=True)
-        check_positive("decay", decay)
+        check_positive("decay", decay, optional=True)
         self.shared_rank = shared_rank
         self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
         self.step_size, self.decay = hyperparameter(step_size), hyperparameter(decay)
