@@ -121,9 +121,7 @@ class FAPS(Eigensolver):
             ("penalty_growth", penalty_growth),
             ("local_tol", local_tol),
         ):
-            check_positive(name, value)
-        if penalty is None:
-            raise ValueError("penalty: wanted a positive finite number, got None")
+            check_positive(name, value, optional=name != "penalty")
         self.penalty = jnp.asarray(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
