@@ -9,8 +9,10 @@ value decomposition of `W`. For wide and square matrices the same goes for `W = 
 """
 
 import math
+from functools import partial
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
@@ -20,7 +22,7 @@ from jaxfed.linalg._factor import (
     Factors,
     checked_matrix,
     checked_method,
-    differentiable,
+    cross,
     gram,
     matmul,
     normalized,
@@ -76,8 +78,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     """
     w = checked_matrix(w, "matrix")
     chosen = checked_method(method, get_args(Method), default="newton_schulz")
-    factor = _wide_factor if _is_wide(w) else _factor
-    return factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
 
 
 def _is_wide(w: Float[Array, "m n"]) -> bool:
@@ -89,8 +90,13 @@ def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     return matmul(w, w.T) if _is_wide(w) else gram(w)
 
 
+def _inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
+    """The smaller of the products of one with the other: Q^T W, or W Q^T if they are wide."""
+    return matmul(w, q.T) if _is_wide(q) else cross(q, w)
+
+
 def _times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]:
-    """The product with a symmetric matrix, on the side where it fits."""
+    """The product with a small matrix, on the side where it fits."""
     return matmul(x, w) if _is_wide(w) else thin_product(w, x)
 
 
@@ -294,15 +300,62 @@ def _padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
 _INVERSE_SQRT = {"newton_schulz": _newton_schulz, "eigh": _by_eigh, "pallas": inverse_sqrt_kernel}
 
 
-# The rotation that keeps P symmetric. From the rule of `differentiable`, with R = P^{-1}:
-# dP P^{-1} = N - Omega and dP = dP^T give P^{-1} (N - Omega) = (N - Omega)^T P^{-1}, that is
-#     P^{-1} Omega + Omega P^{-1} = P^{-1} N - N^T P^{-1},
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _factor(w: Float[Array, "m n"], method: str) -> Factors:
+    """The polar factor and P^{-1}, with their derivatives."""
+    return _values(w, method)
+
+
+# For a tall matrix, W = Q P with P = P^T gives dW = dQ P + Q dP, where Omega = Q^T dQ is
+# antisymmetric because Q^T Q = I. With R = P^{-1} and N = Q^T dW R,
+#     dP R = N - Omega,    dQ = dW R + Q (Omega - N),    dR = -R dP R = R (Omega - N).
+# Both results come from this rule again, so it can be differentiated again.
+@_factor.defjvp
+def _(method, primals, tangents):
+    (w,), (change,) = primals, tangents
+    q, inverse = _factor(w, method)
+    moved = _tangent(q, inverse, change)
+    turned = _inner(q, moved) - _inner(q, _times(change, inverse))
+    inverse_change = matmul(turned, inverse) if _is_wide(q) else matmul(inverse, turned)
+    return (q, inverse), (moved, inverse_change)
+
+
+def _tangent(
+    q: Float[Array, "m n"], inverse: Float[Array, "r r"], change: Float[Array, "m n"]
+) -> Float[Array, "m n"]:
+    """The derivative D of the polar factor, applied to a change of the matrix.
+
+    `Q` is the gradient of the sum of the singular values, hence `D` a Hessian and its own
+    transpose: one body serves both modes. JAX is told by way of the linear equations
+    `Y - D X = A`, `X = B`, which are symmetric and whose solution at `A = 0` is `Y = D B`;
+    it differentiates them implicitly when derivatives of higher order ask for that.
+    """
+
+    wide = _is_wide(q)
+
+    def derivative(change):
+        m = _inner(q, change)
+        n = matmul(inverse, m) if wide else matmul(m, inverse)
+        return _times(change, inverse) + _times(q, _rotation(inverse, n, wide) - n)
+
+    return lax.custom_linear_solve(
+        lambda pair: jnp.stack([pair[1] - derivative(pair[0]), pair[0]]),
+        jnp.stack([jnp.zeros_like(change), change]),
+        lambda _, sides: jnp.stack([sides[1], sides[0] + derivative(sides[1])]),
+        symmetric=True,
+    )[1]
+
+
+# The Omega above: dP = dP^T gives R (N - Omega) = (N - Omega)^T R, that is
+#     R Omega + Omega R = R N - N^T R,
 # a Sylvester equation. In the eigenbasis of P it divides by sums of singular values, never by
-# differences. As a linear solve it is differentiated implicitly and is its own transpose.
-def _rotation(inverse: Float[Array, "r r"], n: Float[Array, "r r"]) -> Float[Array, "r r"]:
+# differences. For a wide matrix, N and Omega are the transposes of those of its transpose.
+def _rotation(
+    inverse: Float[Array, "r r"], n: Float[Array, "r r"], wide: bool
+) -> Float[Array, "r r"]:
     mean = jnp.trace(inverse) / len(n)
     inverse = inverse / jnp.where(mean > 0, mean, 1)
-    right = matmul(inverse, n)
+    right = matmul(n, inverse) if wide else matmul(inverse, n)
     omega = lax.custom_linear_solve(
         lambda x: matmul(inverse, x) + matmul(x, inverse),
         right - right.T,
@@ -355,6 +408,3 @@ def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Arra
     (x,) = repeated(~(error <= tolerance), decompose, (x[:r, :r],))
     return x * size
 
-
-_factor = differentiable(_values, _rotation)
-_wide_factor = differentiable(_values, _rotation, wide=True)
