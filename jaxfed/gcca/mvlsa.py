@@ -8,6 +8,7 @@ from jaxfed.core.algorithm import OneExchange, Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.gcca.views import check_views, factorize
+from jaxfed.linalg import svd
 
 
 class MVLSA(OneExchange):
@@ -20,7 +21,8 @@ class MVLSA(OneExchange):
     are cut down by a subspace iteration, which is approximate.
 
     The server sees every client's factor, so there is no secure aggregation of it. Derivatives
-    need singular values of each view that differ.
+    are those of `jf.linalg.svd`: right where the singular values that are kept, of each view and of
+    all factors side by side, differ from those left out; zero in the directions lost elsewhere.
 
     Source: Rastogi, Van Durme & Arora (2015), Multiview LSA, without regularization.
     """
@@ -84,7 +86,7 @@ class MVLSA(OneExchange):
         del key, start
         views, entities, width = uplink.shape
         together = uplink.transpose(1, 0, 2).reshape(entities, views * width)
-        return jnp.linalg.svd(together, full_matrices=False)[0][:, : self.rank]
+        return svd(together)[0][:, : self.rank]
 
     def client_begin(self, downlink, local, data):
         """The least-squares map of the truncated view."""

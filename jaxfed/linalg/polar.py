@@ -9,6 +9,7 @@ value decomposition of `W`. For wide and square matrices the same goes for `W = 
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -331,71 +332,95 @@ def _tangent(
     it differentiates them implicitly when derivatives of higher order ask for that.
     """
 
-    wide = _is_wide(q)
-
-    def derivative(change):
+    def derivative(change, solve):
         m = _inner(q, change)
-        n = matmul(inverse, m) if wide else matmul(m, inverse)
-        return _times(change, inverse) + _times(q, _rotation(inverse, n, wide) - n)
+        n = matmul(inverse, m) if _is_wide(q) else matmul(m, inverse)
+        return _times(change, inverse) + _times(q, _rotation(inverse, m, solve) - n)
 
     return lax.custom_linear_solve(
-        lambda pair: jnp.stack([pair[1] - derivative(pair[0]), pair[0]]),
+        lambda pair: jnp.stack([pair[1] - derivative(pair[0], _differentiable_sylvester), pair[0]]),
         jnp.stack([jnp.zeros_like(change), change]),
-        lambda _, sides: jnp.stack([sides[1], sides[0] + derivative(sides[1])]),
+        lambda _, sides: jnp.stack([sides[1], sides[0] + derivative(sides[1], _sylvester)]),
         symmetric=True,
     )[1]
 
 
-# The Omega above: dP = dP^T gives R (N - Omega) = (N - Omega)^T R, that is
-#     R Omega + Omega R = R N - N^T R,
-# a Sylvester equation. In the eigenbasis of P it divides by sums of singular values, never by
-# differences. For a wide matrix, N and Omega are the transposes of those of its transpose.
+# The Omega above: dP = dP^T gives P Omega + Omega P = M - M^T = B with M = Q^T dW, a Sylvester
+# equation. In the eigenbasis of R = P^{-1} it multiplies by r_i r_j / (r_i + r_j), never dividing
+# by differences of singular values. With R = c (I + D), s = 1 + (d_i + d_j) / 2 and
+# t = (d_i - d_j) / 2 that is c (s - t^2 / s) / 2: two products give s and t^2, and what is left to
+# solve is of second order in D. Wide matrices have -M in place of M.
 def _rotation(
-    inverse: Float[Array, "r r"], n: Float[Array, "r r"], wide: bool
+    inverse: Float[Array, "r r"], m: Float[Array, "r r"], solve: Callable[[Array, Array], Array]
 ) -> Float[Array, "r r"]:
-    mean = jnp.trace(inverse) / len(n)
-    inverse = inverse / jnp.where(mean > 0, mean, 1)
-    right = matmul(n, inverse) if wide else matmul(inverse, n)
-    omega = lax.custom_linear_solve(
-        lambda x: matmul(inverse, x) + matmul(x, inverse),
-        right - right.T,
-        lambda _, b: _sylvester(inverse, b),
-        symmetric=True,
+    r = len(m)
+    mean = jnp.trace(inverse) / r
+    scaled = inverse / jnp.where(mean > 0, mean, 1)
+    d, b = _padded(scaled - jnp.eye(r, dtype=m.dtype)), _padded(m - m.T)
+    size = lax.stop_gradient(jnp.max(jnp.abs(b)))
+    b = b / jnp.where(size > 0, size, 1)
+    product = matmul(d, b)
+    first = b + (product - product.T) / 2
+    product = matmul(d, product + product.T)
+    second = solve(scaled, (product - product.T)[:r, :r] / 2)
+    return size * mean / 2 * (first[:r, :r] - second)
+
+
+def _differentiable_sylvester(
+    s: Float[Array, "r r"], right: Float[Array, "r r"]
+) -> Float[Array, "r r"]:
+    """What `_sylvester` solves, relative to the right side: that of a derivative may be tiny."""
+
+    def relative(_, right):
+        size = jnp.max(jnp.abs(right))
+        size = jnp.where(size > 0, size, 1)
+        return _sylvester(s, right / size) * size
+
+    return lax.custom_linear_solve(
+        lambda x: matmul(s, x) + matmul(x, s), right, relative, symmetric=True
     )
-    return (omega - omega.T) / 2
 
 
 def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Array, "r r"]:
     """Antisymmetric solution of S X + X S = B, for S symmetric semidefinite, B antisymmetric.
 
-    Conjugate gradients take a few products where S is near the identity; what they have not solved
-    by then is solved in the eigenbasis of S. Where S is singular, the least-squares solution.
+    It leaves a residual of the size of rounding in numbers of order one. Three terms of a series
+    take two products and are enough where S is near the identity and B small; else conjugate
+    gradients; what they have not solved in a few steps is solved in the eigenbasis of S. Where S is
+    singular, the least-squares solution.
     """
     r = len(s)
     eps = jnp.finfo(s.dtype).eps
-    size = jnp.max(jnp.abs(right))
-    size = jnp.where(size > 0, size, 1)
-    right = right / size
-    start = squared_norm(right)
-    tolerance = (32 * eps) ** 2 * start
-    padded = _padded(s)
+    tolerance = (32 * eps) ** 2
+    padded, b = _padded(s), _padded(right)
+
+    def image(x):
+        product = matmul(padded, x)
+        return product - product.T
 
     def step(state):
         x, residual, direction, old, count = state
-        product = matmul(padded, direction)
-        image = product - product.T
-        length = old / jnp.sum(direction * image)
+        change = image(direction)
+        length = old / jnp.sum(direction * change)
         x = x + length * direction
-        residual = residual - length * image
+        residual = residual - length * change
         new = squared_norm(residual)
         return x, residual, residual + new / old * direction, new, count + 1
 
-    b = _padded(right)
+    second = b - image(b) / 2
+    third = second - image(second) / 2
+    start = squared_norm(b)
+    # Its next term multiplies by halves of sums of two different eigenvalues of S - I, cubed.
+    left_out = (squared_norm(s - jnp.eye(r, dtype=s.dtype)) / 2) ** 3 * start
+    enough = left_out <= tolerance
     x, _, _, error, _ = lax.while_loop(
         lambda state: (state[3] > tolerance) & (state[4] < 16),
         step,
-        (jnp.zeros_like(b), b, b, start, 0),
-    )
+        (
+            jnp.where(enough, (b + second + third) / 2, 0),
+            b, b, jnp.where(enough, 0, start), 0,
+        ),
+    )  # fmt: skip
 
     def decompose(bad, x):
         values, vectors = _eigh(jnp.where(bad, s, x), bad)
@@ -405,6 +430,4 @@ def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Arra
         inner = jnp.where(regular, inner / jnp.where(regular, sums, 1), 0)
         return (matmul(vectors, matmul(inner, vectors.T)),)
 
-    (x,) = repeated(~(error <= tolerance), decompose, (x[:r, :r],))
-    return x * size
-
+    return repeated(~(error <= tolerance), decompose, (x[:r, :r],))[0]
