@@ -19,7 +19,7 @@ from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
-from jaxfed.linalg import Moment, matmul, polar, should_densify
+from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, should_densify
 
 
 class Member(NamedTuple):
@@ -48,7 +48,8 @@ class MaxVar(Algorithm):
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 
-    it is CuteMaxVar (Shrestha & Fu 2023). A warm start (`jf.gcca.MVLSA`) saves many rounds.
+    it is CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round, where the paper has
+    32: `(wire, wire, jf.channel.lossless())`. A warm start (`jf.gcca.MVLSA`) saves many rounds.
 
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.
@@ -83,8 +84,8 @@ class MaxVar(Algorithm):
             solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, with
                 step size one over the largest eigenvalue of its second moment; `"exact"` goes all
                 the way, to the least-squares map, through a singular value decomposition of the
-                view that is made once. Exact maps forget their start; derivatives need singular
-                values that differ.
+                view that is made once. Exact maps forget their start; their derivatives need
+                singular values that differ, and are zero in the directions concerned elsewhere.
             inner_steps: gradient steps of a client in each round.
             batch_size: entities in each step, drawn without replacement; None for all of them.
             ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
@@ -247,37 +248,12 @@ def _scores(data: Member, weights: Weights) -> Scores:
     return scores / len(scores) ** 0.5
 
 
-def _largest_eigenvalue(view: SparseView, steps: int = 32) -> Float[Array, ""]:
-    """The largest eigenvalue of X'X / L, by Lanczos iteration with reorthogonalization.
-
-    Source: Golub & Van Loan, Matrix Computations, Section 10.3.
-    """
+def _largest_eigenvalue(view: SparseView) -> Float[Array, ""]:
+    """The largest eigenvalue of X'X / L."""
     entities, features = view.shape
-    steps, fixed = min(steps, *view.shape), jax.lax.stop_gradient(view)
 
     def product(view, vector):
         return view.rmv(view.mv(vector[:, None]))[:, 0] / entities
 
-    def normalized(vector):
-        norm = jnp.linalg.norm(vector)
-        return vector / jnp.where(norm > 0, norm, 1)
-
-    def step(k, state):
-        basis, images = state
-        image = product(fixed, basis[k])
-        rest = image
-        for _ in range(2):  # once leaves what rounding brought back
-            rest = rest - matmul(basis.T, matmul(basis, rest))
-        rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
-        exhausted = jnp.linalg.norm(rest) <= rounding
-        following = jnp.where(exhausted, 0, normalized(rest))
-        return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
-
-    first = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
-    empty = jnp.zeros((steps, features), view.values.dtype)
-    state = (empty.at[0].set(normalized(first)), empty)
-    basis, images = jax.lax.fori_loop(0, steps, step, state)
-    ritz = jnp.linalg.eigh(matmul(basis, images.T))[1][:, -1]
-    vector = normalized(matmul(ritz, basis))
-    # The quotient has the eigenvalue's derivative though the vector has none.
-    return vector @ product(view, vector)
+    start = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
+    return largest_eigenvalue(product, view, start, min(32, entities))

@@ -9,6 +9,7 @@ from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Gather
 from jaxfed.gcca.views import Factors, Scores, SparseView, View, Weights, check_views, factorize
+from jaxfed.linalg import svd
 
 
 class MVLSA(OneExchange):
@@ -20,8 +21,8 @@ class MVLSA(OneExchange):
     (`rounds=1`); more change nothing. Meant as the `warm_start` of `jf.gcca.MaxVar`. Sparse views
     are cut down by a subspace iteration, which is approximate.
 
-    The server sees every client's factor, so there is no secure aggregation of it. Derivatives
-    need singular values of each view that differ.
+    The server sees every client's factor, so there is no secure aggregation of it. Derivatives are
+    those of `jf.linalg.svd`, of each view and of all factors side by side.
 
     Source: Rastogi, Van Durme & Arora (2015), Multiview LSA, without regularization.
     """
@@ -40,8 +41,7 @@ class MVLSA(OneExchange):
             ValueError: for ranks that are not positive whole numbers.
         """
         check_count("rank", rank)
-        if view_rank is not None:
-            check_count("view_rank", view_rank)
+        check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
@@ -80,7 +80,7 @@ class MVLSA(OneExchange):
         """The first left singular vectors of all of them, `first`, `(views, entities, k)`."""
         del key, like, start
         together = first.transpose(1, 0, 2).reshape(first.shape[1], -1)
-        return jnp.linalg.svd(together, full_matrices=False)[0][:, : self.rank]
+        return svd(together)[0][:, : self.rank]
 
     def client_init(
         self, key: Key[Array, ""], downlink: Scores, data: Factors, start: Personalized | None

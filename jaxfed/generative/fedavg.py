@@ -101,7 +101,7 @@ class FedAvg(Training):
             proximal: factor of FedProx's term, proximal/2 ‖w - w_server‖²; 0 is FedAvg.
             server_optimizer: takes minus the mean change for a gradient; None adds the change.
             fine_tuning_steps: how many local steps from the final parameters make each client's
-                own model.
+                local model.
 
         Raises:
             ValueError: for a model that is none, or has no parameters or not finite ones, things
