@@ -80,8 +80,9 @@ class Adaptive(Training):
     ) -> Local:
         """A personal model, given or the global one."""
         del key, data
-        given = None if start is None else parameters_of(start.local)
-        personal = given if jax.tree.leaves(given) else downlink.mean
+        personal = downlink.mean
+        if start is not None and jax.tree.leaves(start.local):
+            personal = parameters_of(start.local)
         return Local(
             personal,
             self.optimizer.init(personal),
@@ -152,7 +153,7 @@ class Adaptive(Training):
         spread = bounded(spread, self.bounds)
         leaves = jax.tree.leaves(spread)
         average = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
-        return Prior(mean, spread), {"spread": average}
+        return Prior(mean, spread), {"spread": jnp.asarray(average)}
 
     # --- its parts -----------------------------------------------------------------------------
 
