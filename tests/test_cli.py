@@ -461,7 +461,7 @@ def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
         (["--rank", "2", "--bits", "9"], "bits: wanted"),
         (["--rank", "2", "--views", "a", "d"], "holds a, b, c, not d"),
         (["--rank", "2", "--held-out", "1"], "--held-out: wanted"),
-        (["--rank", "2", "--view-rank", "8"], "view_rank: 8"),
+        (["--rank", "2", "--view-rank", "8"], "view_rank: wanted at most 7, got 8"),
         (["--rank", "2", "--batch-size", "4", "--solver", "exact"], "batch_size: solver"),
     ],
 )

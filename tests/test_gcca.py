@@ -168,7 +168,8 @@ def test_bits_are_those_of_the_formula():
     np.testing.assert_allclose(solution.history["bits_up"] / entries, wanted, rtol=1e-6)
     np.testing.assert_allclose(solution.history["bits_down"][-1] / entries, wanted[2], rtol=1e-6)
     assert jf.gcca.bits_per_variable(4, 32) == 32 * 5
-    assert jf.gcca.bits_per_variable(4, 3) == 44
+    assert jf.gcca.bits_per_variable(4, 3) == 20
+    assert jf.gcca.bits_per_variable(4, 3, start_bits=32) == 44  # the paper's
 
 
 def test_batches_average_to_the_gradient(x64):
@@ -404,8 +405,20 @@ def test_alignment_accuracy(key):
 
 
 def test_compression_ratio():
-    np.testing.assert_allclose(jf.gcca.compression_ratio(18, 18, 3), 0.90625)
-    np.testing.assert_allclose(jf.gcca.compression_ratio(19, 18, 4), 0.8681, atol=1e-4)
+    # The paper's, which counts the start as a round.
+    ratio = jf.gcca.compression_ratio
+    np.testing.assert_allclose(ratio(18, 18, 3, start_bits=3), 0.90625)
+    np.testing.assert_allclose(ratio(19, 18, 4, start_bits=4), 0.8681, atol=1e-4)
+    # What has travelled, by the history of a run.
+    clients = jf.gcca.Views.from_arrays(arrays(40, (6, 6), dtype=np.float32))
+    warm = padded(*start(arrays(40, (6, 6))))
+    warm = jax.tree.map(lambda x: x.astype(np.float32), warm)
+    full, coarse = (
+        run(clients, warm, channel=c, rounds=4, steps=1).history for c in (None, THREE_BITS)
+    )
+    scales = 5 * 32 / (5 * 32 * 40 * RANK)
+    saved = 1 - coarse["bits_up"][-1] / full["bits_up"][-1]
+    np.testing.assert_allclose(saved, ratio(5, 5, 3) - scales, rtol=1e-6)
 
 
 X = np.ones((6, 3), np.float32)
@@ -477,7 +490,9 @@ def test_what_sparse_views_cannot_is_refused(key):
         (lambda: jf.gcca.alignment_accuracy(jnp.ones((1, 4, 2))), "scores"),
         (lambda: jf.gcca.subspace_distance(jnp.eye(3), jnp.eye(4)), "shared, other"),
         (lambda: jf.gcca.bits_per_variable(-1, 3), "rounds"),
+        (lambda: jf.gcca.bits_per_variable(1, 3, start_bits=0), "start_bits"),
         (lambda: jf.gcca.compression_ratio(3, 0, 3), "full_rounds"),
+        (lambda: jf.gcca.compression_ratio(0, 3, 3), "rounds"),
         (lambda: jf.data.gcca_synthetic(jax.random.key(0), densities=(1, 0, 1)), "densities"),
         (lambda: jf.data.gcca_synthetic(jax.random.key(0), features=(3, 4)), "features"),
         (lambda: jf.data.gcca_synthetic(jax.random.key(0), noise=-1), "noise"),
@@ -493,8 +508,8 @@ def test_unfit_numbers_are_refused(make, message):
     [
         (jf.gcca.MaxVar(7), "rank: 7"),
         (jf.gcca.MaxVar(2, batch_size=7), "batch_size: 7 of 6"),
-        (jf.gcca.MVLSA(2, view_rank=4), "view_rank: 4"),
-        (jf.gcca.MVLSA(5, view_rank=2), "rank: 5 components from 2 views"),
+        (jf.gcca.MVLSA(2, view_rank=4), "view_rank: wanted at most 3, got 4"),
+        (jf.gcca.MVLSA(5, view_rank=2), "rank: wanted at most the views' 4 together, got 5"),
     ],
 )
 def test_algorithms_refuse_views_that_do_not_fit(algorithm, message):

@@ -79,7 +79,7 @@ def test_it_is_the_reference(options, reference, key, x64):
     )  # fmt: skip
     chex.assert_trees_all_close(jax.tree.leaves(solution.result.shared), wanted, atol=1e-8)
     np.testing.assert_allclose(solution.history["objective"], objective, atol=1e-8)
-    assert solution.result.local == ()
+    assert solution.result.local is None
     numbers = 2 * FEATURES * LATENT + FEATURES + LATENT
     for bits in ("bits_up", "bits_down"):
         np.testing.assert_allclose(solution.history[bits], 64 * numbers * np.arange(1, 11))

@@ -9,7 +9,6 @@ canonical correlation analysis, IEEE Transactions on Signal Processing; Lyu & Fu
 multiview analysis.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,11 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
+from jaxfed.gcca._networks import (
+    Maker,
+    applied,
+    arrays_of,
+    check_network,
+    described,
+    frame_of,
+    loss,
+    scores_of,
+    split,
+    with_statistics,
+)
 from jaxfed.gcca.views import Scores, SparseView, View, Views, check_views
 from jaxfed.linalg import polar
 
@@ -80,7 +91,7 @@ class DeepMaxVar(Algorithm):
 
     step_size: Float[Array, ""]
     proximal: Float[Array, ""]
-    network: Callable[..., Any] = eqx.field(static=True)
+    network: Maker = eqx.field(static=True)
     optimizer: optax.GradientTransformation = eqx.field(static=True)
     rank: int = eqx.field(static=True)
     inner_epochs: int = eqx.field(static=True)
@@ -88,7 +99,7 @@ class DeepMaxVar(Algorithm):
 
     def __init__(
         self,
-        network: Callable[..., Any],
+        network: Maker,
         optimizer: optax.GradientTransformation,
         *,
         rank: int,
@@ -148,7 +159,8 @@ class DeepMaxVar(Algorithm):
             )
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
-        arrays = self._check_network(clients.data)
+        batch = entities if self.batch_size is None else self.batch_size
+        arrays = check_network(self.network, clients.data, batch, self.rank)
         if start is None:
             return
         wanted = (entities, self.rank)
@@ -160,86 +172,75 @@ class DeepMaxVar(Algorithm):
         if given != like:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
-                f"{_described(like)}, got {_described(given)}"
+                f"{described(like)}, got {described(given)}"
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
             # On the host: within a traced function, JAX would trace this too.
             if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
                 raise ValueError("warm_start: NaN or infinite numbers")
 
-    def _check_network(self, view: View) -> PyTree:
-        """The shapes of a network's arrays."""
-        (entities, features), dtype = view.shape, view.values.dtype
-        batch = entities if self.batch_size is None else self.batch_size
-        try:
-            arrays, frame = self._frame(features, dtype)
-            parameters = jax.tree.leaves(_split(eqx.combine(arrays, frame))[0])
-            outputs, _ = eqx.filter_eval_shape(
-                lambda arrays, x: _in_training(eqx.combine(arrays, frame), x),
-                arrays, jax.ShapeDtypeStruct((batch, features), dtype),
-            )  # fmt: skip
-        except Exception as error:
-            raise ValueError(
-                f"network: it fails for batches of {batch} entities with {features} features: "
-                f"{error}"
-            ) from error
-        if not parameters:
-            raise ValueError("network: wanted parameters, floating point arrays, got none")
-        wanted = (batch, self.rank)
-        if getattr(outputs, "shape", None) != wanted or outputs.dtype != dtype:
-            raise ValueError(
-                f"network: wanted outputs of shape {wanted} and type {dtype}, one for each "
-                f"component of the rank, got {_described(outputs)}"
-            )
-        return arrays
-
     # --- start ---------------------------------------------------------------------------------
 
-    def client_init(self, key, data, start):
-        """Send the scores of the first network."""
-        of_network, of_order = jax.random.split(key)
-        values = data.values
-        arrays, frame = self._frame(values.shape[-1], values.dtype)
-        if start is None:
-            made = self.network(values.shape[-1], mask=data.mask, key=of_network)
-            arrays = _cast(eqx.filter(made, eqx.is_array), values.dtype)
-        else:
-            arrays = eqx.filter(start.local, eqx.is_array)
-        network = eqx.combine(arrays, frame)
+    def first_message(self, key: Key[Array, ""], data: View, start: Personalized | None) -> Scores:
+        """The scores of the first network."""
+        return self._first(key, data, start)[1]
+
+    def server_init(
+        self, key: Key[Array, ""], first: Scores, like: View, start: Personalized | None
+    ) -> Scores:
+        """The representation closest to the scores, or the one given."""
+        del key, like
+        return _closest(first) if start is None else start.shared
+
+    def client_init(
+        self, key: Key[Array, ""], downlink: Scores, data: View, start: Personalized | None
+    ) -> Learner:
+        """The first network, the same as for the first message, and the order of the entities."""
+        del downlink
+        network, scores = self._first(key, data, start)
         order = None
         if self.batch_size is not None:
-            order = jax.random.permutation(of_order, jnp.arange(len(values), dtype=jnp.int32))
-        scores = _scores(network, values)
-        return scores, Learner(arrays, self.optimizer.init(_split(network)[0]), order, scores)
+            entities = jnp.arange(len(scores), dtype=jnp.int32)
+            order = jax.random.permutation(jax.random.split(key)[1], entities)
+        state = self.optimizer.init(split(network)[0])
+        return Learner(eqx.filter(network, eqx.is_array), state, order, scores)
 
-    def server_init(self, key, uplink, start):
-        """The representation closest to the scores, or the one given."""
-        del key
-        return _closest(uplink) if start is None else start.shared
+    def _first(
+        self, key: Key[Array, ""], data: View, start: Personalized | None
+    ) -> tuple[Any, Scores]:
+        features, dtype = data.shape[-1], data.values.dtype
+        if start is None:
+            arrays = arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
+        else:
+            arrays = eqx.filter(start.local, eqx.is_array)
+        network = eqx.combine(arrays, frame_of(self.network, features, dtype)[1])
+        return network, scores_of(network, data.values)
 
     # --- a round -------------------------------------------------------------------------------
 
-    def downlink(self, server):
+    def downlink(self, server: Scores) -> Scores:
         """The representation."""
         return server
 
-    def client_step(self, key, downlink, local, data):
+    def client_step(
+        self, key: Key[Array, ""], downlink: Scores, local: Learner, data: View
+    ) -> tuple[Scores, Learner, Diagnostics]:
         """Train the network towards the representation; send its scores."""
         del key
         values = data.values
-        frame = self._frame(values.shape[-1], values.dtype)[1]
+        frame = frame_of(self.network, values.shape[-1], values.dtype)[1]
         objective = jnp.sum((local.scores - downlink) ** 2) / 2
         batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
 
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
-            parameters, rest = _split(network)
-            gradient, statistics = jax.grad(_loss, has_aux=True)(parameters, rest, *batch)
+            parameters, rest = split(network)
+            gradient, statistics = jax.grad(loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
             updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
             parameters = optax.apply_updates(parameters, updates)
-            network = _with_statistics(eqx.combine(parameters, rest), statistics)
+            network = with_statistics(eqx.combine(parameters, rest), statistics)
             return (eqx.filter(network, eqx.is_array), state), None
 
         def epoch(carry, _):
@@ -247,7 +248,7 @@ class DeepMaxVar(Algorithm):
 
         carry = local.arrays, local.optimizer
         arrays, state = jax.lax.scan(epoch, carry, length=self.inner_epochs)[0]
-        scores = _scores(eqx.combine(arrays, frame), values)
+        scores = scores_of(eqx.combine(arrays, frame), values)
         return scores, Learner(arrays, state, local.order, scores), {"objective": objective}
 
     def _batches(self, order: Int[Array, " entities"] | None, *tables: Array) -> tuple[Array, ...]:
@@ -260,14 +261,16 @@ class DeepMaxVar(Algorithm):
         rows = jnp.resize(order, (number, self.batch_size))
         return tuple(table[rows] for table in tables)
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: Key[Array, ""], server: Scores, uplink: Scores
+    ) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix of mean zero closest to the scores' mean."""
         del key
-        return _closest(uplink, self.proximal.astype(server.dtype) * server)
+        return _closest(uplink, self.proximal.astype(server.dtype) * server), {}
 
     # --- result --------------------------------------------------------------------------------
 
-    def client_result(self, downlink, local, data):
+    def client_result(self, downlink: Scores, local: Learner, data: View) -> PyTree:
         """The view's network."""
         del downlink, data
         return local.arrays
@@ -292,7 +295,7 @@ class DeepMaxVar(Algorithm):
         networks = {len(leaf) for leaf in jax.tree.leaves(local)}
         if networks != {len(values)}:
             raise ValueError(f"local, views: {networks} networks and {len(values)} views")
-        arrays, frame = self._frame(values.shape[-1], values.dtype)
+        arrays, frame = frame_of(self.network, values.shape[-1], values.dtype)
         given = jax.tree.map(lambda x: x.shape[1:], eqx.filter(local, eqx.is_array))
         if given != jax.tree.map(lambda x: x.shape, arrays):
             raise ValueError(
@@ -300,7 +303,7 @@ class DeepMaxVar(Algorithm):
             )
 
         def one(arrays, values):
-            return _applied(eqx.combine(arrays, frame), values)
+            return applied(eqx.combine(arrays, frame), values)
 
         return jax.vmap(one)(eqx.filter(local, eqx.is_array), values)
 
@@ -322,19 +325,6 @@ class DeepMaxVar(Algorithm):
         """
         return _closest(self.outputs(local, views).mean(0))
 
-    # -------------------------------------------------------------------------------------------
-
-    def _frame(self, features: int, dtype: Any) -> tuple[PyTree, PyTree]:
-        """Shapes and types of a network's arrays, and the rest of it."""
-
-        def make(key, mask):
-            return self.network(features, mask=mask, key=key)
-
-        mask = jax.ShapeDtypeStruct((features,), dtype)
-        made = eqx.filter_eval_shape(make, jax.random.key(0), mask)
-        shapes, frame = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
-        return jax.eval_shape(lambda tree: _cast(tree, dtype), shapes), frame
-
 
 def _closest(scores: Scores, proximal: Scores | float = 0.0) -> Scores:
     """The orthonormal matrix with columns of mean zero closest to the scores.
@@ -342,56 +332,3 @@ def _closest(scores: Scores, proximal: Scores | float = 0.0) -> Scores:
     Source: Shrestha & Fu (2023), equations (9) and (15).
     """
     return polar(scores - scores.mean(0) + proximal)
-
-
-def _is_statistic(path: tuple[Any, ...]) -> bool:
-    return path[0] == jax.tree_util.GetAttrKey("statistics")
-
-
-def _split(network: Any) -> tuple[PyTree, PyTree]:
-    """A network's parameters, and the rest of it."""
-    trained = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _inexact(leaf) and not _is_statistic(path), network
-    )
-    return eqx.partition(network, trained)
-
-
-def _inexact(leaf: Any) -> bool:
-    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
-    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _with_statistics(network: Any, statistics: PyTree) -> Any:
-    leaves = iter(jax.tree.leaves(statistics))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: next(leaves) if _is_statistic(path) else leaf, network
-    )
-
-
-def _applied(network: Any, values: Float[Array, "n features"]) -> Float[Array, "n rank"]:
-    return network(values) if hasattr(network, "statistics") else jax.vmap(network)(values)
-
-
-def _in_training(network: Any, batch: Float[Array, "b features"]) -> tuple[Array, PyTree]:
-    if hasattr(network, "statistics"):
-        return network.in_training(batch)
-    return jax.vmap(network)(batch), ()
-
-
-def _loss(
-    parameters: PyTree, rest: PyTree, batch: Float[Array, "b features"], targets: Scores
-) -> tuple[Float[Array, ""], PyTree]:
-    outputs, statistics = _in_training(eqx.combine(parameters, rest), batch)
-    return jnp.sum((outputs - targets) ** 2) / (2 * len(batch)), statistics
-
-
-def _scores(network: Any, values: Float[Array, "entities features"]) -> Scores:
-    return _applied(network, values) / len(values) ** 0.5
-
-
-def _cast(tree: PyTree, dtype: Any) -> PyTree:
-    return jax.tree.map(lambda x: x.astype(dtype) if _inexact(x) else x, tree)
-
-
-def _described(tree: PyTree) -> str:
-    return " ".join(eqx.tree_pformat(tree).split())

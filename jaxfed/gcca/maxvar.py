@@ -13,15 +13,13 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_count
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import Scores, SparseView, Weights, check_views, factorize
-from jaxfed.linalg import Moment, matmul, polar, should_densify
+from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
+from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, should_densify
 
 
 class Member(NamedTuple):
@@ -50,7 +48,8 @@ class MaxVar(Algorithm):
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 
-    it is CuteMaxVar (Shrestha & Fu 2023). A warm start (`jf.gcca.MVLSA`) saves many rounds.
+    it is CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round, where the paper has
+    32: `(wire, wire, jf.channel.lossless())`. A warm start (`jf.gcca.MVLSA`) saves many rounds.
 
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.
@@ -85,8 +84,8 @@ class MaxVar(Algorithm):
             solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, with
                 step size one over the largest eigenvalue of its second moment; `"exact"` goes all
                 the way, to the least-squares map, through a singular value decomposition of the
-                view that is made once. Exact maps forget their start; derivatives need singular
-                values that differ.
+                view that is made once. Exact maps forget their start; their derivatives need
+                singular values that differ, and are zero in the directions concerned elsewhere.
             inner_steps: gradient steps of a client in each round.
             batch_size: entities in each step, drawn without replacement; None for all of them.
             ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
@@ -101,14 +100,13 @@ class MaxVar(Algorithm):
         """
         check_count("rank", rank)
         check_count("inner_steps", inner_steps)
-        if solver not in ("gradient", "exact"):
-            raise ValueError(f"solver: wanted one of gradient, exact, got {solver!r}")
+        check_name("solver", solver, ("gradient", "exact"))
         if batch_size is not None:
             check_count("batch_size", batch_size)
             if solver == "exact":
                 raise ValueError(f"batch_size: solver='exact' needs all entities, got {batch_size}")
-        _check_weight("ridge", ridge)
-        _check_weight("proximal", proximal)
+        check_factor("ridge", ridge)
+        check_factor("proximal", proximal)
         self.rank, self.solver = rank, solver
         self.inner_steps, self.batch_size = inner_steps, batch_size
         self.ridge, self.proximal = jnp.asarray(ridge), jnp.asarray(proximal)
@@ -137,7 +135,7 @@ class MaxVar(Algorithm):
             if part.shape != wanted:
                 raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {part.shape}")
 
-    def prepare(self, data, client_id, rounds):
+    def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
         del client_id
         if self.solver == "exact":
@@ -155,26 +153,41 @@ class MaxVar(Algorithm):
         tiny = jnp.finfo(bound.dtype).tiny
         return Member(data, data.mask, moment, 1 / jnp.maximum(bound, tiny))
 
-    def client_init(self, key, data, start):
-        """Send the scores of the first map."""
+    def first_message(
+        self, key: Key[Array, ""], data: Member, start: Personalized | None
+    ) -> Scores:
+        """The scores of the first map."""
+        return self._first(key, data, start).scores
+
+    def server_init(
+        self, key: Key[Array, ""], first: Scores, like: Member, start: Personalized | None
+    ) -> Scores:
+        """The representation closest to the scores, or the one given."""
+        del key, like
+        return polar(first) if start is None else start.shared
+
+    def downlink(self, server: Scores) -> Scores:
+        """The representation."""
+        return server
+
+    def client_init(
+        self, key: Key[Array, ""], downlink: Scores, data: Member, start: Personalized | None
+    ) -> Map:
+        """The first map, the same as for the first message, and its scores."""
+        del downlink
+        return self._first(key, data, start)
+
+    def _first(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Map:
         if start is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
             weights = start.local
         weights = weights * data.mask[:, None]
-        scores = _scores(data, weights)
-        return scores, Map(weights, scores)
+        return Map(weights, _scores(data, weights))
 
-    def server_init(self, key, uplink, start):
-        """The representation closest to the scores, or the one given."""
-        del key
-        return polar(uplink) if start is None else start.shared
-
-    def downlink(self, server):
-        """The representation."""
-        return server
-
-    def client_step(self, key, downlink, local, data):
+    def client_step(
+        self, key: Key[Array, ""], downlink: Scores, local: Map, data: Member
+    ) -> tuple[Scores, Map, Diagnostics]:
         """Move the map towards the representation; send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         distance = jnp.sum((local.scores - downlink) ** 2) / 2
@@ -186,7 +199,14 @@ class MaxVar(Algorithm):
         scores = _scores(data, weights)
         return scores, Map(weights, scores), {"objective": objective}
 
-    def _gradient_steps(self, key, downlink, weights, data: Member, ridge) -> Weights:
+    def _gradient_steps(
+        self,
+        key: Key[Array, ""],
+        downlink: Scores,
+        weights: Weights,
+        data: Member,
+        ridge: Float[Array, ""],
+    ) -> Weights:
         view, batch, length = data.view, self.batch_size, len(downlink)
         target = view.rmv(downlink) / length**0.5 if batch is None else 0
 
@@ -210,12 +230,14 @@ class MaxVar(Algorithm):
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
         return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: Key[Array, ""], server: Scores, uplink: Scores
+    ) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
         del key
-        return polar(uplink + self.proximal.astype(server.dtype) * server)
+        return polar(uplink + self.proximal.astype(server.dtype) * server), {}
 
-    def client_result(self, downlink, local, data):
+    def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
         """The view's map."""
         del downlink, data
         return local.weights
@@ -226,45 +248,12 @@ def _scores(data: Member, weights: Weights) -> Scores:
     return scores / len(scores) ** 0.5
 
 
-def _largest_eigenvalue(view: SparseView, steps: int = 32) -> Float[Array, ""]:
-    """The largest eigenvalue of X'X / L, by Lanczos iteration with reorthogonalization.
-
-    Source: Golub & Van Loan, Matrix Computations, Section 10.3.
-    """
+def _largest_eigenvalue(view: SparseView) -> Float[Array, ""]:
+    """The largest eigenvalue of X'X / L."""
     entities, features = view.shape
-    steps, fixed = min(steps, *view.shape), jax.lax.stop_gradient(view)
 
     def product(view, vector):
         return view.rmv(view.mv(vector[:, None]))[:, 0] / entities
 
-    def normalized(vector):
-        norm = jnp.linalg.norm(vector)
-        return vector / jnp.where(norm > 0, norm, 1)
-
-    def step(k, state):
-        basis, images = state
-        image = product(fixed, basis[k])
-        rest = image
-        for _ in range(2):  # once leaves what rounding brought back
-            rest = rest - matmul(basis.T, matmul(basis, rest))
-        rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
-        exhausted = jnp.linalg.norm(rest) <= rounding
-        following = jnp.where(exhausted, 0, normalized(rest))
-        return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
-
-    first = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
-    empty = jnp.zeros((steps, features), view.values.dtype)
-    state = (empty.at[0].set(normalized(first)), empty)
-    basis, images = jax.lax.fori_loop(0, steps, step, state)
-    ritz = jnp.linalg.eigh(matmul(basis, images.T))[1][:, -1]
-    vector = normalized(matmul(ritz, basis))
-    # The quotient has the eigenvalue's derivative though the vector has none.
-    return vector @ product(view, vector)
-
-
-def _check_weight(name: str, value: float | Array) -> None:
-    if isinstance(value, Tracer):
-        return
-    weight = np.asarray(value)
-    if weight.dtype.kind not in "fiu" or not np.isfinite(weight).all() or (weight < 0).any():
-        raise ValueError(f"{name}: wanted a number of at least 0, got {value!r}")
+    start = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
+    return largest_eigenvalue(product, view, start, min(32, entities))

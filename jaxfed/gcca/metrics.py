@@ -142,47 +142,59 @@ def subspace_distance(
     return jnp.linalg.norm(shared - other @ (other.T @ shared), 2)
 
 
-def compression_ratio(rounds: float, full_rounds: float, bits: float) -> float:
-    """Share of the bits saved on the way to a goal, `1 - rounds bits / (32 full_rounds)`.
+def compression_ratio(
+    rounds: float, full_rounds: float, bits: float, *, start_bits: float = 8
+) -> float:
+    """Share of the bits saved on the way to a goal, the exchange before the rounds included.
 
-    The exact exchange before the rounds is left out, as in the paper.
+    `1 - (start_bits + (rounds - 1) bits) / (32 full_rounds)`
 
     Args:
-        rounds: position at which the compressed run reaches the goal, see
-            `jaxfed.metrics.rounds_to_accuracy`.
-        full_rounds: that of the run in full precision.
-        bits: bits per exchanged variable and round.
+        rounds: position at which the compressed run reaches the goal, counted from 1 for the start,
+            see `jaxfed.metrics.rounds_to_accuracy`.
+        full_rounds: that of the run in full precision, all of whose entries have 32 bits.
+        bits: per entry of a round's messages.
+        start_bits: per entry of the messages before the rounds. The default is what compressors
+            take there; the paper counts them as those of a round, `start_bits=bits`.
 
     Raises:
-        ValueError: if `full_rounds` or `bits` is not positive.
+        ValueError: if `full_rounds` or a number of bits is not positive, or `rounds` is below 1.
 
     Source: Shrestha & Fu (2023), Section V-A3.
     """
-    if not full_rounds > 0 or not bits > 0:
-        raise ValueError(f"full_rounds, bits: wanted positive numbers, got {full_rounds}, {bits}")
-    return 1 - rounds * bits / (32 * full_rounds)
+    if not full_rounds > 0 or not bits > 0 or not start_bits > 0 or not rounds >= 1:
+        raise ValueError(
+            "rounds, full_rounds, bits, start_bits: wanted at least 1 and positive numbers, got "
+            f"{rounds}, {full_rounds}, {bits}, {start_bits}"
+        )
+    return 1 - (start_bits + (rounds - 1) * bits) / (32 * full_rounds)
 
 
-def bits_per_variable(rounds: int, bits: float, entries: int | None = None) -> float:
-    """Bits that one variable has cost in one direction, `32 + rounds (bits + 32 / entries)`.
+def bits_per_variable(
+    rounds: int, bits: float, entries: int | None = None, *, start_bits: float | None = None
+) -> float:
+    """Bits that one variable has cost in one direction, `start_bits + rounds bits`.
 
     Args:
-        rounds: how many, besides the exact exchange before them.
-        bits: per entry.
+        rounds: how many, besides the exchange before them.
+        bits: per entry of a round's messages.
         entries: of a message, each of which carries a 32-bit scale; None for the paper's
             accounting, which leaves the scale out, and for messages in full precision.
+        start_bits: per entry of the messages before the rounds; None for what is taken there
+            by default, 8 bits by compressors and 32 in full precision. In the paper it is 32.
 
     Raises:
         ValueError: for negative rounds, or bits or entries that are not positive.
 
     Source: Shrestha & Fu (2023), Section V-A3.
     """
-    if rounds < 0 or not bits > 0 or (entries is not None and entries < 1):
+    start = start_bits if start_bits is not None else 8 if bits < 32 else 32
+    if rounds < 0 or not bits > 0 or not start > 0 or (entries is not None and entries < 1):
         raise ValueError(
-            "rounds, bits, entries: wanted at least 0 and positive numbers, "
-            f"got {rounds}, {bits}, {entries}"
+            "rounds, bits, entries, start_bits: wanted at least 0 and positive numbers, "
+            f"got {rounds}, {bits}, {entries}, {start_bits}"
         )
-    return 32 + rounds * (bits + (32 / entries if entries else 0))
+    return start + rounds * bits + (32 / entries * (rounds + 1) if entries else 0)
 
 
 def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:

@@ -2,12 +2,14 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.aggregation import Stack
 from jaxfed.core.algorithm import OneExchange, Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
-from jaxfed.gcca.views import check_views, factorize
+from jaxfed.core.reduction import Gather
+from jaxfed.gcca.views import Factors, Scores, SparseView, View, Weights, check_views, factorize
+from jaxfed.linalg import svd
 
 
 class MVLSA(OneExchange):
@@ -19,8 +21,8 @@ class MVLSA(OneExchange):
     (`rounds=1`); more change nothing. Meant as the `warm_start` of `jf.gcca.MaxVar`. Sparse views
     are cut down by a subspace iteration, which is approximate.
 
-    The server sees every client's factor, so there is no secure aggregation of it. Derivatives
-    need singular values of each view that differ.
+    The server sees every client's factor, so there is no secure aggregation of it. Derivatives are
+    those of `jf.linalg.svd`, of each view and of all factors side by side.
 
     Source: Rastogi, Van Durme & Arora (2015), Multiview LSA, without regularization.
     """
@@ -39,8 +41,7 @@ class MVLSA(OneExchange):
             ValueError: for ranks that are not positive whole numbers.
         """
         check_count("rank", rank)
-        if view_rank is not None:
-            check_count("view_rank", view_rank)
+        check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
@@ -53,45 +54,44 @@ class MVLSA(OneExchange):
         check_views(clients, self.rank)
         views, shape = len(clients), clients.data.shape
         if self.view_rank is not None and self.view_rank > min(shape):
-            raise ValueError(
-                f"view_rank: {self.view_rank} singular vectors of views of shape {tuple(shape)}"
-            )
-        if self._width(*shape) * views < self.rank:
-            raise ValueError(
-                f"rank: {self.rank} components from {views} views cut to rank {self._width(*shape)}"
-            )
+            raise ValueError(f"view_rank: wanted at most {min(shape)}, got {self.view_rank}")
+        most = self._width(*shape) * views
+        if most < self.rank:
+            raise ValueError(f"rank: wanted at most the views' {most} together, got {self.rank}")
 
     def _width(self, entities: int, features: int) -> int:
         return min(self.view_rank or 2 * self.rank, entities, features)
 
-    def prepare(self, data, client_id, rounds):
+    def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Factors:
         """The view's truncated singular value decomposition."""
         del client_id, rounds
         return factorize(data, self._width(*data.shape))
 
-    @property
-    def start_aggregation(self):
-        """All factors side by side."""
-        return Stack()
-
-    def client_init(self, key, data, start):
-        """Send the left singular vectors."""
+    def first_message(
+        self, key: Key[Array, ""], data: Factors, start: Personalized | None
+    ) -> Gather:
+        """The left singular vectors, for the server to have all of them side by side."""
         del key, start
-        return data.left, ()
+        return Gather(data.left)
 
-    def server_init(self, key, uplink, start):
-        """The first left singular vectors of all of them."""
-        del key, start
-        views, entities, width = uplink.shape
-        together = uplink.transpose(1, 0, 2).reshape(entities, views * width)
-        return jnp.linalg.svd(together, full_matrices=False)[0][:, : self.rank]
+    def server_init(
+        self, key: Key[Array, ""], first: Array, like: Factors, start: Personalized | None
+    ) -> Scores:
+        """The first left singular vectors of all of them, `first`, `(views, entities, k)`."""
+        del key, like, start
+        together = first.transpose(1, 0, 2).reshape(first.shape[1], -1)
+        return svd(together)[0][:, : self.rank]
 
-    def client_begin(self, downlink, local, data):
+    def client_init(
+        self, key: Key[Array, ""], downlink: Scores, data: Factors, start: Personalized | None
+    ) -> Weights:
         """The least-squares map of the truncated view."""
-        del local
+        del key, start
         return data.solve(downlink)
 
-    def left_over(self, downlink, local, data):
+    def residual_variance(
+        self, downlink: Scores, local: Weights, data: Factors
+    ) -> Float[Array, ""]:
         """Half the squared distance; what the view has beyond its first triples counts nowhere."""
         scores = data.mv(local) / len(downlink) ** 0.5
         return jnp.sum((scores - downlink) ** 2) / 2

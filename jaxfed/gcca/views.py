@@ -12,7 +12,7 @@ from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed.core.clients import Clients, check_tables, checked_array, padded
-from jaxfed.linalg import matmul
+from jaxfed.linalg import matmul, not_rounding, svd
 
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
@@ -88,9 +88,13 @@ class Factors(NamedTuple):
 
     def solve(self, scores: Scores, ridge: Float[Array, ""] | float = 0.0) -> Weights:
         r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
-        length = len(self.left)
-        squares = self.singular**2 + ridge * length
-        shrunk = jnp.where(self.singular > 0, self.singular / jnp.where(squares > 0, squares, 1), 0)
+        length, kept = len(self.left), self.singular > 0
+        # In units in which no square under- or overflows, in the derivative either.
+        unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
+        unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
+        singular = self.singular / unit
+        squares = singular**2 + ridge * length / unit / unit
+        shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
         return matmul(self.right, shrunk[:, None] * matmul(self.left.T, scores)) * length**0.5
 
     def mv(self, weights: Weights) -> Scores:
@@ -106,7 +110,7 @@ def factorize(view: View | SparseView, rank: int) -> Factors:
     the better the faster its singular values fall.
     """
     if isinstance(view, View):
-        left, singular, right = _svd(view.values)
+        left, singular, right = svd(view.values)
     else:
         width = min(rank + 10, *view.shape)
         start = jax.random.normal(jax.random.key(0), (view.shape[1], width), view.values.dtype)
@@ -115,44 +119,11 @@ def factorize(view: View | SparseView, rank: int) -> Factors:
             return jnp.linalg.qr(view.rmv(jnp.linalg.qr(view.mv(basis))[0]))[0]
 
         basis = jax.lax.fori_loop(0, 8, iterate, start * view.mask[:, None])
-        left, singular, right = _svd(view.mv(basis))
+        left, singular, right = svd(view.mv(basis))
         right = matmul(right, basis.T)
     left, singular, right = left[:, :rank], singular[:rank], right[:rank].T
-    kept = positive(singular, view.shape)
+    kept = not_rounding(singular, view.shape)
     return Factors(left * kept, singular * kept, right * kept)
-
-
-def positive(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Array:
-    """Which singular values, in descending order, are more than rounding."""
-    return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
-
-
-@jax.custom_jvp
-def _svd(x: Float[Array, "n d"]) -> tuple[Array, Array, Array]:
-    left, singular, right = jnp.linalg.svd(x, full_matrices=False)
-    return left, singular, right
-
-
-# JAX's own rule gives NaN where singular values are zero up to rounding, as those of padding are.
-# Here pairs that coincide give nothing, and so do directions that are only rounding.
-@_svd.defjvp
-def _(primals, tangents):
-    (x,), (change,) = primals, tangents
-    left, singular, right = _svd(x)
-    squares = singular**2
-    gaps = squares - squares[:, None]
-    clear = jnp.abs(gaps) > jnp.finfo(x.dtype).eps * max(x.shape) * squares[0]
-    weights = jnp.where(clear, 1 / jnp.where(clear, gaps, 1), 0)
-    kept = positive(singular, x.shape)
-    reciprocals = jnp.where(kept, 1 / jnp.where(kept, singular, 1), 0)
-
-    inner = matmul(left.T, matmul(change, right.T))
-    scaled = inner * singular, singular[:, None] * inner
-    outside = matmul(change, right.T) - matmul(left, inner)
-    left_change = matmul(left, weights * (scaled[0] + scaled[0].T)) + outside * reciprocals
-    outside = matmul(change.T, left) - matmul(right.T, inner.T)
-    right_change = matmul(right.T, weights * (scaled[1] + scaled[1].T)) + outside * reciprocals
-    return (left, singular, right), (left_change, jnp.diagonal(inner), right_change.T)
 
 
 class Views(Clients):

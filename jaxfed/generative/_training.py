@@ -1,12 +1,13 @@
 """What training a model on clients' samples needs, whatever the algorithm."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
@@ -14,13 +15,15 @@ from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients, Samples
 
+Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
 
 class Training(Algorithm):
     """An algorithm that trains an Equinox model on minibatches of the clients' samples.
 
-    The model's floating point arrays are its parameters; all its arrays are traced leaves.
+    The model's floating point arrays are its parameters; all its arrays are traced leaves. See
+    `taken_apart` for the first two fields.
     """
 
     arrays: PyTree
@@ -28,25 +31,7 @@ class Training(Algorithm):
     loss: Loss = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
 
-    def __init__(self, model: eqx.Module, loss: Loss, batch_size: int | None):
-        """Take the model apart.
-
-        Raises:
-            ValueError: for a model that is none, or has no parameters or not finite ones, what is
-                no loss, and a batch size that is not a positive whole number.
-        """
-        if not isinstance(model, eqx.Module):
-            raise ValueError(f"model: wanted an equinox.Module, got {type(model).__name__}")
-        if not callable(loss):
-            raise ValueError(f"loss: wanted a function of model, batch and key, got {loss!r}")
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
-        model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)
-        self.arrays, others = eqx.partition(model, eqx.is_array)
-        self.others = tuple(jax.tree.leaves(others, is_leaf=_is_none))
-        check_parameters("model", parameters_of(self.arrays))
-        self.loss, self.batch_size = loss, batch_size
-
+    @final
     def model_of(self, arrays: PyTree) -> Any:
         """The model with these arrays, such as those of a result.
 
@@ -57,6 +42,7 @@ class Training(Algorithm):
         whole = (b if a is None else a for a, b in zip(leaves, self.others, strict=True))
         return jax.tree.unflatten(structure, whole)
 
+    @final
     def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data, a loss or a warm start that do not fit the model.
 
@@ -81,7 +67,10 @@ class Training(Algorithm):
         self._check_loss(values)
         if start is not None:
             self._check_arrays("warm_start: wanted as shared part", start.shared)
+            if jax.tree.leaves(start.local):
+                self._check_arrays("warm_start: wanted as local part", start.local, len(clients))
 
+    @final
     def _check_arrays(self, wanted: str, given: PyTree, clients: int | None = None) -> None:
         """Refuse what is not like the model's arrays, or, with `clients`, one such for each."""
         axis = () if clients is None else (clients,)
@@ -100,6 +89,7 @@ class Training(Algorithm):
             )
         check_parameters(wanted.split(":")[0], parameters_of(given))
 
+    @final
     def _check_loss(self, values: Array) -> None:
         shape = (1 if self.batch_size is None else self.batch_size, values.shape[-1])
         batch = jax.ShapeDtypeStruct(shape, values.dtype)
@@ -115,22 +105,38 @@ class Training(Algorithm):
         if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
             raise ValueError(f"loss: wanted one real number for a batch, got {described(out)}")
 
-    def _rows(
-        self, key: Key[Array, ""], data: Samples, step: Int[Array, ""]
-    ) -> Int[Array, " b"] | None:
-        """Which samples a step is about; None for all."""
+    @final
+    def batches(
+        self, key: Key[Array, ""], data: Samples, steps: int
+    ) -> tuple[Int[Array, " steps"], Int[Array, "steps b"] | None]:
+        """Numbers of some steps, and which samples each is about, None for all.
+
+        Samples are drawn without replacement until too few are left, then from all again.
+        """
+        numbers = jnp.arange(steps, dtype=jnp.int32)
         if self.batch_size is None:
-            return None
+            return numbers, None
         samples, count = len(data.values), data.count.astype(jnp.int32)
         steps_per_epoch = jnp.maximum(count // self.batch_size, 1)
-        lots = jax.random.uniform(jax.random.fold_in(key, step // steps_per_epoch), (samples,))
-        order = jnp.argsort(jnp.where(jnp.arange(samples) < count, lots, jnp.inf))
-        first = step % steps_per_epoch * self.batch_size
+        epoch_of, place = jnp.divmod(numbers, steps_per_epoch)
         # Should the batch be too large for a number of samples that was not known in time, some
         # come twice, but never padding.
-        return order[(first + jnp.arange(self.batch_size)) % count]
+        places = (place[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
 
-    def _loss(
+        def draw(state):
+            epoch, rows = state
+            lots = jax.random.uniform(jax.random.fold_in(key, epoch), (samples,))
+            order = jnp.argsort(jnp.where(jnp.arange(samples) < count, lots, jnp.inf))
+            rows = jnp.where((epoch_of == epoch)[:, None], order[places], rows)
+            return epoch + 1, rows
+
+        # One sort an epoch, of which clients of different sizes have different numbers.
+        first = jnp.zeros((), jnp.int32), jnp.zeros_like(places)
+        _, rows = jax.lax.while_loop(lambda state: state[0] <= epoch_of[-1], draw, first)
+        return numbers, rows
+
+    @final
+    def loss_of(
         self,
         parameters: PyTree,
         data: Samples,
@@ -149,9 +155,48 @@ class Training(Algorithm):
         losses = jax.vmap(lambda x, key: self.loss(model, x[None], key))(samples, keys)
         return jnp.sum(mask * losses) / data.count
 
-    def _all(self, parameters: PyTree) -> PyTree:
+    @final
+    def whole(self, parameters: PyTree) -> PyTree:
         """With the arrays that are no parameters."""
         return eqx.combine(parameters, self.arrays)
+
+
+def descend(
+    optimizer: optax.GradientTransformation,
+    step_size: Array,
+    gradient: PyTree,
+    state: PyTree,
+    parameters: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """Parameters and the optimizer's state after a step; the step size is a factor on updates."""
+    updates, state = optimizer.update(gradient, state, parameters)
+    return plus(parameters, step_size, updates), state
+
+
+def plus(tree: PyTree, factor: Array, other: PyTree) -> PyTree:
+    """The first tree plus so much of the other."""
+    return jax.tree.map(lambda a, b: a + factor.astype(a.dtype) * b, tree, other)
+
+
+def taken_apart(
+    model: eqx.Module, loss: Loss, batch_size: int | None
+) -> tuple[PyTree, tuple[Any, ...]]:
+    """A model's arrays, and its other leaves.
+
+    Raises:
+        ValueError: for a model that is none, or has no parameters or not finite ones, what is
+            no loss, and a batch size that is not a positive whole number.
+    """
+    if not isinstance(model, eqx.Module):
+        raise ValueError(f"model: wanted an equinox.Module, got {type(model).__name__}")
+    if not callable(loss):
+        raise ValueError(f"loss: wanted a function of model, batch and key, got {loss!r}")
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+    model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)
+    arrays, others = eqx.partition(model, eqx.is_array)
+    check_parameters("model", parameters_of(arrays))
+    return arrays, tuple(jax.tree.leaves(others, is_leaf=_is_none))
 
 
 def parameters_of(arrays: PyTree) -> PyTree:

@@ -4,12 +4,13 @@ Source: Ozkara, Huang, Zhou & Diggavi, Hierarchical Bayes approach to personaliz
 unsupervised learning (ADEPT), (6), Algorithm 2 and Section 5.1.
 """
 
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import optax
 from jaxtyping import Array
 
+from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Loss
 from jaxfed.generative.adaptive import AdaptiveTraining
 from jaxfed.models import reconstruction_loss
@@ -17,26 +18,25 @@ from jaxfed.models import reconstruction_loss
 MOMENTUM = optax.sgd(1.0, momentum=0.9)
 
 
-class AdaptiveAutoencoder(AdaptiveTraining):
+class AdaptiveAutoencoder(Adaptive):
     """ADEPT-AE: `AdaptiveTraining` of models that reconstruct samples, by squared error.
 
     `AdaptiveAutoencoder(model, ...)` is what the paper's text says, with plain descent and the
     prior weighed by 1/n_i. `AdaptiveAutoencoder.published(model, ...)` is what the authors' code
     does: the `"published"` preset, momentum of 0.9 for the personal models, and the prior weighed
     by 1/10 whatever a client's number of samples. Step sizes, ξ and the first spread of 1 are the
-    authors' for MNIST in both, as the text gives no numbers. The code's personal models start
-    from weights of their own: give them as a warm start to have that, too.
+    authors' for MNIST in both, as the text gives no numbers. The code's personal models start from
+    weights of their own: give them as a warm start to have that, too.
 
     The text also names a momentum for all methods; `optimizer=optax.sgd(1.0, momentum=0.9)` has it
     for the personal models, and `jaxfed reproduce adept/table1` and `adept/table2`, which choose
     among these settings, always do. There, a `global_step_size` of 1 and an `initial_spread` of 0.1
-    to 1 do well. With its default step size the spread moves by less than a tenth of 1 in 150
-    rounds; with a much larger one it falls onto the differences and keeps them small.
+    to 1 do well. By default the spread moves by less than 0.1 in 150 rounds.
 
     Source: ADEPT, (6), Algorithm 2 and Section 5.1.
     """
 
-    def __init__(self, model: eqx.Module, loss: Loss = reconstruction_loss, **options):
+    def __init__(self, model: eqx.Module, loss: Loss = reconstruction_loss, **options: Any):
         """Set up the algorithm.
 
         Args:
@@ -47,7 +47,7 @@ class AdaptiveAutoencoder(AdaptiveTraining):
         Raises:
             ValueError: as `AdaptiveTraining`.
         """
-        super().__init__(model, loss, **options)
+        adopt(self, AdaptiveTraining(model, loss, **options))
 
     @classmethod
     def published(
@@ -57,7 +57,7 @@ class AdaptiveAutoencoder(AdaptiveTraining):
         *,
         prior_weight: float | Array | None = 0.1,
         optimizer: optax.GradientTransformation = MOMENTUM,
-        **options,
+        **options: Any,
     ) -> Self:
         """What the authors' code does.
 

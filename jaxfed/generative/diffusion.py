@@ -5,7 +5,7 @@ unsupervised learning (ADEPT), (10), Algorithm 3 and Section 5.1.
 """
 
 import functools
-from typing import Self
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.checks import check_count
+from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining
 from jaxfed.models.diffusion import (
@@ -40,7 +41,7 @@ def decaying_adam(steps: int | None) -> optax.GradientTransformation:
     return optax.adam(optax.piecewise_constant_schedule(1.0, {steps: 0.1}))
 
 
-class AdaptiveDiffusion(AdaptiveTraining):
+class AdaptiveDiffusion(Adaptive):
     """ADEPT-DGM: `AdaptiveTraining` of models that undo the corruption of samples.
 
     `AdaptiveDiffusion(model, ...)` is the paper's text: samples keep their variance when they are
@@ -52,8 +53,7 @@ class AdaptiveDiffusion(AdaptiveTraining):
     models' step sizes.
 
     `algorithm.sample(key, solution.result.local, 200)` draws from every client's model. Which
-    round's models to draw from is told by a metric of held-out samples:
-    `jaxfed.EarlyStopping` keeps those of the least.
+    round's models to draw from is told by a metric of held-out samples, `fit(..., best="name")`.
 
     Source: ADEPT, (10), Algorithm 3 and Section 5.1.
     """
@@ -73,7 +73,7 @@ class AdaptiveDiffusion(AdaptiveTraining):
         decay_after: int | None = 75,
         optimizer: optax.GradientTransformation | None = None,
         global_optimizer: optax.GradientTransformation | None = None,
-        **options,
+        **options: Any,
     ):
         """Set up the algorithm.
 
@@ -103,10 +103,9 @@ class AdaptiveDiffusion(AdaptiveTraining):
                 f"got {corruption!r}"
             )
         check_count("local_steps", local_steps)
-        if decay_after is not None:
-            check_count("decay_after", decay_after)
+        check_count("decay_after", 1 if decay_after is None else decay_after)
         default = decaying_adam(None if decay_after is None else decay_after * local_steps)
-        super().__init__(
+        given = AdaptiveTraining(
             model,
             DenoisingLoss(corruption, conditional),
             local_steps=local_steps,
@@ -119,6 +118,7 @@ class AdaptiveDiffusion(AdaptiveTraining):
             global_optimizer=default if global_optimizer is None else global_optimizer,
             **options,
         )
+        adopt(self, given)
 
     @classmethod
     def published(
@@ -127,7 +127,7 @@ class AdaptiveDiffusion(AdaptiveTraining):
         corruption: Corruption = _INTERPOLATION,
         *,
         global_step_size: float | Array = 0.1,
-        **options,
+        **options: Any,
     ) -> Self:
         """What the authors' code does.
 

@@ -15,9 +15,18 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
+from jaxfed.core.algorithm import Diagnostics
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Samples
-from jaxfed.generative._training import Loss, Training, parameters_of
+from jaxfed.generative._training import (
+    Loss,
+    Start,
+    Training,
+    descend,
+    parameters_of,
+    plus,
+    taken_apart,
+)
 
 
 class Server(NamedTuple):
@@ -36,19 +45,17 @@ class FedAvg(Training):
     \(-\Delta\). Clients keep nothing from round to round. The means are weighted by the clients'
     weights; by numbers of samples in the paper, `Clients.from_samples(..., weights="samples")`.
 
-    Messages up are changes, as gradients are: compress them with `quantize(...)` or
-    `error_feedback(...)`; `difference(...)` works too. Messages down are parameters, for which
-    `difference(...)` is the one with memory.
+    Messages up are changes, as gradients are: compress them with `quantize(...)`,
+    `error_feedback(...)` or `difference(...)`, and parameters, messages down, with the last.
 
     The history's objective is the loss of the round's first batches at the parameters that enter
     the round: exact where a batch is all samples, else an unbiased estimate that costs nothing.
 
-    `result.shared` are the model's arrays: the model itself where its other fields are static, and
-    in any case `algorithm.model_of(result.shared)` is. `result.local` are the clients' fine-tuned
-    ones, likewise, with a leading axis; without fine-tuning it is empty. Two other methods are
-    settings of this one: local training is fine-tuning alone, `fine_tuning_steps=...` and
-    `server_optimizer=optax.set_to_zero()` for one round; pooled training is one client with all
-    samples.
+    `result.shared` holds the model's arrays, of which `algorithm.model_of` makes the model;
+    `result.local` those of the clients' fine-tuned ones, with a leading axis, or None without
+    fine-tuning. Two other methods are settings of this one: local training is fine-tuning alone,
+    `fine_tuning_steps=...` and `server_optimizer=optax.set_to_zero()` for one round; pooled
+    training is one client with all samples.
 
     Traced leaves, to sweep over and differentiate by, are the model's arrays, `step_size` and
     `proximal`. The optimizers' own numbers are compiled in: put the step size here,
@@ -94,14 +101,15 @@ class FedAvg(Training):
             proximal: factor of FedProx's term, proximal/2 ‖w - w_server‖²; 0 is FedAvg.
             server_optimizer: takes minus the mean change for a gradient; None adds the change.
             fine_tuning_steps: how many local steps from the final parameters make each client's
-                own model.
+                local model.
 
         Raises:
             ValueError: for a model that is none, or has no parameters or not finite ones, things
                 that are no loss or optimizer, steps and a batch size that are not whole numbers
                 in their range, and a step size or proximal factor that is negative or not finite.
         """
-        super().__init__(model, loss, batch_size)
+        self.arrays, self.others = taken_apart(model, loss, batch_size)
+        self.loss, self.batch_size = loss, batch_size
         check_optimizer("client_optimizer", client_optimizer)
         if server_optimizer is not None:
             check_optimizer("server_optimizer", server_optimizer)
@@ -113,41 +121,41 @@ class FedAvg(Training):
         self.local_steps, self.fine_tuning_steps = local_steps, fine_tuning_steps
         self.step_size, self.proximal = jnp.asarray(step_size), jnp.asarray(proximal)
 
-    # --- start ---------------------------------------------------------------------------------
-
-    def client_init(self, key, data, start):
-        """Nothing is sent; what is drawn in the fine-tuning is settled here."""
-        del data, start
-        return (), jax.random.bits(key, (), jnp.uint32) if self.fine_tuning_steps else ()
-
-    def server_init(self, key, uplink, start):
+    def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Server:
         """The first parameters."""
-        del key, uplink
+        del key, first, like
         parameters = parameters_of(self.arrays if start is None else start.shared)
         optimizer = self.server_optimizer
         return Server(parameters, None if optimizer is None else optimizer.init(parameters))
 
-    # --- a round -------------------------------------------------------------------------------
-
-    def downlink(self, server):
+    def downlink(self, server: Server) -> PyTree:
         """The parameters."""
         return server.parameters
 
-    def client_step(self, key, downlink, local, data):
+    def client_init(
+        self, key: Key[Array, ""], downlink: PyTree, data: Samples, start: Start
+    ) -> PyTree:
+        """What settles all that is drawn in the fine-tuning."""
+        del downlink, data, start
+        return jax.random.bits(key, (), jnp.uint32) if self.fine_tuning_steps else None
+
+    def client_step(
+        self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: Samples
+    ) -> tuple[PyTree, PyTree, Diagnostics]:
         """Train a copy of the model; send its change."""
         moved, objective = self._trained(key, downlink, data, self.local_steps)
-        change = jax.tree.map(jnp.subtract, moved, downlink)
-        return change, local, {"objective": objective}
+        return jax.tree.map(jnp.subtract, moved, downlink), local, {"objective": objective}
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: Key[Array, ""], server: Server, uplink: PyTree
+    ) -> tuple[Server, Diagnostics]:
         """Add the mean change, or take a step with it."""
         del key
         parameters, state = server
-        if self.server_optimizer is None:
-            return Server(optax.apply_updates(parameters, uplink), state)
-        gradient = jax.tree.map(jnp.negative, uplink)
-        updates, state = self.server_optimizer.update(gradient, state, parameters)
-        return Server(optax.apply_updates(parameters, updates), state)
+        if self.server_optimizer is not None:
+            gradient = jax.tree.map(jnp.negative, uplink)
+            uplink, state = self.server_optimizer.update(gradient, state, parameters)
+        return Server(optax.apply_updates(parameters, uplink), state), {}
 
     def _trained(
         self, key: Key[Array, ""], shared: PyTree, data: Samples, steps: int
@@ -155,33 +163,25 @@ class FedAvg(Training):
         """ONE client's parameters after some steps from the shared ones, and the first loss."""
         draw_key, loss_key = jax.random.split(key)
 
-        def step(carry, index):
-            parameters, state = carry
-            rows = self._rows(draw_key, data, index)
-            value, gradient = jax.value_and_grad(self._loss)(
-                parameters, data, rows, jax.random.fold_in(loss_key, index)
-            )
-            gradient = jax.tree.map(
-                lambda g, w, origin: g + self.proximal.astype(g.dtype) * (w - origin),
-                gradient, parameters, shared,
-            )  # fmt: skip
-            updates, state = self.client_optimizer.update(gradient, state, parameters)
-            updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
-            return (optax.apply_updates(parameters, updates), state), value
+        def step(carry, batch):
+            (parameters, state), (index, rows) = carry, batch
+            key = jax.random.fold_in(loss_key, index)
+            value, gradient = jax.value_and_grad(self.loss_of)(parameters, data, rows, key)
+            gradient = plus(gradient, self.proximal, jax.tree.map(jnp.subtract, parameters, shared))
+            moved = descend(self.client_optimizer, self.step_size, gradient, state, parameters)
+            return moved, value
 
         start = shared, self.client_optimizer.init(shared)
-        (parameters, _), losses = jax.lax.scan(step, start, jnp.arange(steps, dtype=jnp.int32))
+        (parameters, _), losses = jax.lax.scan(step, start, self.batches(draw_key, data, steps))
         return parameters, losses[0]
 
-    # --- result --------------------------------------------------------------------------------
-
-    def client_result(self, downlink, local, data):
-        """The client's own, fine-tuned model; nothing without fine-tuning."""
-        if not self.fine_tuning_steps:
-            return ()
+    def client_result(self, downlink: PyTree, local: PyTree, data: Samples) -> PyTree:
+        """The client's local, fine-tuned model; None without fine-tuning."""
+        if local is None:
+            return None
         key = jax.random.key(local)
-        return self._all(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
+        return self.whole(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
 
-    def shared_result(self, server):
+    def shared_result(self, server: Server) -> PyTree:
         """The model's arrays."""
-        return self._all(server.parameters)
+        return self.whole(server.parameters)

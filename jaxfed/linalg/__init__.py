@@ -1,16 +1,21 @@
-"""Linear algebra of the rounds: polar factors, orthonormal bases, second moments."""
+"""Linear algebra of the rounds: polar factors, bases, singular values, second moments."""
 
 from jaxfed.linalg._factor import matmul, thin_product
 from jaxfed.linalg.basis import orthonormalize, top_eigenvectors
+from jaxfed.linalg.lanczos import largest_eigenvalue
 from jaxfed.linalg.moments import Moment, should_densify
 from jaxfed.linalg.polar import polar
+from jaxfed.linalg.svd import not_rounding, svd
 
 __all__ = [
     "Moment",
+    "largest_eigenvalue",
     "matmul",
+    "not_rounding",
     "orthonormalize",
     "polar",
     "should_densify",
+    "svd",
     "thin_product",
     "top_eigenvectors",
 ]

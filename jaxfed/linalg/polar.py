@@ -9,8 +9,11 @@ value decomposition of `W`. For wide and square matrices the same goes for `W = 
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
@@ -20,7 +23,7 @@ from jaxfed.linalg._factor import (
     Factors,
     checked_matrix,
     checked_method,
-    differentiable,
+    cross,
     gram,
     matmul,
     normalized,
@@ -76,8 +79,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     """
     w = checked_matrix(w, "matrix")
     chosen = checked_method(method, get_args(Method), default="newton_schulz")
-    factor = _wide_factor if _is_wide(w) else _factor
-    return factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
 
 
 def _is_wide(w: Float[Array, "m n"]) -> bool:
@@ -89,8 +91,13 @@ def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     return matmul(w, w.T) if _is_wide(w) else gram(w)
 
 
+def _inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
+    """The smaller of the products of one with the other: Q^T W, or W Q^T if they are wide."""
+    return matmul(w, q.T) if _is_wide(q) else cross(q, w)
+
+
 def _times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]:
-    """The product with a symmetric matrix, on the side where it fits."""
+    """The product with a small matrix, on the side where it fits."""
     return matmul(x, w) if _is_wide(w) else thin_product(w, x)
 
 
@@ -294,55 +301,126 @@ def _padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
 _INVERSE_SQRT = {"newton_schulz": _newton_schulz, "eigh": _by_eigh, "pallas": inverse_sqrt_kernel}
 
 
-# The rotation that keeps P symmetric. From the rule of `differentiable`, with R = P^{-1}:
-# dP P^{-1} = N - Omega and dP = dP^T give P^{-1} (N - Omega) = (N - Omega)^T P^{-1}, that is
-#     P^{-1} Omega + Omega P^{-1} = P^{-1} N - N^T P^{-1},
-# a Sylvester equation. In the eigenbasis of P it divides by sums of singular values, never by
-# differences. As a linear solve it is differentiated implicitly and is its own transpose.
-def _rotation(inverse: Float[Array, "r r"], n: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    mean = jnp.trace(inverse) / len(n)
-    inverse = inverse / jnp.where(mean > 0, mean, 1)
-    right = matmul(inverse, n)
-    omega = lax.custom_linear_solve(
-        lambda x: matmul(inverse, x) + matmul(x, inverse),
-        right - right.T,
-        lambda _, b: _sylvester(inverse, b),
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _factor(w: Float[Array, "m n"], method: str) -> Factors:
+    """The polar factor and P^{-1}, with their derivatives."""
+    return _values(w, method)
+
+
+# For a tall matrix, W = Q P with P = P^T gives dW = dQ P + Q dP, where Omega = Q^T dQ is
+# antisymmetric because Q^T Q = I. With R = P^{-1} and N = Q^T dW R,
+#     dP R = N - Omega,    dQ = dW R + Q (Omega - N),    dR = -R dP R = R (Omega - N).
+# Both results come from this rule again, so it can be differentiated again.
+@_factor.defjvp
+def _(method, primals, tangents):
+    (w,), (change,) = primals, tangents
+    q, inverse = _factor(w, method)
+    moved = _tangent(q, inverse, change)
+    turned = _inner(q, moved) - _inner(q, _times(change, inverse))
+    inverse_change = matmul(turned, inverse) if _is_wide(q) else matmul(inverse, turned)
+    return (q, inverse), (moved, inverse_change)
+
+
+def _tangent(
+    q: Float[Array, "m n"], inverse: Float[Array, "r r"], change: Float[Array, "m n"]
+) -> Float[Array, "m n"]:
+    """The derivative D of the polar factor, applied to a change of the matrix.
+
+    `Q` is the gradient of the sum of the singular values, hence `D` a Hessian and its own
+    transpose: one body serves both modes. JAX is told by way of the linear equations
+    `Y - D X = A`, `X = B`, which are symmetric and whose solution at `A = 0` is `Y = D B`;
+    it differentiates them implicitly when derivatives of higher order ask for that.
+    """
+
+    def derivative(change, solve):
+        m = _inner(q, change)
+        n = matmul(inverse, m) if _is_wide(q) else matmul(m, inverse)
+        return _times(change, inverse) + _times(q, _rotation(inverse, m, solve) - n)
+
+    return lax.custom_linear_solve(
+        lambda pair: jnp.stack([pair[1] - derivative(pair[0], _differentiable_sylvester), pair[0]]),
+        jnp.stack([jnp.zeros_like(change), change]),
+        lambda _, sides: jnp.stack([sides[1], sides[0] + derivative(sides[1], _sylvester)]),
         symmetric=True,
+    )[1]
+
+
+# The Omega above: dP = dP^T gives P Omega + Omega P = M - M^T = B with M = Q^T dW, a Sylvester
+# equation. In the eigenbasis of R = P^{-1} it multiplies by r_i r_j / (r_i + r_j), never dividing
+# by differences of singular values. With R = c (I + D), s = 1 + (d_i + d_j) / 2 and
+# t = (d_i - d_j) / 2 that is c (s - t^2 / s) / 2: two products give s and t^2, and what is left to
+# solve is of second order in D. Wide matrices have -M in place of M.
+def _rotation(
+    inverse: Float[Array, "r r"], m: Float[Array, "r r"], solve: Callable[[Array, Array], Array]
+) -> Float[Array, "r r"]:
+    r = len(m)
+    mean = jnp.trace(inverse) / r
+    scaled = inverse / jnp.where(mean > 0, mean, 1)
+    d, b = _padded(scaled - jnp.eye(r, dtype=m.dtype)), _padded(m - m.T)
+    size = lax.stop_gradient(jnp.max(jnp.abs(b)))
+    b = b / jnp.where(size > 0, size, 1)
+    product = matmul(d, b)
+    first = b + (product - product.T) / 2
+    product = matmul(d, product + product.T)
+    second = solve(scaled, (product - product.T)[:r, :r] / 2)
+    return size * mean / 2 * (first[:r, :r] - second)
+
+
+def _differentiable_sylvester(
+    s: Float[Array, "r r"], right: Float[Array, "r r"]
+) -> Float[Array, "r r"]:
+    """What `_sylvester` solves, relative to the right side: that of a derivative may be tiny."""
+
+    def relative(_, right):
+        size = jnp.max(jnp.abs(right))
+        size = jnp.where(size > 0, size, 1)
+        return _sylvester(s, right / size) * size
+
+    return lax.custom_linear_solve(
+        lambda x: matmul(s, x) + matmul(x, s), right, relative, symmetric=True
     )
-    return (omega - omega.T) / 2
 
 
 def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Array, "r r"]:
     """Antisymmetric solution of S X + X S = B, for S symmetric semidefinite, B antisymmetric.
 
-    Conjugate gradients take a few products where S is near the identity; what they have not solved
-    by then is solved in the eigenbasis of S. Where S is singular, the least-squares solution.
+    It leaves a residual of the size of rounding in numbers of order one. Three terms of a series
+    take two products and are enough where S is near the identity and B small; else conjugate
+    gradients; what they have not solved in a few steps is solved in the eigenbasis of S. Where S is
+    singular, the least-squares solution.
     """
     r = len(s)
     eps = jnp.finfo(s.dtype).eps
-    size = jnp.max(jnp.abs(right))
-    size = jnp.where(size > 0, size, 1)
-    right = right / size
-    start = squared_norm(right)
-    tolerance = (32 * eps) ** 2 * start
-    padded = _padded(s)
+    tolerance = (32 * eps) ** 2
+    padded, b = _padded(s), _padded(right)
+
+    def image(x):
+        product = matmul(padded, x)
+        return product - product.T
 
     def step(state):
         x, residual, direction, old, count = state
-        product = matmul(padded, direction)
-        image = product - product.T
-        length = old / jnp.sum(direction * image)
+        change = image(direction)
+        length = old / jnp.sum(direction * change)
         x = x + length * direction
-        residual = residual - length * image
+        residual = residual - length * change
         new = squared_norm(residual)
         return x, residual, residual + new / old * direction, new, count + 1
 
-    b = _padded(right)
+    second = b - image(b) / 2
+    third = second - image(second) / 2
+    start = squared_norm(b)
+    # Its next term multiplies by halves of sums of two different eigenvalues of S - I, cubed.
+    left_out = (squared_norm(s - jnp.eye(r, dtype=s.dtype)) / 2) ** 3 * start
+    enough = left_out <= tolerance
     x, _, _, error, _ = lax.while_loop(
         lambda state: (state[3] > tolerance) & (state[4] < 16),
         step,
-        (jnp.zeros_like(b), b, b, start, 0),
-    )
+        (
+            jnp.where(enough, (b + second + third) / 2, 0),
+            b, b, jnp.where(enough, 0, start), 0,
+        ),
+    )  # fmt: skip
 
     def decompose(bad, x):
         values, vectors = _eigh(jnp.where(bad, s, x), bad)
@@ -352,9 +430,4 @@ def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Arra
         inner = jnp.where(regular, inner / jnp.where(regular, sums, 1), 0)
         return (matmul(vectors, matmul(inner, vectors.T)),)
 
-    (x,) = repeated(~(error <= tolerance), decompose, (x[:r, :r],))
-    return x * size
-
-
-_factor = differentiable(_values, _rotation)
-_wide_factor = differentiable(_values, _rotation, wide=True)
+    return repeated(~(error <= tolerance), decompose, (x[:r, :r],))[0]

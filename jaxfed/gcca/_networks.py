@@ -1,0 +1,126 @@
+"""Networks as deep GCCA uses them: how they are made, taken apart, applied and checked."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike, Float, Key, PyTree
+
+from jaxfed.gcca.views import Scores, View
+
+Maker = Callable[..., Any]  # network(features, *, mask, key)
+
+
+def frame_of(network: Maker, features: int, dtype: DTypeLike) -> tuple[PyTree, PyTree]:
+    """Shapes and types of a network's arrays, and the rest of it."""
+
+    def make(key, mask):
+        return network(features, mask=mask, key=key)
+
+    mask = jax.ShapeDtypeStruct((features,), dtype)
+    made = eqx.filter_eval_shape(make, jax.random.key(0), mask)
+    shapes, frame = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    return jax.eval_shape(lambda tree: _cast(tree, dtype), shapes), frame
+
+
+def arrays_of(
+    network: Maker, key: Key[Array, ""], mask: Float[Array, " features"], dtype: DTypeLike
+) -> PyTree:
+    """The arrays of a new network."""
+    made = network(len(mask), mask=mask, key=key)
+    return _cast(eqx.filter(made, eqx.is_array), dtype)
+
+
+def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
+    """The shapes of a network's arrays, once it is known to fit a view.
+
+    Args:
+        network: makes it.
+        view: what it is for; only shape and type count.
+        batch: entities in a batch.
+        rank: how many outputs it must have.
+
+    Raises:
+        ValueError: for a network that fails, has no parameters, or gives something else.
+    """
+    features, dtype = view.shape[-1], view.values.dtype
+    try:
+        arrays, frame = frame_of(network, features, dtype)
+        parameters = jax.tree.leaves(split(eqx.combine(arrays, frame))[0])
+        outputs, _ = eqx.filter_eval_shape(
+            lambda arrays, x: _in_training(eqx.combine(arrays, frame), x),
+            arrays, jax.ShapeDtypeStruct((batch, features), dtype),
+        )  # fmt: skip
+    except Exception as error:
+        raise ValueError(
+            f"network: it fails for batches of {batch} entities with {features} features: {error}"
+        ) from error
+    if not parameters:
+        raise ValueError("network: wanted parameters, floating point arrays, got none")
+    wanted = (batch, rank)
+    if getattr(outputs, "shape", None) != wanted or outputs.dtype != dtype:
+        raise ValueError(
+            f"network: wanted outputs of shape {wanted} and type {dtype}, one for each "
+            f"component of the rank, got {described(outputs)}"
+        )
+    return arrays
+
+
+def split(network: Any) -> tuple[PyTree, PyTree]:
+    """A network's parameters, and the rest of it."""
+    trained = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _inexact(leaf) and not _is_statistic(path), network
+    )
+    return eqx.partition(network, trained)
+
+
+def with_statistics(network: Any, statistics: PyTree) -> Any:
+    """The network with other running statistics."""
+    leaves = iter(jax.tree.leaves(statistics))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: next(leaves) if _is_statistic(path) else leaf, network
+    )
+
+
+def applied(network: Any, values: Float[Array, "n features"]) -> Float[Array, "n rank"]:
+    """What the network gives by its running statistics."""
+    return network(values) if hasattr(network, "statistics") else jax.vmap(network)(values)
+
+
+def scores_of(network: Any, values: Float[Array, "entities features"]) -> Scores:
+    """The scores `S(X) / sqrt(L)` of a view."""
+    return applied(network, values) / len(values) ** 0.5
+
+
+def loss(
+    parameters: PyTree, rest: PyTree, batch: Float[Array, "b features"], targets: Scores
+) -> tuple[Float[Array, ""], PyTree]:
+    """Half the mean squared distance of a batch's outputs, and the next running statistics."""
+    outputs, statistics = _in_training(eqx.combine(parameters, rest), batch)
+    return jnp.sum((outputs - targets) ** 2) / (2 * len(batch)), statistics
+
+
+def described(tree: PyTree) -> str:
+    """In one line, arrays as their type and shape."""
+    return " ".join(eqx.tree_pformat(tree).split())
+
+
+def _in_training(network: Any, batch: Float[Array, "b features"]) -> tuple[Array, PyTree]:
+    if hasattr(network, "statistics"):
+        return network.in_training(batch)
+    return jax.vmap(network)(batch), None
+
+
+def _is_statistic(path: tuple[Any, ...]) -> bool:
+    return path[0] == jax.tree_util.GetAttrKey("statistics")
+
+
+def _inexact(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _cast(tree: PyTree, dtype: DTypeLike) -> PyTree:
+    return jax.tree.map(lambda x: x.astype(dtype) if _inexact(x) else x, tree)

@@ -1,0 +1,224 @@
+"""The rounds of ADEPT, whatever the model, the loss and the numbers."""
+
+import abc
+import dataclasses
+from typing import Literal, NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from jaxfed.core.algorithm import Diagnostics
+from jaxfed.core.clients import Samples
+from jaxfed.generative._prior import (
+    Prior,
+    bounded,
+    proximal_map,
+    regularizer,
+    scaled_to_largest,
+    scaled_to_norm,
+    spread_gradient,
+)
+from jaxfed.generative._training import Start, Training, descend, parameters_of, plus
+
+Preset = Literal["text", "published"]
+PriorStep = Literal["gradient", "proximal"]
+
+
+class Local(NamedTuple):
+    """What a client keeps."""
+
+    personal: PyTree  # θ_i
+    optimizer: PyTree
+    global_optimizer: PyTree
+    rounds: Int[Array, ""]  # that it has taken part in
+    spread_gradient: PyTree  # what was not used yet of it; None where it is never kept
+
+
+class Adaptive(Training):
+    """ADEPT's rounds; what differs is how the hyperparameters are given."""
+
+    step_size: Float[Array, ""]
+    global_step_size: Float[Array, ""]
+    spread_step_size: Float[Array, ""]
+    hyper_prior: Float[Array, ""]
+    initial_spread: Float[Array, ""]
+    prior_weight: Float[Array, ""] | None
+    clip: Float[Array, ""] | None
+    spread_clip: Float[Array, ""] | None
+    local_steps: int = eqx.field(static=True)
+    lazy_rounds: int = eqx.field(static=True)
+    bounds: tuple[float, float] = eqx.field(static=True)
+    optimizer: optax.GradientTransformation = eqx.field(static=True)
+    global_optimizer: optax.GradientTransformation = eqx.field(static=True)
+    preset: Preset = eqx.field(static=True)
+    prior_step: PriorStep = eqx.field(static=True)
+
+    @abc.abstractmethod
+    def __init__(self):
+        """Set up the algorithm."""
+
+    # --- start ---------------------------------------------------------------------------------
+
+    @final
+    def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Prior:
+        """The first global model, and the same spread for all weights."""
+        del key, first, like
+        mean = parameters_of(self.arrays if start is None else start.shared)
+        return Prior(mean, jax.tree.map(lambda w: jnp.full_like(w, self.initial_spread), mean))
+
+    @final
+    def downlink(self, server: Prior) -> Prior:
+        """The global model and the spread."""
+        return server
+
+    @final
+    def client_init(
+        self, key: Key[Array, ""], downlink: Prior, data: Samples, start: Start
+    ) -> Local:
+        """A personal model, given or the global one."""
+        del key, data
+        personal = downlink.mean
+        if start is not None and jax.tree.leaves(start.local):
+            personal = parameters_of(start.local)
+        return Local(
+            personal,
+            self.optimizer.init(personal),
+            self.global_optimizer.init(downlink.mean),
+            jnp.zeros((), jnp.int32),
+            jax.tree.map(jnp.zeros_like, personal) if self._collects else None,
+        )
+
+    # --- a round -------------------------------------------------------------------------------
+
+    @final
+    def client_step(
+        self, key: Key[Array, ""], downlink: Prior, local: Local, data: Samples
+    ) -> tuple[Prior, Local, Diagnostics]:
+        """One update of the spread, then local steps of the personal and the global model."""
+        draw_key, loss_key = jax.random.split(key)
+        weight = self._weight(data)
+        # A coarse channel may round a spread to nothing.
+        downlink = downlink._replace(spread=bounded(downlink.spread, self.bounds))
+        spread, collected = self._spread(local, downlink)
+        precision = jax.tree.map(lambda s: 1 / s**2, spread)  # once, as divisions take their time
+
+        def step(carry, batch):
+            (personal, state, mean, global_state, collected), (index, rows) = carry, batch
+            if self._collects:
+                # The first step's own, once, was used already.
+                share = jnp.where(index == 0, weight, 1 + weight)
+                slope = spread_gradient(personal, Prior(mean, spread), self.hyper_prior)
+                collected = plus(collected, share, slope)
+            key = jax.random.fold_in(loss_key, index)
+            loss, gradient = jax.value_and_grad(self.loss_of)(personal, data, rows, key)
+            if not self._proximal:
+                gradient = plus(gradient, weight, self._pull(personal, mean, precision))
+            personal, state = descend(
+                self.optimizer, self.step_size, self._clipped(gradient, self.clip), state, personal
+            )
+            if self._proximal:
+                personal = proximal_map(personal, mean, precision, self.step_size * weight)
+                change = jax.tree.map(jnp.subtract, personal, mean)
+                mean = plus(mean, self.global_step_size, change)
+                return (personal, state, mean, global_state, collected), loss
+            mean, global_state = descend(
+                self.global_optimizer,
+                self.global_step_size,
+                self._clipped(self._global_gradient(personal, mean, precision), self.clip),
+                global_state,
+                mean,
+            )
+            return (personal, state, mean, global_state, collected), loss
+
+        start = local.personal, local.optimizer, downlink.mean, local.global_optimizer, collected
+        (personal, state, mean, global_state, collected), losses = jax.lax.scan(
+            step, start, self.batches(draw_key, data, self.local_steps)
+        )
+        change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)
+        kept = Local(personal, state, global_state, local.rounds + 1, collected)
+        penalty = regularizer(local.personal, downlink, self.hyper_prior)
+        objective = losses[0] + weight * penalty
+        return change, kept, {"objective": objective, "loss": losses[0]}
+
+    @final
+    def server_step(
+        self, key: Key[Array, ""], server: Prior, uplink: Prior
+    ) -> tuple[Prior, Diagnostics]:
+        """Add the mean changes; tell the mean spread."""
+        del key
+        mean, spread = (jax.tree.map(jnp.add, *pair) for pair in zip(server, uplink, strict=True))
+        spread = bounded(spread, self.bounds)
+        leaves = jax.tree.leaves(spread)
+        average = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
+        return Prior(mean, spread), {"spread": jnp.asarray(average)}
+
+    # --- its parts -----------------------------------------------------------------------------
+
+    @property
+    def _collects(self) -> bool:
+        return self.preset == "published"
+
+    @property
+    def _proximal(self) -> bool:
+        return self.prior_step == "proximal"
+
+    def _weight(self, data: Samples) -> Float[Array, ""]:
+        if self.prior_weight is None:
+            return 1 / data.count
+        return self.prior_weight.astype(data.count.dtype)
+
+    def _spread(self, local: Local, prior: Prior) -> tuple[PyTree, PyTree]:
+        """σ_i, and what stays of the gradient that was collected."""
+        gradient = spread_gradient(local.personal, prior, self.hyper_prior)
+        if self._collects:
+            gradient = jax.tree.map(jnp.add, local.spread_gradient, gradient)
+        if self._proximal:
+            direction = jax.tree.map(lambda g, s: g * s**2 / 2, gradient, prior.spread)
+        else:
+            direction = self._clipped(gradient, self.spread_clip, each=True)
+        moved = bounded(plus(prior.spread, -self.spread_step_size, direction), self.bounds)
+        awake = local.rounds >= self.lazy_rounds
+        spread = jax.tree.map(lambda a, b: jnp.where(awake, a, b), moved, prior.spread)
+        if not self._collects:
+            return spread, None
+        return spread, jax.tree.map(lambda g: jnp.where(awake, 0, g), gradient)
+
+    def _pull(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
+        """∂R/∂θ."""
+        return jax.tree.map(lambda w, m, p: (w - m) * p, personal, mean, precision)
+
+    def _global_gradient(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
+        """∂R/∂μ, or what is published in its place."""
+        if self.preset == "published":
+            return jax.tree.map(lambda w, m: 2 * (m - w), personal, mean)
+        return jax.tree.map(jnp.negative, self._pull(personal, mean, precision))
+
+    def _clipped(self, gradient: PyTree, threshold: Array | None, *, each: bool = False) -> PyTree:
+        """Scaled down to the threshold, by its norm or by its largest entry (`each` array's)."""
+        if threshold is None:
+            return gradient
+        if self.preset == "text":
+            return scaled_to_norm(gradient, threshold)
+        return scaled_to_largest(gradient, threshold, each=each)
+
+    # --- result --------------------------------------------------------------------------------
+
+    @final
+    def client_result(self, downlink: Prior, local: Local, data: Samples) -> PyTree:
+        """The personal model's arrays."""
+        del downlink, data
+        return self.whole(local.personal)
+
+    @final
+    def shared_result(self, server: Prior) -> PyTree:
+        """The global model's arrays."""
+        return self.whole(server.mean)
+
+
+def adopt(algorithm: Adaptive, other: Adaptive) -> None:
+    """Give an algorithm that is being set up all hyperparameters of another one."""
+    for field in dataclasses.fields(other):
+        setattr(algorithm, field.name, getattr(other, field.name))

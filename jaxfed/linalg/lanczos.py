@@ -1,0 +1,63 @@
+"""The largest eigenvalue of a matrix of which only products are known."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxfed.linalg._factor import matmul
+from jaxfed.linalg.basis import top_eigenvectors
+
+Operator = TypeVar("Operator")
+
+
+def largest_eigenvalue(
+    product: Callable[[Operator, Float[Array, " d"]], Float[Array, " d"]],
+    operator: Operator,
+    start: Float[Array, " d"],
+    steps: int = 32,
+) -> Float[Array, ""]:
+    """The largest eigenvalue of a symmetric matrix by Lanczos iteration, reorthogonalized.
+
+    Its derivative with respect to the operator is that of the quotient `vᵀ S v` at the vector
+    found, which is the eigenvalue's where it is single; nothing of the iteration is kept for it.
+
+    Args:
+        product: `(operator, vector) -> S vector`, for the symmetric matrix S.
+        operator: a pytree of arrays that S is made of.
+        start: where to start, `(d,)`; random, so as to have a part of the eigenvector. From zero
+            the result is zero.
+        steps: products to take; d of them, or as many as S has different eigenvalues, are exact.
+
+    Returns:
+        The eigenvalue, from below.
+
+    Source: Golub & Van Loan, Matrix Computations, Section 10.3.
+    """
+    fixed = lax.stop_gradient(operator)
+
+    def step(k, state):
+        basis, images = state
+        image = product(fixed, basis[k])
+        rest = image
+        for _ in range(2):  # once leaves what rounding brought back
+            rest = rest - matmul(basis.T, matmul(basis, rest))
+        rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
+        exhausted = jnp.linalg.norm(rest) <= rounding
+        following = jnp.where(exhausted, 0, _unit(rest))
+        return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
+
+    steps = min(steps, len(start))
+    empty = jnp.zeros((steps, len(start)), start.dtype)
+    state = (empty.at[0].set(_unit(lax.stop_gradient(start))), empty)
+    basis, images = lax.fori_loop(0, steps, step, state)
+    ritz = top_eigenvectors(matmul(basis, images.T), 1)[1][:, 0]
+    vector = _unit(matmul(ritz, basis))
+    return vector @ product(operator, vector)
+
+
+def _unit(vector: Float[Array, " d"]) -> Float[Array, " d"]:
+    norm = jnp.linalg.norm(vector)
+    return vector / jnp.where(norm > 0, norm, 1)

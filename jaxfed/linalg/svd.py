@@ -1,0 +1,95 @@
+"""Singular value decomposition with a derivative that is finite everywhere."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
+
+Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
+
+
+def svd(w: Float[Array, "m n"]) -> Triples:
+    r"""Thin singular value decomposition of a matrix, `W = U diag(s) V^T`.
+
+    Differentiable in both modes. Single singular vectors have no derivative where their singular
+    value is repeated or zero; only what turns them into each other is then left out:
+
+    * between two singular values that coincide up to rounding, the rotation common to both sides,
+      which would divide by their difference. Functions that do not see such a rotation (a subspace
+      spanned, the polar factor) keep their derivative;
+    * between two directions that are both lost, everything.
+
+    So derivatives are never NaN for finite data: rank-one, constant and zero matrices included.
+    Functions that treat coinciding singular values differently, or that are not constant along the
+    rotation (a power of the matrix), get a derivative without that part.
+
+    Args:
+        w: the matrix, at any scale.
+
+    Returns:
+        Left singular vectors, `(m, k)`; singular values in descending order, `(k,)`; right singular
+        vectors as rows, `(k, n)`; with k the smaller size of `w`, and of its dtype (half precisions
+        are computed in single).
+
+    Raises:
+        ValueError: if `w` is not one real floating-point matrix.
+
+    Source: Papadopoulo & Lourakis (2000), Estimating the Jacobian of the singular value
+    decomposition; Townsend (2016), Differentiating the singular value decomposition.
+    """
+    w = checked_matrix(w, "matrix")
+    full = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    # The vectors do not depend on the scale, so that it counts as a constant.
+    scale = lax.stop_gradient(jnp.max(jnp.abs(full)))
+    scale = jnp.where(scale == 0, 1, scale)
+    left, singular, right = _svd(full / scale)
+    return left.astype(w.dtype), (singular * scale).astype(w.dtype), right.astype(w.dtype)
+
+
+def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[Array, " k"]:
+    """Which singular values of a matrix are more than the rounding of the largest.
+
+    Args:
+        singular: the singular values, in descending order.
+        shape: the matrix's shape.
+    """
+    return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
+
+
+_decomposed = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)))
+
+
+@jax.custom_jvp
+def _svd(w: Float[Array, "m n"]) -> Triples:
+    left, singular, right = _decomposed(w)
+    return left, singular, right
+
+
+# With p = U^T dW V split into its symmetric and antisymmetric part, first-order perturbation theory
+# gives, for i not j,
+#     (U^T dU)_ij = a + b,    (V^T dV)_ij = a - b,
+#     a = (p_ij + p_ji) / 2 (s_j - s_i),    b = (p_ij - p_ji) / 2 (s_j + s_i),
+# and beyond the span of U the change dW V / s, beyond that of V the change dW^T U / s.
+@_svd.defjvp
+def _(primals, tangents):
+    (w,), (change,) = primals, tangents
+    left, singular, right = _svd(w)
+    kept = not_rounding(singular, w.shape)
+    some = kept[:, None] | kept
+    rounding = jnp.finfo(w.dtype).eps * max(w.shape) * singular[0]
+    gaps, sums = singular - singular[:, None], singular + singular[:, None]
+    clear = some & (jnp.abs(gaps) > rounding)
+    by_gaps = jnp.where(clear, 1 / jnp.where(clear, gaps, 1), 0)
+    by_sums = jnp.where(some, 1 / jnp.where(some, sums, 1), 0)
+    reciprocals = jnp.where(kept, 1 / jnp.where(kept, singular, 1), 0)
+
+    images, preimages = matmul(change, right.T), matmul(change.T, left)
+    inner = matmul(left.T, images)
+    common = by_gaps * (inner + inner.T) / 2
+    apart = by_sums * (inner - inner.T) / 2
+    left_change = matmul(left, common + apart) + (images - matmul(left, inner)) * reciprocals
+    outside = (preimages - matmul(right.T, inner.T)) * reciprocals
+    right_change = matmul(right.T, common - apart) + outside
+    return (left, singular, right), (left_change, jnp.diagonal(inner), right_change.T)

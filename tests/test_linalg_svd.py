@@ -1,0 +1,135 @@
+"""The singular value decomposition: its value, its derivatives, where they do not exist."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.linalg import polar, svd
+
+
+def matrix(seed, shape, singular):
+    rng = np.random.default_rng(seed)
+    u, v = (np.linalg.qr(rng.normal(size=(n, len(singular))))[0] for n in shape)
+    return jnp.asarray((u * np.asarray(singular)) @ v.T)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (3, 1)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_factors_at_any_scale(shape, scale):
+    w = jnp.asarray(np.random.default_rng(0).normal(size=shape) * scale, jnp.float32)
+    left, singular, right = jax.jit(svd)(w)
+    np.testing.assert_allclose(left * singular @ right, w, atol=1e-5 * scale)
+    wanted = np.linalg.svd(np.asarray(w, float), compute_uv=False)
+    np.testing.assert_allclose(singular, wanted, rtol=1e-5)
+
+
+def of_subspace(w):
+    left, singular, right = svd(w)
+    weights = jnp.arange(w.size, dtype=w.dtype).reshape(w.shape)
+    image = left[:, :2] @ (left[:, :2].T @ weights) + (weights @ right[:2].T) @ right[:2]
+    return jnp.sum(image**2) + jnp.sum(singular[:2] ** 3)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (4, 7)])
+@pytest.mark.parametrize("singular", [(3.0, 2.0, 1.0, 0.5), (2.0, 2.0, 0.7, 0.7), (2, 1, 0, 0)])
+def test_derivative_in_both_modes_equals_differences(singular, shape, x64):
+    """Of the subspace of the first two, which may have one singular value."""
+    w, step = matrix(0, shape, singular), 1e-6
+    dw = np.random.default_rng(1).normal(size=shape)
+    function = jax.jit(of_subspace)
+    wanted = (function(w + step * dw) - function(w - step * dw)) / (2 * step)
+    tangent = jax.jit(lambda w, dw: jax.jvp(of_subspace, (w,), (dw,))[1])(w, dw)
+    np.testing.assert_allclose(tangent, wanted, rtol=1e-6)
+    np.testing.assert_allclose(jnp.vdot(jax.jit(jax.grad(of_subspace))(w), dw), wanted, rtol=1e-6)
+
+
+def test_polar_factor_through_it_has_its_derivative_at_equal_singular_values(x64):
+    w, dw = matrix(2, (6, 3), (2, 2, 2)), np.random.default_rng(3).normal(size=(6, 3))
+
+    def by_svd(w):
+        left, _, right = svd(w)
+        return left @ right
+
+    tangents = [jax.jvp(function, (w,), (dw,))[1] for function in (by_svd, polar)]
+    chex.assert_trees_all_close(*tangents, atol=1e-10)
+
+
+def test_second_derivative_equals_differences_of_the_first(x64):
+    w, step = matrix(0, (5, 4), (3.0, 2.0, 1.0, 0.5)), 1e-5
+    dw = np.random.default_rng(1).normal(size=w.shape)
+    gradient = jax.jit(jax.grad(of_subspace))
+    wanted = (gradient(w + step * dw) - gradient(w - step * dw)) / (2 * step)
+    result = jax.jit(lambda w, dw: jax.jvp(jax.grad(of_subspace), (w,), (dw,))[1])(w, dw)
+    np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+
+
+DEGENERATE = {
+    "zero": jnp.zeros((6, 4)),
+    "constant": jnp.ones((6, 4)),
+    "rank one": jnp.outer(jnp.arange(1.0, 7), jnp.arange(1.0, 5)),
+    "equal": jnp.eye(6, 4),
+    "tiny": 1e-30 * jnp.eye(6, 4),
+    "huge": 1e30 * jnp.ones((6, 4)),
+}
+
+
+def test_derivative_is_finite_where_there_is_none():
+    def loss(w):
+        left, singular, right = svd(w)
+        return jnp.sum(left[0]) + jnp.sum(singular) + jnp.sum(right[:, 0])
+
+    batch = jnp.stack(list(DEGENERATE.values()))
+    chex.assert_tree_all_finite(jax.jit(jax.vmap(jax.grad(loss)))(batch))
+    # Of the zero matrix nothing but the singular values' own part is left.
+    left, _, right = svd(batch[0])
+    chex.assert_trees_all_close(jax.grad(loss)(batch[0]), left @ right, atol=1e-6)
+
+
+ALGORITHMS = {
+    "MVLSA": jf.gcca.MVLSA(2),
+    "exact": jf.gcca.MaxVar(2, solver="exact"),
+    "exact, ridge": jf.gcca.MaxVar(2, solver="exact", ridge=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_gcca_of_degenerate_views_has_finite_derivatives(name):
+    views = {key: x for key, x in DEGENERATE.items() if key not in ("tiny", "huge")}
+    rng = np.random.default_rng(0)
+    ordinary = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)
+    views = {**views, "ordinary": ordinary, "small": 1e-10 * ordinary}
+
+    @jax.jit
+    @jax.vmap
+    def gradient(x):
+        def loss(x):
+            clients = jf.gcca.Views(
+                jf.gcca.views.View(jnp.stack([x, x[::-1]]), jnp.full(2, 4.0)),
+                jnp.arange(2, dtype=jnp.int32), jnp.full(2, 0.5),
+            )  # fmt: skip
+            solution = jf.rollout(ALGORITHMS[name], clients, rounds=2, key=jax.random.key(0))
+            fit = jnp.stack([x, x[::-1]]) @ solution.result.local
+            return jnp.sum(fit[:, 0]) + jnp.sum(solution.result.shared[0])
+
+        return jax.grad(loss)(x)
+
+    for key, slope in zip(views, gradient(jnp.stack(list(views.values()))), strict=True):
+        assert jnp.isfinite(slope).all(), key
+        if key == "ordinary":
+            assert jnp.abs(slope).max() > 1e-3
+
+
+def test_under_vmap_a_processor_takes_one_matrix_at_a_time():
+    """jaxlib's batched kernels can wait for each other for ever (see `one_by_one`)."""
+    program = jax.jit(jax.vmap(svd)).lower(jnp.zeros((5, 6, 4))).compile().as_text()
+    assert "gesdd" in program
+    assert "[5,6,4]" not in "".join(line for line in program.splitlines() if "gesdd" in line)
+
+
+@pytest.mark.parametrize("w", [jnp.ones(3), jnp.ones((2, 3, 2)), jnp.ones((3, 2), jnp.int32)])
+def test_refuses_what_is_no_matrix(w):
+    with pytest.raises(ValueError, match=r"^w must"):
+        svd(w)
