@@ -45,17 +45,16 @@ def errors(prior_variance, seed, *, solver="gradient"):
     """Errors of the three methods over that of the truth."""
     data = drawn(prior_variance, seed)
     clients = jf.Clients.from_samples(data.samples)
-    make = jf.pca.HierarchicalPCA
     methods = {
-        "local": make(RANK, NOISE, prior_variance, training="local"),
-        "global": make(RANK, NOISE, prior_variance, training="global"),
-        "personalized": make(RANK, NOISE, prior_variance, solver=solver),
+        "local": jf.pca.LocalProbabilisticPCA(RANK, NOISE),
+        "global": jf.pca.GlobalProbabilisticPCA(RANK, NOISE),
+        "personalized": jf.pca.HierarchicalPCA(RANK, NOISE, prior_variance, solver=solver),
     }
     found = {}
     for name, algorithm in methods.items():
         rounds = 30 if (name, solver) == ("personalized", "eigenvectors") else ROUNDS[name]
         result = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(seed)).result
-        frames = result.local if result.local.shape[-1] else result.shared[None]
+        frames = result.shared[None] if result.local is None else result.local
         frames = jnp.broadcast_to(frames, data.local.shape)
         found[name] = jf.metrics.expected_reconstruction_error(
             frames, data.local, NOISE, relative=True

@@ -67,8 +67,8 @@ def robust_pca(
         raise ValueError(f"matrix: wanted real floating point numbers, got {matrix.dtype}")
     if not isinstance(matrix, Tracer) and not jnp.isfinite(matrix).all():
         raise ValueError("matrix: holds NaN or infinite values")
-    check_positive("sparsity", sparsity)
-    check_positive("tol", tol)
+    check_positive("sparsity", sparsity, optional=True)
+    check_positive("tol", tol, optional=True)
     check_count("rounds", rounds)
     if sparsity is None:
         sparsity = max(matrix.shape) ** -0.5

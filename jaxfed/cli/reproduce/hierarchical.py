@@ -28,7 +28,13 @@ from jaxfed.core.grid import Grid, grid, masked
 from jaxfed.core.run import rollout
 from jaxfed.data.synthetic import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
-from jaxfed.pca import AdaptivePCA, EmpiricalBayesPCA, HierarchicalPCA
+from jaxfed.pca import (
+    AdaptivePCA,
+    EmpiricalBayesPCA,
+    GlobalProbabilisticPCA,
+    HierarchicalPCA,
+    LocalProbabilisticPCA,
+)
 from jaxfed.plot._figure import canvas
 
 NOISE = 0.5
@@ -41,17 +47,16 @@ Labels = tuple[Any, ...]
 # --- what the experiments share ------------------------------------------------------------------
 
 
-def _frames(result: Personalized) -> Float[Array, "m d r"]:
+def _frames(result: Personalized, data: HierarchicalData) -> Float[Array, "m d r"]:
     """What each client reconstructs with: after global training, the shared components."""
-    if result.local.shape[-1] > 0:
-        return result.local
-    return jnp.broadcast_to(result.shared, (len(result.local), *result.shared.shape))
+    frames = result.shared if result.local is None else result.local
+    return jnp.broadcast_to(frames, data.local.shape)
 
 
 def _error(result: Personalized, data: HierarchicalData, clients: Clients) -> Float[Array, ""]:
     """Expected error of fresh samples over that of the truth; clients count by their weight."""
     errors = expected_reconstruction_error(
-        _frames(result), data.local, NOISE, relative=True, per_client=True
+        _frames(result, data), data.local, NOISE, relative=True, per_client=True
     )
     return jnp.vdot(clients.weights, errors)
 
@@ -62,8 +67,8 @@ def _methods(
     """The four methods and their rounds."""
     make = partial(HierarchicalPCA, rank, NOISE, variance)
     return {
-        LOCAL: (make(training="local"), 60),
-        GLOBAL: (make(training="global"), 2),  # starts at its optimum
+        LOCAL: (LocalProbabilisticPCA(rank, NOISE), 60),
+        GLOBAL: (GlobalProbabilisticPCA(rank, NOISE), 2),  # starts at its optimum
         OURS: (make(solver=solver), rounds),
         PRINTED: (make(solver=solver, likelihood="half"), rounds),
     }
@@ -350,7 +355,7 @@ def _curves(*, prior_variance, seed, clients, samples, rounds, make):
     data, given = _drawn(key, prior_variance, **law)
 
     def errors(result):
-        frames = _frames(result)
+        frames = _frames(result, data)
         left = data.samples - jnp.einsum(
             "mnd,mdr,mer->mne", data.samples, frames, frames, optimize=True
         )
@@ -405,13 +410,14 @@ def _figure1a_methods(data: HierarchicalData, variance) -> dict[str, Algorithm]:
     largest = jnp.linalg.eigvalsh(data.samples @ jnp.swapaxes(data.samples, 1, 2)).max() / n
     pooled = jnp.einsum("mnd,mne->de", data.samples, data.samples) / (n * len(data.samples))
     make = partial(HierarchicalPCA, 10, NOISE, variance, start="random", align=False)
+    together = partial(GlobalProbabilisticPCA, 10, NOISE, start="random")
     step = 1 / (c * largest + 1 / variance)
     own = 1 / (c * largest)
     everybody = 1 / (c * jnp.linalg.eigvalsh(pooled)[-1])
     return {
-        LOCAL: make(training="local", step_size=own),
-        GLOBAL: make(training="global", step_size=everybody),
-        f"{GLOBAL}, local's step": make(training="global", step_size=own),
+        LOCAL: LocalProbabilisticPCA(10, NOISE, step_size=own),
+        GLOBAL: together(step_size=everybody),
+        f"{GLOBAL}, local's step": together(step_size=own),
         OURS: make(step_size=step),
         PRINTED: make(step_size=step, likelihood="half"),
     }
@@ -581,8 +587,8 @@ def _adapted(*, prior_variance, seed, law):
     fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
     bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
     default, _ = error(adaptive(), 40)
-    local, _ = error(make(1.0, training="local"), 60)
-    everybody, _ = error(make(1.0, training="global"), 2)
+    local, _ = error(LocalProbabilisticPCA(rank, NOISE), 60)
+    everybody, _ = error(GlobalProbabilisticPCA(rank, NOISE), 2)
     return {
         LOCAL: local,
         GLOBAL: everybody,
