@@ -1,6 +1,6 @@
-"""Personalized PCA's objective with the own components eliminated: a fraction of the rounds.
+"""Personalized PCA's objective with the local components eliminated: a fraction of the rounds.
 
-For given shared components the best own components are known: the top eigenvectors of the
+For given shared components the best local components are known: the top eigenvectors of the
 client's second moment deflated by the shared ones. What is left is a function of the shared
 subspace alone,
 
@@ -10,7 +10,7 @@ whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U: 
 client and round, of which the server needs only the mean. The server climbs with Barzilai-Borwein
 steps, safeguarded by a non-monotone line search; a round is one evaluation.
 
-Source: the objective is (7) of Shi & Kontar (2024); eliminating the own components is variable
+Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A feasible method for
 optimization with orthogonality constraints, Algorithm 1 and equation 18.
 """
@@ -28,6 +28,7 @@ from jaxfed.core.reduction import Gram, Mean, Sum
 from jaxfed.linalg import Moment, polar
 from jaxfed.pca._components import (
     Frame,
+    best_local,
     check_data,
     check_fits,
     check_start,
@@ -36,6 +37,7 @@ from jaxfed.pca._components import (
     moment_of,
     moment_received,
     top_components,
+    uncaptured,
 )
 
 # Accepted objectives that a new one is compared with, and how the step changes.
@@ -62,7 +64,7 @@ class Server(NamedTuple):
 
 
 class VarProPerPCA(Algorithm):
-    """The objective of personalized PCA, its own components eliminated by variable projection.
+    """The objective of personalized PCA, its local components eliminated by variable projection.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, and there is no step size to
     choose. Clients do more work, an eigendecomposition each round. Objectives of different
@@ -78,7 +80,7 @@ class VarProPerPCA(Algorithm):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own components.
+            local_rank: number of each client's local components.
 
         Raises:
             ValueError: for ranks that are not positive whole numbers.
@@ -143,15 +145,15 @@ class VarProPerPCA(Algorithm):
     def client_step(
         self, key: Key[Array, ""], downlink: Frame, local: None, data: Moment
     ) -> tuple[Evaluation, None, Diagnostics]:
-        """Evaluate the gradient and the objective with the best own components."""
+        """Evaluate the gradient and the objective with the best local components."""
         del key
         shared = downlink
-        own = top_components(data.deflate(shared), self.local_rank)
+        own = best_local(data, shared, self.local_rank)
         product = data.mv(jnp.concatenate([shared, own], axis=1))
         by_shared, by_own = product[:, : self.shared_rank], product[:, self.shared_rank :]
         captured = jnp.vdot(shared, by_shared) + jnp.vdot(own, by_own)
         uplink = Evaluation(deflate(by_shared, own), captured / 2)
-        return uplink, local, {"objective": data.trace - captured}
+        return uplink, local, {"objective": uncaptured(data, captured)}
 
     def server_step(
         self, key: Key[Array, ""], server: Server, uplink: Evaluation
@@ -184,4 +186,4 @@ class VarProPerPCA(Algorithm):
     def client_result(self, downlink: Frame, local: None, data: Moment) -> Frame:
         """The best local components for the final shared ones."""
         del local
-        return top_components(data.deflate(downlink), self.local_rank)
+        return best_local(data, downlink, self.local_rank)
