@@ -169,8 +169,9 @@ def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
     return stiefel.random(key, data.moment.dim, rank, data.moment.trace.dtype).T
 
 
-def step_length(given: Array | None, curvature: Scalar) -> Scalar:
-    """The step size that was given, or one over the curvature."""
-    if given is not None:
-        return given.astype(curvature.dtype)
-    return 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
+def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:
+    """A step down the gradient, of the size given or of one over the curvature."""
+    if step_size is None:
+        assert curvature is not None
+        step_size = 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
+    return polar(frame - step_size.astype(frame.dtype) * gradient)

@@ -29,7 +29,7 @@ from jaxfed.pca._likelihood import (
     member,
     negative_log_likelihood,
     squared_distance,
-    step_length,
+    stepped,
 )
 
 
@@ -47,8 +47,8 @@ class Solver(NamedTuple):
 def _descend(data, local, shared, variance, step_size):
     gradient = likelihood_gradient(data.moment, local, data.precision)
     gradient = gradient + distance_gradients(shared, local)[1] / variance
-    curvature = variance if data.curvature is None else data.curvature + 1 / variance
-    return polar(local - step_length(step_size, curvature) * gradient)
+    curvature = None if data.curvature is None else data.curvature + 1 / variance
+    return stepped(local, gradient, step_size, curvature)
 
 
 def _descended_copy(shared, local, variance, step_size):

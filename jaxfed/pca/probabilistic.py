@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, PyTree
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_name
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.linalg import Moment, polar
+from jaxfed.linalg import Moment
 from jaxfed.pca._components import Frame, check_start, moment_received
 from jaxfed.pca._likelihood import (
     Member,
@@ -29,7 +29,7 @@ from jaxfed.pca._likelihood import (
     member,
     negative_log_likelihood,
     pooled_message,
-    step_length,
+    stepped,
 )
 
 
@@ -96,8 +96,8 @@ class LocalProbabilisticPCA(Algorithm):
         del key, downlink
         noise = self.noise_variance.astype(local.dtype)
         objective = negative_log_likelihood(data.moment, local, noise)
-        step = step_length(self.step_size, noise if data.curvature is None else data.curvature)
-        moved = polar(local - step * likelihood_gradient(data.moment, local, data.precision))
+        gradient = likelihood_gradient(data.moment, local, data.precision)
+        moved = stepped(local, gradient, self.step_size, data.curvature)
         return None, moved, {"objective": objective}
 
     def server_step(self, key: RandomKey, server: None, uplink: None) -> tuple[None, Diagnostics]:
@@ -115,7 +115,7 @@ class Server(NamedTuple):
     """The server's state in global training."""
 
     shared: Rows
-    step_size: Scalar | None  # None: given and fixed
+    curvature: Scalar | None  # where the step size comes from it
 
 
 class GlobalProbabilisticPCA(Algorithm):
@@ -181,14 +181,13 @@ class GlobalProbabilisticPCA(Algorithm):
     def server_init(
         self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
     ) -> Server:
-        """The components and the step size."""
-        step_size = None
+        """The components, and the curvature where the step size comes from it."""
+        shared, curvature = first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
             curvature = first.get("curvature")
             if curvature is None:
                 curvature = moment_received(first["moment"]).largest_eigenvalue()
-            step_size = step_length(None, curvature)
-        return Server(first_shared(self.rank, key, first, like, start), step_size)
+        return Server(shared, curvature)
 
     def downlink(self, server: Server) -> Rows:
         """The components."""
@@ -213,9 +212,7 @@ class GlobalProbabilisticPCA(Algorithm):
     ) -> tuple[Server, Diagnostics]:
         """A step along the mean gradient."""
         del key
-        step = self.step_size if server.step_size is None else server.step_size
-        assert step is not None
-        moved = polar(server.shared - step.astype(uplink.dtype) * uplink)
+        moved = stepped(server.shared, uplink, self.step_size, server.curvature)
         return server._replace(shared=moved), {}
 
     def shared_result(self, server: Server) -> Frame:
