@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -93,15 +92,6 @@ def test_variances_that_are_equal(name, rows):
     clients = jf.Clients.from_samples(rows)
     rounds = 1 if "OneShot" in name else ROUNDS
     check(rolled(ALGORITHMS[name], clients, None, rounds), clients)
-
-
-@pytest.mark.parametrize("name", ["PerPCA", "PerPCA, polar", "PerPCA, ranks"])
-@given(rows=federation())
-def test_a_warm_start_whose_parts_overlap(name, rows):
-    clients = jf.Clients.from_samples(rows)
-    frame = jnp.eye(FEATURES, 2)
-    start = jf.Personalized(frame, jnp.stack([frame] * CLIENTS))
-    check(rolled(ALGORITHMS[name], clients, start, ROUNDS), clients)
 
 
 def test_rank_one_and_rank_two_data(key):

@@ -216,8 +216,7 @@ class PerPCA(Algorithm):
         """Local components: given, random, or the best for the first shared ones."""
         moment, unshrunk, active = data
         if start is not None and start.local is not None:
-            given = start.local if active is None else start.local * active
-            return beside(downlink.shared, given, active)
+            return start.local if active is None else start.local * active
         if start is None and self.start == "random":
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw, "qr", active)
