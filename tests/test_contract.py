@@ -188,14 +188,7 @@ EXAMPLES = {
                     step_size=1e-3,
                     global_step_size=0.1,
                 ),
-                (12, 12, 12),
-            ),
-            "global": Example(
-                lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1, training="global"),
-                (TRIANGLE + 1, 12, 12),
-            ),
-            "local": Example(
-                lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1, training="local"), (0, 0, 0)
+                (0, 12, 12),
             ),
         },
         refused={
@@ -204,12 +197,32 @@ EXAMPLES = {
             "prior_variance": lambda: jf.pca.HierarchicalPCA(2, 0.2, float("inf")),
             "step_size": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, step_size=-1.0),
             "global_step_size": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, global_step_size=0),
-            "solver": lambda: jf.pca.HierarchicalPCA(
-                2, 0.2, 0.1, solver="eigenvectors", training="global"
-            ),
+            "solver": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="newton"),
             "likelihood": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, likelihood="fact1"),
             "training": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, training="federated"),
-            "start": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, training="local", start="pooled"),
+            "start": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, start="zeros"),
+        },
+    ),
+    jf.pca.LocalProbabilisticPCA: Examples(
+        good={"": Example(lambda _: jf.pca.LocalProbabilisticPCA(2, 0.2), (0, 0, 0))},
+        refused={
+            "rank": lambda: jf.pca.LocalProbabilisticPCA(0, 0.2),
+            "noise_variance": lambda: jf.pca.LocalProbabilisticPCA(2, 0.0),
+            "step_size": lambda: jf.pca.LocalProbabilisticPCA(2, 0.2, step_size=-1.0),
+        },
+    ),
+    jf.pca.GlobalProbabilisticPCA: Examples(
+        good={
+            "": Example(lambda _: jf.pca.GlobalProbabilisticPCA(2, 0.2), (TRIANGLE, 12, 12)),
+            "random": Example(
+                lambda _: jf.pca.GlobalProbabilisticPCA(2, 0.2, start="random"), (1, 12, 12)
+            ),
+        },
+        refused={
+            "rank": lambda: jf.pca.GlobalProbabilisticPCA(2.0, 0.2),
+            "noise_variance": lambda: jf.pca.GlobalProbabilisticPCA(2, -1.0),
+            "step_size": lambda: jf.pca.GlobalProbabilisticPCA(2, 0.2, step_size=0.0),
+            "start": lambda: jf.pca.GlobalProbabilisticPCA(2, 0.2, start="local_first"),
         },
     ),
     jf.pca.AdaptivePCA: Examples(
@@ -382,7 +395,7 @@ EXAMPLES = {
 }
 
 # Here a client's components are near the shared ones and not beside them.
-OVERLAPPING = (jf.pca.HierarchicalPCA, jf.pca.EmpiricalBayesPCA)
+OVERLAPPING = (jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA)
 
 GOOD = {
     f"{kind.__name__}{'-' if name else ''}{name}": example
