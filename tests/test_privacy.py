@@ -4,16 +4,16 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfed as jf
 from jaxfed import privacy
-from jaxfed.core.channel import Channel
 
 FEATURES, RANK, CLIENTS, ROUNDS = 24, 4, 4, 12
 SPAN = FEATURES // RANK  # rounds until the blocks may span all features
+
+DIFFERENCE = jf.channel.difference(jf.channel.top_k(1.0))  # which loses nothing
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -56,7 +56,7 @@ def test_the_record_is_what_was_said():
     np.testing.assert_allclose(run.result.shared, z[3], atol=1e-10)
 
 
-def test_the_aggregate_of_stacked_messages_is_all_of_them():
+def test_the_aggregate_of_gathered_messages_is_all_of_them():
     algorithm = jf.pca.LocalPower(RANK, alignment="procrustes")
     heard = privacy.record(algorithm, draw(), rounds=2, key=jax.random.key(0), client=1)
     second = jax.tree.map(lambda x: x[:, 1], heard.total.product)
@@ -165,49 +165,15 @@ def test_norms():
     assert privacy.norm_leak(transcript("FAPS"), secret(), factor=0.15) < 1e-6
 
 
-class Difference(Channel):
-    """A channel that sends what has changed since the last message."""
-
-    def memory(self, message):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message)
-
-    def encode(self, key, message, memory):
-        del key
-        return jax.tree.map(jnp.subtract, message, memory), message
-
-    def decode(self, payload):
-        return payload
-
-    def receive(self, decoded, memory):
-        message = jax.tree.map(jnp.add, decoded, memory)
-        return message, message
-
-
-class Single(Difference):
-    """A channel that rounds to single precision."""
-
-    def memory(self, message):
-        return ()
-
-    def encode(self, key, message, memory):
-        return jax.tree.map(lambda x: x.astype(jnp.float32), message), memory
-
-    def decode(self, payload):
-        return jax.tree.map(lambda x: x.astype(jnp.float64), payload)
-
-    def receive(self, decoded, memory):
-        return decoded, memory
-
-
 def test_channels():
     name = "block Lanczos"
     plain, key = transcript(name), jax.random.key(0)
     record = functools.partial(privacy.record, SOLVERS[name], draw(), rounds=ROUNDS, key=key)
-    coded = record(client=1, channel=Difference())
+    coded = record(client=1, channel=(DIFFERENCE, DIFFERENCE, jf.channel.lossless()))
     for part in ("received", "sent", "total"):
         before, after = getattr(plain, part)[:SPAN], getattr(coded, part)[:SPAN]
         np.testing.assert_allclose(after, before, atol=1e-9)
-    rounded = record(client=1, channel=(Single(), jf.channel.lossless()))
+    rounded = record(client=1, channel=(jf.channel.cast("float32"), jf.channel.lossless()))
     error = privacy.linear_attack(rounded, secret(), at=[SPAN])[0]
     assert 1e-9 < error < 1e-5
 

@@ -63,8 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: if results would be overwritten, or rounds are not positive.
         ImportError: if an optional package is missing.
     """
-    for module, extra in (("sklearn.datasets", "data"), ("matplotlib.figure", "plot")):
-        require(module, extra=extra)
+    # Before anything is computed.
+    require("sklearn.datasets", extra="data")
+    require("matplotlib.figure", extra="plot")
     folder = _report.refuse(arguments.out, force=arguments.force)
     key = jax.random.key(arguments.seed)
     digits = load(key)
