@@ -144,7 +144,7 @@ def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clie
         warm_start=solutions["OneShot"],
         metrics=lambda result: {"held out": 100 * _evaluate.shares(result, held_out.data).residual},
         progress=_report.on_terminal(),
-        every=max(1, rounds // 20),
+        chunk_rounds=max(1, rounds // 20),
     )
     return solutions, held_out
 
