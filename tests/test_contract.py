@@ -77,7 +77,7 @@ EXAMPLES = {
             ),
             "ranks": Example(
                 lambda m: jf.pca.PerPCA(1, tuple(2 - i % 3 for i in range(m)), start="random"),
-                (6 + 1, 6, 7),
+                (1, 6, 7),
             ),
             "shrinkage": Example(
                 lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1), (TRIANGLE, 6, 6)
