@@ -25,7 +25,7 @@ from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.core.run import Solution, fit, problem_of, rollout
-from jaxfed.core.sweep import stack
+from jaxfed.core.grid import stack
 
 Essence = Callable[[Personalized], PyTree]
 

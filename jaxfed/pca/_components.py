@@ -178,6 +178,3 @@ def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
 def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:
     """The variance that is left, which rounding must not make negative."""
     return jnp.maximum(moment.trace - captured, 0)
-
-
-MEAN_MOMENT = SUM_MOMENT = MomentMessage = None  # temporary: until every algorithm is ported
