@@ -22,10 +22,10 @@ from jaxfed.core.backend import Backend
 from jaxfed.core.channel import Channels
 from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.grid import stack
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.core.run import Solution, fit, problem_of, rollout
-from jaxfed.core.grid import stack
 
 Essence = Callable[[Personalized], PyTree]
 
