@@ -39,7 +39,7 @@ class Failure(NamedTuple):
     """The first round in which an objective was not finite, and at whom."""
 
     round: Int[Array, ""]  # counted from 1; 0 if there was none
-    clients: Bool[Array, " clients"]
+    clients: Bool[Array, " clients"]  # with the padding, as long as a run lasts
 
 
 class State(eqx.Module):
@@ -168,7 +168,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         else None,
         objective=jnp.full((), jnp.nan, objective.dtype),
         measure=jnp.full((), jnp.inf, objective.dtype),
-        failure=Failure(jnp.zeros((), jnp.int32), nobody),
+        failure=Failure(jnp.zeros((), jnp.int32), places < 0),
     )
     costs = Costs(
         first_up,
@@ -332,10 +332,10 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         picked = jax.tree.map(lambda x: x[chosen], own)
         sent, (kept, failed) = collect(problem.backend, work, shared, picked, number)
         local, sender = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), before, kept)
-        failed = jnp.zeros(problem.size, bool).at[chosen].set(failed)
+        failed = jnp.zeros(len(clients), bool).at[chosen].set(failed)
     else:
         sent, (kept, failed) = collect(problem.backend, work, shared, own, problem.size)
-        (local, sender), failed = kept, failed[: problem.size]
+        local, sender = kept
     message, told, written = sent
     message = problem.uplink.receive(message, state.uplink.receiver)
     server, measured = algorithm.server_step(server_key, state.server, plain(message))
