@@ -484,7 +484,7 @@ def _check_channels(case: _Case) -> None:
                     f"a channel runs or is refused by a ValueError about it: {name} ended in "
                     f"{refusal}"
                 ) from refusal
-            if channel.triple(given)[0].private and is_linear((first, uplink)):
+            if channel.ways(given).uplink.private and is_linear((first, uplink)):
                 raise AssertionError(
                     f"messages that are sums and means can be hidden: {name} was refused: {refusal}"
                 ) from refusal

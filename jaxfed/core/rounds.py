@@ -21,7 +21,8 @@ class Problem(eqx.Module):
     clients: Clients  # prepared, and padded to what the backend needs
     uplink: channel.Channel
     downlink: channel.Channel
-    start: channel.Channel  # of the exchange before the rounds
+    first_uplink: channel.Channel
+    first_downlink: channel.Channel
     participation: participation.Participation
     backend: Backend
     key: Key[Array, ""]
@@ -117,7 +118,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
         message = algorithm.first_message(own_key, data, starting(shared_start, local_start))
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
-        sent = _send(problem.start.bind(context), channel_key, wrapped(message))
+        sent = _send(problem.first_uplink.bind(context), channel_key, wrapped(message))
         first_up = channel.fixed_bits(sent.payload)
         # Who only fills up a device sends nothing.
         real = (place < problem.size).astype(weight.dtype)
@@ -133,11 +134,11 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         (clients.data, clients.ids, clients.weights, places, local_start),
         problem.size,
     )
-    total = problem.start.receive(total, None)
+    total = problem.first_uplink.receive(total, None)
     like = jax.eval_shape(_first_of, clients.data)
     server = algorithm.server_init(_server_key(key), plain(total), like, start)
 
-    way = problem.downlink.for_start() if problem.start.private else problem.start
+    way = problem.first_downlink
     broadcast = _send(way, _keys(problem, 0)[2], algorithm.downlink(server))
     downlink = way.receive(broadcast.decoded, None)
 
