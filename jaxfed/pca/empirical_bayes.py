@@ -35,7 +35,14 @@ from jaxfed.core.algorithm import Algorithm, Diagnostics
 from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.linalg import Moment, orthonormalize
-from jaxfed.pca._components import Frame, check_start, moment_message, moment_of, moment_received
+from jaxfed.pca._components import (
+    Frame,
+    change_within,
+    check_start,
+    moment_message,
+    moment_of,
+    moment_received,
+)
 from jaxfed.pca._likelihood import (
     Number,
     RandomKey,
@@ -88,6 +95,15 @@ def mean_projector_weights(values: Float[Array, " d"], rank: int) -> Float[Array
     pair = jax.vmap(jax.vmap(lambda gap: prior_distance(gap, features, rank)))(gaps)
     lost = pair / (rank * (features - rank))
     return jnp.concatenate([1 - lost.sum(axis=1), lost.sum(axis=0)])
+
+
+def divided_differences(
+    values: Float[Array, " d"], weights: Float[Array, " d"]
+) -> Float[Array, "d d"]:
+    """(w_i - w_j) / (λ_i - λ_j), what the eigenvectors' turns do to V diag(w) Vᵀ; zero at ties."""
+    gaps = values[:, None] - values
+    clear = jnp.abs(gaps) > jnp.finfo(values.dtype).eps * len(values) * jnp.abs(values[0])
+    return jnp.where(clear, (weights[:, None] - weights) / jnp.where(clear, gaps, 1), 0)
 
 
 def fitted_concentration(distance: Scalar, features: int, rank: int) -> Scalar:
@@ -202,14 +218,21 @@ class EmpiricalBayesPCA(Algorithm):
         """The posterior's mean projector, applied to the shared components."""
         del key
         shared, concentration = downlink
-        values, vectors = self._posterior(data, downlink)
+        joint = self._posterior(data, downlink)
+        rows = data.dim if joint.samples is None else len(joint.samples)
+        top, vectors = joint.top(min(rows, data.dim))
+        known = len(top)
+        # Eigenvalues beyond the vectors are zero.
+        values = jnp.pad(top, (0, data.dim - known))
         features, rank, s = data.dim, self.rank, self.noise_variance.astype(values.dtype)
         weights = mean_projector_weights(values, rank)
-        # Eigenvalues beyond the vectors are zero.
-        known = vectors.shape[1]
         rest = weights[-1] if known < features else 0.0
         inside = vectors.T @ shared
-        product = rest * shared + vectors @ ((weights[:known, None] - rest) * inside)
+        # The eigenvectors' own derivative leaves out what turns them towards each other.
+        differences = divided_differences(values, weights)[:known, :known]
+        turned = differences * change_within(joint, vectors)
+        within = (weights[:known, None] - rest) * inside + turned @ inside
+        product = rest * shared + vectors @ within
 
         gaps = values[:rank, None] - values[rank:]
         posterior = log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
@@ -240,7 +263,7 @@ class EmpiricalBayesPCA(Algorithm):
     def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:
         """The best subspace on average, and the most probable one, its basis turned towards V."""
         del local
-        top = self._posterior(data, downlink)[1][:, : self.rank]
+        top = self._posterior(data, downlink).top(self.rank)[1]
         return aligned(top.T, downlink.shared.T).T
 
     def shared_result(self, server: Server) -> Frame:
@@ -250,13 +273,7 @@ class EmpiricalBayesPCA(Algorithm):
     def _precision(self, moment: Moment) -> Scalar:
         return precision(moment.count, self.noise_variance.astype(moment.trace.dtype))
 
-    def _posterior(
-        self, moment: Moment, downlink: Downlink
-    ) -> tuple[Float[Array, " d"], Float[Array, "d k"]]:
-        """All eigenvalues of c S + κ VVᵀ, descending, and the eigenvectors of the nonzero ones."""
-        joint = joint_moment(
-            moment, self._precision(moment), downlink.shared, 1 / downlink.concentration
-        )
-        rows = moment.dim if joint.samples is None else len(joint.samples)
-        values, vectors = joint.top(min(rows, moment.dim))
-        return jnp.pad(values, (0, moment.dim - len(values))), vectors
+    def _posterior(self, moment: Moment, downlink: Downlink) -> Moment:
+        """The posterior's matrix, c S + κ VVᵀ."""
+        weight = self._precision(moment)
+        return joint_moment(moment, weight, downlink.shared, 1 / downlink.concentration)
