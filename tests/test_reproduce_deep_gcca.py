@@ -35,8 +35,8 @@ def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
     )
     np.testing.assert_allclose(saved, 1 - coarse * 3 / (full * 32))
     share = cells[_deep.TEXT, _deep.QUANTIZED, "share of the bits sent"].mean
-    # An exact message, and three of three bits a number with a scale; 200 entities of two numbers.
-    np.testing.assert_allclose(share, (32 + 3 * (3 + 32 / 400)) / (4 * 32), rtol=1e-6)
+    # A message of eight bits a number and three of three, all with a scale; 200 entities of two.
+    np.testing.assert_allclose(share, (8 + 3 * 3 + 4 * 32 / 400) / (4 * 32), rtol=1e-6)
     assert any("Scaled: 200 entities" in note for note in report.notes)
     (draw,) = report.figures.values()
     assert len(draw().axes) == 2
