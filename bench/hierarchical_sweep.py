@@ -45,11 +45,10 @@ def errors(prior_variance, seed, *, solver="gradient"):
     """Errors of the three methods over that of the truth."""
     data = drawn(prior_variance, seed)
     clients = jf.Clients.from_samples(data.samples)
-    make = jf.pca.HierarchicalPCA
     methods = {
-        "local": make(RANK, NOISE, prior_variance, training="local"),
-        "global": make(RANK, NOISE, prior_variance, training="global"),
-        "personalized": make(RANK, NOISE, prior_variance, solver=solver),
+        "local": jf.pca.LocalProbabilisticPCA(RANK, NOISE),
+        "global": jf.pca.GlobalProbabilisticPCA(RANK, NOISE),
+        "personalized": jf.pca.HierarchicalPCA(RANK, NOISE, prior_variance, solver=solver),
     }
     found = {}
     for name, algorithm in methods.items():

@@ -22,6 +22,26 @@ def turns(
     Returns:
         `{name: {"wall": ..., "cpu": ...}}`.
     """
+    return {
+        name: {clock: float(np.median(taken)) for clock, taken in clocks.items()}
+        for name, clocks in every_turn(rivals, repeats).items()
+    }
+
+
+def every_turn(
+    rivals: dict[str, Callable[[], object]], repeats: int = 15
+) -> dict[str, dict[str, np.ndarray]]:
+    """Wall and processor seconds of each rival in each turn, after one warm-up.
+
+    Ratios of one turn, and then their median, hold where the machine's load comes and goes.
+
+    Args:
+        rivals: name to a function of no arguments; what it returns is waited for.
+        repeats: turns of each.
+
+    Returns:
+        `{name: {"wall": ..., "cpu": ...}}`, arrays `(repeats,)`.
+    """
     for run in rivals.values():
         jax.block_until_ready(run())
     wall: dict[str, list[float]] = {name: [] for name in rivals}
@@ -32,10 +52,7 @@ def turns(
             jax.block_until_ready(run())
             wall[name].append(time.perf_counter() - start)
             cpu[name].append(time.process_time() - cpu_start)
-    return {
-        name: {"wall": float(np.median(wall[name])), "cpu": float(np.median(cpu[name]))}
-        for name in rivals
-    }
+    return {name: {"wall": np.asarray(wall[name]), "cpu": np.asarray(cpu[name])} for name in rivals}
 
 
 def single_threaded_blas() -> None:

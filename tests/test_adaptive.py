@@ -12,7 +12,8 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.generative import AdaptiveAutoencoder, AdaptiveTraining, FedAvg
-from jaxfed.generative.adaptive import scaled_to_largest, scaled_to_norm
+from jaxfed.generative._adaptive import Adaptive
+from jaxfed.generative._prior import scaled_to_largest, scaled_to_norm
 from jaxfed.models import Autoencoder, reconstruction_loss
 from tests.references.adaptive import adept
 
@@ -452,3 +453,9 @@ def test_a_loss_that_diverges_stops_the_run(key):
     algorithm = adaptive(step_size=1e3, clip=None)
     with pytest.raises(FloatingPointError, match=r"in round \d+, at clients 0, 1, 2, 3; a smaller"):
         jf.fit(algorithm, draw(dtype=np.float32), rounds=20, key=key)
+
+
+def test_the_class_of_the_rounds_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        Adaptive()
+    assert isinstance(adaptive(), Adaptive)

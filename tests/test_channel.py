@@ -253,7 +253,8 @@ def test_a_start_channel_with_memory_is_refused(key):
 # --- differences where some are absent -----------------------------------------------------------
 
 
-def test_differences_of_the_present_add_up_to_everybodys_mean(x64):
+@pytest.mark.parametrize("channel", [Differences(), jf.channel.difference(jf.channel.top_k(1.0))])
+def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
     """The server has the mean of every client's last message, whoever is absent (EF21-PP)."""
 
     class Report(jf.Algorithm):
@@ -269,11 +270,12 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(x64):
             return jnp.zeros(())
 
         def client_step(self, key, downlink, local, data):
-            message = jnp.stack([data.count * (local + 1), local])
+            message = {"frame": jnp.stack([data.count * (local + 1), local]), "one": local}
             return message, local + 1, {"objective": local}
 
         def server_step(self, key, server, uplink):
-            return uplink, {}
+            # A single number comes like all others.
+            return jnp.append(uplink["frame"][:1], uplink["one"]), {}
 
     clients = draw(np.float64)
     present = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 1]], bool)
@@ -287,7 +289,7 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(x64):
     for rounds in range(1, 5):
         solution = jf.fit(
             Report(), clients, rounds=rounds, key=jax.random.key(0),
-            channel=(Differences(), lossless), participation=jf.participation.mask(present),
+            channel=(channel, lossless), participation=jf.participation.mask(present),
         )  # fmt: skip
         np.testing.assert_allclose(solution.server, servers[rounds - 1], rtol=1e-12)
 

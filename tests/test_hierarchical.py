@@ -11,7 +11,8 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import Moment
-from jaxfed.pca import empirical_bayes, hierarchical
+from jaxfed.pca import _likelihood as likelihood
+from jaxfed.pca import empirical_bayes
 from jaxfed.pca import hierarchical_theory as theory
 from tests.references import hierarchical as reference
 
@@ -19,6 +20,8 @@ FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
 SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
+Alone = partial(jf.pca.LocalProbabilisticPCA, RANK, NOISE)
+Global = partial(jf.pca.GlobalProbabilisticPCA, RANK, NOISE)
 EmpiricalBayes = partial(jf.pca.EmpiricalBayesPCA, RANK, NOISE)
 
 
@@ -69,15 +72,16 @@ def test_terms_against_dense_inverses(samples, frames, x64):
     s, n = y.T @ y / len(y), len(y)
     moment = Moment.from_samples(jnp.asarray(y))
     for given in (moment, moment.densified()):
-        value = hierarchical.negative_log_likelihood(given, u.T, NOISE)
-        gradient = hierarchical.likelihood_gradient(given, u.T, NOISE).T
+        value = likelihood.negative_log_likelihood(given, u.T, NOISE)
+        c = likelihood.precision(given.count, NOISE)
+        gradient = likelihood.likelihood_gradient(given, u.T, c).T
         np.testing.assert_allclose(value, reference.likelihood(s, n, u, NOISE), rtol=1e-12)
         wanted = reference.project(u, reference.likelihood_gradient(s, n, u, NOISE))
         np.testing.assert_allclose(gradient, wanted, atol=1e-10)
-        joint = hierarchical.joint_moment(given, jnp.float64(2.0), v, 0.3)
+        joint = likelihood.joint_moment(given, jnp.float64(2.0), v, 0.3)
         np.testing.assert_allclose(joint.matrix(), 2 * s + v @ v.T / 0.3, atol=1e-12)
     overlap = reference.sym(v.T @ u)
-    squared = np.sum(np.asarray(hierarchical.tangent_part(v.T, u.T)) ** 2)
+    squared = np.sum(np.asarray(likelihood.tangent_part(v.T, u.T)) ** 2)
     np.testing.assert_allclose(squared, RANK - np.sum(overlap**2), rtol=1e-12)
 
 
@@ -90,17 +94,17 @@ def test_gradients_against_finite_differences(samples, frames, x64):
         (
             u,
             lambda w: reference.likelihood(s, n, w, NOISE),
-            hierarchical.likelihood_gradient(moment, u.T, NOISE),
+            likelihood.likelihood_gradient(moment, u.T, likelihood.precision(moment.count, NOISE)),
         ),
         (
             u,
             lambda w: reference.distance(v, w) / 2,
-            hierarchical.distance_gradients(v.T, u.T)[1],
+            likelihood.distance_gradients(v.T, u.T)[1],
         ),
         (
             v,
             lambda w: reference.distance(w, u) / 2,
-            hierarchical.distance_gradients(v.T, u.T)[0],
+            likelihood.distance_gradients(v.T, u.T)[0],
         ),
     ):
         tangent = reference.project(point, direction)
@@ -112,7 +116,7 @@ def test_gradients_against_finite_differences(samples, frames, x64):
 
 def test_alignment_gives_the_distance_of_subspaces(frames, x64):
     u, v = frames[:2]
-    turned = hierarchical.aligned(u.T, v.T).T
+    turned = likelihood.aligned(u.T, v.T).T
     np.testing.assert_allclose(projectors(turned), projectors(u), atol=1e-12)
     overlap = v.T @ turned
     np.testing.assert_allclose(overlap, overlap.T, atol=1e-12)
@@ -159,16 +163,16 @@ def test_pooled_start(samples, x64):
     assert_same_subspaces(solve(Hierarchical(), clients), shared, own)
 
 
-@pytest.mark.parametrize("likelihood", ["exact", "half"])
-def test_block_descent(likelihood, samples, x64):
+@pytest.mark.parametrize("which", ["exact", "half"])
+def test_block_descent(which, samples, x64):
     clients = jf.Clients.from_samples(samples)
     start = reference.pooled(samples, RANK)
     shared, own = reference.block_descent(
-        samples, start, NOISE, VARIANCE, ROUNDS, half=likelihood == "half"
+        samples, start, NOISE, VARIANCE, ROUNDS, half=which == "half"
     )
-    block = solve(Hierarchical(solver="eigenvectors", likelihood=likelihood), clients)
+    block = solve(Hierarchical(solver="eigenvectors", likelihood=which), clients)
     assert_same_subspaces(block, shared, own)
-    if likelihood == "exact":
+    if which == "exact":
         descent = solve(Hierarchical(), clients)
         rise = np.diff(block.history["objective"])
         assert rise.max() <= 1e-9
@@ -209,23 +213,39 @@ def test_half_the_gradient_is_half_the_prior_variance(samples, frames, x64):
     )
 
 
-def test_global_and_local_training(samples, frames, x64):
+def test_global_training(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
-    start = jf.Personalized(jnp.asarray(frames[-1]), jnp.asarray(frames[:-1]))
-    solution = solve(Hierarchical(training="global", step_size=0.01), clients, start)
+    start = jf.Personalized(jnp.asarray(frames[-1]), None)
+    solution = solve(Global(step_size=0.01), clients, start)
     shared = reference.global_training(samples, frames[-1], NOISE, ROUNDS, 0.01)
     np.testing.assert_allclose(projectors(solution.result.shared), projectors(shared), atol=1e-8)
-    assert solution.result.local.shape == (CLIENTS, FEATURES, 0)
-    # Its optimum is pooled PCA, where it starts.
-    pooled = solve(Hierarchical(training="global"), clients)
-    assert_same_subspaces(pooled, reference.pooled(samples, RANK), pooled.result.local)
+    assert solution.result.local is None
+    # Its optimum is pooled PCA, where it starts, and where it ends from elsewhere.
+    best = projectors(reference.pooled(samples, RANK))
+    for algorithm, rounds in ((Global(), ROUNDS), (Global(start="random"), 3000)):
+        found = solve(algorithm, clients, rounds=rounds).result.shared
+        np.testing.assert_allclose(projectors(found), best, atol=1e-8)
 
+
+def test_local_training(samples, frames, x64):
+    clients = jf.Clients.from_samples(samples)
+    solution = solve(Alone(), clients, jf.Personalized(None, jnp.asarray(frames[:-1])))
     own = reference.local_training(samples, frames[:-1], NOISE, ROUNDS)
-    alone = solve(Hierarchical(training="local"), clients, start._replace(shared=frames[-1][:, :0]))
-    np.testing.assert_allclose(projectors(alone.result.local), projectors(own), atol=1e-8)
-    best = solve(Hierarchical(training="local", solver="eigenvectors"), clients)
-    expected = [reference.top(s, RANK) for s in reference.moments(samples)]
-    np.testing.assert_allclose(projectors(best.result.local), projectors(expected), atol=1e-8)
+    np.testing.assert_allclose(projectors(solution.result.local), projectors(own), atol=1e-8)
+    assert solution.result.shared is None
+    # Its optimum is each client's PCA, from a random start too.
+    best = [reference.top(s, RANK) for s in reference.moments(samples)]
+    found = solve(Alone(), clients, rounds=10000).result.local
+    np.testing.assert_allclose(projectors(found), projectors(best), atol=1e-8)
+
+
+@pytest.mark.parametrize("training", ["local", "global"])
+def test_training_of_old_names_its_successor(training):
+    name = f"{training.capitalize()}ProbabilisticPCA"
+    with pytest.raises(ValueError, match=f"^training: wanted {name} .*, got '{training}'"):
+        Hierarchical(training=training)
+    with pytest.warns(DeprecationWarning, match="training"):
+        Hierarchical(training="personalized")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
@@ -267,7 +287,7 @@ def test_a_sweep_over_the_prior_variance(samples, x64):
         np.testing.assert_allclose(swept.result.local[i], one.result.local, atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [Hierarchical, Adaptive, EmpiricalBayes])
+@pytest.mark.parametrize("make", [Hierarchical, Adaptive, EmpiricalBayes, Alone, Global])
 def test_backends(make, samples, key, x64):
     clients = jf.Clients.from_samples([*samples, *samples[1:4]])
     run = partial(jf.fit, make(), clients, rounds=3, key=key)
@@ -304,8 +324,12 @@ def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):
     [
         (jf.pca.HierarchicalPCA(FEATURES, NOISE, 0.1), None, "rank: wanted less than the 8"),
         (jf.pca.EmpiricalBayesPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
+        (jf.pca.LocalProbabilisticPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
+        (jf.pca.GlobalProbabilisticPCA(FEATURES, NOISE), None, "rank: wanted less than the 8"),
+        (Alone(), (FEATURES, RANK, 1), "warm_start: wanted local components of shape"),
+        (Global(), (FEATURES, 2, RANK), "warm_start: wanted shared components of shape"),
         (Hierarchical(), (FEATURES, 2, RANK), "warm_start: wanted shared components of shape"),
-        (Hierarchical(), (FEATURES, RANK, 1), "warm_start: wanted 3 local components"),
+        (Hierarchical(), (FEATURES, RANK, 1), "warm_start: wanted local components of shape"),
         (Adaptive(1e-4, hyper_prior=0.1), None, "prior_variance: wanted at least"),
         (
             Adaptive(hyper_prior=0.1, spread="gradient", spread_step_size=0.01),
@@ -369,8 +393,8 @@ def test_concentration_is_the_inverse_of_the_distance(x64):
 def test_thin_and_dense_posteriors_agree(samples, frames, x64):
     thin = Moment.from_samples(jnp.asarray(samples[-1]))  # four samples of eight features
     algorithm = jf.pca.EmpiricalBayesPCA(RANK, NOISE)
-    downlink = empirical_bayes.Message(jnp.asarray(frames[0]), jnp.asarray(7.0))
-    step = jax.jit(lambda moment: algorithm.client_step(jax.random.key(0), downlink, (), moment))
+    downlink = empirical_bayes.Downlink(jnp.asarray(frames[0]), jnp.asarray(7.0))
+    step = jax.jit(lambda moment: algorithm.client_step(jax.random.key(0), downlink, None, moment))
     chex.assert_trees_all_close(step(thin), step(thin.densified()), rtol=1e-9)
 
 

@@ -296,6 +296,48 @@ def test_derivative_through_a_loop_of_retractions(remat, x64):
     chex.assert_trees_all_close(slope, difference, rtol=1e-6)
 
 
+def test_jacobians_of_both_modes_agree_and_are_symmetric(x64):
+    """By pulling and pushing many tangents through one point, mapped over matrices."""
+    forward, reverse = (
+        jax.jit(jax.vmap(mode(polar)))(MATRICES) for mode in (jax.jacfwd, jax.jacrev)
+    )
+    chex.assert_trees_all_close(forward, reverse, atol=1e-12)
+    flat = forward.reshape(len(MATRICES), 28, 28)
+    chex.assert_trees_all_close(flat, flat.mT, atol=1e-12)
+
+
+def test_gradient_on_devices_is_that_of_one():
+    mesh = jax.make_mesh((1,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("clients")
+    w = jnp.asarray(MATRICES, jnp.float32)
+
+    def total(w):
+        mapped = jax.shard_map(
+            jax.vmap(polar), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return jnp.sum(mapped(w)[:, :3] ** 3)
+
+    wanted = jax.jit(jax.grad(lambda w: jnp.sum(jax.vmap(polar)(w)[:, :3] ** 3)))(w)
+    chex.assert_trees_all_close(jax.jit(jax.grad(total))(w), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_cotangents_of_any_size_have_their_derivative(size):
+    """Also where the equation is solved by iteration: squares of the cotangent would underflow."""
+    w = jnp.asarray(random_matrix(0, 7, 4, [1, 2, 4, 8]), jnp.float32)
+    ct = jnp.asarray(DIRECTIONS[0, 0], jnp.float32)
+    slope = jax.jit(lambda w, ct: jax.vjp(polar, w)[1](ct)[0])(w, size * ct)
+    np.testing.assert_allclose(slope / size, svd_derivative(w, ct), atol=1e-5)
+
+
+def test_derivative_is_zero_in_lost_directions():
+    w = jnp.asarray(random_matrix(0, 7, 4, [1, 2, 0, 0]), jnp.float32)
+    left, _, right = np.linalg.svd(np.asarray(w, np.float64))
+    lost = left[:, 2:] @ np.random.default_rng(0).normal(size=(5, 2)) @ right[2:]
+    assert jnp.abs(jitted_jvp(w, jnp.asarray(lost, jnp.float32))).max() <= 1e-5
+    chex.assert_trees_all_equal(jitted_jvp(jnp.zeros((7, 4)), jnp.ones((7, 4))), jnp.zeros((7, 4)))
+
+
 # ---- bad input
 
 

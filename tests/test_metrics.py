@@ -184,8 +184,34 @@ def test_noiseless_reconstruction_reaches_zero_in_single_precision(rng):
     assert float(error) < 1e-11
 
 
-def test_no_components_at_all(samples, x64):
-    shared, local = jnp.zeros((D, 0)), jnp.zeros((M, D, 0))
+@pytest.mark.parametrize("missing", ["shared", "local"])
+def test_components_that_do_not_exist_are_none(samples, missing, x64):
+    rng = np.random.default_rng(0)
+    shared = np.linalg.qr(rng.normal(size=(D, 2)))[0]
+    local = np.linalg.qr(rng.normal(size=(M, D, 2)))[0]
+    given = {"shared": shared, "local": local} | {missing: None}
+    without = {"shared": np.zeros((D, 1)), "local": np.zeros((M, D, 1))}
+    zeros = {"shared": shared, "local": local} | {missing: without[missing]}
+    for measure in (metrics.reconstruction_error, metrics.captured_energy, metrics.separation):
+        chex.assert_trees_all_close(measure(samples, **given), measure(samples, **zeros))
+    other, none = metrics.kkt_violation(samples, **given), 0 if missing == "shared" else 1
+    assert float(other[none]) == 0 and float(other[1 - none]) > 0
+    truth = {f"true_{name}": part for name, part in {"shared": shared, "local": local}.items()}
+    assert float(metrics.subspace_error(**given, **truth)) == pytest.approx(2.0)
+    same = {f"true_{name}": part for name, part in given.items()}
+    assert float(metrics.subspace_error(**given, **same)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_some_components_are_needed(samples):
+    with pytest.raises(ValueError, match=r"must have shapes \(d, r1\) and \(m, d, r2\), got None"):
+        metrics.reconstruction_error(samples, None, None)
+    for measure in (metrics.misalignment, metrics.client_distances):
+        with pytest.raises(ValueError, match=r"local must have the shape .* got None"):
+            measure(None)
+
+
+def test_components_that_are_zero(samples, x64):
+    shared, local = jnp.zeros((D, 1)), jnp.zeros((M, D, 1))
     energies = np.array([np.sum(y**2) / len(y) for y in samples])
     chex.assert_trees_all_close(
         metrics.reconstruction_error(samples, shared, local), jnp.asarray(energies.mean())

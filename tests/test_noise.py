@@ -227,3 +227,29 @@ def test_without_the_package_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match=r"dp_accounting is needed.*'jaxfed\[privacy\]'"):
         privacy.epsilon(1.0, 1, delta=1e-5)
+
+
+def test_a_noisy_first_message_is_one_message_more():
+    with_it = privacy.epsilon(2.0, 4, delta=1e-5, first_message=True)
+    assert with_it == pytest.approx(privacy.epsilon(2.0, 5, delta=1e-5))
+    z = privacy.noise_multiplier(1.5, 4, delta=1e-5, first_message=True)
+    assert z == pytest.approx(privacy.noise_multiplier(1.5, 5, delta=1e-5))
+    assert privacy.epsilon(z, 4, delta=1e-5, first_message=True) == pytest.approx(1.5)
+    # Nobody is left out before the rounds: it costs more than one more round among few.
+    few = {"delta": 1e-5, "participants": 10, "clients": 1000}
+    without, more = privacy.epsilon(2.0, 40, **few), privacy.epsilon(2.0, 41, **few)
+    assert without < more < privacy.epsilon(2.0, 40, **few, first_message=True)
+    alone = privacy.epsilon(2.0, 1, delta=1e-5)
+    assert privacy.epsilon(2.0, 40, **few, first_message=True) > alone
+
+
+def test_what_is_sent_before_the_rounds_has_noise_too(key):
+    """The message that the accountant is told of is the one that is sent."""
+    algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
+    heard = [
+        privacy.record(algorithm, clients, rounds=1, key=key, channel=channel).first
+        for channel in (LOSSLESS, (jf.channel.gaussian(2.0, 1.0), LOSSLESS))
+    ]
+    exact, noisy = (np.concatenate([x.ravel() for x in jax.tree.leaves(m)]) for m in heard)
+    noise = noisy - exact * min(1, 2 / np.linalg.norm(exact))
+    np.testing.assert_allclose(noise.std(), 2.0, rtol=0.5)

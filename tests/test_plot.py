@@ -47,6 +47,27 @@ def test_components_are_images_under_their_names():
     assert colours(figure).min() < WHITE
 
 
+def test_components_that_do_not_exist_are_left_out():
+    figure = plot.components({"shared": None, "client 3": -np.ones((6, 2))}, (2, 3))
+    assert len(pixels(figure)) == 2 and "shared" not in texts(figure)
+    with pytest.raises(ValueError, match=r"groups: wanted at least one group of components"):
+        plot.components({"shared": None})
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_parts_that_do_not_exist_have_no_row(missing):
+    parts = [np.full((2, 6), 0.5), np.full((2, 6), -0.5)]
+    there = parts[1 - missing]
+    parts[missing] = None
+    figure = plot.separation(np.ones((2, 6)), *parts, (2, 3), mean=np.ones(6))
+    assert len(pixels(figure)) == 6
+    np.testing.assert_array_equal(pixels(figure)[-1], (there[0] + 1).reshape(2, 3))
+    name = ("shared part", "own part")[missing]
+    assert name not in texts(figure)
+    with pytest.raises(ValueError, match=r"shared, own: wanted at least one"):
+        plot.separation(np.ones((2, 6)), None, None, (2, 3))
+
+
 def test_zero_is_white_on_one_scale_a_group():
     figure = plot.components({"both": np.array([[1.0, 0.1], [-0.5, 0.0]])}, (1, 2))
     limits = {image.get_clim() for image in images(figure)}

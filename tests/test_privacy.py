@@ -1,19 +1,22 @@
 """The server's attacks: exact where the messages are products, empty-handed where they are not."""
 
 import functools
+import importlib
+import sys
+from pathlib import Path
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfed as jf
 from jaxfed import privacy
-from jaxfed.core.channel import Channel
 
 FEATURES, RANK, CLIENTS, ROUNDS = 24, 4, 4, 12
 SPAN = FEATURES // RANK  # rounds until the blocks may span all features
+
+DIFFERENCE = jf.channel.difference(jf.channel.top_k(1.0))  # which loses nothing
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -56,11 +59,11 @@ def test_the_record_is_what_was_said():
     np.testing.assert_allclose(run.result.shared, z[3], atol=1e-10)
 
 
-def test_the_aggregate_of_stacked_messages_is_all_of_them():
+def test_the_aggregate_of_gathered_messages_is_all_of_them():
     algorithm = jf.pca.LocalPower(RANK, alignment="procrustes")
     heard = privacy.record(algorithm, draw(), rounds=2, key=jax.random.key(0), client=1)
-    second = jax.tree.map(lambda x: x[:, 1], heard.total.product)
-    chex.assert_trees_all_equal(second, heard.sent.product)
+    second = jax.tree.map(lambda x: x[:, 1], heard.total[0])
+    chex.assert_trees_all_equal(second, heard.sent[0])
 
 
 def test_first_messages_are_kept():
@@ -165,49 +168,15 @@ def test_norms():
     assert privacy.norm_leak(transcript("FAPS"), secret(), factor=0.15) < 1e-6
 
 
-class Difference(Channel):
-    """A channel that sends what has changed since the last message."""
-
-    def memory(self, message):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message)
-
-    def encode(self, key, message, memory):
-        del key
-        return jax.tree.map(jnp.subtract, message, memory), message
-
-    def decode(self, payload):
-        return payload
-
-    def receive(self, decoded, memory):
-        message = jax.tree.map(jnp.add, decoded, memory)
-        return message, message
-
-
-class Single(Difference):
-    """A channel that rounds to single precision."""
-
-    def memory(self, message):
-        return ()
-
-    def encode(self, key, message, memory):
-        return jax.tree.map(lambda x: x.astype(jnp.float32), message), memory
-
-    def decode(self, payload):
-        return jax.tree.map(lambda x: x.astype(jnp.float64), payload)
-
-    def receive(self, decoded, memory):
-        return decoded, memory
-
-
 def test_channels():
     name = "block Lanczos"
     plain, key = transcript(name), jax.random.key(0)
     record = functools.partial(privacy.record, SOLVERS[name], draw(), rounds=ROUNDS, key=key)
-    coded = record(client=1, channel=Difference())
+    coded = record(client=1, channel=(DIFFERENCE, DIFFERENCE, jf.channel.lossless()))
     for part in ("received", "sent", "total"):
         before, after = getattr(plain, part)[:SPAN], getattr(coded, part)[:SPAN]
         np.testing.assert_allclose(after, before, atol=1e-9)
-    rounded = record(client=1, channel=(Single(), jf.channel.lossless()))
+    rounded = record(client=1, channel=(jf.channel.cast("float32"), jf.channel.lossless()))
     error = privacy.linear_attack(rounded, secret(), at=[SPAN])[0]
     assert 1e-9 < error < 1e-5
 
@@ -233,3 +202,42 @@ def test_the_record_through_differences_is_that_of_the_run():
     run = jf.fit(algorithm, views, rounds=4, key=key, channel=through)
     left, _, right = np.linalg.svd(heard.total[-1], full_matrices=False)
     np.testing.assert_allclose(left @ right, run.result.shared, atol=1e-9)
+
+
+@functools.cache
+def table():
+    """The script that makes the table of attacks."""
+    path = Path(__file__).parents[1] / "bench"
+    sys.path.insert(0, str(path))
+    try:
+        return importlib.import_module("privacy_table")
+    finally:
+        sys.path.remove(str(path))
+
+
+@pytest.mark.parametrize("row", range(20), ids=str)
+def test_every_attack_of_the_table_says_something(row):
+    """Whichever way round the features are in its messages."""
+    rows = table().rows(RANK, rounds=3)
+    assert len(rows) == 20
+    row = rows[row]._replace(restarts=SPAN)
+    if row.skip:
+        row = row._replace(rounds=row.skip + 3)
+    errors = table().attacked(row, draw(), at=(row.rounds,))
+    sends_first = errors["first message"] == errors["first message"]
+    if row.rounds > 1:
+        assert 0 <= errors[f"{row.rounds} rounds"] <= 1 and 0 <= errors["restarts"] <= 1
+        assert 0 <= errors["sums only"] <= 1
+    else:
+        assert sends_first != ("Local" in row.name)
+    if "HierarchicalPCA" in row.name or "AdaptivePCA" in row.name:
+        assert errors["first message"] < 1e-12
+    if row.name == "`HierarchicalPCA`":
+        assert errors["restarts"] < 0.05
+
+
+def test_cells_of_the_table():
+    cell = table().cell
+    assert cell(0.744, "–") == "0.74" and cell(0.0123, "–") == "**0.012**"
+    assert cell(7e-5, "–") == "**<1e-4**" and cell(5e-16, "–") == "**<1e-13**"
+    assert cell(float("nan"), "no") == "no"

@@ -25,7 +25,7 @@ def objective(result: Personalized, data: Samples) -> float:
 
 def theta(result: Personalized) -> float | None:
     """Misalignment of the own components, None where there are none."""
-    return float(metrics.misalignment(result.local)) if result.local.shape[-1] else None
+    return None if result.local is None else float(metrics.misalignment(result.local))
 
 
 def principal(

@@ -69,11 +69,12 @@ def write(folder: Path, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -
 
     Args:
         folder: where to.
-        arrays: what goes into `result.npz`.
+        arrays: what goes into `result.npz`; parts that do not exist, None, are left out.
         summary: what goes into `result.json`, beside the versions that made it.
     """
     with _replacing(folder / "result.npz") as part:
-        np.savez(part, **{name: np.asarray(value) for name, value in arrays.items()})  # pyright: ignore[reportArgumentType]
+        there = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
+        np.savez(part, **there)  # pyright: ignore[reportArgumentType]
     with _replacing(folder / "result.json") as part:
         text = json.dumps({**summary, "versions": versions()}, indent=2, default=_plain)
         part.write_text(text + "\n", encoding="utf-8")

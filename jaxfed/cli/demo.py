@@ -63,8 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: if results would be overwritten, or rounds are not positive.
         ImportError: if an optional package is missing.
     """
-    for module, extra in (("sklearn.datasets", "data"), ("matplotlib.figure", "plot")):
-        require(module, extra=extra)
+    # Before anything is computed.
+    require("sklearn.datasets", extra="data")
+    require("matplotlib.figure", extra="plot")
     folder = _report.refuse(arguments.out, force=arguments.force)
     key = jax.random.key(arguments.seed)
     digits = load(key)
@@ -143,7 +144,7 @@ def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clie
         warm_start=solutions["OneShot"],
         metrics=lambda result: {"held out": 100 * _evaluate.shares(result, held_out.data).residual},
         progress=_report.on_terminal(),
-        every=max(1, rounds // 20),
+        chunk_rounds=max(1, rounds // 20),
     )
     return solutions, held_out
 

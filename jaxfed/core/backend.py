@@ -224,9 +224,7 @@ def chunked(size: int) -> Backend:
     return _Chunked(int(size))
 
 
-def pmap(
-    devices: int | Sequence[Device] | None = None, inner: Backend | None = None
-) -> Backend:
+def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = None) -> Backend:
     """Clients spread over devices by `jax.pmap`, with one all-reduce a round.
 
     Args:

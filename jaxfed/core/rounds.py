@@ -121,7 +121,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         first_up = channel.fixed_bits(sent.payload)
         # Who only fills up a device sends nothing.
         real = (place < problem.size).astype(weight.dtype)
-        written = contributions(Sum(channel.variable_bytes(sent.payload)), real)
+        written = _bytes(sent.payload, real)
         # Only what both ends may remember is kept.
         kept = sent.decoded if problem.uplink.cumulative else None
         return (contributions(sent.decoded, weight), written), kept
@@ -176,7 +176,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         _cost(problem.uplink, uplink),
         _cost(problem.downlink, jax.eval_shape(lambda: downlink)),
         channel.fixed_bits(downlink),
-        plain(written),
+        _counted(written),
         state.broadcast_bytes,
     )
     return state, costs
@@ -193,6 +193,17 @@ def _send(way: channel.Channel, key: Key[Array, ""], message: PyTree, *memory: P
     (before,) = memory or (way.memory(message),)
     payload, after = way.encode(key, message, before)
     return _Sent(payload, way.differentiable(way.decode(payload), message, before), after)
+
+
+def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
+    """The contribution to the bytes of variable length; None where there are none."""
+    if not channel.varies(payload):
+        return None
+    return contributions(Sum(channel.variable_bytes(payload)), present)
+
+
+def _counted(written: PyTree) -> UInt32[Array, ""]:
+    return jnp.zeros((), jnp.uint32) if written is None else plain(written)
 
 
 def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) -> channel.Link:
@@ -302,7 +313,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         contributed = (
             contributions(sent.decoded, changed),
             contributions((dict(diagnostics), jnp.ones_like(weight)), share),
-            contributions(Sum(channel.variable_bytes(sent.payload)), present),
+            _bytes(sent.payload, present),
         )
         kept = new_local, sent.memory
         if not everybody:
@@ -332,6 +343,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
     diagnostics = {name: value / share for name, value in diagnostics.items()}
+    objective = diagnostics["objective"]  # not finite if one participant's is not
     diagnostics |= {name: jnp.asarray(value) for name, value in measured.items()}
     measure = diagnostics.get("stopping_measure")
     if measure is None:
@@ -348,10 +360,10 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         missed=missed,
         objective=diagnostics["objective"].astype(state.objective.dtype),
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
-        failure=_failure(state, diagnostics["objective"], failed),
+        failure=_failure(state, jnp.isfinite(objective), failed),
     )
     participants = (inclusion > 0).sum(dtype=jnp.int32)
-    traffic["bytes_up"] = plain(written)
+    traffic["bytes_up"] = _counted(written)
     return new_state, {**diagnostics, "participants": participants, **traffic}
 
 
@@ -360,10 +372,9 @@ def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> F
     return jnp.abs(current - previous) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
 
-def _failure(state: State, objective: Float[Array, ""], failed: Bool[Array, " m"]) -> Failure:
+def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:
     """The first failure of all, whose round and clients stay."""
-    fails = jnp.any(failed) | ~jnp.isfinite(objective)
-    now = Failure(jnp.where(fails, state.round + 1, 0).astype(jnp.int32), failed)
+    now = Failure(jnp.where(finite, 0, state.round + 1).astype(jnp.int32), failed)
     first = state.failure.round == 0
     return jax.tree.map(lambda new, old: jnp.where(first, new, old), now, state.failure)
 

@@ -91,7 +91,7 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
 
 
 @one_by_one
-def _inverse_cholesky(gram):
+def _inverse_cholesky(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"]]:
     """R^{-1} of gram = R^T R."""
     eye = jnp.eye(len(gram), dtype=gram.dtype)
     factor = jnp.linalg.cholesky(gram)
@@ -180,7 +180,9 @@ def with_sign(vectors: Float[Array, "d r"]) -> Float[Array, "d r"]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _top_eigenvectors(matrix, rank):
+def _top_eigenvectors(
+    matrix: Float[Array, "d d"], rank: int
+) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
     values, vectors = _descending(matrix)
     return values[:rank], vectors[:, :rank]
 

@@ -92,7 +92,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
 
 
 @_full_precision
-def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Array, "k"]:
+def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Array, " k"]:
     """Principal angles between two subspaces, accurate at every size.
 
     The cosines are the singular values of xᵀy and lose half of the digits at small angles; the

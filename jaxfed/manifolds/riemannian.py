@@ -1,13 +1,14 @@
 """Riemannian versions of Optax optimizers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
-from jax.tree_util import GetAttrKey, keystr
-from jaxtyping import Array, Float, PyTree
+from jax.tree_util import GetAttrKey, KeyPath, keystr
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from jaxfed.manifolds import grassmann, stiefel
 
@@ -83,7 +84,7 @@ def riemannian(
     retract = stiefel.retraction(retraction)
     inner = optax.with_extra_args_support(transformation)
 
-    def names_of(params):
+    def names_of(params: PyTree) -> PyTree[str]:
         """The manifold of every parameter, after checking that it can be on it."""
         names = _broadcast("manifold", manifold, params)
         if mask is not None:
@@ -92,13 +93,15 @@ def riemannian(
         jax.tree_util.tree_map_with_path(_check_leaf, params, names)
         return names
 
-    def init(params):
+    def init(params: PyTree) -> Any:
         # Optax asks for the state of a placeholder without leaves (`optax.tree_map_params`).
         if jax.tree.leaves(params):
             jax.tree_util.tree_map_with_path(_check_point, params, names_of(params))
         return inner.init(params)
 
-    def update(updates, state, params=None, **extra_args):
+    def update(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
+    ) -> tuple[PyTree, Any]:
         if params is None:
             raise ValueError("params must be given to update: a retraction starts from them.")
         names = names_of(params)
@@ -128,7 +131,7 @@ def _broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
         ) from None
 
 
-def _over_points(function):
+def _over_points(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Map a function of matrices over leading axes."""
     return jnp.vectorize(function, signature="(d,r),(d,r)->(d,r)")
 
@@ -142,7 +145,7 @@ def _project(
     return _over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
 
 
-def _check_leaf(path, x, name: str) -> None:
+def _check_leaf(path: KeyPath, x: ArrayLike, name: str) -> None:
     shape = jnp.shape(x)
     if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
         raise ValueError(
@@ -151,7 +154,7 @@ def _check_leaf(path, x, name: str) -> None:
         )
 
 
-def _check_point(path, x, name: str) -> None:
+def _check_point(path: KeyPath, x: ArrayLike, name: str) -> None:
     if name == "euclidean" or isinstance(x, Tracer):
         return
     # The point may be a constant of a function that is being traced.
@@ -178,7 +181,7 @@ def _transport(state: Any, names: PyTree[str], params: PyTree[Array]) -> Any:
         )
     }
 
-    def transport(path, value):
+    def transport(path: KeyPath, value: Any) -> Any:
         for start in range(1, len(path) + 1):
             if path[start:] in points:
                 field = path[start - 1]

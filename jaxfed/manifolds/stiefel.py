@@ -20,6 +20,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxfed.linalg import orthonormalize, polar
@@ -198,7 +199,9 @@ def retraction(name: str) -> Retraction:
     return RETRACTIONS[name]
 
 
-def random(key: Key[Array, ""], dim: int, rank: int, dtype=float) -> Float[Array, "dim rank"]:
+def random(
+    key: Key[Array, ""], dim: int, rank: int, dtype: DTypeLike = float
+) -> Float[Array, "dim rank"]:
     """Point drawn from the uniform (Haar) distribution of the manifold.
 
     The Q factor of a Gaussian matrix is uniform once R has a positive diagonal.

@@ -8,6 +8,8 @@ Wherever `samples` is asked for, one of these will do:
 
 Errors are sums of squared residuals. Energies of moments that came as matrices have to be
 differences and lose digits near zero; samples do not.
+
+Where a method learns no shared or no local components, `shared` or `local` is None.
 """
 
 from collections.abc import Sequence
@@ -35,8 +37,8 @@ class EnergyShares(NamedTuple):
 
 def reconstruction_error(
     samples: Data,
-    shared: Float[Array, "d r1"],
-    local: Float[Array, "m d r2"],
+    shared: Float[Array, "d r1"] | None,
+    local: Float[Array, "m d r2"] | None,
     counts: Float[Array, " m"] | None = None,
     *,
     per_client: bool = False,
@@ -61,13 +63,13 @@ def reconstruction_error(
         ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
     """
     data, shared, local = _checked(samples, counts, shared, local)
-    return _reduced(_left(data, _joined(shared, local)), per_client)
+    return _reduced(_left(data, _joined(data, shared, local)), per_client)
 
 
 def captured_energy(
     samples: Data,
-    shared: Float[Array, "d r1"],
-    local: Float[Array, "m d r2"],
+    shared: Float[Array, "d r1"] | None,
+    local: Float[Array, "m d r2"] | None,
     counts: Float[Array, " m"] | None = None,
     *,
     per_client: bool = False,
@@ -96,8 +98,8 @@ def captured_energy(
 
 def separation(
     samples: Data,
-    shared: Float[Array, "d r1"],
-    local: Float[Array, "m d r2"],
+    shared: Float[Array, "d r1"] | None,
+    local: Float[Array, "m d r2"] | None,
     counts: Float[Array, " m"] | None = None,
     *,
     per_client: bool = False,
@@ -120,8 +122,11 @@ def separation(
         ValueError: as `reconstruction_error`.
     """
     data, shared, local = _checked(samples, counts, shared, local)
-    everywhere = jnp.broadcast_to(shared, (local.shape[0], *shared.shape))
-    parts = _held(data, everywhere), _held(data, local), _left(data, _joined(shared, local))
+    parts = (
+        _held(data, None if shared is None else _joined(data, shared, None)),
+        _held(data, local),
+        _left(data, _joined(data, shared, local)),
+    )
     total = _reduced(data.trace, per_client)
     scale = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
     return EnergyShares(*(_reduced(part, per_client) * scale for part in parts))
@@ -169,8 +174,8 @@ def reconstructed_energy(
 
 def kkt_violation(
     samples: Data,
-    shared: Float[Array, "d r1"],
-    local: Float[Array, "m d r2"],
+    shared: Float[Array, "d r1"] | None,
+    local: Float[Array, "m d r2"] | None,
     counts: Float[Array, " m"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """How far the first-order conditions of personalized PCA are from being met.
@@ -193,18 +198,21 @@ def kkt_violation(
         ValueError: as `reconstruction_error`.
     """
     data, shared, local = _checked(samples, counts, shared, local)
-    basis = _joined(shared, local)
+    basis = _joined(data, shared, local)
     product = jax.vmap(Moment.mv)(data, basis)
     gradient = product - basis @ (basis.mT @ product)
     # A column of zeros has no gradient: S_i 0 = 0.
-    r1 = shared.shape[1]
+    r1 = 0 if shared is None else shared.shape[1]
     mean = jnp.mean(gradient[..., :r1], axis=0)
     return jnp.linalg.norm(mean), jnp.sqrt(jnp.mean(jnp.sum(gradient[..., r1:] ** 2, axis=(1, 2))))
 
 
-def _joined(shared, local):
-    everywhere = jnp.broadcast_to(shared, (local.shape[0], *shared.shape))
-    return jnp.concatenate([everywhere, local], axis=-1)
+def _joined(data: Moment, shared: Array | None, local: Array | None) -> Array:
+    """All components of every client, side by side."""
+    parts = [] if local is None else [local]
+    if shared is not None:
+        parts.insert(0, jnp.broadcast_to(shared, (len(data.count), *shared.shape)))
+    return jnp.concatenate(parts, axis=-1)
 
 
 def _left(data, basis):
@@ -219,6 +227,8 @@ def _left(data, basis):
 
 def _held(data, basis):
     """`||Y_i W_i||_F^2 / n_i` for every client."""
+    if basis is None:
+        return jnp.zeros_like(data.trace)
     if data.samples is not None:
         return _per_sample(data.samples @ basis, data)
     return jnp.sum(basis * (data.dense @ basis), axis=(-2, -1))
@@ -232,14 +242,18 @@ def _reduced(values, per_client):
     return values if per_client else jnp.mean(values)
 
 
-def _checked(samples, counts, shared, local):
+def _checked(
+    samples: Data, counts: Array | None, shared: Array | None, local: Array | None
+) -> tuple[Moment, Array | None, Array | None]:
     shared, local = components(shared, local)
     data = moments(samples, counts)
     m, d = data.count.shape[0], data.dim
-    if (m, d) != local.shape[:2]:
+    if local is not None and (m, d) != local.shape[:2]:
         raise ValueError(
             f"samples of {m} clients with {d} features do not fit local components {local.shape}"
         )
+    if shared is not None and d != len(shared):
+        raise ValueError(f"samples with {d} features do not fit shared components {shared.shape}")
     return data, shared, local
 
 

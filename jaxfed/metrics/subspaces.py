@@ -41,12 +41,14 @@ def _energy_outside(x, basis):
 
 
 def subspace_error(
-    shared: Float[Array, "d r1"],
-    local: Float[Array, "m d r2"],
-    true_shared: Float[Array, "d s1"],
-    true_local: Float[Array, "m d s2"],
+    shared: Float[Array, "d r1"] | None,
+    local: Float[Array, "m d r2"] | None,
+    true_shared: Float[Array, "d s1"] | None,
+    true_local: Float[Array, "m d s2"] | None,
 ) -> Float[Array, ""]:
     """Squared distance to the true components, `||P_U - Π_g||_F^2 + mean_i ||P_Vi - Π_i||_F^2`.
+
+    Components that do not exist are None, and their projector is zero.
 
     Source: Shi & Kontar (2024), (30).
 
@@ -64,12 +66,20 @@ def subspace_error(
     """
     shared, local = components(shared, local)
     true_shared, true_local = components(true_shared, true_local, prefix="true_")
-    if local.shape[0] != true_local.shape[0]:
+    if local is not None and true_local is not None and len(local) != len(true_local):
         raise ValueError(
-            f"local and true_local must be of as many clients, got {local.shape[0]} and "
-            f"{true_local.shape[0]}"
+            f"local and true_local must be of as many clients, got {len(local)} and "
+            f"{len(true_local)}"
         )
-    return projector_distance(shared, true_shared) + jnp.mean(projector_distance(local, true_local))
+    return _distance(shared, true_shared) + jnp.mean(_distance(local, true_local))
+
+
+def _distance(x: Array | None, y: Array | None) -> Array:
+    """`projector_distance`, of which a missing basis has a projector of zero."""
+    if x is None or y is None:
+        only = y if x is None else x
+        return jnp.zeros(()) if only is None else jnp.sum(only**2, axis=(-2, -1))
+    return projector_distance(x, y)
 
 
 def misalignment(local: Float[Array, "m d r"]) -> Float[Array, ""]:
@@ -133,31 +143,38 @@ def client_distances(local: Float[Array, "m d r"]) -> Float[Array, "m m"]:
 
 
 def components(
-    shared: Float[Array, "d r1"], local: Float[Array, "m d r2"], *, prefix: str = ""
-) -> tuple[jax.Array, jax.Array]:
+    shared: Float[Array, "d r1"] | None, local: Float[Array, "m d r2"] | None, *, prefix: str = ""
+) -> tuple[jax.Array | None, jax.Array | None]:
     """Shared and local components as arrays, after a look at their shapes.
 
     Args:
-        shared: shared components, `(d, r1)`.
-        local: local components, `(m, d, r2)`.
+        shared: shared components, `(d, r1)`, or None.
+        local: local components, `(m, d, r2)`, or None.
         prefix: of the two names, in the message.
 
     Returns:
-        The two arrays.
+        The two arrays, None where there is none.
 
     Raises:
-        ValueError: if they are not `(d, r1)` and `(m, d, r2)`.
+        ValueError: if they are not `(d, r1)` and `(m, d, r2)`, or both are None.
     """
-    shared, local = jnp.asarray(shared), jnp.asarray(local)
-    if shared.ndim != 2 or local.ndim != 3 or shared.shape[0] != local.shape[1]:
+    shared, local = (None if part is None else jnp.asarray(part) for part in (shared, local))
+    shapes = [None if part is None else part.shape for part in (shared, local)]
+    fits = shared is not None or local is not None
+    fits &= (shared is None or shared.ndim == 2) and (local is None or local.ndim == 3)
+    if shared is not None and local is not None:
+        fits &= shared.shape[0] == local.shape[1]
+    if not fits:
         raise ValueError(
             f"{prefix}shared and {prefix}local must have shapes (d, r1) and (m, d, r2), got "
-            f"{shared.shape} and {local.shape}"
+            f"{shapes[0]} and {shapes[1]}"
         )
     return shared, local
 
 
-def _local(local):
+def _local(local: Float[Array, "m d r"]) -> jax.Array:
+    if local is None:
+        raise ValueError("local must have the shape (m, d, r), got None")
     local = jnp.asarray(local)
     if local.ndim != 3 or 0 in local.shape:
         raise ValueError(f"local must have the shape (m, d, r), got {local.shape}")

@@ -1,12 +1,12 @@
 """Personalized and federated principal component analysis."""
 
+from jaxfed.pca.adaptive import AdaptivePCA as AdaptivePCA
 from jaxfed.pca.applications import cluster_clients as cluster_clients
 from jaxfed.pca.applications import embed_clients as embed_clients
 from jaxfed.pca.applications import separate_video as separate_video
 from jaxfed.pca.applications import topic_words as topic_words
 from jaxfed.pca.empirical_bayes import EmpiricalBayesPCA as EmpiricalBayesPCA
 from jaxfed.pca.faps import FAPS as FAPS
-from jaxfed.pca.hierarchical import AdaptivePCA as AdaptivePCA
 from jaxfed.pca.hierarchical import HierarchicalPCA as HierarchicalPCA
 from jaxfed.pca.krylov import BlockLanczos as BlockLanczos
 from jaxfed.pca.local_power import LocalPower as LocalPower
@@ -14,6 +14,8 @@ from jaxfed.pca.one_shot import Local as Local
 from jaxfed.pca.one_shot import OneShot as OneShot
 from jaxfed.pca.one_shot import Pooled as Pooled
 from jaxfed.pca.perpca import PerPCA as PerPCA
+from jaxfed.pca.probabilistic import GlobalProbabilisticPCA as GlobalProbabilisticPCA
+from jaxfed.pca.probabilistic import LocalProbabilisticPCA as LocalProbabilisticPCA
 from jaxfed.pca.ranks import suggest_ranks as suggest_ranks
 from jaxfed.pca.robust import robust_pca as robust_pca
 from jaxfed.pca.shrinkage import shrink as shrink

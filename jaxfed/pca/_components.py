@@ -108,6 +108,27 @@ def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | No
     return (vectors + vectors @ turn) * active
 
 
+def beside(shared: Frame, local: Frame, active: Float[Array, " rank"] | None = None) -> Frame:
+    """Orthonormal columns spanning what `shared` leaves of those of `local`.
+
+    Where that is less than their number, others complete them, orthogonal to the shared ones too.
+    """
+    joint = orthonormalize(jnp.concatenate([shared, local], axis=1))
+    rest = joint[:, shared.shape[1] :]
+    return rest if active is None else rest * active
+
+
+def best_local(
+    moment: Moment, shared: Frame, rank: int, active: Float[Array, " rank"] | None = None
+) -> Frame:
+    """The best local components beside shared ones: top eigenvectors of the deflated moment.
+
+    A deflated moment's null space holds the shared directions, so where it has too few components
+    its eigenvectors alone would not do.
+    """
+    return beside(shared, top_components(moment.deflate(shared), rank, active), active)
+
+
 def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     """Zero, whose derivative is VᵀdSV: what a moment's change does within its eigenvectors' span.
 
@@ -154,4 +175,6 @@ def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
     return moment.quadratic(basis)
 
 
-MEAN_MOMENT = SUM_MOMENT = MomentMessage = None  # temporary: until every algorithm is ported
+def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:
+    """The variance that is left, which rounding must not make negative."""
+    return jnp.maximum(moment.trace - captured, 0)

@@ -1,9 +1,9 @@
-"""What shared and own components are good for: groups of clients, moving objects, topics.
+"""What shared and local components are good for: groups of clients, moving objects, topics.
 
 Each function takes what a user has (components, frames, word counts) and returns what was asked
 for (labels, images, words). The two that fit personalized PCA start it from a one-shot estimate
 in which the shared components come first (`OneShot`): in images and texts most of the variance
-is shared, and a start in which own components come first would leave it to every client anew.
+is shared, and a start in which local components come first would leave it to every client anew.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from jaxfed.pca.perpca import PerPCA
 def cluster_clients(
     local: Float[ArrayLike, "m d r"], clusters: int, *, seed: int = 0
 ) -> Int[np.ndarray, " m"]:
-    r"""Group clients by their own components.
+    r"""Group clients by their local components.
 
     Spectral clustering of the affinities \(1 - \rho_{ij} / 2 = \|V_i^\top V_j\|_F^2 / r\), the
     mean squared cosine of the principal angles between two clients' subspaces: 1 for the same
     subspace, 0 for orthogonal ones.
 
     Args:
-        local: own components, `(m, d, r)`, orthonormal.
+        local: local components, `(m, d, r)`, orthonormal.
         clusters: number of groups.
         seed: of the k-means step.
 
@@ -70,14 +70,14 @@ def cluster_clients(
 
 
 def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Array, "m dims"]:
-    r"""Place clients in a plane so that distances tell how much their own components differ.
+    r"""Place clients in a plane so that distances tell how much their local components differ.
 
     Classical multidimensional scaling: \(\rho_{ij}\) is a squared Euclidean distance (between
     projectors), so the top eigenvectors of \(-\tfrac12 J \rho J\), \(J\) the centring matrix,
     scaled by the roots of their eigenvalues are the coordinates that keep most of it.
 
     Args:
-        local: own components, `(m, d, r)`, orthonormal.
+        local: local components, `(m, d, r)`, orthonormal.
         dims: number of coordinates.
 
     Returns:
@@ -187,7 +187,7 @@ class Topics(NamedTuple):
 
     Attributes:
         common: words of the shared components, the heaviest first.
-        own: words of each group's own components, the heaviest first.
+        own: words of each group's local components, the heaviest first.
         solution: the fitted components.
     """
 
@@ -218,7 +218,7 @@ def topic_words(
             `jaxfed.data.bag_of_words`.
         vocabulary: the word of each column.
         shared_rank: number of shared components.
-        local_rank: number of each group's own components.
+        local_rank: number of each group's local components.
         words: how many words to return of each.
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
@@ -270,7 +270,7 @@ def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personal
     """The start of `OneShot`, from each client's top components alone.
 
     The mean of the projectors onto them is the product of a thin factor with itself: with
-    thousands of words its left singular vectors cost less than the mean. Own components are the
+    thousands of words its left singular vectors cost less than the mean. Local components are the
     best ones within what is known of a client, at no further cost.
     """
     top = _fit(Local(shared_rank + local_rank), clients).result.local

@@ -24,35 +24,27 @@ Statistics on special manifolds, for the matrix Bingham law; Butler & Wood (2002
 approximations for hypergeometric functions with matrix argument, equation 16.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.core.aggregation import Mean
-from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.algorithm import Algorithm, Diagnostics
 from jaxfed.core.checks import check_count, check_positive
-from jaxfed.core.clients import Clients
+from jaxfed.core.clients import Clients, Samples
 from jaxfed.linalg import Moment, orthonormalize
-from jaxfed.pca._components import (
-    MEAN_MOMENT,
-    Frame,
-    MomentMessage,
-    check_data,
-    check_start,
-    moment_of,
-    moment_received,
-)
-from jaxfed.pca.hierarchical import (
+from jaxfed.pca._components import Frame, check_start, moment_message, moment_of, moment_received
+from jaxfed.pca._likelihood import (
     Number,
+    RandomKey,
     Scalar,
+    Start,
     aligned,
     check_proper_rank,
     joint_moment,
     precision,
-    weighted_moment_message,
 )
 
 LARGEST_ACCELERATION = 10.0
@@ -119,11 +111,11 @@ def fitted_concentration(distance: Scalar, features: int, rank: int) -> Scalar:
     return root + (distance - jax.lax.stop_gradient(distance)) / slope
 
 
-class Message(NamedTuple):
-    """Uplink: E[UUᵀ]V; downlink: the shared components and the concentration."""
+class Downlink(NamedTuple):
+    """The shared components and the concentration."""
 
-    frame: Frame
-    concentration: Any  # a number on the way down, None on the way up
+    shared: Frame
+    concentration: Scalar
 
 
 class Server(NamedTuple):
@@ -165,48 +157,48 @@ class EmpiricalBayesPCA(Algorithm):
         check_positive("noise_variance", noise_variance)
         self.rank, self.noise_variance = rank, jnp.asarray(noise_variance)
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: Clients, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.
 
         Raises:
             ValueError: as said above.
         """
-        check_data(clients)
         check_proper_rank(self.rank, clients)
-        check_start(start, clients.features, self.rank)
+        check_start(start, clients, self.rank, None)
 
-    def prepare(self, data, client_id, rounds):
+    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Moment:
         """The client's second moment."""
         del client_id
         return moment_of(data, rank=self.rank, rounds=rounds)
 
-    @property
-    def start_aggregation(self):
-        """Means."""
-        return {"start": MEAN_MOMENT, "precision": Mean()}
-
-    def client_init(self, key, data, start):
-        """The second moment for the pooled start, and how precise it is."""
+    def first_message(self, key: RandomKey, data: Moment, start: Start) -> dict[str, PyTree]:
+        """How precise the second moment is, and for the pooled start itself."""
         del key
         weight = self._precision(data)
-        message = MomentMessage() if start is not None else weighted_moment_message(data, weight)
-        return {"start": message, "precision": weight}, ()
+        first: dict[str, PyTree] = {"precision": weight}
+        return first if start is not None else first | {"moment": moment_message(data, weight)}
 
-    def server_init(self, key, uplink, start):
+    def server_init(
+        self, key: RandomKey, first: dict[str, PyTree], like: Moment, start: Start
+    ) -> Server:
         """Pooled components; a prior as strong as the samples."""
-        del key
-        top = moment_received(uplink["start"]).top(self.rank)[1] if start is None else start.shared
+        del key, like
+        top = moment_received(first["moment"]).top(self.rank)[1] if start is None else start.shared
         # With no way behind it, the first move is EM's own.
-        start_place = jnp.log(uplink["precision"])
-        return Server(
-            top, uplink["precision"], jnp.stack([start_place, jnp.zeros_like(start_place)])
-        )
+        place = jnp.log(first["precision"])
+        return Server(top, first["precision"], jnp.stack([place, jnp.zeros_like(place)]))
 
-    def downlink(self, server):
+    def downlink(self, server: Server) -> Downlink:
         """The shared components and the concentration."""
-        return Message(server.shared, server.concentration)
+        return Downlink(server.shared, server.concentration)
 
-    def client_step(self, key, downlink, local, data):
+    def client_init(self, key: RandomKey, downlink: Downlink, data: Moment, start: Start) -> None:
+        """Nothing: the posterior is found anew each round."""
+        del key, downlink, data, start
+
+    def client_step(
+        self, key: RandomKey, downlink: Downlink, local: None, data: Moment
+    ) -> tuple[Frame, None, Diagnostics]:
         """The posterior's mean projector, applied to the shared components."""
         del key
         shared, concentration = downlink
@@ -224,13 +216,15 @@ class EmpiricalBayesPCA(Algorithm):
         prior = log_normalizer(concentration, features, rank) + concentration * rank / 2
         constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
-        return Message(product, None), local, {"objective": objective}
+        return product, local, {"objective": objective}
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: RandomKey, server: Server, uplink: Frame
+    ) -> tuple[Server, Diagnostics]:
         """The shared components and the concentration that the mean posterior asks for."""
         del key
         features = len(server.shared)
-        distance = self.rank - jnp.vdot(server.shared, uplink.frame)
+        distance = self.rank - jnp.vdot(server.shared, uplink)
         place = jnp.log(server.concentration)
         move = jnp.log(fitted_concentration(distance, features, self.rank)) - place
         # EM is slow where the samples say little about σ²; the secant through the last two moves
@@ -239,29 +233,29 @@ class EmpiricalBayesPCA(Algorithm):
         useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
         factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
         place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
-        return Server(orthonormalize(uplink.frame), jnp.exp(place_next), jnp.stack([place, move]))
+        concentration = jnp.exp(place_next)
+        server = Server(orthonormalize(uplink), concentration, jnp.stack([place, move]))
+        return server, {"prior_variance": 1 / concentration}
 
-    def server_diagnostics(self, server):
-        """The prior variance."""
-        return {"prior_variance": 1 / server.concentration}
-
-    def client_result(self, downlink, local, data):
+    def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:
         """The best subspace on average, and the most probable one, its basis turned towards V."""
         del local
         top = self._posterior(data, downlink)[1][:, : self.rank]
-        return aligned(top.T, downlink.frame.T).T
+        return aligned(top.T, downlink.shared.T).T
 
-    def shared_result(self, server):
+    def shared_result(self, server: Server) -> Frame:
         """The shared components."""
         return server.shared
 
     def _precision(self, moment: Moment) -> Scalar:
         return precision(moment.count, self.noise_variance.astype(moment.trace.dtype))
 
-    def _posterior(self, moment: Moment, downlink: Message):
+    def _posterior(
+        self, moment: Moment, downlink: Downlink
+    ) -> tuple[Float[Array, " d"], Float[Array, "d k"]]:
         """All eigenvalues of c S + κ VVᵀ, descending, and the eigenvectors of the nonzero ones."""
         joint = joint_moment(
-            moment, self._precision(moment), downlink.frame, 1 / downlink.concentration
+            moment, self._precision(moment), downlink.shared, 1 / downlink.concentration
         )
         rows = moment.dim if joint.samples is None else len(joint.samples)
         values, vectors = joint.top(min(rows, moment.dim))

@@ -15,6 +15,7 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Gram
 from jaxfed.pca._components import (
     Frame,
+    best_local,
     captured,
     change_within,
     check_data,
@@ -23,6 +24,7 @@ from jaxfed.pca._components import (
     moment_of,
     moment_received,
     top_components,
+    uncaptured,
 )
 
 
@@ -73,7 +75,7 @@ class Local(OneExchange):
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
         del downlink
-        return data.trace - captured(data, local)
+        return uncaptured(data, captured(data, local))
 
 
 class Pooled(OneExchange):
@@ -131,13 +133,13 @@ class Pooled(OneExchange):
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
         del local
-        return data.trace - captured(data, downlink)
+        return uncaptured(data, captured(data, downlink))
 
 
 class OneShot(OneExchange):
-    """Shared and own components from one exchange.
+    """Shared and local components from one exchange.
 
-    Three estimates of the shared components, each followed by own components as the top
+    Three estimates of the shared components, each followed by local components as the top
     eigenvectors of the client's second moment deflated by them:
 
     * `"projector"` (distPCA of Fan et al. 2019, with the personal second shot of Shi & Kontar
@@ -148,7 +150,7 @@ class OneShot(OneExchange):
       `shared_rank + local_rank` approximations of the second moments;
     * `"local_first"`: top eigenvectors of the mean of the clients' second moments, each deflated
       by its own top `local_rank` eigenvectors. Right
-      where own variance is large and shared variance small. Its messages are exact deflated
+      where local variance is large and shared variance small. Its messages are exact deflated
       second moments, the largest of the three.
     """
 
@@ -167,7 +169,7 @@ class OneShot(OneExchange):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own components.
+            local_rank: number of each client's local components.
             method: how the shared components are estimated; see the class.
 
         Raises:
@@ -205,7 +207,10 @@ class OneShot(OneExchange):
             sums = root + root[:, None]
             change = change_within(data, vectors) / jnp.where(sums > 0, sums, 1)
             vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
-        return Gram(vectors)
+            return Gram(vectors)
+        # What completes the basis where there are fewer components has no say.
+        least = jnp.finfo(values.dtype).eps * data.dim * values[0]
+        return Gram(jnp.where(values > least, vectors, 0))
 
     def server_init(self, key, first, like, start) -> Frame:
         """Top eigenvectors of the mean."""
@@ -215,8 +220,8 @@ class OneShot(OneExchange):
     def client_init(self, key, downlink, data, start):
         """The personal second shot."""
         del key, start
-        return top_components(data.deflate(downlink), self.local_rank)
+        return best_local(data, downlink, self.local_rank)
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return data.trace - captured(data, downlink) - captured(data, local)
+        return uncaptured(data, captured(data, downlink) + captured(data, local))

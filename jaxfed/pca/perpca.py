@@ -22,6 +22,8 @@ from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
     RETRACTIONS,
     Frame,
+    beside,
+    best_local,
     check_data,
     check_fits,
     check_start,
@@ -31,6 +33,7 @@ from jaxfed.pca._components import (
     moment_received,
     retract,
     top_components,
+    uncaptured,
 )
 from jaxfed.pca.shrinkage import shrink
 
@@ -61,7 +64,7 @@ class Server(NamedTuple):
 class PerPCA(Algorithm):
     r"""Personalized PCA by Stiefel gradient descent.
 
-    Each round a client deflates its own components by the shared ones and retracts them,
+    Each round a client deflates its local components by the shared ones and retracts them,
     \(V \leftarrow GR(V - UU^\top V)\), takes a step, and sends its copy of the shared
     components; the server averages the copies and retracts.
 
@@ -94,7 +97,7 @@ class PerPCA(Algorithm):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own components, one for all or one per client
+            local_rank: number of each client's local components, one for all or one per client
                 (in the order of the clients' ids).
             step_size: of the gradient steps; None for one over the largest eigenvalue of any
                 client's second moment. The `"tangent"` variant converges for step sizes up to
@@ -106,15 +109,15 @@ class PerPCA(Algorithm):
                 point is off the stationary points, more so for large steps.
             retraction: `"polar"` or `"qr"` (R's diagonal made positive); the joint step of
                 `variant="polar"` takes the polar factor in any case.
-            start: where to start if no warm start is given. `"local_first"`: each client's own
+            start: where to start if no warm start is given. `"local_first"`: each client's
                 top components first, then the shared ones as the top eigenvectors of the mean
                 deflated second moment (`OneShot(method="local_first")`); its one exchange sends
-                exact deflated moments. `"random"`: random shared and own components.
+                exact deflated moments. `"random"`: random shared and local components.
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
             shrinkage: take the noise out of the second moments before the iteration (see
                 `jaxfed.pca.shrink`). On few noisy samples the objective's optimum can lie far
-                from the true shared components; this keeps the iteration near them. The own
+                from the true shared components; this keeps the iteration near them. The local
                 components of the result are the best ones for the observed moments.
 
         Raises:
@@ -210,7 +213,7 @@ class PerPCA(Algorithm):
         return Server(shared, step_size, objective)
 
     def client_init(self, key, downlink, data, start):
-        """Own components: given, random, or the best for the first shared ones."""
+        """Local components: given, random, or the best for the first shared ones."""
         moment, unshrunk, active = data
         if start is not None and start.local is not None:
             return start.local if active is None else start.local * active
@@ -218,7 +221,7 @@ class PerPCA(Algorithm):
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw, "qr", active)
         moment = moment if unshrunk is None else unshrunk
-        return top_components(moment.deflate(downlink.shared), self._width, active)
+        return best_local(moment, downlink.shared, self._width, active)
 
     # --- a round (Algorithm 2) -----------------------------------------------------------------
 
@@ -227,16 +230,16 @@ class PerPCA(Algorithm):
         return Message(server.shared, server.step_size)
 
     def client_step(self, key, downlink, local, data):
-        """Deflate and retract the own components, take a step, send the shared copy."""
+        """Deflate and retract the local components, take a step, send the shared copy."""
         del key
         moment, _, active = data
         shared, step = downlink
         step = jnp.asarray(self.step_size if step is None else step, shared.dtype)
 
-        local = self._correct(shared, local, active)
+        local = retract(deflate(local, shared), self.retraction, active)
         w = jnp.concatenate([shared, local], axis=1)
         sw, wsw = moment.products(w)
-        objective = moment.trace - jnp.trace(wsw)
+        objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             moved = w + step * (sw - w @ wsw)
@@ -266,15 +269,11 @@ class PerPCA(Algorithm):
     # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink, local, data):
-        """The own components, deflated by the final shared ones and retracted."""
+        """The local components, deflated by the final shared ones and retracted."""
         if data.unshrunk is not None:
-            left = data.unshrunk.deflate(downlink.shared)
-            return top_components(left, self._width, data.active)
-        return self._correct(downlink.shared, local, data.active)
+            return best_local(data.unshrunk, downlink.shared, self._width, data.active)
+        return beside(downlink.shared, local, data.active)
 
     def shared_result(self, server):
         """The shared components."""
         return server.shared
-
-    def _correct(self, shared: Frame, local: Frame, active) -> Frame:
-        return retract(deflate(local, shared), self.retraction, active)

@@ -1,4 +1,4 @@
-"""How many shared and how many own components: fits over a grid, and a suggestion."""
+"""How many shared and how many local components: fits over a grid, and a suggestion."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -25,12 +25,12 @@ class RankTable(NamedTuple):
 
     Attributes:
         shared_rank: number of shared components.
-        local_rank: number of own components.
+        local_rank: number of local components.
         error: share of the energy left over, `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over
             `mean_i ||Y_i||² / n_i`, on held-out samples where there are any.
-        misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the own components.
+        misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the local components.
         held_out: whether errors are of samples that were not fitted.
-        suggested: the pair `(shared_rank, local_rank)`, or None where own components are
+        suggested: the pair `(shared_rank, local_rank)`, or None where local components are
             aligned at the pairs that explain enough.
     """
 
@@ -74,27 +74,27 @@ def suggest_ranks(
        `error + price * (shared_rank + local_rank)` is suggested. The price is `min_gain` plus the
        share of the noise in one direction, which any component explains, held-out or not; it is
        estimated as the error of the largest pair over the directions it leaves.
-    2. The error hardly tells whether a component is shared or in all clients' own components. Of
+    2. The error hardly tells whether a component is shared or in all clients' local components. Of
        pairs within half of `min_gain` of the least, the one with the largest \(\theta\) is taken.
-    3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested: own components
+    3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested: local components
        that agree between clients hold something shared, so more shared components have to be
        tried, or there is nothing but shared ones and `Pooled` is the method.
 
     What \(\theta\) can and cannot tell: it is at most 1 - max(1/m, r2/(d - r1)), so with two
-    clients, or with ranks near d, a smaller threshold is needed. It is small with too many own
+    clients, or with ranks near d, a smaller threshold is needed. It is small with too many local
     components, with too few shared ones, and after a run that ended in a bad place. With too many
-    own components a run may *collapse*, that is, own components take over shared directions, from
-    one start and not from another, and at the right ranks too. So every pair is fitted from
+    local components a run may *collapse*, that is, local components take over shared directions,
+    from one start and not from another, and at the right ranks too. So every pair is fitted from
     several starts and the fit with the least error on the fitted samples kept, which makes a
     collapse rarer and cannot rule it out. Nor does a large \(\theta\) prove that clients differ:
-    own components that are too few for what all clients share pick different parts of it.
+    local components that are too few for what all clients share pick different parts of it.
 
     Each pair of ranks is compiled anew, which takes seconds; large grids take minutes.
 
     Args:
         clients: whom to fit, on samples or second moments.
         shared_ranks: numbers of shared components to try.
-        local_ranks: numbers of own components to try.
+        local_ranks: numbers of local components to try.
         key: random key, for the choice of held-out samples and the runs.
         rounds: rounds of each fit.
         held_out: share of each client's samples to keep for the errors, rounded down to whole

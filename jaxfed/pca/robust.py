@@ -1,6 +1,6 @@
 """Robust PCA: a matrix as the sum of a low-rank and a sparse one.
 
-Not federated: it is what personalized PCA is compared with where the own part of each client
+Not federated: it is what personalized PCA is compared with where the local part of each client
 would have to be sparse (Shi & Kontar 2024, Section 7.2).
 """
 

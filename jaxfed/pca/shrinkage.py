@@ -1,7 +1,7 @@
 """Second moments without their noise, for shared components that few samples cannot pull away.
 
 On few noisy samples the optimum of the personalized objective can lie far from the true shared
-components: each client's own components pick the directions in which its noise happens to be
+components: each client's local components pick the directions in which its noise happens to be
 large, and the shared ones follow. Eigenvalues that noise alone explains are therefore set to
 nothing and the others are corrected for the noise they contain. What is left is constant along
 the directions into which the iteration used to drift.

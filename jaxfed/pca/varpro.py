@@ -1,6 +1,6 @@
-"""Personalized PCA's objective with the own components eliminated: a fraction of the rounds.
+"""Personalized PCA's objective with the local components eliminated: a fraction of the rounds.
 
-For given shared components the best own components are known: the top eigenvectors of the
+For given shared components the best local components are known: the top eigenvectors of the
 client's second moment deflated by the shared ones. What is left is a function of the shared
 subspace alone,
 
@@ -10,7 +10,7 @@ whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U: 
 client and round, of which the server needs only the mean. The server climbs with Barzilai-Borwein
 steps, safeguarded by a non-monotone line search; a round is one evaluation.
 
-Source: the objective is (7) of Shi & Kontar (2024); eliminating the own components is variable
+Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A feasible method for
 optimization with orthogonality constraints, Algorithm 1 and equation 18.
 """
@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count
-from jaxfed.core.clients import Clients
-from jaxfed.linalg import polar
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.reduction import Gram, Mean, Sum
+from jaxfed.linalg import Moment, polar
 from jaxfed.pca._components import (
-    MEAN_MOMENT,
     Frame,
-    MomentMessage,
+    best_local,
     check_data,
     check_fits,
     check_start,
@@ -37,6 +37,7 @@ from jaxfed.pca._components import (
     moment_of,
     moment_received,
     top_components,
+    uncaptured,
 )
 
 # Accepted objectives that a new one is compared with, and how the step changes.
@@ -63,7 +64,7 @@ class Server(NamedTuple):
 
 
 class VarProPerPCA(Algorithm):
-    """The objective of personalized PCA, its own components eliminated by variable projection.
+    """The objective of personalized PCA, its local components eliminated by variable projection.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, and there is no step size to
     choose. Clients do more work, an eigendecomposition each round. Objectives of different
@@ -79,7 +80,7 @@ class VarProPerPCA(Algorithm):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own components.
+            local_rank: number of each client's local components.
 
         Raises:
             ValueError: for ranks that are not positive whole numbers.
@@ -96,29 +97,32 @@ class VarProPerPCA(Algorithm):
         """
         check_data(clients)
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
-        check_start(start, clients.features, self.shared_rank)
+        check_start(start, clients, self.shared_rank, None)
 
-    def prepare(self, data, client_id, rounds):
+    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Moment:
         """The client's second moment."""
         del client_id
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=rounds)
 
-    @property
-    def start_aggregation(self):
-        """The mean of the deflated second moments."""
-        return MEAN_MOMENT
-
-    def client_init(self, key, data, start):
-        """The local-first start of `OneShot`, unless there is a warm one."""
+    def first_message(
+        self, key: Key[Array, ""], data: Moment, start: Personalized | None
+    ) -> Gram | Mean | Sum | None:
+        """The deflated second moment, for the local-first start of `OneShot`."""
         del key
         if start is not None:
-            return MomentMessage(), ()
-        return moment_message(data.deflate(top_components(data, self.local_rank))), ()
+            return None
+        return moment_message(data.deflate(top_components(data, self.local_rank)))
 
-    def server_init(self, key, uplink, start):
+    def server_init(
+        self, key: Key[Array, ""], first: Array | None, like: Moment, start: Personalized | None
+    ) -> Server:
         """The first trial is the start itself."""
-        del key
-        shared = moment_received(uplink).top(self.shared_rank)[1] if start is None else start.shared
+        del key, like
+        if start is not None:
+            shared = start.shared
+        else:
+            assert first is not None
+            shared = moment_received(first).top(self.shared_rank)[1]
         return Server(
             base=shared,
             gradient=jnp.zeros_like(shared),
@@ -128,22 +132,32 @@ class VarProPerPCA(Algorithm):
             accepted=jnp.zeros((), jnp.int32),
         )
 
-    def downlink(self, server):
-        """The trial point."""
+    def downlink(self, server: Server) -> Frame:
+        """The trial point. As a result it is as good as the base, and one step further."""
         return server.trial
 
-    def client_step(self, key, downlink, local, data):
-        """Evaluate the gradient and the objective with the best own components."""
+    def client_init(
+        self, key: Key[Array, ""], downlink: Frame, data: Moment, start: Personalized | None
+    ) -> None:
+        """Nothing: the local components are found anew each round."""
+        del key, downlink, data, start
+
+    def client_step(
+        self, key: Key[Array, ""], downlink: Frame, local: None, data: Moment
+    ) -> tuple[Evaluation, None, Diagnostics]:
+        """Evaluate the gradient and the objective with the best local components."""
         del key
         shared = downlink
-        own = top_components(data.deflate(shared), self.local_rank)
+        own = best_local(data, shared, self.local_rank)
         product = data.mv(jnp.concatenate([shared, own], axis=1))
         by_shared, by_own = product[:, : self.shared_rank], product[:, self.shared_rank :]
         captured = jnp.vdot(shared, by_shared) + jnp.vdot(own, by_own)
         uplink = Evaluation(deflate(by_shared, own), captured / 2)
-        return uplink, local, {"objective": data.trace - captured}
+        return uplink, local, {"objective": uncaptured(data, captured)}
 
-    def server_step(self, key, server, uplink):
+    def server_step(
+        self, key: Key[Array, ""], server: Server, uplink: Evaluation
+    ) -> tuple[Server, Diagnostics]:
         """Accept the trial and step on from it, or try a shorter step from the base."""
         del key
         base, old_gradient, trial, step, captured, accepted = server
@@ -166,20 +180,10 @@ class VarProPerPCA(Algorithm):
         step = jnp.where(good, jnp.where(first, 1 / scale, spectral), SHRINK * step)
         base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
         captured = jnp.where(good, jnp.roll(captured, 1).at[0].set(uplink.captured), captured)
-        return Server(
-            base=base,
-            gradient=gradient,
-            trial=polar(base + step * gradient),
-            step=step,
-            captured=captured,
-            accepted=accepted + good,
-        )
+        trial = polar(base + step * gradient)
+        return Server(base, gradient, trial, step, captured, accepted + good), {}
 
-    def client_result(self, downlink, local, data):
-        """The best own components for the final shared ones."""
+    def client_result(self, downlink: Frame, local: None, data: Moment) -> Frame:
+        """The best local components for the final shared ones."""
         del local
-        return top_components(data.deflate(downlink), self.local_rank)
-
-    def shared_result(self, server):
-        """The last trial point: near convergence as good as the base, and one step further."""
-        return server.trial
+        return best_local(data, downlink, self.local_rank)

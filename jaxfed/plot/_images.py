@@ -13,7 +13,7 @@ ArrayLike = Array | np.ndarray
 
 
 def components(
-    groups: Mapping[str, Float[ArrayLike, "d r"]],
+    groups: Mapping[str, Float[ArrayLike, "d r"] | None],
     image_shape: tuple[int, int] | None = None,
     *,
     columns: int = 12,
@@ -23,7 +23,7 @@ def components(
 
     Args:
         groups: components in columns by the group's name, e.g. `{"shared": solution.result.shared,
-            "client 3": solution.result.local[3]}`.
+            "client 3": solution.result.local[3]}`; those that are None are left out.
         image_shape: height and width if features are pixels: each component is then an image.
             Otherwise a group is one picture with a row for each component and a column for each
             feature.
@@ -38,12 +38,13 @@ def components(
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
-    if not groups:
-        raise ValueError("groups: wanted at least one group of components, got none")
     arrays = {
         name: host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
         for name, group in groups.items()
+        if group is not None
     }
+    if not arrays:
+        raise ValueError("groups: wanted at least one group of components, got none")
     if image_shape is None:
         return _as_rows(arrays, figure)
     for group in arrays.values():
@@ -67,8 +68,8 @@ def components(
 
 def separation(
     original: Float[ArrayLike, "k d"],
-    shared: Float[ArrayLike, "k d"],
-    own: Float[ArrayLike, "k d"],
+    shared: Float[ArrayLike, "k d"] | None,
+    own: Float[ArrayLike, "k d"] | None,
     image_shape: tuple[int, int],
     *,
     mean: Float[ArrayLike, " d"] | None = None,
@@ -79,8 +80,8 @@ def separation(
 
     Args:
         original: the samples.
-        shared: their projections onto the shared components, `(x - mean) @ U @ U.T`.
-        own: their projections onto their clients' own components.
+        shared: their projections onto the shared components, `(x - mean) @ U @ U.T`, or None.
+        own: their projections onto their clients' own components, or None.
         image_shape: height and width of an image.
         mean: what was subtracted before the fit; added to the parts again in the last row.
         names: a title for each sample.
@@ -90,25 +91,29 @@ def separation(
         The Matplotlib figure, one column per sample.
 
     Raises:
-        ValueError: if shapes do not fit together.
+        ValueError: if shapes do not fit together, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
     samples = host("original", original, 2, "samples of shape (samples, features)")
-    parts = [np.asarray(shared), np.asarray(own)]
-    for name, part in zip(("shared", "own"), parts, strict=True):
+    given = {"shared": shared, "own": own}
+    parts = {name: np.asarray(part) for name, part in given.items() if part is not None}
+    if not parts:
+        raise ValueError("shared, own: wanted at least one of the parts, got none")
+    for name, part in parts.items():
         if part.shape != samples.shape:
             raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")
     if names is not None and len(names) != len(samples):
         raise ValueError(f"names: wanted {len(samples)}, got {len(names)}")
     height, width = image_shape_of(samples.shape[1], image_shape)
-    together = parts[0] + parts[1] + (0 if mean is None else np.asarray(mean))
-    rows = ("original", "shared part", "own part", "together")
+    together = np.sum(list(parts.values()), axis=0) + (0 if mean is None else np.asarray(mean))
+    rows = ("original", *(f"{name} part" for name in parts), "together")
     figure = canvas(figure, 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3)
     grid = figure.subplots(len(rows), len(samples), squeeze=False)
     # Originals and reconstructions share one scale, the two parts another.
     low, high = float(min(samples.min(), 0)), float(samples.max())
-    signed = limit(parts)
-    for label, line, images in zip(rows, grid, (samples, *parts, together), strict=True):
+    signed = limit(list(parts.values()))
+    pictures = samples, *parts.values(), together
+    for label, line, images in zip(rows, grid, pictures, strict=True):
         for axes, image in zip(line, images, strict=True):
             if label.endswith("part"):
                 _signed(axes, image.reshape(height, width), signed)

@@ -261,11 +261,11 @@ def _draw(
     folder: Path, solution: Solution, split: Split, shape: tuple[int, int] | None
 ) -> list[str]:
     """Draw what there is to draw; return the names of the pictures."""
-    shared, local = (np.asarray(part) for part in solution.result)
+    shared, local = solution.result
     groups = {}
-    if shared.shape[1]:
+    if shared is not None:
         groups["shared components"] = _evaluate.principal(shared, split.train)
-    if local.shape[2]:
+    if local is not None:
         for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
             groups[f"own components of {name}"] = _evaluate.principal(basis, [samples])
     figures = {"components.png": plot.components(groups, shape)}

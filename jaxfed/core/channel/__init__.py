@@ -11,6 +11,7 @@ from jaxfed.core.channel.base import straight_through as straight_through
 from jaxfed.core.channel.base import to_bytes as to_bytes
 from jaxfed.core.channel.base import triple as triple
 from jaxfed.core.channel.base import variable_bytes as variable_bytes
+from jaxfed.core.channel.base import varies as varies
 from jaxfed.core.channel.compression import cast as cast
 from jaxfed.core.channel.compression import chain as chain
 from jaxfed.core.channel.compression import quantize as quantize

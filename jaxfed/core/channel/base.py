@@ -207,8 +207,12 @@ def bits(payload: PyTree) -> int | Array:
     Returns:
         A whole number; an array of one if parts of the payload are of variable length.
     """
-    varying = any(isinstance(part, Variable) for part in _parts(payload))
-    return fixed_bits(payload) + (8 * variable_bytes(payload) if varying else 0)
+    return fixed_bits(payload) + (8 * variable_bytes(payload) if varies(payload) else 0)
+
+
+def varies(payload: PyTree) -> bool:
+    """Whether a payload has parts of variable length."""
+    return any(isinstance(part, Variable) for part in _parts(payload))
 
 
 def fixed_bits(payload: PyTree) -> int:

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.channel.base import Channel
-from jaxfed.core.channel.compression import Compressor, checked_compressor, compressible
+from jaxfed.core.channel.compression import Compressor, checked_compressor
 
 
 class _Difference(Channel):
@@ -34,11 +34,17 @@ class _Difference(Channel):
 
 
 def _minus(message: PyTree, memory: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, h: x - h if compressible(x) else x, message, memory)
+    return jax.tree.map(lambda x, h: x - h if _inexact(x) else x, message, memory)
 
 
 def _plus(decoded: PyTree, memory: PyTree) -> PyTree:
-    return jax.tree.map(lambda c, h: h + c if compressible(c) else c, decoded, memory)
+    return jax.tree.map(lambda c, h: h + c if _inexact(c) else c, decoded, memory)
+
+
+def _inexact(leaf: Array) -> bool:
+    # Single numbers too, though no compressor touches them: of clients that are absent the
+    # receiver must have the last ones.
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def difference(compressor: Channel) -> Channel:

@@ -1,9 +1,7 @@
-r"""What a curious server learns of one client, and what noise guarantees that it does not.
+r"""What a curious server learns of one client, from the messages that an algorithm really sends.
 
-**Attacks**, on the messages that an algorithm really sends.
-
-The server follows the protocol, keeps what passes through its hands, and tries to compute one
-client's matrix \(C_i = A_i A_i^\top\) from it:
+For research. The server follows the protocol, keeps what passes through its hands, and tries to
+compute one client's matrix \(C_i = A_i A_i^\top\) from it:
 
 * **linear reconstruction** (`linear_attack`): take every message for a product,
   \(Y_k = C_i Z_k\), and solve for the matrix of minimum norm. Exact once the \(Z_k\) span all
@@ -26,30 +24,29 @@ alike, the pooled matrix over the number of clients (`public_guess`) is a guess 
 Source: Wang, Liu & Zhang (2022), Seeking consensus on subspaces in federated principal component
 analysis, Proposition 2 and the problem before it. The attacks are not the strongest conceivable:
 a small error proves a leak, a large one proves nothing.
-
-**Guarantees**: `epsilon` and `noise_multiplier` account for the noise of `jaxfed.channel.gaussian`
-by the package `dp-accounting`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed._optional import require
-from jaxfed.core import aggregation, backend, channel, run
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.channel import triple as pair  # temporary
+from jaxfed.core import backend, channel, run
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.core.rounds import begin, one_round, prepared
+from jaxfed.core.reduction import plain, wrapped
+from jaxfed.core.rounds import Problem, _secret, begin, one_round, prepared
 from jaxfed.linalg import Moment
 
 Matrix = Float[np.ndarray, "features features"]
 Frames = Float[np.ndarray, "rounds features rank"]
+
+_LOSSLESS = channel.lossless()
 
 
 class Transcript(NamedTuple):
@@ -80,7 +77,7 @@ def record(
     key: Key[Array, ""],
     client: int = 0,
     warm_start: run.Solution | Personalized | None = None,
-    channel: channel.Channels = channel.lossless(),
+    channel: channel.Channels = _LOSSLESS,
 ) -> Transcript:
     """Run an algorithm, and keep what one client and the server say to each other.
 
@@ -105,264 +102,127 @@ def record(
     """
     if not isinstance(client, int | np.integer) or not 0 <= client < len(clients):
         raise ValueError(f"client: wanted a number below {len(clients)}, got {client!r}")
-    up, down = pair(channel)
-    tapped = _Tap(up), _Tap(down)
     problem, start = run.problem_of(
-        algorithm, clients, rounds, key, warm_start, tapped, None, backend.vmap()
+        algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
     )
-    problem = _prepare(problem, rounds)
-    first, first_total = _first(problem, start)
-    received, sent, total = _double(_listened(problem, start, client, rounds))
-    return Transcript(
-        features=clients.features,
-        first=_double(jax.tree.map(lambda x: x[client], first)),
-        first_total=_double(first_total),
-        received=received,
-        sent=sent,
-        total=total,
+    overheard = replace(
+        problem, algorithm=_Overheard(problem.algorithm), uplink=_Tap(problem.uplink)
     )
+    first, first_total, rest = _listened(overheard, start, client, rounds)
+    return Transcript(clients.features, *_double((first, first_total, *rest)))
 
 
-class _Tapped(NamedTuple):
-    inner: PyTree  # the channel's own memory
-    follower: PyTree  # that of a receiver who follows this one sender
-    seen: PyTree  # the last message
+class _Seen(NamedTuple):
+    memory: PyTree  # the channel's own
+    message: PyTree  # the last one, as who receives it alone understands it
 
 
+@final
 class _Tap(channel.Channel):
-    """A channel that remembers the last message as its receiver understood it."""
+    """An uplink that remembers a client's last message as its receiver understood it."""
 
     inner: channel.Channel
 
     @property
-    def cumulative(self):
+    def cumulative(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.inner.cumulative
 
-    @property
-    def private(self):
-        return self.inner.private
-
-    @property
-    def adds_up(self):
-        return self.inner.adds_up
-
-    def check(self, clients, participants, rules):
-        self.inner.check(clients, participants, rules)
-
-    def seated(self, memory, seat):
-        return memory._replace(inner=self.inner.seated(memory.inner, seat))
+    def bind(self, context):
+        return replace(self, inner=self.inner.bind(context))
 
     def memory(self, message):
-        inner = self.inner.memory(message)
-        return _Tapped(inner, inner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message))
+        return _Seen(self.inner.memory(message), message)
 
     def encode(self, key, message, memory):
-        payload, inner = self.inner.encode(key, message, memory.inner)
-        seen, follower = self.inner.receive(self.inner.decode(payload), memory.follower)
-        return payload, _Tapped(inner, follower, seen)
+        payload, after = self.inner.encode(key, message, memory.memory)
+        received = self.inner.receive(self.inner.decode(payload), memory.message)
+        seen = jax.tree.unflatten(jax.tree.structure(message), jax.tree.leaves(received))
+        return payload, _Seen(after, seen)
 
     def decode(self, payload):
         return self.inner.decode(payload)
 
-    def receive(self, decoded, memory):
-        message, inner = self.inner.receive(decoded, memory.inner)
-        return message, _Tapped(inner, memory.follower, message)
+    def differentiable(self, decoded, message, memory):
+        return self.inner.differentiable(decoded, message, memory.memory)
+
+    def receive(self, decoded, last):
+        return self.inner.receive(decoded, last)
 
 
-def _messages(problem, start, client: int, rounds: int) -> tuple[PyTree, PyTree, PyTree]:
-    """Of each round the broadcast, what the client sent and the aggregate."""
+@final
+class _Overheard(Algorithm):
+    """An algorithm whose server tells what it receives: first messages, and each round's."""
+
+    inner: Algorithm
+
+    def prepare(self, data, client_id, rounds):
+        return self.inner.prepare(data, client_id, rounds)
+
+    def first_message(self, key, data, start):
+        return self.inner.first_message(key, data, start)
+
+    def server_init(self, key, first, like, start):
+        return self.inner.server_init(key, first, like, start), first
+
+    def downlink(self, server):
+        return self.inner.downlink(server[0])
+
+    def client_init(self, key, downlink, data, start):
+        return self.inner.client_init(key, downlink, data, start)
+
+    def client_step(self, key, downlink, local, data):
+        return self.inner.client_step(key, downlink, local, data)
+
+    def server_step(self, key, server, uplink) -> tuple[PyTree, Diagnostics]:
+        after, diagnostics = self.inner.server_step(key, server[0], uplink)
+        heard = {f"heard {i}": leaf for i, leaf in enumerate(jax.tree.leaves(uplink))}
+        return (after, server[1]), {**diagnostics, **heard}
+
+
+@partial(jax.jit, static_argnames="rounds")  # compiled once for all records of a shape
+def _listened(
+    problem: Problem, start: Personalized | None, client: int, rounds: int
+) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree, PyTree]]:
+    """The client's first message, all clients', and of each round downlink, uplink and total."""
+    problem = prepared(problem, rounds)
+    state, _ = begin(problem, start)
 
     def listen(state, _):
-        state, _ = one_round(problem, state)
-        # What the tap remembers of the broadcast, at the client and at the aggregating server.
-        own = jax.tree.map(lambda x: x[client], state.uplink_memory.seen)
-        return state, (state.downlink_copy.seen, own, state.uplink_mean_memory.seen)
+        received = state.downlink.receiver
+        state, told = one_round(problem, state)
+        sent = plain(jax.tree.map(lambda x: x[client], state.uplink.sender.message))
+        leaves = [told[f"heard {i}"] for i in range(len(jax.tree.leaves(sent)))]
+        return state, (received, sent, jax.tree.unflatten(jax.tree.structure(sent), leaves))
 
-    state = begin(problem, start)
-    # An aggregate need not look like a message: where messages are stacked, it has one for each.
-    after = jax.eval_shape(lambda state: one_round(problem, state)[0], state)
-    seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), after.uplink_mean_memory.seen)
-    state = eqx.tree_at(lambda state: state.uplink_mean_memory.seen, state, seen)
-    return jax.lax.scan(listen, state, length=rounds)[1]
+    first = _announced(problem, start, client)
+    return first, state.server[1], jax.lax.scan(listen, state, length=rounds)[1]
 
 
-def _first_messages(problem, start) -> tuple[PyTree, PyTree]:
-    """Everybody's first message, and their aggregate."""
-    rules, clients = problem.algorithm.start_aggregation, problem.clients
-    key = jax.random.fold_in(problem.key, 0)
-
-    def work(data, client_id, weight, local_start):
-        own = None if start is None else Personalized(start.shared, local_start)
-        message, _ = client_start(problem, key, data, own, client_id)
-        return message, aggregation.split(rules, message, weight)
-
-    local_start = None if start is None else start.local
-    first, parts = jax.vmap(work)(clients.data, clients.ids, clients.weights, local_start)
-    return first, aggregation.join(rules, backend.reduced(parts))
-
-
-# Compiled once for all records of a shape.
-_prepare, _first = jax.jit(prepared, static_argnums=1), jax.jit(_first_messages)
-_listened = jax.jit(_messages, static_argnums=3)
+def _announced(problem: Problem, start: Personalized | None, client: int) -> PyTree:
+    """One client's message before the first round, as its receiver understands it alone."""
+    data, number, weight, own = jax.tree.map(
+        lambda x: x[client],
+        (
+            problem.clients.data,
+            problem.clients.ids,
+            problem.clients.weights,
+            None if start is None else start.local,
+        ),
+    )
+    begun = None if start is None else Personalized(start.shared, own)
+    key = jax.random.fold_in(jax.random.fold_in(problem.key, 0), number)
+    own_key, channel_key = jax.random.split(key)
+    message = wrapped(problem.algorithm.first_message(own_key, data, begun))
+    place = channel.Context(
+        jnp.asarray(client), weight, _secret(problem.key), jnp.zeros((), jnp.int32)
+    )
+    way = problem.start.bind(place)
+    payload, _ = way.encode(channel_key, message, way.memory(message))
+    return plain(way.receive(way.decode(payload), None))
 
 
 def _double(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
-# ---------------------------------------------------------------------------------------------
-# What noise guarantees.
-
-Adjacency = Literal["replace", "zero_out"]
-
-
-def epsilon(
-    noise_multiplier: float,
-    rounds: int,
-    *,
-    delta: float,
-    participants: int | None = None,
-    clients: int | None = None,
-    adjacency: Adjacency = "replace",
-) -> float:
-    r"""The \(\varepsilon\) of a run whose uplink is `jaxfed.channel.gaussian`.
-
-    The run's messages are \((\varepsilon, \delta)\)-differentially private with respect to all
-    that one client has: any two data sets of a client give them nearly the same distribution.
-    Single messages are, with `clients=1` in that channel; else only their sums are.
-
-    With the number of participants, those of a round are drawn by `jaxfed.participation.uniform`,
-    and \(\varepsilon\) is smaller, but only for who sees sums and does not know whose: not for the
-    server that drew them. Leave the numbers out for that one.
-
-    Not covered are the warm start, weights and settings, if the clients' data had a say in them;
-    the history's diagnostics, which have no noise, and a tolerance that stops by them; the clients'
-    own, personal results; and what is special to floating-point noise or, after `secure_sum`, to
-    rounding and clipping noisy numbers.
-
-    Args:
-        noise_multiplier: z, the standard deviation of the noise over the norm that messages are
-            clipped to, in each round.
-        rounds: how many there are.
-        delta: the probability that is tolerated of no guarantee, say below one over the number of
-            clients.
-        participants: how many of the clients are drawn in each round, without replacement.
-        clients: how many there are.
-        adjacency: what one client may do: `"replace"` its data by any other, or `"zero_out"` its
-            messages, with all participating, which is half as far.
-
-    Returns:
-        \(\varepsilon\): exact where all take part, else an upper bound.
-
-    Raises:
-        ValueError: for arguments outside their ranges, and a zero-out together with a draw.
-        ImportError: if dp-accounting is missing.
-
-    Source: Balle & Wang (2018), Theorem 8, where all take part; else Wang, Balle & Kasiviswanathan
-    (2019), Theorem 27.
-    """
-    _check_positive(noise_multiplier=noise_multiplier)
-    share = _checked_share(rounds, delta, participants, clients, adjacency)
-    return _epsilon(noise_multiplier, rounds, delta, share, adjacency)
-
-
-def noise_multiplier(
-    epsilon: float,
-    rounds: int,
-    *,
-    delta: float,
-    participants: int | None = None,
-    clients: int | None = None,
-    adjacency: Adjacency = "replace",
-) -> float:
-    r"""The noise multiplier that gives a run a wanted \(\varepsilon\), see `epsilon`.
-
-    Args:
-        epsilon: \(\varepsilon\), positive.
-        rounds: as in `epsilon`, like all others.
-        delta: as there.
-        participants: as there.
-        clients: as there.
-        adjacency: as there.
-
-    Returns:
-        z: exact where all take part, else at most a thousandth above what is needed.
-
-    Raises:
-        ValueError: as there; in particular for an epsilon or a delta of zero, which no Gaussian
-            noise has.
-        ImportError: if dp-accounting is missing.
-    """
-    _check_positive(epsilon=epsilon)
-    share = _checked_share(rounds, delta, participants, clients, adjacency)
-    package = require("dp_accounting", extra="privacy")
-    needed = package.get_sigma_gaussian(epsilon, delta) * _distance(adjacency) * rounds**0.5
-    if share == 1:
-        return needed
-    enough = needed
-    while _epsilon(enough / 2, rounds, delta, share, adjacency) <= epsilon:
-        enough /= 2
-    low = enough / 2
-    while enough / low > 1.001:
-        middle = (low * enough) ** 0.5
-        if _epsilon(middle, rounds, delta, share, adjacency) <= epsilon:
-            enough = middle
-        else:
-            low = middle
-    return enough
-
-
-def _epsilon(
-    multiplier: float, rounds: int, delta: float, share: float, adjacency: Adjacency
-) -> float:
-    package = require("dp_accounting", extra="privacy")
-    deviation = multiplier / _distance(adjacency)
-    # As many rounds with this noise are one with so much less.
-    known = package.get_epsilon_gaussian(deviation / rounds**0.5, delta)
-    if share == 1 or known == 0:
-        return float(known)
-    rdp = require("dp_accounting.rdp", extra="privacy")
-    accountant = rdp.RdpAccountant(neighboring_relation=package.NeighboringRelation.REPLACE_ONE)
-    event = package.GaussianDpEvent(deviation)
-    accountant.compose(package.SampledWithoutReplacementDpEvent(1, share, event), rounds)
-    # The bound is loose where there is much noise, and a draw never harms.
-    return float(min(known, accountant.get_epsilon(delta)))
-
-
-def _distance(adjacency: Adjacency) -> int:
-    """How far a client can move a sum of messages that are clipped to norm one."""
-    return 2 if adjacency == "replace" else 1
-
-
-def _check_positive(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
-            raise ValueError(f"{name}: wanted a positive number, got {value!r}")
-
-
-def _checked_share(rounds, delta, participants, clients, adjacency) -> float:
-    """The share of clients that take part, once all that says what is asked is checked."""
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
-    if not isinstance(delta, int | float) or not 0 < delta < 1:
-        raise ValueError(f"delta: wanted a number between 0 and 1, got {delta!r}")
-    if adjacency not in ("replace", "zero_out"):
-        raise ValueError(f"adjacency: wanted one of replace, zero_out, got {adjacency!r}")
-    if participants is None and clients is None:
-        return 1.0
-    if not (isinstance(participants, int) and isinstance(clients, int)) or not (
-        1 <= participants <= clients
-    ):
-        raise ValueError(
-            "participants, clients: wanted two whole numbers, the first from 1 to the second, got "
-            f"{participants!r} and {clients!r}"
-        )
-    if participants < clients and adjacency != "replace":
-        raise ValueError(
-            f"adjacency: wanted replace where {participants} of {clients} clients are drawn, "
-            f"got {adjacency!r}"
-        )
-    return participants / clients
 
 
 # ---------------------------------------------------------------------------------------------
@@ -516,7 +376,7 @@ def restart_attack(
     summed: bool = False,
     calibrated: bool = True,
     norm_factor: float | None = None,
-    channel: channel.Channels = channel.lossless(),
+    channel: channel.Channels = _LOSSLESS,
 ) -> float:
     r"""Error of the reconstruction from first rounds with starts that the server chooses.
 
@@ -551,7 +411,7 @@ def restart_attack(
     inputs, outputs = [], []
     for own in jax.random.split(key, number):
         chosen = jnp.linalg.qr(jax.random.normal(own, (features, rank), dtype))[0]
-        start = Personalized(chosen, jnp.zeros((len(clients), features, 0), dtype))
+        start = Personalized(chosen, None)
         transcript = record(
             algorithm, clients, rounds=1, key=key, client=client, warm_start=start, channel=channel
         )
@@ -587,12 +447,11 @@ def first_message_attack(transcript: Transcript, truth: Matrix, *, summed: bool 
     features = transcript.features
     errors = [1.0]
     for leaf in jax.tree.leaves(transcript.first_total if summed else transcript.first):
-        if leaf.ndim == 3 or leaf.size == 0:  # a stack has every single client's message
-            continue
         if leaf.shape == (features, features):
             guess = leaf
-        elif leaf.ndim == 2 and len(leaf) == features:
-            guess = leaf @ leaf.T
+        elif leaf.ndim == 2 and features in leaf.shape:
+            factor = leaf if len(leaf) == features else leaf.T
+            guess = factor @ factor.T
         elif leaf.shape == (features * (features + 1) // 2,):
             guess = np.zeros((features, features))
             guess[np.triu_indices(features)] = leaf
@@ -637,14 +496,12 @@ def _rounds(transcript: Transcript) -> range:
 
 
 def _frames(transcript: Transcript, summed: bool) -> list[tuple[Frames, Frames]]:
-    """Parts of broadcast and answer of the same shape, frames of the features."""
+    """Parts of broadcast and answer of the same shape that are frames, features first."""
 
     def frames(tree):
-        return [
-            leaf
-            for leaf in jax.tree.leaves(tree)
-            if leaf.ndim == 3 and leaf.shape[1] == transcript.features and leaf.shape[2] > 0
-        ]
+        turned = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim == 3]
+        turned = [x if x.shape[1] == transcript.features else x.mT for x in turned]
+        return [x for x in turned if x.shape[1] == transcript.features]
 
     answers = frames(transcript.total if summed else transcript.sent)
     return [

@@ -1,4 +1,0 @@
-"""Temporary: goes once every algorithm is ported."""
-from jaxfed.core.reduction import Gather as Stack
-from jaxfed.core.reduction import Gram, Max, Mean, Sum  # noqa: F401
-from jaxfed.core.reduction import Part as Aggregation  # noqa: F401

@@ -1,0 +1,177 @@
+"""What hierarchical-Bayes PCA and its two extremes share: the objective and the start."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checks import check_count, check_positive
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.linalg import Moment, matmul, polar
+from jaxfed.manifolds import stiefel
+from jaxfed.pca._components import (
+    Frame,
+    check_data,
+    check_fits,
+    moment_behind,
+    moment_message,
+    moment_of,
+    moment_received,
+)
+
+Scalar = Float[Array, ""]
+Number = float | Scalar
+RandomKey = Key[Array, ""]
+Start = Personalized | None
+# Here components are rows, and what the formulas call U is the transpose of the arrays: batches of
+# such small matrices are multiplied two to four times as fast.
+Rows = Float[Array, "rank features"]
+
+
+# --- the terms of the objective ------------------------------------------------------------------
+
+
+def precision(count: Scalar, noise_variance: Number) -> Scalar:
+    """How strongly n samples hold the components: c = n / (s (1 + s)), the inverse variance v.
+
+    The likelihood is exp(c/2 tr UᵀSU) but for a constant.
+    """
+    return count / (noise_variance * (1 + noise_variance))
+
+
+def negative_log_likelihood(moment: Moment, frame: Rows, noise_variance: Number) -> Scalar:
+    """n/2 (log det W + tr W⁻¹S) for orthonormal components, without the normal law's constant."""
+    (rank, features), s = frame.shape, noise_variance
+    log_det = (features - rank) * jnp.log(s) + rank * jnp.log1p(s)
+    energy = jnp.trace(moment.row_products(frame)[1])
+    return moment.count / 2 * (log_det + (moment.trace - energy / (1 + s)) / s)
+
+
+def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
+    """Riemannian gradient of `negative_log_likelihood`, -c (I - UUᵀ) S U.
+
+    It is the projection of n (W⁻¹U - W⁻¹SW⁻¹U), of which Ozkara et al. (2023), Fact 1, print half.
+    """
+    product, within = moment.row_products(frame)
+    return -precision * (product - matmul(within, frame))
+
+
+def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
+    """UᵀV, in this order because it is then one product for all clients."""
+    return matmul(frame, shared.T)
+
+
+def tangent_part(shared: Rows, frame: Rows) -> Rows:
+    """Projection of a client's components onto the tangent space at V, U - V sym(VᵀU).
+
+    Its squared length is d²(V, U) = r - ‖sym(VᵀU)‖².
+    """
+    return frame - matmul(_symmetric(overlap(frame, shared)), shared)
+
+
+def squared_distance(shared: Rows, frame: Rows) -> Scalar:
+    """d²(V, U)."""
+    return jnp.sum(tangent_part(shared, frame) ** 2)
+
+
+def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
+    """Halves of the Riemannian gradients of d² by V and by U, which are alike.
+
+    By U it is the projection of `tangent_part`, by V that of -(U - V sym(VᵀU)) sym(VᵀU).
+    """
+    inner = overlap(frame, shared)
+    symmetric = _symmetric(inner)
+    by_shared = matmul(_symmetric(matmul(symmetric, inner)), shared) - matmul(symmetric, frame)
+    by_frame = matmul(_symmetric(matmul(inner, symmetric)), frame) - matmul(symmetric, shared)
+    return by_shared, by_frame
+
+
+def _symmetric(x: Float[Array, "r r"]) -> Float[Array, "r r"]:
+    return (x + x.T) / 2
+
+
+def aligned(frame: Rows, shared: Rows) -> Rows:
+    """The basis of a client's components that is nearest to V: UQ with VᵀUQ symmetric, PSD.
+
+    d²(V, UQ) is then the least over all bases, r - ‖VᵀU‖², a distance of subspaces.
+    """
+    return matmul(polar(overlap(frame, shared).T), frame)
+
+
+def joint_moment(moment: Moment, weight: Number, shared: Frame, prior_variance: Number) -> Moment:
+    """The matrix c S + VVᵀ/σ² whose top eigenvectors are a client's best components."""
+    if moment.dense is not None:
+        return Moment.from_dense(weight * moment.dense + shared @ shared.T / prior_variance)
+    assert moment.samples is not None
+    rows = jnp.sqrt(weight / jnp.maximum(moment.count, 1)) * moment.samples
+    return Moment.from_samples(jnp.concatenate([rows, shared.T / jnp.sqrt(prior_variance)]), 1)
+
+
+# --- checks, clients and the start ---------------------------------------------------------------
+
+
+def check_settings(rank: int, noise_variance: Number, step_size: Number | None) -> None:
+    """Refuse a rank, a variance and a step size that are not positive numbers."""
+    check_count("rank", rank)
+    check_positive("noise_variance", noise_variance)
+    check_positive("step_size", step_size, optional=True)
+
+
+def check_proper_rank(rank: int, clients: Clients) -> None:
+    """Refuse other data, and as many components as there are features, or more."""
+    check_data(clients)
+    check_fits("rank", rank, clients)
+    if rank == clients.features:
+        raise ValueError(f"rank: wanted less than the {clients.features} features, got {rank}")
+
+
+class Member(NamedTuple):
+    """One client's prepared data."""
+
+    moment: Moment
+    precision: Scalar  # c
+    curvature: Scalar | None  # c times the largest eigenvalue, where a step size comes from it
+
+
+def member(
+    data: Samples | Moment, noise_variance: Array, rank: int, rounds: int, *,
+    factor: float = 1.0, curvature: bool = False,
+) -> Member:  # fmt: skip
+    """One client's prepared data, the precision times a factor."""
+    moment = moment_of(data, rank=rank, rounds=rounds)
+    weight = factor * precision(moment.count, noise_variance.astype(moment.trace.dtype))
+    largest = weight * moment_behind(data).largest_eigenvalue() if curvature else None
+    return Member(moment, weight, largest)
+
+
+def pooled_message(data: Member, rule: str, start: Start) -> dict[str, PyTree]:
+    """A client's second moment times its precision, if the start is `"pooled"` and no warm one."""
+    pooled = start is None and rule == "pooled"
+    return {"moment": moment_message(data.moment, data.precision)} if pooled else {}
+
+
+def first_shared(
+    rank: int, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
+) -> Rows:
+    """The first shared components: given, top eigenvectors of the mean moment, or random."""
+    if start is not None:
+        return start.shared.T
+    if "moment" in first:
+        return moment_received(first["moment"]).top(rank)[1].T
+    return stiefel.random(key, like.moment.dim, rank, like.moment.trace.dtype).T
+
+
+def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
+    """A client's first components: given, or random."""
+    if start is not None and start.local is not None:
+        return start.local.T
+    return stiefel.random(key, data.moment.dim, rank, data.moment.trace.dtype).T
+
+
+def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:
+    """A step down the gradient, of the size given or of one over the curvature."""
+    if step_size is None:
+        assert curvature is not None
+        step_size = 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
+    return polar(frame - step_size.astype(frame.dtype) * gradient)

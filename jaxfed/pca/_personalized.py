@@ -1,0 +1,140 @@
+"""What `HierarchicalPCA` and `AdaptivePCA` share: everything but the prior's variance."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, final
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
+from jaxfed.core.checks import check_name, check_positive
+from jaxfed.core.clients import Samples
+from jaxfed.core.reduction import Gram
+from jaxfed.linalg import Moment, polar
+from jaxfed.pca._components import Frame
+from jaxfed.pca._likelihood import (
+    Member,
+    Number,
+    RandomKey,
+    Rows,
+    Scalar,
+    Start,
+    aligned,
+    check_settings,
+    distance_gradients,
+    first_local,
+    joint_moment,
+    likelihood_gradient,
+    member,
+    negative_log_likelihood,
+    squared_distance,
+    stepped,
+)
+
+
+class Solver(NamedTuple):
+    """How components move; step sizes are None where they are automatic."""
+
+    # A client's: (its data, local and shared components, prior variance, step size).
+    local_step: Callable[[Member, Rows, Rows, Scalar, Array | None], Rows]
+    # What it sends: (shared and local components, prior variance, global step size).
+    message: Callable[[Rows, Rows, Scalar, Array | None], PyTree]
+    # The shared ones: (those before, reduced messages).
+    shared_step: Callable[[Rows, Array], Rows]
+
+
+def _descend(data, local, shared, variance, step_size):
+    gradient = likelihood_gradient(data.moment, local, data.precision)
+    gradient = gradient + distance_gradients(shared, local)[1] / variance
+    curvature = None if data.curvature is None else data.curvature + 1 / variance
+    return stepped(local, gradient, step_size, curvature)
+
+
+def _descended_copy(shared, local, variance, step_size):
+    ratio = 1 if step_size is None else step_size.astype(variance.dtype) / variance
+    return shared - ratio * distance_gradients(shared, local)[0]
+
+
+def _best_local(data, local, shared, variance, step_size):
+    del step_size
+    joint = joint_moment(data.moment, data.precision, shared.T, variance)
+    return aligned(joint.top(len(local))[1].T, shared)
+
+
+def _best_shared(shared, received):
+    # The nearest basis to the one before, so that the clients need not follow a rotation.
+    return aligned(Moment.from_dense(received).top(len(shared))[1].T, shared)
+
+
+SOLVERS = {
+    "gradient": Solver(_descend, _descended_copy, lambda shared, received: polar(received)),
+    "eigenvectors": Solver(_best_local, lambda shared, local, *_: Gram(local.T), _best_shared),
+}
+
+
+class PersonalizedPCA(Algorithm):
+    """Local components around shared ones, under a prior whose variance a subclass provides."""
+
+    noise_variance: Array
+    prior_variance: Array
+    step_size: Array | None
+    global_step_size: Array | None
+    rank: int = eqx.field(static=True)
+    solver: Literal["gradient", "eigenvectors"] = eqx.field(static=True)
+    likelihood: Literal["exact", "half"] = eqx.field(static=True)
+    start: Literal["pooled", "random"] = eqx.field(static=True)
+    align: bool = eqx.field(static=True)
+
+    @final
+    def _set(
+        self, rank, noise_variance: Number, prior_variance: Number, *, step_size, global_step_size,
+        solver, likelihood, start, align,
+    ) -> None:  # fmt: skip
+        check_settings(rank, noise_variance, step_size)
+        check_positive("prior_variance", prior_variance)
+        check_positive("global_step_size", global_step_size, optional=True)
+        check_name("solver", solver, tuple(SOLVERS))
+        check_name("likelihood", likelihood, ("exact", "half"))
+        check_name("start", start, ("pooled", "random"))
+        self.rank, self.solver, self.likelihood = rank, solver, likelihood
+        self.start, self.align = start, align
+        self.noise_variance = jnp.asarray(noise_variance)
+        self.prior_variance = jnp.asarray(prior_variance)
+        self.step_size = hyperparameter(step_size)
+        self.global_step_size = hyperparameter(global_step_size)
+
+    @final
+    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+        """The client's second moment, and its curvature where a step size comes from it."""
+        del client_id
+        return member(
+            data, self.noise_variance, self.rank, rounds,
+            factor=0.5 if self.likelihood == "half" else 1.0,
+            curvature=self.solver == "gradient" and self.step_size is None,
+        )  # fmt: skip
+
+    @final
+    def _first_local(self, key: RandomKey, shared: Rows, data: Member, start: Start) -> Rows:
+        """Local components: given, random, or the shared ones."""
+        follows = self.start == "pooled" if start is None else start.local is None
+        return shared if follows else first_local(self.rank, key, data, start)
+
+    @final
+    def _step(
+        self, shared: Rows, variance: Scalar, local: Rows, data: Member
+    ) -> tuple[PyTree, Rows, Diagnostics]:
+        """A step with the local components, then the message that moves the shared ones."""
+        local = aligned(local, shared) if self.align else local
+        noise = self.noise_variance.astype(local.dtype)
+        distance = squared_distance(shared, local)
+        objective = negative_log_likelihood(data.moment, local, noise) + distance / (2 * variance)
+        solver = SOLVERS[self.solver]
+        moved = solver.local_step(data, local, shared, variance, self.step_size)
+        message = solver.message(shared, moved, variance, self.global_step_size)
+        return message, moved, {"objective": objective, "distance": distance}
+
+    @final
+    def _turned(self, shared: Rows, local: Rows) -> Frame:
+        """The client's components, turned towards the shared ones."""
+        return (aligned(local, shared) if self.align else local).T

@@ -1,0 +1,237 @@
+r"""Hierarchical-Bayes PCA whose prior variance is learned together with the components.
+
+Source: Ozkara, Huang, Zhou & Diggavi, ADEPT: hierarchical Bayes approach to personalized federated
+unsupervised learning.
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed.core.algorithm import Diagnostics, hyperparameter
+from jaxfed.core.checks import check_name, check_positive
+from jaxfed.core.clients import Clients
+from jaxfed.pca._components import Frame, check_start
+from jaxfed.pca._likelihood import (
+    Member,
+    RandomKey,
+    Rows,
+    Scalar,
+    Start,
+    check_proper_rank,
+    first_shared,
+    pooled_message,
+    precision,
+    squared_distance,
+)
+from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
+from jaxfed.pca.hierarchical_theory import spread_gradient, spread_minimizer
+
+# --- how the variance moves: (it, mean d², ξ, D, η or None) -> it ---------------------------------
+
+
+def _closed_form(variance, distance, hyper_prior, dimension, step):
+    del variance, step
+    return spread_minimizer(distance, hyper_prior, dimension)
+
+
+def _log_step(variance, distance, hyper_prior, dimension, step):
+    step = 1 / dimension if step is None else step.astype(variance.dtype)
+    wanted = spread_minimizer(distance, hyper_prior, dimension)
+    return variance * jnp.exp(-step * dimension * (1 - wanted / variance) / 2)
+
+
+def _gradient_step(variance, distance, hyper_prior, dimension, step):
+    step = hyper_prior / dimension**2 if step is None else step.astype(variance.dtype)
+    deviation = jnp.sqrt(variance)
+    return (deviation - step * spread_gradient(deviation, distance, hyper_prior, dimension)) ** 2
+
+
+SPREADS = {"closed_form": _closed_form, "log": _log_step, "gradient": _gradient_step}
+
+
+class Message(NamedTuple):
+    """Uplink and downlink."""
+
+    shared: PyTree  # up: what moves them; down: the shared components
+    scalar: Float[Array, ""]  # up: d²; down: the prior's variance
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    shared: Rows
+    prior_variance: Scalar
+    hyper_prior: Scalar
+
+
+class AdaptivePCA(PersonalizedPCA):
+    r"""`HierarchicalPCA` whose prior variance is learned together with the components.
+
+    A hyper prior keeps it from vanishing: the objective gains \(R(\sigma) = D \log \sigma +
+    (2\xi + \text{mean}\, d^2) / (2\sigma^2)\), minimal at \(\sigma^2 = (2\xi + \text{mean}\,
+    d^2)/D\). Clients send their d² along with their message.
+
+    Maximizing jointly over components and variance, the variance collapses to what the hyper
+    prior leaves, 2ξ/D, where ξ is small, and echoes the hyper prior where it is large: ξ is the
+    regularization. `EmpiricalBayesPCA` needs none.
+
+    Source: Ozkara et al., ADEPT, Algorithm 1 and Lemma 3.2.
+    """
+
+    hyper_prior: Array | None
+    spread_step_size: Array | None
+    spread: Literal["closed_form", "log", "gradient"] = eqx.field(static=True)
+    dimension: Literal["subspace", "frame"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        noise_variance: float | Array,
+        prior_variance: float | Array = 0.1,
+        *,
+        hyper_prior: float | Array | None = None,
+        spread: Literal["closed_form", "log", "gradient"] = "closed_form",
+        spread_step_size: float | Array | None = None,
+        dimension: Literal["subspace", "frame"] = "subspace",
+        step_size: float | Array | None = None,
+        global_step_size: float | Array | None = None,
+        solver: Literal["gradient", "eigenvectors"] = "gradient",
+        likelihood: Literal["exact", "half"] = "exact",
+        start: Literal["pooled", "random"] = "pooled",
+        align: bool = True,
+    ):
+        """Set up the algorithm; arguments not listed are those of `HierarchicalPCA`.
+
+        Args:
+            rank: number of components of each client, less than the number of features.
+            noise_variance: variance s of the noise in each feature.
+            prior_variance: variance σ² to start from, at least ξ/(2D).
+            hyper_prior: ξ; None for D v / 6 with v = s (1 + s) / n, the variance with which n
+                samples determine a component.
+            spread: how the variance is updated: `"closed_form"` minimizer; a `"log"` step, with
+                log σ²; a `"gradient"` step with σ, the paper's, which takes σ²/(2 η D) rounds.
+            spread_step_size: η of the last two; None for 1/D (Newton's is 2/D) and ξ/D².
+            dimension: D, of the `"subspace"`, r(d - r), or of the `"frame"`, d·r, the paper's.
+                Rotations within the subspace, which the alignment takes away, bias the latter
+                down.
+            step_size: of the local components.
+            global_step_size: of the shared components.
+            solver: `"gradient"` or `"eigenvectors"`.
+            likelihood: `"exact"` or `"half"`.
+            start: `"pooled"` or `"random"`.
+            align: turn the basis of each client's components every round.
+
+        Raises:
+            ValueError: as `HierarchicalPCA`, and for a hyper prior, or step size of the
+                variance, that is not positive and finite.
+        """
+        self._set(
+            rank, noise_variance, prior_variance, step_size=step_size,
+            global_step_size=global_step_size, solver=solver, likelihood=likelihood, start=start,
+            align=align,
+        )  # fmt: skip
+        check_positive("hyper_prior", hyper_prior, optional=True)
+        check_name("spread", spread, tuple(SPREADS))
+        check_positive("spread_step_size", spread_step_size, optional=True)
+        check_name("dimension", dimension, ("subspace", "frame"))
+        self.spread, self.dimension = spread, dimension
+        self.hyper_prior = hyperparameter(hyper_prior)
+        self.spread_step_size = hyperparameter(spread_step_size)
+
+    def check(self, clients: Clients, start: Start) -> None:
+        """Refuse what does not fit, and settings that Lemma 3.2 does not cover.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_proper_rank(self.rank, clients)
+        check_start(start, clients, self.rank, self.rank)
+        dimension = self._dimension(clients.features)
+        known = (self.hyper_prior, self.prior_variance, self.spread_step_size)
+        if self.hyper_prior is None or any(isinstance(x, Tracer) for x in known):
+            return
+        hyper_prior = np.asarray(self.hyper_prior)
+        if (np.asarray(self.prior_variance) < hyper_prior / (2 * dimension)).any():
+            raise ValueError(
+                f"prior_variance: wanted at least hyper_prior / (2 D) with D = {dimension} to "
+                f"start from, got {self.prior_variance}"
+            )
+        if self.spread == "gradient" and self.spread_step_size is not None:
+            least = np.asarray(self.spread_step_size) * dimension**2
+            if (hyper_prior < least * (1 - 1e-6)).any():
+                raise ValueError(
+                    f"hyper_prior: wanted at least spread_step_size D² = {least:.3g}, lest the "
+                    f"variance vanish (Lemma 3.2), got {self.hyper_prior}"
+                )
+
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
+        """The second moment for the pooled start, the precision where the hyper prior needs it."""
+        del key
+        first = pooled_message(data, self.start, start)
+        if self.hyper_prior is None:
+            noise = self.noise_variance.astype(data.precision.dtype)
+            first["precision"] = precision(data.moment.count, noise)
+        return first
+
+    def server_init(
+        self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
+    ) -> Server:
+        """The shared components, the first variance and the hyper prior."""
+        shared = first_shared(self.rank, key, first, like, start)
+        hyper_prior = self.hyper_prior
+        if hyper_prior is None:
+            hyper_prior = self._dimension(shared.shape[1]) / (6 * first["precision"])
+        dtype = shared.dtype
+        return Server(shared, self.prior_variance.astype(dtype), hyper_prior.astype(dtype))
+
+    def downlink(self, server: Server) -> Message:
+        """The shared components and the prior's variance."""
+        return Message(server.shared, server.prior_variance)
+
+    def client_init(self, key: RandomKey, downlink: Message, data: Member, start: Start) -> Rows:
+        """Local components: given, random, or the shared ones."""
+        return self._first_local(key, downlink.shared, data, start)
+
+    def client_step(
+        self, key: RandomKey, downlink: Message, local: Rows, data: Member
+    ) -> tuple[Message, Rows, Diagnostics]:
+        """The step of `HierarchicalPCA`, and the distance that the variance is learned from."""
+        del key
+        sent, moved, diagnostics = self._step(*downlink, local, data)
+        # The paper's gradient step looks at the components that entered the round. The other
+        # rules are block steps, and look at the newest.
+        distance = diagnostics["distance"]
+        if self.spread != "gradient":
+            distance = squared_distance(downlink.shared, moved)
+        return Message(sent, distance), moved, diagnostics
+
+    def server_step(
+        self, key: RandomKey, server: Server, uplink: Message
+    ) -> tuple[Server, Diagnostics]:
+        """The step of `HierarchicalPCA`, and one of the variance."""
+        del key
+        shared, variance, hyper_prior = server
+        dimension = self._dimension(shared.shape[1])
+        variance = SPREADS[self.spread](
+            variance, uplink.scalar, hyper_prior, dimension, self.spread_step_size
+        )
+        shared = SOLVERS[self.solver].shared_step(shared, uplink.shared)
+        return Server(shared, variance, hyper_prior), {"prior_variance": variance}
+
+    def client_result(self, downlink: Message, local: Rows, data: Member) -> Frame:
+        """The local components, turned towards the shared ones."""
+        del data
+        return self._turned(downlink.shared, local)
+
+    def shared_result(self, server: Server) -> Frame:
+        """The shared components."""
+        return server.shared.T
+
+    def _dimension(self, features: int) -> int:
+        free = features - self.rank if self.dimension == "subspace" else features
+        return free * self.rank

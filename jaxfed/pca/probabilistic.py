@@ -1,0 +1,220 @@
+"""Hierarchical-Bayes PCA without its prior: the most likely components of each client, or of all.
+
+Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data, whose
+local and global training these are.
+"""
+
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
+from jaxfed.core.checks import check_name
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.linalg import Moment
+from jaxfed.pca._components import Frame, check_start, moment_received
+from jaxfed.pca._likelihood import (
+    Member,
+    RandomKey,
+    Rows,
+    Scalar,
+    Start,
+    check_proper_rank,
+    check_settings,
+    first_local,
+    first_shared,
+    likelihood_gradient,
+    member,
+    negative_log_likelihood,
+    pooled_message,
+    stepped,
+)
+
+
+class LocalProbabilisticPCA(Algorithm):
+    """Each client's most likely components, by Stiefel gradient descent without any exchange.
+
+    `result.local` are the components, `result.shared` is None. The optimum is that of `Local`.
+    """
+
+    noise_variance: Array
+    step_size: Array | None
+    rank: int = eqx.field(static=True)
+
+    def __init__(
+        self, rank: int, noise_variance: float | Array, *, step_size: float | Array | None = None
+    ):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of components of each client, less than the number of features.
+            noise_variance: variance s of the noise in each feature; the latent variance is one.
+            step_size: of the gradient steps; None for 1 / (c λ) with the client's precision
+                c = n / (s (1 + s)) and largest eigenvalue λ, stable up to twice that.
+
+        Raises:
+            ValueError: for a rank, variance or step size that is not positive.
+        """
+        check_settings(rank, noise_variance, step_size)
+        self.rank, self.noise_variance = rank, jnp.asarray(noise_variance)
+        self.step_size = hyperparameter(step_size)
+
+    def check(self, clients: Clients, start: Start) -> None:
+        """Refuse a rank or a warm start that does not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_proper_rank(self.rank, clients)
+        check_start(start, clients, None, self.rank)
+
+    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+        """The client's second moment, and its curvature where the step size comes from it."""
+        del client_id
+        automatic = self.step_size is None
+        return member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
+
+    def server_init(self, key: RandomKey, first: None, like: Member, start: Start) -> None:
+        """Nothing is shared."""
+        del key, first, like, start
+
+    def downlink(self, server: None) -> None:
+        """Nothing is sent."""
+        del server
+
+    def client_init(self, key: RandomKey, downlink: None, data: Member, start: Start) -> Rows:
+        """Components that are given, or random ones."""
+        del downlink
+        return first_local(self.rank, key, data, start)
+
+    def client_step(
+        self, key: RandomKey, downlink: None, local: Rows, data: Member
+    ) -> tuple[None, Rows, Diagnostics]:
+        """A gradient step."""
+        del key, downlink
+        noise = self.noise_variance.astype(local.dtype)
+        objective = negative_log_likelihood(data.moment, local, noise)
+        gradient = likelihood_gradient(data.moment, local, data.precision)
+        moved = stepped(local, gradient, self.step_size, data.curvature)
+        return None, moved, {"objective": objective}
+
+    def server_step(self, key: RandomKey, server: None, uplink: None) -> tuple[None, Diagnostics]:
+        """Nothing changes."""
+        del key, uplink
+        return server, {}
+
+    def client_result(self, downlink: None, local: Rows, data: Member) -> Frame:
+        """The client's components."""
+        del downlink, data
+        return local.T
+
+
+class Server(NamedTuple):
+    """The server's state in global training."""
+
+    shared: Rows
+    curvature: Scalar | None  # where the step size comes from it
+
+
+class GlobalProbabilisticPCA(Algorithm):
+    """The same most likely components for all clients, by Stiefel gradient descent.
+
+    Clients send their likelihood's gradients; the server steps along the mean and retracts.
+    `result.shared` are the components, `result.local` is None. The optimum is that of `Pooled`
+    where each client weighs the same.
+    """
+
+    noise_variance: Array
+    step_size: Array | None
+    rank: int = eqx.field(static=True)
+    start: Literal["pooled", "random"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        noise_variance: float | Array,
+        *,
+        step_size: float | Array | None = None,
+        start: Literal["pooled", "random"] = "pooled",
+    ):
+        """Set up the algorithm.
+
+        Args:
+            rank: number of components, less than the number of features.
+            noise_variance: variance s of the noise in each feature; the latent variance is one.
+            step_size: of the gradient steps; None for one over the largest eigenvalue of the mean
+                of c S, c = n / (s (1 + s)), or, without a pooled start, over a bound of it.
+            start: `"pooled"`: at the top eigenvectors of that mean, the optimum. `"random"`.
+
+        Raises:
+            ValueError: for a rank, variance or step size that is not positive, and another start.
+        """
+        check_settings(rank, noise_variance, step_size)
+        check_name("start", start, ("pooled", "random"))
+        self.rank, self.start, self.noise_variance = rank, start, jnp.asarray(noise_variance)
+        self.step_size = hyperparameter(step_size)
+
+    def check(self, clients: Clients, start: Start) -> None:
+        """Refuse a rank or a warm start that does not fit.
+
+        Raises:
+            ValueError: as said above.
+        """
+        check_proper_rank(self.rank, clients)
+        check_start(start, clients, self.rank, None)
+
+    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+        """The client's second moment."""
+        del client_id
+        return member(data, self.noise_variance, self.rank, rounds)
+
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
+        """The second moment for the pooled start, or the curvature where the step size needs it."""
+        del key
+        first = pooled_message(data, self.start, start)
+        if self.step_size is None and not first:
+            first["curvature"] = data.precision * data.moment.largest_eigenvalue()
+        return first
+
+    def server_init(
+        self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
+    ) -> Server:
+        """The components, and the curvature where the step size comes from it."""
+        shared, curvature = first_shared(self.rank, key, first, like, start), None
+        if self.step_size is None:
+            curvature = first.get("curvature")
+            if curvature is None:
+                curvature = moment_received(first["moment"]).largest_eigenvalue()
+        return Server(shared, curvature)
+
+    def downlink(self, server: Server) -> Rows:
+        """The components."""
+        return server.shared
+
+    def client_init(self, key: RandomKey, downlink: Rows, data: Member, start: Start) -> None:
+        """No local components."""
+        del key, downlink, data, start
+
+    def client_step(
+        self, key: RandomKey, downlink: Rows, local: None, data: Member
+    ) -> tuple[Rows, None, Diagnostics]:
+        """The likelihood's gradient."""
+        del key
+        noise = self.noise_variance.astype(downlink.dtype)
+        objective = negative_log_likelihood(data.moment, downlink, noise)
+        gradient = likelihood_gradient(data.moment, downlink, data.precision)
+        return gradient, local, {"objective": objective}
+
+    def server_step(
+        self, key: RandomKey, server: Server, uplink: Rows
+    ) -> tuple[Server, Diagnostics]:
+        """A step along the mean gradient."""
+        del key
+        moved = stepped(server.shared, uplink, self.step_size, server.curvature)
+        return server._replace(shared=moved), {}
+
+    def shared_result(self, server: Server) -> Frame:
+        """The components."""
+        return server.shared.T

@@ -1,0 +1,110 @@
+"""Federated k-means: an example of an algorithm for jaxfed in a package of its own."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+import jaxfed as jf
+
+Centres = Float[Array, "clusters features"]
+Start = jf.Personalized | None
+
+
+class Summary(NamedTuple):
+    """What a client tells of its samples: how many are in each cluster, and their sums."""
+
+    sums: Centres
+    counts: Float[Array, " clusters"]
+
+
+class KMeans(jf.Algorithm):
+    """Lloyd's algorithm on samples that stay where they are.
+
+    Each round a client assigns its samples to the nearest of the shared centres and sends, for each
+    cluster, the sum and the number of its samples; the server divides one by the other. That is
+    Lloyd's algorithm on all samples, whoever has them. `result.shared` are the centres, `(clusters,
+    features)`; `result.local` is None.
+
+    Source: Lloyd (1982), Least squares quantization in PCM.
+    """
+
+    clusters: int = eqx.field(static=True)
+
+    def __init__(self, clusters: int):
+        """Set up the algorithm.
+
+        Args:
+            clusters: how many there are.
+
+        Raises:
+            ValueError: if that is not a positive whole number.
+        """
+        if not isinstance(clusters, int) or clusters < 1:
+            raise ValueError(f"clusters: wanted a positive whole number, got {clusters!r}")
+        self.clusters = clusters
+
+    def check(self, clients: jf.Clients, start: Start) -> None:
+        """Refuse data that are not samples, and centres of another shape.
+
+        Raises:
+            ValueError: as said above.
+        """
+        if not isinstance(clients.data, jf.Samples):
+            raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
+        wanted = (self.clusters, clients.features)
+        if start is not None and jnp.shape(start.shared) != wanted:
+            raise ValueError(
+                f"warm_start: wanted centres of shape {wanted}, got {jnp.shape(start.shared)}"
+            )
+
+    def first_message(self, key: Key[Array, ""], data: jf.Samples, start: Start) -> PyTree:
+        """The samples in clusters at random, unless there are centres to start from."""
+        if start is not None:
+            return None
+        drawn = jax.random.randint(key, (len(data.values),), 0, self.clusters)
+        return jf.reduction.Sum(self._summary(data, jax.nn.one_hot(drawn, self.clusters)))
+
+    def server_init(
+        self, key: Key[Array, ""], first: Summary | None, like: PyTree, start: Start
+    ) -> Centres:
+        """The first centres."""
+        del key, like
+        return start.shared if first is None else _centres(first, 0.0)
+
+    def downlink(self, server: Centres) -> Centres:
+        """The centres."""
+        return server
+
+    def client_init(
+        self, key: Key[Array, ""], downlink: Centres, data: jf.Samples, start: Start
+    ) -> None:
+        """A client remembers nothing."""
+
+    def client_step(
+        self, key: Key[Array, ""], downlink: Centres, local: None, data: jf.Samples
+    ) -> tuple[PyTree, None, dict[str, Array]]:
+        """Assign the samples; the objective is their mean squared distance to their centres."""
+        del key, local
+        squares = ((data.values[:, None] - downlink) ** 2).sum(-1)
+        nearest = jax.nn.one_hot(squares.argmin(1), self.clusters)
+        objective = (squares.min(1) * data.mask).sum() / data.count
+        return jf.reduction.Sum(self._summary(data, nearest)), None, {"objective": objective}
+
+    def server_step(
+        self, key: Key[Array, ""], server: Centres, uplink: Summary
+    ) -> tuple[Centres, dict[str, Array]]:
+        """The means of the clusters; one without samples stays where it is."""
+        del key
+        return _centres(uplink, server), {}
+
+    def _summary(self, data: jf.Samples, assigned: Float[Array, "samples clusters"]) -> Summary:
+        assigned = assigned.astype(data.values.dtype) * data.mask[:, None]
+        return Summary(assigned.T @ data.values, assigned.sum(0))
+
+
+def _centres(summary: Summary, otherwise: Centres | float) -> Centres:
+    counts = summary.counts[:, None]
+    return jnp.where(counts > 0, summary.sums / jnp.where(counts > 0, counts, 1), otherwise)

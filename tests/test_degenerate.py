@@ -1,0 +1,106 @@
+"""Data with fewer directions than components: those that do not exist disturb nothing."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxfed as jf
+
+CLIENTS, SAMPLES, FEATURES, ROUNDS = 3, 6, 5, 4
+
+# One object each, which is compiled once.
+ALGORITHMS = {
+    "PerPCA": jf.pca.PerPCA(2, 2),
+    "PerPCA, qr": jf.pca.PerPCA(2, 2, retraction="qr", decay=0.5),
+    "PerPCA, polar": jf.pca.PerPCA(2, 2, variant="polar"),
+    "PerPCA, ranks": jf.pca.PerPCA(2, (2, 0, 1)),
+    "PerPCA, shrinkage": jf.pca.PerPCA(2, 2, shrinkage=True),
+    "VarProPerPCA": jf.pca.VarProPerPCA(2, 2),
+    "OneShot, projector": jf.pca.OneShot(2, 2),
+    "OneShot, spectrum": jf.pca.OneShot(2, 1, method="spectrum"),
+    "OneShot, local_first": jf.pca.OneShot(2, 2, method="local_first"),
+}
+
+
+@st.composite
+def client(draw, ties):
+    """Samples of low rank, constant, repeated, along the axes, or of nothing but zeros."""
+    rank = draw(st.integers(0, FEATURES))
+    rows = np.random.default_rng(draw(st.integers(0, 1000))).normal(size=(SAMPLES, FEATURES))
+    left, _, right = np.linalg.svd(rows, full_matrices=False)
+    if draw(st.booleans()):
+        left, right = np.eye(SAMPLES, FEATURES), np.eye(FEATURES)
+    values = np.ones(FEATURES) if ties else 3.0 ** -np.arange(FEATURES)
+    rows = (left * values * (np.arange(FEATURES) < rank)) @ right
+    kind = draw(st.sampled_from(["as it is", "constant", "repeated"]))
+    if kind != "as it is":
+        rows = rows[:1].repeat(SAMPLES, 0) if kind == "constant" else np.repeat(rows[:3], 2, 0)
+    return draw(st.sampled_from([1e-8, 1e-3, 1.0, 1e4])) * rows
+
+
+@st.composite
+def federation(draw, ties=False):
+    """Clients that differ, or are all the same."""
+    if draw(st.booleans()):
+        rows = [draw(client(ties))] * CLIENTS
+    else:
+        rows = [draw(client(ties)) for _ in range(CLIENTS)]
+    return np.stack(rows).astype(np.float32)
+
+
+@partial(jax.jit, static_argnames="rounds")
+def rolled(algorithm, clients, start, rounds):
+    key = jax.random.key(0)
+    return jf.rollout(algorithm, clients, rounds=rounds, key=key, warm_start=start)
+
+
+def check(solution, clients):
+    """Components are orthonormal, all of one client's together; objectives are not negative."""
+    shared, local = map(np.float64, solution.result)
+    for own in local:
+        w = np.concatenate([shared, own], axis=1)
+        used = np.linalg.norm(w, axis=0) > 0.5
+        np.testing.assert_allclose(w.T @ w, np.diag(used), atol=2e-5)
+    objective = np.asarray(solution.history["objective"])
+    energy = float(np.mean(np.sum(np.square(clients.data.values), axis=(1, 2)) / SAMPLES))
+    assert (objective >= 0).all() and (objective <= energy * (1 + 1e-5)).all()
+    return energy
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@given(rows=federation())
+def test_components_that_do_not_exist(name, rows):
+    algorithm, clients = ALGORITHMS[name], jf.Clients.from_samples(rows)
+    rounds = 1 if "OneShot" in name else ROUNDS
+    traced = rolled(algorithm, clients, None, rounds)
+    fitted = jf.fit(algorithm, clients, rounds=rounds, key=jax.random.key(0))
+    energy = check(traced, clients)
+    check(fitted, clients)
+    np.testing.assert_allclose(
+        fitted.history["objective"], traced.history["objective"], rtol=1e-4, atol=1e-5 * energy
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@given(rows=federation(ties=True))
+def test_variances_that_are_equal(name, rows):
+    # Which of the directions are chosen is left to rounding errors.
+    clients = jf.Clients.from_samples(rows)
+    rounds = 1 if "OneShot" in name else ROUNDS
+    check(rolled(ALGORITHMS[name], clients, None, rounds), clients)
+
+
+def test_rank_one_and_rank_two_data(key):
+    direction = np.ones((FEATURES, 1)) / np.sqrt(FEATURES)
+    scores = np.random.default_rng(0).normal(size=(CLIENTS, SAMPLES, 1))
+    one = jf.Clients.from_samples((scores @ direction.T).astype(np.float32))
+    for solution in (
+        jf.fit(ALGORITHMS["PerPCA"], one, rounds=20, key=key),
+        rolled(ALGORITHMS["PerPCA"], one, None, 20),
+    ):
+        check(solution, one)
+        assert solution.history["objective"].max() < 1e-5

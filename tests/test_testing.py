@@ -1,0 +1,164 @@
+"""The public check finds what is wrong, and says it in a sentence."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed import testing
+from jaxfed.core.algorithm import hyperparameter
+from jaxfed.testing import CHECKS, check_algorithm
+
+FEATURES = 3
+
+
+class Average(jf.Algorithm):
+    """The mean of all clients' means, and each client's distance to it: as short as can be.
+
+    What the tests break is a field, or a method of a subclass.
+    """
+
+    step: jax.Array = eqx.field(converter=hyperparameter, default=0.5)
+
+    def check(self, clients, start):
+        if not isinstance(clients.data, jf.Samples):
+            raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
+
+    def mean(self, data):
+        return data.values.sum(0) / data.count
+
+    def server_init(self, key, first, like, start):
+        return jnp.zeros(like.values.shape[-1:], like.values.dtype)
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return downlink - self.mean(data)
+
+    def client_step(self, key, downlink, local, data):
+        offset = self.mean(data) - downlink
+        return offset, -offset, {"objective": (offset**2).sum()}
+
+    def server_step(self, key, server, uplink):
+        return server + self.step * uplink, {}
+
+
+class Empty(Average):
+    def first_message(self, key, data, start):
+        return jnp.zeros((0, 2), data.values.dtype)
+
+
+class Infinite(Average):
+    def server_step(self, key, server, uplink):
+        return server + uplink / 0.0, {}
+
+
+class Single(Average):
+    def server_step(self, key, server, uplink):
+        return (server + self.step * uplink.astype(jnp.float32)).astype(server.dtype), {
+            "size": jnp.float32(1)
+        }
+
+
+class Hasty(Average):
+    """With a derivative that is not finite where the function is."""
+
+    def server_step(self, key, server, uplink):
+        return server + self.step * uplink + jnp.sqrt(jnp.sum(uplink * 0)), {}
+
+
+class Stopped(Average):
+    def mean(self, data):
+        return jax.lax.stop_gradient(data.values.sum(0) / data.count)
+
+
+class Wrong(Average):
+    """With half a derivative."""
+
+    def mean(self, data):
+        mean = data.values.sum(0) / data.count
+        return mean / 2 + jax.lax.stop_gradient(mean / 2)
+
+
+class Dividing(Average):
+    """By what a channel may set to zero."""
+
+    def server_step(self, key, server, uplink):
+        return server + self.step * uplink * (uplink / uplink), {}
+
+
+class Padded(Average):
+    def mean(self, data):
+        return data.values.mean(0)
+
+
+class Trusting(Average):
+    def check(self, clients, start):
+        pass
+
+
+def draw():
+    rng = np.random.default_rng(0)
+    return jf.Clients.from_samples([rng.normal(size=(n, FEATURES)) for n in (5, 4, 7, 6)])
+
+
+def test_what_keeps_the_contract_passes():
+    report = check_algorithm(Average(), draw(), deterministic=True)
+    assert set(report.checked) | report.skipped.keys() == set(CHECKS)
+    assert report.skipped.keys() <= {"checkpoint"}
+
+
+BROKEN = {
+    "structure": (Empty, r"None, never an array without elements: got shape \(0, 2\)"),
+    "structure, numbers": (Infinite, "the result and the objective are finite"),
+    "types": (Single, "numbers have the data's type: got float32"),
+    "gradients": (Hasty, "derivatives by hyperparameters and data are finite"),
+    "gradients, zero": (Stopped, "the result depends on the data"),
+    "gradients, wrong": (Wrong, "equal finite differences"),
+    "padding": (Padded, "a further client of weight 0 and padding change nothing"),
+    "channels": (Dividing, r"a run through a channel has finite numbers: top_k\(0.5\)"),
+    "refusals": (Trusting, "data of an unknown kind is refused by a ValueError that begins"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_does_not_is_told(name):
+    kind, sentence = BROKEN[name]
+    with pytest.raises(AssertionError, match=sentence):
+        check_algorithm(
+            kind(), draw(), checks=[name.partition(",")[0]], deterministic=True,
+            channels={"top_k(0.5)": jf.channel.top_k(0.5)},
+        )  # fmt: skip
+
+
+def test_compilation_is_seen():
+    with testing._compilations() as compiled:
+        jax.jit(lambda x: x + 1)(jnp.zeros(3))
+    assert any("lambda" in name for name in compiled)
+
+
+def test_a_constraint_is_looked_at_in_both_precisions():
+    seen = []
+    check_algorithm(
+        Average(), draw(), checks=["structure", "types"],
+        constraint=lambda result: seen.append(result.shared.dtype),
+    )  # fmt: skip
+    assert seen == [np.float64, np.float32]
+
+    def refuse(result):
+        raise AssertionError("it is not")
+
+    with pytest.raises(AssertionError, match="it is not"):
+        check_algorithm(Average(), draw(), checks=["structure"], constraint=refuse)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"checks: wanted some of structure, .* got \['speed'\]"):
+        check_algorithm(Average(), draw(), checks=["speed"])
+    with pytest.raises(ValueError, match=r"clients: wanted at least 3, got 2"):
+        check_algorithm(Average(), draw().take([0, 1]))
+    with pytest.raises(ValueError, match=r"rounds: wanted at least 2, got 1"):
+        check_algorithm(Average(), draw(), rounds=1)
