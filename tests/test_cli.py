@@ -254,7 +254,7 @@ def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
         ([*RANKS, "--backend", "chunked", "--chunk-size", "0"], "chunked size: wanted"),
         ([*RANKS, "--image-shape", "2x3"], "--image-shape: 2x3 is 6 pixels"),
         ([*RANKS, "--step-size", "-1"], "step_size: wanted"),
-        ([*RANKS, "--checkpoint-every", "0"], "must be positive"),
+        ([*RANKS, "--checkpoint-every", "0"], "every: wanted"),
         ([*RANKS, "--client-column", "place"], "client_column"),
         ([*RANKS, "--data", "nowhere"], "nowhere"),
     ],
