@@ -40,10 +40,11 @@ def rows(rank: int = RANK, rounds: int = ROUNDS) -> list[Row]:
     table = [
         Row("`Local`", pca.Local(rank), 1),
         Row("`Pooled`", pca.Pooled(rank), 1),
-        Row('`OneShot("projector")`', pca.OneShot(rank, rank), 1),
-        Row('`OneShot("spectrum")`', pca.OneShot(rank, rank, method="spectrum"), 1),
-        Row('`OneShot("local_first")`', pca.OneShot(rank, rank, method="local_first"), 1),
     ]
+    half = max(1, rank // 2)
+    for method in ("projector", "spectrum", "local_first"):
+        name = f"`OneShot({half}, {half}, method={method!r})`".replace("'", '"')
+        table.append(Row(name, pca.OneShot(half, half, method=method), 1))
     for local in sorted({rank, max(1, rank // 2), max(1, rank // 5)}, reverse=True):
         # Step sizes are set: an automatic one comes from the first messages.
         settled = pca.PerPCA(rank, local, step_size=100.0)
@@ -91,17 +92,18 @@ def draw(features: int = FEATURES, samples: int = SAMPLES) -> jf.Clients:
 def attacked(row: Row, clients: jf.Clients, at: tuple[int, ...] = (10, ROUNDS)) -> dict[str, float]:
     """The errors of all attacks; NaN where nothing is sent that could be attacked."""
     key, truth = jax.random.key(SEED), privacy.client_matrix(clients, CLIENT)
-    heard = privacy.record(row.algorithm, clients, rounds=row.rounds, key=key, client=CLIENT)
+    heard = privacy.record(
+        row.algorithm, clients, rounds=row.rounds + row.skip, key=key, client=CLIENT
+    )
     sends_first = bool(jax.tree.leaves(heard.first))
-    errors: dict[str, float] = {
-        "first message": privacy.first_message_attack(heard, truth) if sends_first else math.nan
-    }
+    first = privacy.first_message_attack(heard, truth) if sends_first else 1.0
+    errors: dict[str, float] = {"first message": math.nan if first == 1 else first}
     sums = [privacy.first_message_attack(heard, truth, summed=True)] if sends_first else []
     for k in at:
         name = f"{k} rounds"
         errors[name] = math.nan
         if row.rounds > 1:
-            options = {"calibrated": True, "at": [k], "skip": row.skip}
+            options = {"calibrated": True, "at": [k + row.skip], "skip": row.skip}
             errors[name] = float(privacy.linear_attack(heard, truth, **options)[0])
             summed = privacy.linear_attack(heard, truth, summed=True, **options)
             sums.append(float(summed[0]))

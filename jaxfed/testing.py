@@ -22,10 +22,10 @@ from jaxfed.core.backend import Backend
 from jaxfed.core.channel import Channels
 from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.grid import stack
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.core.run import Solution, fit, problem_of, rollout
-from jaxfed.core.grid import stack
 
 Essence = Callable[[Personalized], PyTree]
 
@@ -484,7 +484,7 @@ def _check_channels(case: _Case) -> None:
                     f"a channel runs or is refused by a ValueError about it: {name} ended in "
                     f"{refusal}"
                 ) from refusal
-            if channel.triple(given)[0].private and is_linear((first, uplink)):
+            if channel.ways(given).uplink.private and is_linear((first, uplink)):
                 raise AssertionError(
                     f"messages that are sums and means can be hidden: {name} was refused: {refusal}"
                 ) from refusal

@@ -14,7 +14,6 @@ import pytest
 from jax.sharding import Mesh
 
 import jaxfed as jf
-from jaxfed.core import aggregation
 
 FEATURES, ROUNDS = 6, 12
 COUNTS = (12, 9, 10, 12, 7, 5, 11)  # seven clients: no number of devices divides them
@@ -207,13 +206,6 @@ def test_meshes_and_devices_that_do_not_fit_are_refused():
     for size in (0, -1, 2.5):
         with pytest.raises(ValueError, match=r"chunked size: wanted a positive whole number"):
             jf.backend.chunked(size)
-
-
-@pytest.mark.parametrize("rule", ["Mean", "Sum", "Stack", "Gram"])
-def test_what_an_absent_client_made_does_not_count(rule):
-    message = {"frame": jnp.full((3, 2), jnp.nan), "number": jnp.asarray(jnp.inf)}
-    part = getattr(aggregation, rule)().contribution(message, jnp.zeros(()))
-    chex.assert_trees_all_equal(part, jax.tree.map(jnp.zeros_like, message))
 
 
 TWO_CORES = """

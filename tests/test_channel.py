@@ -225,8 +225,8 @@ def test_what_is_no_channel_is_refused(channel, key):
     [
         (jf.channel.quantize(3), 8 * TRIANGLE + 32, 8 * 6 + 32),
         (jf.channel.difference(jf.channel.quantize(3)), 8 * TRIANGLE + 32, 8 * 6 + 32),
-        ((jf.channel.sign(), jf.channel.lossless()), 8 * TRIANGLE + 32, 8 * 6 + 32),
-        ((jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 32 * 6),
+        ((jf.channel.sign(), jf.channel.lossless()), 8 * TRIANGLE + 32, 32 * 6),
+        ((jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 8 * 6 + 32),
         (
             (jf.channel.quantize(3), jf.channel.lossless(), jf.channel.cast("bfloat16")),
             16 * TRIANGLE, 16 * 6,
@@ -302,8 +302,7 @@ def test_who_comes_back_gets_what_it_missed_and_it_is_counted(key):
     run = functools.partial(jf.fit, algorithm, clients, key=key, channel=channel)
     away = run(rounds=16, participation=jf.participation.mask(np.resize(present, (16, 5))))
     message, whole = 3 * 80 + 32, 32 * 80
-    first = whole  # the start is as lossless as the uplink
-    received = [first]
+    received = [8 * 80 + 32]  # the first
     received += [message * n / 5 for n in (4, 4, 5 + 2)]
     np.testing.assert_allclose(np.cumsum(received), away.history["bits_down"][:4], rtol=1e-12)
     # Who has missed more than the whole message would cost gets that.

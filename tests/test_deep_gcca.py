@@ -393,16 +393,24 @@ def test_fit_is_rollout_and_resumes(tmp_path, key, x64):
     traced = solve(algorithm, clients, key, rounds=6, channel=THREE_BITS)
     chex.assert_trees_all_close(whole.result, traced.result, atol=1e-9)
 
-    def run(callbacks=()):
+    interrupted = tmp_path / "interrupted"
+
+    def interrupt(solution):
+        if solution.rounds == 4 and not interrupted.exists():
+            interrupted.touch()
+            raise KeyboardInterrupt
+
+    def run():
         checkpoint = jf.Checkpoint(tmp_path / "run", every=2)
         return jf.fit(
             batched(), clients, rounds=6, key=key, channel=THREE_BITS, checkpoint=checkpoint,
-            callbacks=callbacks, chunk_rounds=2,
+            callbacks=[interrupt], chunk_rounds=2,
         )  # fmt: skip
 
-    assert run([lambda solution: solution.rounds == 4]).rounds == 4
+    with pytest.raises(KeyboardInterrupt):
+        run()
     resumed = run()
-    assert resumed.rounds == 6
+    assert interrupted.exists() and resumed.rounds == 6
     chex.assert_trees_all_equal(resumed.result, whole.result)
 
 

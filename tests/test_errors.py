@@ -199,7 +199,7 @@ RUNS = {
     "several keys": (lambda: run(key=jax.random.split(jax.random.key(0))), "key: wanted one"),
     "backend by name": (lambda: run(backend="vmap"), "backend: wanted one of jaxfed.backend"),
     "backend not made": (lambda: run(backend=jf.backend.vmap), "backend: wanted one of"),
-    "channel by name": (lambda: run(channel="sign"), "channel: wanted a channel or a pair"),
+    "channel by name": (lambda: run(channel="sign"), "channel: wanted a channel, a pair"),
     "participation as a share": (lambda: run(participation=0.5), "participation: wanted one of"),
     "more participants than clients": (
         lambda: run(participation=jf.participation.uniform(4)),
@@ -212,10 +212,14 @@ RUNS = {
     "negative tolerance": (lambda: run(tol=-1e-3), "tol: wanted a non-negative number .*-0.001"),
     "NaN as tolerance": (lambda: run(tol=NAN), "tol: wanted a non-negative number"),
     "tolerance in words": (lambda: run(tol="small"), "tol: wanted a non-negative .*'small'"),
-    "no metrics_every": (lambda: run(metrics_every=0), "metrics_every: wanted a positive whole"),
+    "no metrics_every": (lambda: run(metrics_every=0), "metrics_every: wanted a whole number"),
     "metrics as a name": (lambda: run(metrics="error"), "metrics: wanted a function"),
-    "no every": (lambda: run(every=0, with_rollout=False), "every: wanted a positive whole"),
-    "half an every": (lambda: run(every=1.5, with_rollout=False), "every: wanted a positive"),
+    "no chunk": (
+        lambda: run(chunk_rounds=0, with_rollout=False), "chunk_rounds: wanted a whole number"
+    ),
+    "half a round a chunk": (
+        lambda: run(chunk_rounds=1.5, with_rollout=False), "chunk_rounds: wanted a whole number"
+    ),
     "checkpoint as a path": (
         lambda: run(checkpoint="runs", with_rollout=False), "checkpoint: wanted .*'runs'"
     ),
@@ -232,14 +236,14 @@ RUNS = {
         lambda: run(warm_start=start((4, 2), (3, 4, 1))), r"warm_start: .*\(4, 1\), got \(4, 2\)"
     ),
     "warm start of another local rank": (
-        lambda: run(warm_start=start((4, 1), (3, 4, 2))), "warm_start: .*1 local .*got 2"
+        lambda: run(warm_start=start((4, 1), (3, 4, 2))), r"warm_start: wanted local .*\(3, 4, 1\), got \(3, 4, 2\)"
     ),
     "warm start of other local features": (
         lambda: run(warm_start=start((4, 1), (3, 5, 1))), r"warm_start: .*local.*\(3, 5, 1\)"
     ),
     "warm start that is not finite": (
         lambda: run(warm_start=jf.Personalized(jnp.full((4, 1), NAN), jnp.ones((3, 4, 1)))),
-        "warm_start: NaN or infinite",
+        "warm_start: wanted finite shared components, got NaN",
     ),
     "warm start of a variable projection": (
         lambda: run(jf.pca.VarProPerPCA(1, 1), warm_start=start((4, 2), (3, 4, 1))),

@@ -178,7 +178,7 @@ def test_local_components_that_are_missing_in_a_warm_start_are_the_best_ones():
     shared, *_ = first(LOCAL)
     frames = [reference.best_local(reference.moment(y), shared, LOCAL) for y in samples]
     wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
-    start = jf.Personalized(jnp.asarray(shared), jnp.zeros((CLIENTS, FEATURES, 0)))
+    start = jf.Personalized(jnp.asarray(shared), None)
     algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP)
     agree(solve(algorithm, samples, warm_start=start).result, *wanted[:2])
 

@@ -51,7 +51,7 @@ def problem_of(
         raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
     if not isinstance(mapped, backend.Backend):
         raise ValueError(f"backend: wanted one of jaxfed.backend, got {mapped!r}")
-    ways = channel.triple(channels)
+    ways = channel.ways(channels)
     participants = EVERYBODY if participants is None else participants
     if not isinstance(participants, participation.Participation):
         raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
@@ -83,17 +83,17 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
             "channel: one that hides what clients send is for the uplink alone; wanted a pair "
             "(uplink, downlink), such as (channel, lossless())"
         )
-    if problem.start.cumulative:
+    if problem.first_uplink.cumulative:
         raise ValueError(
             "channel: wanted for the start one without memory at both ends, such as quantize(8), "
-            f"got {problem.start!r}"
+            f"got {problem.first_uplink!r}"
         )
     if number != len(clients) and algorithm.needs_everybody:
         raise ValueError(
             f"participation: {type(algorithm).__name__} needs every client in each round; "
             "use everybody()"
         )
-    if not (up.private or up.cumulative or problem.start.private):
+    if not (up.private or up.cumulative or problem.first_uplink.private):
         return
     first, uplink = jax.eval_shape(partial(_messages, rounds=rounds), problem, start)
     if up.cumulative and not is_linear(uplink):
@@ -103,21 +103,23 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
         )
     up.check(clients, number, uplink)
     if channel.fixed_bits(first):
-        if up.private and not problem.start.private:
+        if up.private and not problem.first_uplink.private:
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
                 f"{type(algorithm).__name__} sends {channel.fixed_bits(first)} bits in the clear "
                 "before them; wanted a start channel that hides them too, or a warm start and, "
                 "instead of automatic ones, the settings that these tell"
             )
-        problem.start.check(clients, len(clients), first)
+        problem.first_uplink.check(clients, len(clients), first)
 
 
 def _messages(
     problem: Problem, start: Personalized | None, *, rounds: int
 ) -> tuple[PyTree, PyTree]:
     """One client's first message and uplink, for their shapes."""
-    open_problem = replace(problem, uplink=LOSSLESS, downlink=LOSSLESS, start=LOSSLESS)
+    open_problem = replace(
+        problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
+    )
     ready, state, _ = prepare(open_problem, start, rounds)
     algorithm, key = problem.algorithm, problem.key
     data, local, own = jax.tree.map(

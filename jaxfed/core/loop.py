@@ -11,7 +11,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.rounds import TRAFFIC, Costs, Problem, State, begin, one_round, prepared, result_of
+from jaxfed.core.rounds import (
+    TRAFFIC,
+    Costs,
+    Failure,
+    Problem,
+    State,
+    begin,
+    one_round,
+    prepared,
+    result_of,
+)
 from jaxfed.core.solution import Solution, Status
 
 Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]
@@ -99,8 +109,9 @@ def finish(
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
     status = Status.where(state.failure.round > 0, Status.diverged, status)
+    failure = Failure(state.failure.round, state.failure.clients[: problem.size])
     return Solution(
-        state.server, local, history, state.round, status, state.failure,
+        state.server, local, history, state.round, status, failure,
         result_of(problem, state), state,
     )  # fmt: skip
 

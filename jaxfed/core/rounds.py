@@ -21,7 +21,8 @@ class Problem(eqx.Module):
     clients: Clients  # prepared, and padded to what the backend needs
     uplink: channel.Channel
     downlink: channel.Channel
-    start: channel.Channel  # of the exchange before the rounds
+    first_uplink: channel.Channel
+    first_downlink: channel.Channel
     participation: participation.Participation
     backend: Backend
     key: Key[Array, ""]
@@ -39,7 +40,7 @@ class Failure(NamedTuple):
     """The first round in which an objective was not finite, and at whom."""
 
     round: Int[Array, ""]  # counted from 1; 0 if there was none
-    clients: Bool[Array, " clients"]
+    clients: Bool[Array, " clients"]  # with the padding, as long as a run lasts
 
 
 class State(eqx.Module):
@@ -117,7 +118,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
         message = algorithm.first_message(own_key, data, starting(shared_start, local_start))
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
-        sent = _send(problem.start.bind(context), channel_key, wrapped(message))
+        sent = _send(problem.first_uplink.bind(context), channel_key, wrapped(message))
         first_up = channel.fixed_bits(sent.payload)
         # Who only fills up a device sends nothing.
         real = (place < problem.size).astype(weight.dtype)
@@ -133,11 +134,11 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         (clients.data, clients.ids, clients.weights, places, local_start),
         problem.size,
     )
-    total = problem.start.receive(total, None)
+    total = problem.first_uplink.receive(total, None)
     like = jax.eval_shape(_first_of, clients.data)
     server = algorithm.server_init(_server_key(key), plain(total), like, start)
 
-    way = problem.downlink.for_start() if problem.start.private else problem.start
+    way = problem.first_downlink
     broadcast = _send(way, _keys(problem, 0)[2], algorithm.downlink(server))
     downlink = way.receive(broadcast.decoded, None)
 
@@ -168,7 +169,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         else None,
         objective=jnp.full((), jnp.nan, objective.dtype),
         measure=jnp.full((), jnp.inf, objective.dtype),
-        failure=Failure(jnp.zeros((), jnp.int32), nobody),
+        failure=Failure(jnp.zeros((), jnp.int32), places < 0),
     )
     costs = Costs(
         first_up,
@@ -332,10 +333,10 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         picked = jax.tree.map(lambda x: x[chosen], own)
         sent, (kept, failed) = collect(problem.backend, work, shared, picked, number)
         local, sender = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), before, kept)
-        failed = jnp.zeros(problem.size, bool).at[chosen].set(failed)
+        failed = jnp.zeros(len(clients), bool).at[chosen].set(failed)
     else:
         sent, (kept, failed) = collect(problem.backend, work, shared, own, problem.size)
-        (local, sender), failed = kept, failed[: problem.size]
+        local, sender = kept
     message, told, written = sent
     message = problem.uplink.receive(message, state.uplink.receiver)
     server, measured = algorithm.server_step(server_key, state.server, plain(message))

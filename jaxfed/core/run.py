@@ -49,7 +49,7 @@ def rollout(
         warm_start: another algorithm's solution (or just its `result`) to start from.
         channel: what messages go through: one channel for both ways, `(uplink, downlink)`, or
             `(uplink, downlink, start)` with one for the exchange before the rounds; see
-            `jaxfed.channel.triple` for the start's default.
+            `jaxfed.channel.ways` for the start's default.
         participation: who takes part in each round; everybody by default.
         backend: how clients are mapped: `vmap`, `chunked`, `pmap` or `shard`.
         tol: stop once the algorithm's stopping measure (by default the relative change of the

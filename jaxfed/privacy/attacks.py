@@ -216,7 +216,7 @@ def _announced(problem: Problem, start: Personalized | None, client: int) -> PyT
     place = channel.Context(
         jnp.asarray(client), weight, _secret(problem.key), jnp.zeros((), jnp.int32)
     )
-    way = problem.start.bind(place)
+    way = problem.first_uplink.bind(place)
     payload, _ = way.encode(channel_key, message, way.memory(message))
     return plain(way.receive(way.decode(payload), None))
 

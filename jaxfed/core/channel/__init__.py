@@ -9,9 +9,9 @@ from jaxfed.core.channel.base import fixed_bits as fixed_bits
 from jaxfed.core.channel.base import lossless as lossless
 from jaxfed.core.channel.base import straight_through as straight_through
 from jaxfed.core.channel.base import to_bytes as to_bytes
-from jaxfed.core.channel.base import triple as triple
 from jaxfed.core.channel.base import variable_bytes as variable_bytes
 from jaxfed.core.channel.base import varies as varies
+from jaxfed.core.channel.base import ways as ways
 from jaxfed.core.channel.compression import cast as cast
 from jaxfed.core.channel.compression import chain as chain
 from jaxfed.core.channel.compression import quantize as quantize

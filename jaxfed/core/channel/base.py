@@ -168,26 +168,40 @@ def lossless() -> Channel:
 Channels = Channel | tuple[Channel, Channel] | tuple[Channel, Channel, Channel]
 
 
-def triple(channel: Channels) -> tuple[Channel, Channel, Channel]:
-    """The channels of the uplink, the downlink and the start, from one, two or all three.
+class Ways(NamedTuple):
+    """What messages go through: those of the rounds, and those of the exchange before them."""
 
-    One is for both ways. Where the start's is not given, it is the uplink's own choice: lossless
-    for `lossless`, eight bits for compressors, the same for channels that hide.
+    uplink: Channel
+    downlink: Channel
+    first_uplink: Channel
+    first_downlink: Channel
+
+
+def ways(channel: Channels) -> Ways:
+    """Which message goes through what, from one channel, two or three.
+
+    One is for both ways, two are `(uplink, downlink)`. The exchange before the rounds then goes
+    through what these choose themselves: lossless for `lossless`, eight bits for compressors, the
+    same for channels that hide. A third is for that exchange, both ways; what goes down is never
+    hidden.
 
     Raises:
         ValueError: if it is none of these.
     """
-    ways = (channel, channel) if isinstance(channel, Channel) else channel
+    given = (channel, channel) if isinstance(channel, Channel) else channel
     if (
-        isinstance(ways, tuple)
-        and len(ways) in (2, 3)
-        and all(isinstance(way, Channel) for way in ways)
+        not isinstance(given, tuple)
+        or len(given) not in (2, 3)
+        or not all(isinstance(way, Channel) for way in given)
     ):
-        return ways if len(ways) == 3 else (*ways, ways[0].for_start())
-    raise ValueError(
-        "channel: wanted a channel, a pair (uplink, downlink) or three of them (uplink, downlink, "
-        f"start), got {channel!r}"
-    )
+        raise ValueError(
+            "channel: wanted a channel, a pair (uplink, downlink) or three of them (uplink, "
+            f"downlink, start), got {channel!r}"
+        )
+    up, down = given[:2]
+    if len(given) == 2:
+        return Ways(up, down, up.for_start(), down.for_start())
+    return Ways(up, down, given[2], down.for_start() if given[2].private else given[2])
 
 
 class Variable(eqx.Module):
