@@ -112,14 +112,16 @@ def position_at(costs: Costs, least: Float[Array, " draws"], goal: float) -> flo
     return first_at(costs.mean(0), goal * float(np.mean(least)))
 
 
-def bits_sent(sent: Float[Array, "draws 2 rounds"], position: float) -> float:
+def bits_sent(sent: Float[np.ndarray, "draws 2 rounds"], position: float) -> float:
     """All that has travelled up to there, both ways, the start included."""
     if not np.isfinite(position) or position < 2:
         return float("nan")
     return float(np.asarray(sent, np.float64).mean(0)[:, int(position) - 2].sum())
 
 
-def bits_an_entry(sent: Float[Array, "draws 2 rounds"], position: float, entries: int) -> float:
+def bits_an_entry(
+    sent: Float[np.ndarray, "draws 2 rounds"], position: float, entries: int
+) -> float:
     """Mean over the messages of the rounds up to there, all that travels counted."""
     # What travels before the rounds is one message of one size each way.
     start = 2 * float(np.mean(sent[:, 1, 0]))
