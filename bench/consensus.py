@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfed as jf
-from jaxfed.core import backend, channel, run
-from jaxfed.core.rounds import begin, prepared
+from jaxfed.core import loop
+from jaxfed.core.arguments import LOSSLESS, VMAP, problem_of
 
 ROUNDS = 10
 
@@ -43,14 +43,12 @@ def draw(clients, samples, features, decay=1.01, seed=0):
 
 def rounds(algorithm, clients):
     """A function that runs the first `ROUNDS` rounds from the prepared start, and its data."""
-    problem, start = run.problem_of(
-        algorithm, clients, ROUNDS, jax.random.key(0), None, channel.lossless(), None,
-        backend.vmap(),
-    )  # fmt: skip
-    problem = jax.jit(prepared, static_argnums=1)(problem, ROUNDS)
-    state, _ = jax.jit(begin)(problem, start)
-    options = run._Options(ROUNDS, stops=False, metrics=None, metrics_every=1, remat=False)
-    advance = jax.jit(partial(run._advance, tol=None, options=options))
+    problem, start = problem_of(
+        algorithm, clients, ROUNDS, jax.random.key(0), None, LOSSLESS, None, VMAP
+    )
+    problem, state, _ = jax.jit(loop.prepare, static_argnums=2)(problem, start, ROUNDS)
+    options = loop.Options(ROUNDS, stops=False, metrics=None, metrics_every=1, remat=False)
+    advance = jax.jit(partial(loop.advance, tol=None, options=options))
     return lambda: advance(problem, state)[0].server, problem.clients.data.moment
 
 

@@ -35,8 +35,8 @@ def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
     )
     np.testing.assert_allclose(saved, 1 - coarse * 3 / (full * 32))
     share = cells[_deep.TEXT, _deep.QUANTIZED, "share of the bits sent"].mean
-    # An exact message, and three of three bits a number with a scale; 200 entities of two numbers.
-    np.testing.assert_allclose(share, (32 + 3 * (3 + 32 / 400)) / (4 * 32), rtol=1e-6)
+    # A message of eight bits a number and three of three, all with a scale; 200 entities of two.
+    np.testing.assert_allclose(share, (8 + 3 * 3 + 4 * 32 / 400) / (4 * 32), rtol=1e-6)
     assert any("Scaled: 200 entities" in note for note in report.notes)
     (draw,) = report.figures.values()
     assert len(draw().axes) == 2
@@ -102,8 +102,9 @@ def test_real_views(tmp_path, capsys):
         assert cells[name, "accuracy"] > 0.9
     share = cells[_deep.QUANTIZED, "share of the bits"]
     a_round = (68 * 8 + 32) / (180 * 32)  # 540 bits fill up 68 bytes
-    # Nine exact messages up, eight down; quantized, one each is exact.
-    np.testing.assert_allclose(share, (2 + 15 * a_round) / 17, rtol=1e-6)
+    # Nine messages up, eight down, of which one each is from before the rounds.
+    start = (180 * 8 + 32) / (180 * 32)
+    np.testing.assert_allclose(share, (2 * start + 15 * a_round) / 17, rtol=1e-6)
     # The classifier's rows are of one scale for any number of entities.
     rows = np.sqrt(90) * np.eye(90)[:, :2]
     assert deep_digits._accuracies(rows, labels, 0).shape == (_digits.SPLITS,)

@@ -4,14 +4,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfed._versions import versions
+from jaxfed.core.files import replacing
 
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
@@ -72,10 +72,10 @@ def write(folder: Path, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -
         arrays: what goes into `result.npz`; parts that do not exist, None, are left out.
         summary: what goes into `result.json`, beside the versions that made it.
     """
-    with _replacing(folder / "result.npz") as part:
+    with replacing(folder / "result.npz") as part:
         there = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
         np.savez(part, **there)  # pyright: ignore[reportArgumentType]
-    with _replacing(folder / "result.json") as part:
+    with replacing(folder / "result.json") as part:
         text = json.dumps({**summary, "versions": versions()}, indent=2, default=_plain)
         part.write_text(text + "\n", encoding="utf-8")
 
@@ -104,14 +104,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def on_terminal() -> bool:
     """Whether somebody watches, so that a progress bar is of use and does not fill a log."""
     return sys.stderr.isatty()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside the wanted one, put in its place once it is complete."""
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
-    yield part
-    part.replace(path)
 
 
 def _cell(value: Any) -> str:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed import Clients, EarlyStopping, Personalized, Solution, fit, plot
+from jaxfed import Clients, Personalized, Solution, fit, plot
 from jaxfed import backend as backends
 from jaxfed import data as datasets
 from jaxfed.generative import AdaptiveDiffusion, FedAvg
@@ -281,18 +281,18 @@ def _fitted(
 
     # About ten times, the last round among them.
     every = max(d for d in range(1, max(1, rounds // 10) + 1) if rounds % d == 0)
-    seen: list[PyTree] = []
+    last: PyTree = None
 
-    def keep(solution: Solution) -> bool:
-        seen[:] = [solution.result.local]
-        return False
+    def keep(solution: Solution) -> None:
+        nonlocal last
+        last = solution.result.local
 
     best = fit(
-        algorithm, clients, rounds=rounds, key=jax.random.key(seed), warm_start=start,
-        backend=_backend(), metrics=metrics, metrics_every=every, every=every,
-        callbacks=[EarlyStopping("validation", patience=rounds), keep],
+        algorithm, clients, rounds=rounds, key=key, warm_start=start, backend=_backend(),
+        metrics=metrics, metrics_every=every, chunk_rounds=every, callbacks=[keep],
+        best="validation",
     )  # fmt: skip
-    return best, seen[0]
+    return best, last
 
 
 def _backend() -> backends.Backend:
@@ -313,7 +313,7 @@ def trained(
             _averaging(model, size, method), clients, images.validation, rounds=first, seed=seed,
             personal=False,
         )  # fmt: skip
-        start = Personalized(averaged.result.shared, ())
+        start = Personalized(averaged.result.shared, None)
     make = adaptive if method == ADEPT else _alone
     algorithm = make(model, size, rounds)
     solution, last = _fitted(

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import rollout
-from jaxfed.pca import AdaptivePCA, EmpiricalBayesPCA, HierarchicalPCA
+from jaxfed.pca import (
+    AdaptivePCA,
+    EmpiricalBayesPCA,
+    GlobalProbabilisticPCA,
+    HierarchicalPCA,
+    LocalProbabilisticPCA,
+)
 from papers.hierarchical._laws import (
     GLOBAL,
     LOCAL,
@@ -60,8 +66,8 @@ def _adapted(*, prior_variance, seed, law):
     fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
     bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
     default, _ = error(adaptive(), 40)
-    local, _ = error(make(1.0, training="local"), 60)
-    everybody, _ = error(make(1.0, training="global"), 2)
+    local, _ = error(LocalProbabilisticPCA(rank, NOISE), 60)
+    everybody, _ = error(GlobalProbabilisticPCA(rank, NOISE), 2)
     return {
         LOCAL: local,
         GLOBAL: everybody,

@@ -92,10 +92,14 @@ def costs_of(
     contraction: float = 1.0,
 ) -> Costs:
     """Costs at the server's own representation, at the start and after each round."""
-    wire = channels.lossless()
-    if bits is not None:
-        wire = channels.difference(channels.quantize(bits, contraction=contraction))
-    return solved(views, start, keys, wire, batch, rounds)[0]
+    return solved(views, start, keys, wire_of(bits, contraction), batch, rounds)[0]
+
+
+def wire_of(bits: int | None, contraction: float = 1.0) -> channels.Channel:
+    """The paper's channel; full precision without a number of bits."""
+    if bits is None:
+        return channels.lossless()
+    return channels.difference(channels.quantize(bits, contraction=contraction))
 
 
 def first_at(costs: Float[np.ndarray, " rounds_plus_1"], goal: float) -> float:
@@ -108,18 +112,32 @@ def position_at(costs: Costs, least: Float[Array, " draws"], goal: float) -> flo
     return first_at(costs.mean(0), goal * float(np.mean(least)))
 
 
-def bits_an_entry(sent: Float[Array, "draws 2 rounds"], position: float, entries: int) -> float:
-    """Mean over the messages of the rounds up to there, all that travels counted."""
+def bits_sent(sent: Float[np.ndarray, "draws 2 rounds"], position: float) -> float:
+    """All that has travelled up to there, both ways, the start included."""
     if not np.isfinite(position) or position < 2:
         return float("nan")
-    last = int(position) - 2
-    up, down = np.asarray(sent, np.float64).mean(0)
-    # The first messages of either end are from before the rounds, and exact.
-    return (up[last] - 32 * entries + down[last] - down[0]) / (entries * (2 * last + 1))
+    return float(np.asarray(sent, np.float64).mean(0)[:, int(position) - 2].sum())
+
+
+def bits_an_entry(
+    sent: Float[np.ndarray, "draws 2 rounds"], position: float, entries: int
+) -> float:
+    """Mean over the messages of the rounds up to there, all that travels counted."""
+    # What travels before the rounds is one message of one size each way.
+    start = 2 * float(np.mean(sent[:, 1, 0]))
+    return (bits_sent(sent, position) - start) / (entries * (2 * position - 3))
 
 
 def saved(position: float, full_position: float, bits: float) -> float:
-    """The compression ratio; NaN if a goal was not reached in full precision or by a few bits."""
+    """The paper's compression ratio, which counts the start as one more round.
+
+    NaN if a goal was not reached in full precision or by a few bits.
+    """
     if not np.isfinite([position, full_position, bits]).all():
         return float("nan")
-    return compression_ratio(position, full_position, bits)
+    return compression_ratio(position, full_position, bits, start_bits=bits)
+
+
+def saved_in_all(bits: float, full_position: float, entries: int) -> float:
+    """The share of all bits saved, of the start's too; NaN if a goal was not reached."""
+    return 1 - bits / (32 * entries * (2 * full_position - 1)) if full_position < np.inf else np.nan

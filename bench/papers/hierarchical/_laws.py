@@ -23,7 +23,7 @@ from jaxfed import Algorithm, Clients, Personalized, grid, plot, rollout
 from jaxfed.cli import _report
 from jaxfed.data import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
-from jaxfed.pca import HierarchicalPCA
+from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
 from jaxfed.plot._figure import canvas
 from papers.report import Labels
 
@@ -35,17 +35,17 @@ BOTH = "Both readings of the caption's number: as the standard deviation, and as
 READINGS = {"standard deviation": 0.01, "variance": 0.1}
 
 
-def frames_of(result: Personalized) -> Float[Array, "m d r"]:
+def frames_of(result: Personalized, clients: Clients) -> Float[Array, "m d r"]:
     """What each client reconstructs with: after global training, the shared components."""
-    if result.local.shape[-1] > 0:
+    if result.local is not None:
         return result.local
-    return jnp.broadcast_to(result.shared, (len(result.local), *result.shared.shape))
+    return jnp.broadcast_to(result.shared, (len(clients), *result.shared.shape))
 
 
 def error_of(result: Personalized, data: HierarchicalData, clients: Clients) -> Float[Array, ""]:
     """Expected error of fresh samples over that of the truth; clients count by their weight."""
     errors = expected_reconstruction_error(
-        frames_of(result), data.local, NOISE, relative=True, per_client=True
+        frames_of(result, clients), data.local, NOISE, relative=True, per_client=True
     )
     return jnp.vdot(clients.weights, errors)
 
@@ -56,8 +56,8 @@ def _methods(
     """The four methods and their rounds."""
     make = partial(HierarchicalPCA, rank, NOISE, variance)
     return {
-        LOCAL: (make(training="local"), 60),
-        GLOBAL: (make(training="global"), 2),  # starts at its optimum
+        LOCAL: (LocalProbabilisticPCA(rank, NOISE), 60),
+        GLOBAL: (GlobalProbabilisticPCA(rank, NOISE), 2),  # starts at its optimum
         OURS: (make(solver=solver), rounds),
         PRINTED: (make(solver=solver, likelihood="half"), rounds),
     }

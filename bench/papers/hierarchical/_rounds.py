@@ -23,7 +23,7 @@ def _curves(*, prior_variance, seed, clients, samples, rounds, make):
     data, given = drawn(key, prior_variance, **law)
 
     def errors(result):
-        frames = frames_of(result)
+        frames = frames_of(result, given)
         left = data.samples - jnp.einsum(
             "mnd,mdr,mer->mne", data.samples, frames, frames, optimize=True
         )

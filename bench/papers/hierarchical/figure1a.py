@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfed import Algorithm
 from jaxfed.data import HierarchicalData
-from jaxfed.pca import HierarchicalPCA
+from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
 from papers.hierarchical._laws import (
     GLOBAL,
     LOCAL,
@@ -48,13 +48,14 @@ def _printed_methods(data: HierarchicalData, variance) -> dict[str, Algorithm]:
     largest = jnp.linalg.eigvalsh(data.samples @ jnp.swapaxes(data.samples, 1, 2)).max() / n
     pooled = jnp.einsum("mnd,mne->de", data.samples, data.samples) / (n * len(data.samples))
     make = partial(HierarchicalPCA, 10, NOISE, variance, start="random", align=False)
+    shared = partial(GlobalProbabilisticPCA, 10, NOISE, start="random")
     step = 1 / (c * largest + 1 / variance)
     own = 1 / (c * largest)
     everybody = 1 / (c * jnp.linalg.eigvalsh(pooled)[-1])
     return {
-        LOCAL: make(training="local", step_size=own),
-        GLOBAL: make(training="global", step_size=everybody),
-        f"{GLOBAL}, local's step": make(training="global", step_size=own),
+        LOCAL: LocalProbabilisticPCA(10, NOISE, step_size=own),
+        GLOBAL: shared(step_size=everybody),
+        f"{GLOBAL}, local's step": shared(step_size=own),
         OURS: make(step_size=step),
         PRINTED: make(step_size=step, likelihood="half"),
     }

@@ -2,12 +2,12 @@
 
 import argparse
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxfed.cli import _report
-from jaxfed.core import backend
+from jaxfed.core import backend, participation
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.clients import Clients
@@ -32,6 +32,13 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--chunk-size", type=int, metavar="K", help="clients in a block; not for vmap"
+    )
+
+
+def add_participation(parser: Any) -> None:
+    """Add how many clients take part in a round."""
+    parser.add_argument(
+        "--participation", type=int, metavar="K", help="clients a round; default: all"
     )
 
 
@@ -61,6 +68,24 @@ def chosen_backend(arguments: argparse.Namespace) -> backend.Backend:
         return backend.chunked(256 if size is None else size)
     inner = None if size is None else backend.chunked(size)
     return getattr(backend, arguments.backend)(inner=inner)
+
+
+def chosen_participation(arguments: argparse.Namespace) -> participation.Participation | None:
+    """Who was asked for in each round; None for everybody."""
+    count = arguments.participation
+    return None if count is None else participation.uniform(count)
+
+
+def held_out_share(arguments: argparse.Namespace) -> float:
+    """The share of the data that is held out.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    share = arguments.held_out
+    if not 0 <= share < 1:
+        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    return share
 
 
 def check_folder(arguments: argparse.Namespace) -> Path:
@@ -116,3 +141,19 @@ class Run(NamedTuple):
         settings = {name: value for name, value in vars(arguments).items() if name != "run"}
         _report.write(self.folder, arrays, {"settings": settings, **summary})
         print(f"Written to {self.folder}: {', '.join((*_report.RESULT, *pictures))}.")
+
+
+def traffic(*solutions: Solution | None) -> dict[str, int]:
+    """Lines of the table: what a client has sent and received in all runs that there were."""
+    up, down = (
+        sum(float(s.history[way][-1]) for s in solutions if s is not None)
+        for way in ("bits_up", "bits_down")
+    )
+    return {"bits sent by a client": round(up), "bits received by a client": round(down)}
+
+
+def save(figures: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write pictures to files of these names; return the names."""
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=150)
+    return list(figures)

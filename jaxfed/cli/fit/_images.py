@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from jaxfed import data
+from jaxfed import data, plot
+from jaxfed.cli.fit import _common
+from jaxfed.core.run import Solution
 
 SHAPES = "HxW or HxWxC, e.g. 28x28"
 
@@ -49,6 +51,37 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_training(parser: argparse.ArgumentParser, method: str) -> None:
+    """Add how models are trained; `method` is the personalized one's name."""
+    parser.add_argument(
+        "--training",
+        choices=("personalized", "fedavg", "local"),
+        default="personalized",
+        help=f"{method}, federated averaging, or every client alone; default: %(default)s",
+    )
+
+
+def add_rounds(parser: argparse.ArgumentParser, rounds: int) -> Any:
+    """Add the options of the rounds, `rounds` of them by default; return their group."""
+    group = parser.add_argument_group("rounds")
+    group.add_argument("--rounds", type=int, default=rounds, help="default: %(default)s")
+    _common.add_participation(group)
+    group.add_argument("--local-steps", type=int, default=20, help="default: %(default)s")
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="default: so that a round is an epoch"
+    )
+    return group
+
+
+def add_prior(parser: argparse.ArgumentParser) -> Any:
+    """Add the group of the prior's options, and return it."""
+    group = parser.add_argument_group("prior, with --training personalized")
+    group.add_argument(
+        "--published", action="store_true", help="what the authors' code does, not their text"
+    )
+    return group
+
+
 DATA = (
     "folder of MNIST's files (or Fashion-MNIST's) or CIFAR-10's, dealt out by class; of FEMNIST's "
     "(.json), a client a writer; or with one file a client (.npy, .npz, .csv, .parquet), or one "
@@ -63,9 +96,7 @@ def read(arguments: argparse.Namespace) -> Images:
         ValueError: for arguments or files that do not fit.
         FileNotFoundError: if there are no files.
     """
-    share = arguments.held_out
-    if not 0 <= share < 1:
-        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    share = _common.held_out_share(arguments)
     names, arrays, shape = _read(arguments)
     if arguments.image_shape is not None:
         shape = arguments.image_shape
@@ -127,6 +158,14 @@ def said(images: Images, models: str, arrays: PyTree) -> str:
         f"{len(counts)} clients of {min(counts)} to {max(counts)} images to learn from and "
         f"{sum(map(len, images.held_out))} held out in all; {models} of {weights:,} weights."
     )
+
+
+def convergence(solution: Solution) -> Any:
+    """The picture of the losses round by round."""
+    curves = [name for name in ("loss", "objective", "held_out_loss") if name in solution.history]
+    if "loss" in curves:
+        curves.remove("objective")  # the prior's part is of another size
+    return plot.convergence(solution.history, curves, label="squared error of an image")
 
 
 def named(prefix: str, tree: PyTree) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli.fit import _common
-from jaxfed.core import participation
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
@@ -112,9 +111,7 @@ def add_loop(parser: argparse.ArgumentParser, *, starts: tuple[str, ...]) -> Non
         default=starts[0],
         help="default: %(default)s; projector and spectrum are those of oneshot",
     )
-    group.add_argument(
-        "--participation", type=int, metavar="K", help="clients a round; default: all"
-    )
+    _common.add_participation(group)
     _common.add_checkpoints(group)
 
 
@@ -175,7 +172,7 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
         rounds=arguments.rounds,
         key=key,
         warm_start=start,
-        participation=_participation(arguments),
+        participation=_common.chosen_participation(arguments),
         backend=backend_,
         tol=arguments.tol,
     )
@@ -199,9 +196,7 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
 
 def _read(arguments: argparse.Namespace, key) -> Split:
     arrays, names = data.read_folder(arguments.data, client_column=arguments.client_column)
-    share = arguments.held_out
-    if not 0 <= share < 1:
-        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    share = _common.held_out_share(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
@@ -215,11 +210,6 @@ def _read(arguments: argparse.Namespace, key) -> Split:
     # Either every client has samples held out or none has.
     held_out = [y - shift for y, shift in zip(held_out, mean, strict=False)]
     return Split(names, train, held_out, mean)
-
-
-def _participation(arguments: argparse.Namespace) -> participation.Participation | None:
-    count = arguments.participation
-    return None if count is None else participation.uniform(count)
 
 
 def _check_image_shape(shape: tuple[int, int] | None, features: int) -> None:
@@ -237,10 +227,6 @@ def _table(
     unseen = None
     if split.held_out:
         unseen = _evaluate.shares(solution.result, Clients.from_samples(split.held_out).data)
-    up, down = (
-        sum(float(s.history[way][-1]) for s in (start, solution) if s is not None)
-        for way in ("bits_up", "bits_down")
-    )
     quantities = {
         "rounds": int(solution.rounds),
         "objective (mean squared error of a training sample)": _evaluate.objective(
@@ -251,8 +237,7 @@ def _table(
         "in shared components (% of the training energy)": 100 * float(learned.shared),
         "in own components (% of the training energy)": 100 * float(learned.local),
         "misalignment of the own components": _evaluate.theta(solution.result),
-        "bits sent by a client": round(up),
-        "bits received by a client": round(down),
+        **_common.traffic(start, solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
@@ -271,6 +256,4 @@ def _draw(
     figures = {"components.png": plot.components(groups, shape)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history)
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
-    return list(figures)
+    return _common.save(figures, folder)

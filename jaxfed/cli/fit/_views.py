@@ -8,6 +8,7 @@ import scipy.sparse
 from jaxtyping import Float, Int
 
 from jaxfed import data
+from jaxfed.cli.fit import _common
 
 MATCHED = 1000  # held-out entities at most that are looked for in other views
 
@@ -56,9 +57,7 @@ def read(arguments: argparse.Namespace) -> Split:
         FileNotFoundError: if there are no files.
     """
     views, names = data.read_views(arguments.data, names=arguments.views)
-    share = arguments.held_out
-    if not 0 <= share < 1:
-        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    share = _common.held_out_share(arguments)
     entities = views[0].shape[0]
     order = np.random.default_rng(arguments.seed).permutation(entities)
     out, kept = np.split(order, [round(share * entities)])

@@ -16,7 +16,6 @@ from jaxfed import plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
 from jaxfed.cli.fit import _common, _images
-from jaxfed.core import participation
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Metrics, Solution
@@ -60,29 +59,13 @@ def add_parser(subparsers) -> None:
         default="sigmoid",
         help="activation of the reconstruction; default: %(default)s",
     )
-    parser.add_argument(
-        "--training",
-        choices=("personalized", "fedavg", "local"),
-        default="personalized",
-        help="ADEPT-AE, federated averaging, or every client alone; default: %(default)s",
-    )
+    _images.add_training(parser, "ADEPT-AE")
     _common.add_backend(parser)
-    group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=150, help="default: %(default)s")
-    group.add_argument(
-        "--participation", type=int, metavar="K", help="clients a round; default: all"
-    )
-    group.add_argument("--local-steps", type=int, default=20, help="default: %(default)s")
-    group.add_argument(
-        "--batch-size", type=int, metavar="N", help="default: so that a round is an epoch"
-    )
+    group = _images.add_rounds(parser, 150)
     group.add_argument("--step-size", type=float, help="default: 0.03, with --published 0.01")
     group.add_argument("--momentum", type=float, default=0.9, help="default: %(default)s")
     _common.add_checkpoints(group)
-    group = parser.add_argument_group("prior, with --training personalized")
-    group.add_argument(
-        "--published", action="store_true", help="what the authors' code does, not their text"
-    )
+    group = _images.add_prior(parser)
     group.add_argument("--global-step-size", type=float, help="default: 1, with --published 0.01")
     group.add_argument("--initial-spread", type=float, help="default: 0.2, with --published 1")
     group.add_argument("--spread-step-size", type=float, help="default: 0.001")
@@ -123,8 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     clients = Clients.from_samples(images.train)
     algorithm.check(clients, None)
     backend = _common.chosen_backend(arguments)
-    chosen = arguments.participation
-    participants = None if chosen is None else participation.uniform(chosen)
+    participants = _common.chosen_participation(arguments)
 
     run = _common.Run.begin(folder, arguments, PICTURES)
     print(_images.said(images, "autoencoders", algorithm.arrays))
@@ -242,8 +224,7 @@ def _table(
     if arguments.training == "personalized":
         quantities["mean spread"] = float(history["spread"][-1])
     quantities |= {
-        "bits up, per client": float(history["bits_up"][-1]),
-        "bits down, per client": float(history["bits_down"][-1]),
+        **_common.traffic(solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
@@ -259,9 +240,4 @@ def _draw(
     chosen = np.unique(np.linspace(0, number - 1, min(DRAWN, number)).astype(int))
     original, reconstructed = (np.stack([part[i][0] for i in chosen]) for part in (samples, found))
     figure = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
-    figure.savefig(folder / PICTURES[0], dpi=150)
-    curves = [name for name in ("loss", "objective", "held_out_loss") if name in solution.history]
-    if "loss" in curves:
-        curves.remove("objective")  # the prior's part is of another size
-    figure = plot.convergence(solution.history, curves, label="squared error of an image")
-    figure.savefig(folder / PICTURES[1], dpi=150)
+    _common.save({PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}, folder)

@@ -187,8 +187,7 @@ def _table(
             for name, share in zip(names, shares.mean(1), strict=True)
         },
         "held-out entities whose nearest in another view is themselves (%)": found,
-        "bits sent by a client": round(float(solution.history["bits_up"][-1])),
-        "bits received by a client": round(float(solution.history["bits_down"][-1])),
+        **_common.traffic(solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
@@ -198,6 +197,4 @@ def _draw(folder: Path, solution: Solution, names: Sequence[str], shares) -> lis
     figures = {"agreement.png": plot.agreement(shares, names)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history, label="cost / views")
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
-    return list(figures)
+    return _common.save(figures, folder)

@@ -15,7 +15,6 @@ from jaxfed import plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
 from jaxfed.cli.fit import _common, _images
-from jaxfed.core import participation
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Metrics, Solution
@@ -39,12 +38,7 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser("diffusion", help=summary, description=summary)
     _common.add_files(parser, _images.DATA)
     _images.add_images(parser)
-    parser.add_argument(
-        "--training",
-        choices=("personalized", "fedavg", "local"),
-        default="personalized",
-        help="ADEPT-DGM, federated averaging, or every client alone; default: %(default)s",
-    )
+    _images.add_training(parser, "ADEPT-DGM")
     parser.add_argument(
         "--fine-tuning",
         type=int,
@@ -66,15 +60,7 @@ def add_parser(subparsers) -> None:
         "default: preserving, with --published interpolation",
     )
     _common.add_backend(parser)
-    group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=100, help="default: %(default)s")
-    group.add_argument(
-        "--participation", type=int, metavar="K", help="clients a round; default: all"
-    )
-    group.add_argument("--local-steps", type=int, default=20, help="default: %(default)s")
-    group.add_argument(
-        "--batch-size", type=int, metavar="N", help="default: so that a round is an epoch"
-    )
+    group = _images.add_rounds(parser, 100)
     group.add_argument("--step-size", type=float, default=1e-3, help="default: %(default)s")
     group.add_argument(
         "--decay-after",
@@ -83,10 +69,7 @@ def add_parser(subparsers) -> None:
         help="after which step sizes are a tenth; default: three quarters of all",
     )
     _common.add_checkpoints(group)
-    group = parser.add_argument_group("prior, with --training personalized")
-    group.add_argument(
-        "--published", action="store_true", help="what the authors' code does, not their text"
-    )
+    group = _images.add_prior(parser)
     group.add_argument(
         "--global-step-size", type=float, help="default: 0.001, with --published 0.1"
     )
@@ -141,8 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     clients = Clients.from_samples(images.train)
     algorithm.check(clients, None)
     backend = _common.chosen_backend(arguments)
-    chosen = arguments.participation
-    participants = None if chosen is None else participation.uniform(chosen)
+    participants = _common.chosen_participation(arguments)
 
     run = _common.Run.begin(folder, arguments, PICTURES)
     print(_images.said(images, "a U-Net", algorithm.arrays))
@@ -261,8 +243,7 @@ def _table(
     quantities |= {
         "noise of samples": noise(samples),
         "noise of images": noise(np.concatenate(images.train)[:1000]),
-        "bits up, per client": float(history["bits_up"][-1]),
-        "bits down, per client": float(history["bits_down"][-1]),
+        **_common.traffic(solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
@@ -276,9 +257,5 @@ def _draw(
 ) -> None:
     chosen = np.unique(np.linspace(0, len(names) - 1, min(DRAWN, len(names))).astype(int))
     groups = {names[i]: samples[i][:DRAWN] for i in chosen}
-    plot.samples(groups, shape).savefig(folder / PICTURES[0], dpi=150)
-    curves = [name for name in ("loss", "objective", "held_out_loss") if name in solution.history]
-    if "loss" in curves:
-        curves.remove("objective")  # the prior's part is of another size
-    figure = plot.convergence(solution.history, curves, label="squared error of an image")
-    figure.savefig(folder / PICTURES[1], dpi=150)
+    figure = plot.samples(groups, shape)
+    _common.save({PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}, folder)

@@ -168,10 +168,6 @@ def _table(
     fits: Float[np.ndarray, "views rank"],
 ) -> list[Mapping[str, Any]]:
     cost = float(gcca.cost(views, *solution.result, ridge=ridge))
-    up, down = (
-        sum(float(s.history[way][-1]) for s in (start, solution) if s is not None)
-        for way in ("bits_up", "bits_down")
-    )
     found = None
     if len(split.held_out[0]) > 1:
         scores = [
@@ -188,8 +184,7 @@ def _table(
             for name, share in zip(split.names, fits.mean(1), strict=True)
         },
         "held-out entities whose nearest in another view is themselves (%)": found,
-        "bits sent by a client": round(up),
-        "bits received by a client": round(down),
+        **_common.traffic(start, solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
@@ -204,6 +199,4 @@ def _draw(
         figures["convergence.png"] = plot.convergence(
             solution.history, levels=levels, label="cost / views"
         )
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
-    return list(figures)
+    return _common.save(figures, folder)
