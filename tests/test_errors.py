@@ -236,7 +236,8 @@ RUNS = {
         lambda: run(warm_start=start((4, 2), (3, 4, 1))), r"warm_start: .*\(4, 1\), got \(4, 2\)"
     ),
     "warm start of another local rank": (
-        lambda: run(warm_start=start((4, 1), (3, 4, 2))), r"warm_start: wanted local .*\(3, 4, 1\), got \(3, 4, 2\)"
+        lambda: run(warm_start=start((4, 1), (3, 4, 2))),
+        r"warm_start: wanted local .*\(3, 4, 1\), got \(3, 4, 2\)",
     ),
     "warm start of other local features": (
         lambda: run(warm_start=start((4, 1), (3, 5, 1))), r"warm_start: .*local.*\(3, 5, 1\)"
