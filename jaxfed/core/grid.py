@@ -223,7 +223,8 @@ def grid(
     first = {name: jnp.asarray(column[0]) for name, column in points.items()}
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)
     dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
-    text = _at_point.lower(function, first).as_text() + digest_of(function)
+    lowered = _at_point.lower(function, first)  # pyright: ignore[reportFunctionMemberAccess]
+    text = lowered.as_text() + digest_of(function)
     computation = hashlib.sha256(text.encode()).hexdigest()[:16]
     values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
     done = np.zeros(total, bool)

@@ -211,7 +211,8 @@ def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) 
     """What both ends of the uplink remember: the first messages, if they are like a round's."""
     way = problem.uplink
     if way.cumulative and _alike(jax.eval_shape(_first_of, first), uplink):
-        return channel.Link(way, jax.vmap(way.memory)(first), total)
+        sender = jax.vmap(way.memory, axis_size=len(problem.clients))(first)
+        return channel.Link(way, sender, total)
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
     sender = jax.tree.map(
         lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(blank)

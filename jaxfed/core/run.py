@@ -192,8 +192,7 @@ def fit(
         state, piece = compiled.advance(problem, before, tol, replace(options, rounds=length))
         failed = int(state.failure.round)
         ran = (failed - 1 if failed else int(state.round)) - done
-        if ran:
-            pieces.append({name: np.asarray(values)[:ran] for name, values in piece.items()})
+        pieces.append({name: np.asarray(values)[:ran] for name, values in piece.items()})
         if failed:
             if bar is not None:
                 bar.close()

@@ -28,7 +28,7 @@ class Member(NamedTuple):
     """One client's prepared data."""
 
     moment: Moment  # A_i A_iᵀ: the sum over the samples, not their mean
-    count: Float[Array, ""]
+    count: Float[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     client_id: Int[Array, ""]
 
 

@@ -51,7 +51,7 @@ class Totals(NamedTuple):
     """First uplink."""
 
     energy: Float[Array, ""]  # |A_i|_F²
-    count: Float[Array, ""]  # of samples
+    count: Float[Array, ""]  # of samples  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Memory(NamedTuple):

@@ -47,8 +47,8 @@ def components(
         raise ValueError("groups: wanted at least one group of components, got none")
     if image_shape is None:
         return _as_rows(arrays, figure)
-    for group in arrays.values():
-        height, width = image_shape_of(len(group), image_shape)
+    shapes = [image_shape_of(len(group), image_shape) for group in arrays.values()]
+    height, width = shapes[-1]
     columns = min(columns, max(group.shape[1] for group in arrays.values()))
     rows = [-(-group.shape[1] // columns) for group in arrays.values()]
     if figure is None:
