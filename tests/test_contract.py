@@ -17,6 +17,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.core import rounds as contract
 from jaxfed.core.run import problem_of
+from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
 
 FEATURES, CLIENTS, ROUNDS, ROUNDS_OF_TRAINING = 6, 5, 150, 20
@@ -652,9 +653,7 @@ def test_messages_cost_what_they_should(name, key, x64):
     assert costs.first_down == costs.down == 64 * down
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in EXAMPLES if issubclass(kind, jf.generative.AdaptiveTraining)]
-)
+@pytest.mark.parametrize("kind", [kind for kind in EXAMPLES if issubclass(kind, Adaptive)])
 def test_spreads_stay_within_their_bounds(kind, key, x64):
     algorithm = next(iter(EXAMPLES[kind].good.values())).make(CLIENTS)
     algorithm = eqx.tree_at(lambda a: a.spread_step_size, algorithm, jnp.asarray(1e3))

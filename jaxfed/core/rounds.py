@@ -130,7 +130,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     (total, written), first = collect(
         problem.backend,
         announce,
-        (key, _secret(problem.key), shared_start),
+        (key, shared_secret(problem.key), shared_start),
         (clients.data, clients.ids, clients.weights, places, local_start),
         problem.size,
     )
@@ -280,7 +280,7 @@ def _server_key(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
-def _secret(key: Key[Array, ""]) -> Key[Array, ""]:
+def shared_secret(key: Key[Array, ""]) -> Key[Array, ""]:
     """What the clients have in common and the server has not."""
     return jax.random.fold_in(_server_key(key), 0)  # no round folds in the largest number
 
@@ -322,7 +322,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
             kept = jax.tree.map(lambda new, old: jnp.where(there, new, old), kept, (local, memory))
         return contributed, (kept, there & ~jnp.isfinite(diagnostics["objective"]))
 
-    shared = (key, _secret(problem.key), state.round + 1, state.downlink.receiver)
+    shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
     before = state.local, state.uplink.sender
     own = (
         clients.data, *before, clients.ids, clients.weights, jnp.arange(len(clients)), padded,

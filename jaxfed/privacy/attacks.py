@@ -40,7 +40,7 @@ from jaxfed.core import backend, channel, run
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import plain, wrapped
-from jaxfed.core.rounds import Problem, _secret, begin, one_round, prepared
+from jaxfed.core.rounds import Problem, begin, one_round, prepared, shared_secret
 from jaxfed.linalg import Moment
 
 Matrix = Float[np.ndarray, "features features"]
@@ -214,7 +214,7 @@ def _announced(problem: Problem, start: Personalized | None, client: int) -> PyT
     own_key, channel_key = jax.random.split(key)
     message = wrapped(problem.algorithm.first_message(own_key, data, begun))
     place = channel.Context(
-        jnp.asarray(client), weight, _secret(problem.key), jnp.zeros((), jnp.int32)
+        jnp.asarray(client), weight, shared_secret(problem.key), jnp.zeros((), jnp.int32)
     )
     way = problem.first_uplink.bind(place)
     payload, _ = way.encode(channel_key, message, way.memory(message))
