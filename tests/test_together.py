@@ -74,15 +74,15 @@ def test_a_sweep_of_such_runs_and_its_derivative(name, key):
     keys = jax.random.split(key, 24)
 
     @jax.jit
-    @functools.partial(jax.vmap, in_axes=(0, None))
-    @functools.partial(jax.vmap, in_axes=(None, 0))
+    @jax.vmap
     def sweep(step, key):
         def last(step):
             return objective(make, step, clients, key, rounds, devices=4)
 
         return last(step), jax.grad(last)(step)
 
-    values, slopes = sweep(steps, keys)
+    every = jnp.repeat(steps, len(keys)), jnp.tile(keys, len(steps))
+    values, slopes = (x.reshape(len(steps), len(keys)) for x in sweep(*every))
     assert jnp.isfinite(slopes).all()
     width = steps[2] - steps[0]
     for middle in (1, 4, 6):
