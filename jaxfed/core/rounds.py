@@ -1,5 +1,6 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -76,6 +77,21 @@ class Costs(eqx.Module):
 TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whole_down")
 
 
+def _traced_once(name: str) -> Callable[..., Any]:
+    """A method of algorithms, traced once for all programs that call it on the same shapes."""
+
+    @jax.jit
+    def method(algorithm: Algorithm, *given: Any) -> Any:
+        return getattr(algorithm, name)(*given)
+
+    return method
+
+
+_first_message, _client_init = _traced_once("first_message"), _traced_once("client_init")
+client_step, _server_step = _traced_once("client_step"), _traced_once("server_step")
+_client_result = _traced_once("client_result")
+
+
 # ---------------------------------------------------------------------------------------------
 # Before the first round.
 
@@ -116,7 +132,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         key, secret, shared_start = shared
         data, client_id, weight, place, local_start = own
         own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        message = algorithm.first_message(own_key, data, starting(shared_start, local_start))
+        message = _first_message(algorithm, own_key, data, starting(shared_start, local_start))
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
         sent = _send(problem.first_uplink.bind(context), channel_key, wrapped(message))
         first_up = channel.fixed_bits(sent.payload)
@@ -146,14 +162,15 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         key, downlink, shared_start = shared
         data, client_id, local_start = own
         own_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
-        return algorithm.client_init(own_key, downlink, data, starting(shared_start, local_start))
+        begun = starting(shared_start, local_start)
+        return _client_init(algorithm, own_key, downlink, data, begun)
 
     local = problem.backend.map(
         initial, (key, downlink, shared_start), (clients.data, clients.ids, local_start)
     )
 
     own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
-    step = jax.eval_shape(algorithm.client_step, key, downlink, own_local, own_data)
+    step = jax.eval_shape(client_step, algorithm, key, downlink, own_local, own_data)
     _check_step(algorithm, own_local, step)
     uplink, objective = wrapped(step[0]), step[2]["objective"]
     nobody = jnp.zeros(problem.size, bool)
@@ -305,7 +322,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         key, secret, number, downlink = shared
         data, local, memory, client_id, weight, place, present = own
         step_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        uplink, new_local, diagnostics = algorithm.client_step(step_key, downlink, local, data)
+        uplink, new_local, diagnostics = client_step(algorithm, step_key, downlink, local, data)
         way = problem.uplink.bind(channel.Context(place, weight, secret, number))
         sent = _send(way, channel_key, wrapped(uplink), memory)
         there = present > 0
@@ -340,7 +357,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         local, sender = kept
     message, told, written = sent
     message = problem.uplink.receive(message, state.uplink.receiver)
-    server, measured = algorithm.server_step(server_key, state.server, plain(message))
+    server, measured = _server_step(algorithm, server_key, state.server, plain(message))
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
@@ -421,7 +438,7 @@ def result_of(problem: Problem, state: State) -> Personalized:
     algorithm = problem.algorithm
     downlink = algorithm.downlink(state.server)
     local = problem.backend.map(
-        lambda downlink, own: algorithm.client_result(downlink, *own),
+        lambda downlink, own: _client_result(algorithm, downlink, *own),
         downlink,
         (state.local, problem.clients.data),
     )

@@ -52,7 +52,13 @@ def orthonormalize(w: Float[Array, "d r"], method: Method | None = None) -> Floa
     """
     w = checked_tall(w)
     chosen = checked_method(method, get_args(Method), default="cholesky")
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
+    return _orthonormalize(w, chosen)
+
+
+# Compiled by itself, so that a program that needs it in several places traces it once.
+@partial(jax.jit, static_argnums=1)
+def _orthonormalize(w: Float[Array, "d r"], method: str) -> Float[Array, "d r"]:
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method)[0].astype(w.dtype)
 
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
@@ -152,6 +158,13 @@ def top_eigenvectors(
     if not jnp.issubdtype(matrix.dtype, jnp.floating):
         raise ValueError(f"matrix must have a real floating-point dtype, got {matrix.dtype}")
     checked_rank(rank, len(matrix))
+    return _top(matrix, rank)
+
+
+@partial(jax.jit, static_argnums=1)
+def _top(
+    matrix: Float[Array, "d d"], rank: int
+) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
     return _top_eigenvectors(matrix, rank)
 
 

@@ -79,7 +79,13 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     """
     w = checked_matrix(w, "matrix")
     chosen = checked_method(method, get_args(Method), default="newton_schulz")
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), chosen)[0].astype(w.dtype)
+    return _polar(w, chosen)
+
+
+# Compiled by itself, so that a program that needs it in several places traces it once.
+@partial(jax.jit, static_argnums=1)
+def _polar(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method)[0].astype(w.dtype)
 
 
 def _is_wide(w: Float[Array, "m n"]) -> bool:
@@ -111,63 +117,55 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     if method == "svd":
         return _by_svd(w)
 
-    eye = jnp.eye(r, dtype=w.dtype)
     tolerance = 32 * eps * r
-
-    def correct(state):
-        q, inverse, _ = state
-        e = eye - _gram(q)
-        step = e / 2 + 3 / 8 * matmul(e, e)
-        return q + _times(q, step), inverse + matmul(inverse, step), squared_norm(e) ** 1.5
-
-    def corrected(q, inverse, error):
-        return lax.while_loop(
-            lambda state: (state[2] > tolerance) & (state[2] < eps**0.5),
-            correct,
-            (q, inverse, error),
-        )
-
-    # The loops change `w` so that the compiler cannot take its transposition out of the loop, where
-    # it would be done every time.
-    def iterate(bad, q, inverse, error, w):
-        del inverse, error
-        w = jnp.where(bad, w, q)
-        return *corrected(*_by_iteration(w)), w
-
-    def decompose(bad, q, inverse, error, w):
-        del inverse, error
-        q, inverse = _by_svd(jnp.where(bad, w, q), bad)
-        return q, inverse, jnp.zeros((), q.dtype), q
-
+    eye = jnp.eye(r, dtype=w.dtype)
+    gram = _gram(w)
+    length = jnp.sqrt(_scale(gram)[0])
+    unknown = jnp.full_like(length, jnp.inf)
     if method == "newton_schulz" and w.shape[0] == w.shape[1]:
         # Its Gram matrix is no smaller, so nothing is saved by that.
-        state = (*corrected(*_by_iteration(w)), w)
+        start = w / length, eye / length, unknown
     else:
-        inverse, error = _INVERSE_SQRT[method](_gram(w))
-        state = (*corrected(_times(w, inverse), inverse, error), w)
-        state = repeated(~(state[2] <= tolerance), iterate, state)
-    return repeated(~(state[2] <= tolerance), decompose, state)[:2]
+        inverse, error = _INVERSE_SQRT[method](gram)
+        good = error < eps**0.5
+        start = (
+            jnp.where(good, _times(w, inverse), w / length),
+            jnp.where(good, inverse, eye / length),
+            jnp.where(good, error, unknown),
+        )
+    q, inverse, error = _iterated(*start, tolerance)
+
+    # What the loop changes keeps the compiler from decomposing before it, and thus every time.
+    def decompose(bad, q, inverse):
+        del inverse
+        return _by_svd(jnp.where(bad, w, q), bad)
+
+    return repeated(~(error <= tolerance), decompose, (q, inverse))
 
 
-def _by_iteration(w: Float[Array, "m n"]) -> tuple[Array, Array, Float[Array, ""]]:
+def _iterated(
+    q: Float[Array, "m n"],
+    inverse: Float[Array, "r r"],
+    error: Float[Array, ""],
+    tolerance: float,
+) -> tuple[Array, Array, Float[Array, ""]]:
     """The factors by the iteration of `_newton_schulz` with the matrix in place of its Gram matrix.
 
     A step multiplies the smallest singular values by 3.3 and costs a product with the matrix, and
-    the condition number is not squared.
+    the condition number is not squared. It leaves the ninth power of an error below 0.1.
+
+    Args:
+        q: the matrix times `inverse`, with singular values below the square root of 2.
+        inverse: what has been multiplied with so far.
+        error: an upper bound of `|Q^T Q - I|_F`, or infinity.
+        tolerance: the error to reach.
 
     Returns:
-        The polar factor, P^{-1}, and the norm of what the last series left out; infinity where the
-        condition number is beyond what rounding lets one know.
+        The polar factor, P^{-1}, and a bound of the error; infinity where the condition number is
+        beyond what rounding lets one know.
     """
-    r = min(w.shape)
-    eps = jnp.finfo(w.dtype).eps
-    eye = jnp.eye(r, dtype=w.dtype)
-    scale = jnp.max(jnp.abs(w))
-    scale = jnp.where(scale > 0, scale, 1)
-    q = w / scale
-    length = jnp.sqrt(_scale(_gram(q))[0])
-    length = jnp.where(length > 0, length, 1)
-    q = q / length
+    r = min(q.shape)
+    eye = jnp.eye(r, dtype=q.dtype)
 
     # Its transpose beside it because a product with the right factor transposed takes a processor
     # three times as long, and the compiler would make it that.
@@ -175,17 +173,17 @@ def _by_iteration(w: Float[Array, "m n"]) -> tuple[Array, Array, Float[Array, ""
         q, transposed, inverse, _, count = state
         e = eye - (matmul(q, transposed) if _is_wide(q) else matmul(transposed, q))
         t = _series(_padded(e))[:r, :r]
-        q = _times(q, t)
-        return q, q.T, matmul(inverse, t), squared_norm(e), count + 1
+        q, size = _times(q, t), squared_norm(e)
+        error = jnp.where(size > 0.01, jnp.inf, size**4.5)
+        return q, q.T, matmul(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
 
-    # A step leaves the ninth power of a norm below 0.1: nothing in single precision, and in double
-    # what `correct` mends.
-    most = int(math.log(0.1 / (r * eps)) / math.log(3.3)) + 2
-    start = (q, q.T, eye / (scale * length), jnp.asarray(jnp.inf, w.dtype), 0)
-    q, _, inverse, size, _ = lax.while_loop(
-        lambda state: (state[3] > 0.01) & (state[4] < most), step, start
+    most = int(math.log(0.1 / float(r * jnp.finfo(q.dtype).eps)) / math.log(3.3)) + 3
+    q, _, inverse, error, _ = lax.while_loop(
+        lambda state: (state[3] > tolerance) & (state[4] < most),
+        step,
+        (q, q.T, inverse, error, 0),
     )
-    return q, inverse, jnp.where(size > 0.01, jnp.inf, size**4.5)
+    return q, inverse, error
 
 
 _svd = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)))

@@ -113,7 +113,8 @@ def beside(shared: Frame, local: Frame, active: Float[Array, " rank"] | None = N
 
     Where that is less than their number, others complete them, orthogonal to the shared ones too.
     """
-    joint = orthonormalize(jnp.concatenate([shared, local], axis=1))
+    # Once a run, so that the shorter program counts, and not the faster one.
+    joint = orthonormalize(jnp.concatenate([shared, local], axis=1), "qr")
     rest = joint[:, shared.shape[1] :]
     return rest if active is None else rest * active
 

@@ -243,8 +243,8 @@ class PerPCA(Algorithm):
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             moved = w + step * (sw - w @ wsw)
-            copy = moved[:, : self.shared_rank]
-            local = retract(moved[:, self.shared_rank :], self.retraction, active)
+            # The paper retracts the local part here and, deflated, when the next round begins.
+            # Their span is all that matters, and one retraction gives the same as two.
         else:
             used = None
             if active is not None:
@@ -252,7 +252,7 @@ class PerPCA(Algorithm):
             # Always the polar factor: QR would keep the span of the shared copy alone, and the
             # average would drift to pooled PCA.
             moved = retract(w + step * sw, "polar", used)
-            copy, local = moved[:, : self.shared_rank], moved[:, self.shared_rank :]
+        copy, local = moved[:, : self.shared_rank], moved[:, self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
         return uplink, local, {"objective": objective}
 
