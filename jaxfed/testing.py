@@ -368,7 +368,8 @@ def _check_gradients(case: _Case) -> None:
             return case.loss(solution.result)
         return _combination(case.essence(solution.result))
 
-    at = numbers, values
+    # Of the types that sums have, so that the function is compiled once.
+    at = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), (numbers, values))
     function = jax.jit(jax.value_and_grad(loss))
     result, gradient = function(at)
     _finite(gradient, "derivatives by hyperparameters and data are finite")

@@ -226,26 +226,6 @@ def test_clipping():
 # --- where and with whom it runs -----------------------------------------------------------------
 
 
-# Made within the test, because the devices are not to be asked for before one runs.
-@pytest.mark.parametrize(
-    ("backend", "participation"),
-    [
-        (lambda: jf.backend.chunked(3), None),
-        (lambda: jf.backend.pmap(4), None),
-        (lambda: jf.backend.shard(4), jf.participation.uniform(2)),
-        (lambda: jf.backend.chunked(3), jf.participation.uniform(1)),
-    ],
-    ids=["chunked", "pmap", "shard, half of them", "chunked, a quarter of them"],
-)
-@pytest.mark.timeout(120)
-def test_backends_agree(backend, participation, key, x64):
-    algorithm = minibatch(make=AdaptiveAutoencoder.published)
-    run = functools.partial(solve, algorithm, draw(), key, rounds=4, participation=participation)
-    one, other = run(), run(backend=backend())
-    chex.assert_trees_all_close(other.result, one.result, atol=1e-12)
-    chex.assert_trees_all_close(other.history, one.history, atol=1e-12)
-
-
 def test_absent_clients_rest(key, x64):
     clients = draw(weights="equal")
     algorithm = minibatch(initial_spread=0.4)
@@ -259,35 +239,8 @@ def test_absent_clients_rest(key, x64):
     assert (some.local.rounds == jnp.array([4, 0, 4, 0])).all()
 
 
-def test_padding_weights_of_zero_and_order_do_not_matter(key, x64):
-    clients = draw()
-    common = solve(minibatch(), clients, key, rounds=4)
-    order = np.array([3, 1, 0, 2, 1])
-    larger = eqx.tree_at(
-        lambda c: (c.ids, c.data.values, c.weights),
-        clients.take(order),
-        (
-            jnp.asarray([3, 1, 0, 2, 9], jnp.int32),
-            jnp.pad(clients.data.values[order], [(0, 0), (0, 4), (0, 0)]),
-            clients.weights[order].at[-1].set(0),
-        ),
-    )
-    other = solve(minibatch(), larger, key, rounds=4)
-    chex.assert_trees_all_close(other.server, common.server, atol=1e-12)
-    local = jax.tree.map(lambda leaf: leaf[order[:4]], common.result.local)
-    found = jax.tree.map(lambda leaf: leaf[:4], other.result.local)
-    chex.assert_trees_all_close(found, local, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "channel",
-    [
-        jf.channel.difference(QUANTIZED),
-        (jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)),
-    ],
-    ids=["differences", "error feedback up, differences down"],
-)
-def test_compressed_messages_lead_to_the_same_place(channel, key, x64):
+def test_compressed_messages_lead_to_the_same_place(key, x64):
+    channel = jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)
     exact, rough = (
         solve(adaptive(), draw(), key, rounds=30, channel=c) for c in (LOSSLESS, channel)
     )
@@ -314,10 +267,10 @@ PROXIMAL = functools.partial(AdaptiveAutoencoder, prior_step="proximal")
 
 
 @pytest.mark.parametrize(
-    "make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published, PROXIMAL],
-    ids=["text", "published", "proximal"],
-)  # fmt: skip
-@pytest.mark.parametrize("clipped", [False, True])
+    ("make", "clipped"),
+    [(AdaptiveAutoencoder.published, True), (PROXIMAL, False)],
+    ids=["published, clipped", "proximal"],
+)
 def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64):
     clients, held_out = draw(), draw(seed=1).data.values
     thresholds = {} if clipped else {"clip": None, "spread_clip": None}
@@ -336,24 +289,6 @@ def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64
     ).reshape(2, -1)  # fmt: skip
     np.testing.assert_allclose(slope, (above - below) / (2e-5 * numbers), rtol=1e-4)
     assert (jnp.abs(slope * numbers) > 1e-6).all()
-
-
-def test_a_sweep_over_hyper_priors_is_a_loop(key, x64):
-    clients, values, model = draw(), jnp.array([1e-4, 0.05, 0.4]), autoencoder()
-
-    @jax.jit
-    @jax.vmap
-    def swept(xi):
-        # The model is known here, and what is traced is made around it.
-        return jf.rollout(adaptive(model, hyper_prior=xi), clients, rounds=10, key=key).server
-
-    for i, found in enumerate(values):
-        wanted = solve(adaptive(hyper_prior=found), clients, key).server
-        chex.assert_trees_all_close(
-            jax.tree.map(lambda leaf, i=i: leaf[i], swept(values)), wanted, atol=1e-12
-        )
-    means = [float(jnp.mean(leaf)) for leaf in swept(values).spread.encoder.weight]
-    assert means[0] < means[1] < means[2]
 
 
 @pytest.mark.parametrize("wide", [False, True])

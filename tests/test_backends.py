@@ -46,7 +46,11 @@ SEVERAL_DEVICES = {
 }
 # A collective whose devices wait for each other on a busy machine must not hang the whole suite.
 spread = functools.partial(pytest.param, marks=pytest.mark.timeout(120))
-EVERY = [*map(pytest.param, ONE_DEVICE), *map(spread, SEVERAL_DEVICES)]
+FEWER = ("pmap 1", "pmap 2", "shard 1", "shard 2")  # than another with which they agree
+EVERY = [
+    *map(pytest.param, ONE_DEVICE),
+    *(spread(name) for name in SEVERAL_DEVICES if name not in FEWER),
+]
 
 
 def backend(name):
@@ -64,14 +68,6 @@ def perpca(clients=CLIENTS):
     """With everything that travels: an automatic step, its decay, ranks that differ, draws."""
     ranks = tuple((i + 1) % 2 for i in range(clients))
     return jf.pca.PerPCA(1, ranks, decay=0.7, start="random")
-
-
-OTHERS = {
-    "VarProPerPCA": lambda: jf.pca.VarProPerPCA(1, 1),
-    "OneShot": lambda: jf.pca.OneShot(2, 2),
-    "Pooled": lambda: jf.pca.Pooled(2),
-    "Local": lambda: jf.pca.Local(2),
-}
 
 
 @functools.partial(jax.jit, static_argnames="half")
@@ -94,15 +90,6 @@ def test_equals_vmap(name):
     wanted = solve(perpca(), clients, jf.backend.vmap())
     given = solve(perpca(), clients, backend(name))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("algorithm", OTHERS)
-def test_equals_vmap_for_every_algorithm(algorithm):
-    algorithm, clients = OTHERS[algorithm](), draw()
-    wanted = solve(algorithm, clients, jf.backend.vmap())
-    given = solve(algorithm, clients, backend("chunks on devices"))
-    chex.assert_trees_all_close(essence(given), essence(wanted), rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["chunks of 3", spread("pmap 2"), spread("shard 4")])

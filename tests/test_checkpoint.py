@@ -115,22 +115,6 @@ def test_only_the_newest_are_kept(tmp_path, keep):
     assert saved_rounds(tmp_path) == [3, 6, 9, 12][-keep:]
 
 
-ALGORITHMS = [
-    jf.pca.PerPCA(1, (1, 1, 0, 1), step_size=0.1),
-    jf.pca.VarProPerPCA(1, 1),
-    jf.pca.Pooled(2),
-    jf.pca.Local(2),
-]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
-def test_every_algorithm_can_be_resumed(tmp_path, algorithm):
-    arguments = {"algorithm": algorithm, "participation": None, "rounds": 6}
-    interrupted(tmp_path, 6, **arguments)
-    assert saved_rounds(tmp_path) == [5]
-    identical(fit(tmp_path, **arguments), fit(None, **arguments))
-
-
 @pytest.mark.timeout(120)
 def test_a_run_on_several_devices_goes_on_bit_for_bit(tmp_path):
     arguments = {"backend": jf.backend.shard(2)}

@@ -320,12 +320,8 @@ def test_single_precision():
 # --- devices, participation, memory --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [LocalPower(RANK, alignment="procrustes"), FAPS(RANK, local_solver="sufficient_decrease")],
-    ids=["LocalPower", "FAPS"],
-)
-def test_devices_and_the_order_of_clients(algorithm):
+def test_devices_and_the_order_of_clients():
+    algorithm = LocalPower(RANK, alignment="procrustes")
     samples, start = draw()
     samples = [*samples, samples[0][:20] + 0.01]
     one = solve(algorithm, samples, start=start, rounds=10)
@@ -378,9 +374,7 @@ def test_faps_forms_no_square_matrix(rule):
 # --- derivatives ---------------------------------------------------------------------------------
 
 DIFFERENTIATED = {
-    "SSI": SubspaceIteration(RANK),
     "LocalPower": LocalPower(RANK, local_steps=4, alignment="procrustes"),
-    "FAPS": FAPS(RANK, local_steps=3),
     "FAPS, decrease": FAPS(RANK, local_solver="sufficient_decrease"),
 }
 

@@ -302,40 +302,6 @@ def test_a_warm_start_goes_on(key, x64):
 # --- where and with whom it runs -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("backend", "channel"),
-    [(lambda: jf.backend.chunked(2), THREE_BITS), (lambda: jf.backend.shard(2), LOSSLESS)],
-    ids=["chunked, three bits", "shard"],
-)
-def test_backends_agree(backend, channel, key, x64):
-    one, other = (
-        solve(batched(), views(), key, channel=channel, backend=b) for b in (VMAP, backend())
-    )
-    chex.assert_trees_all_close(other.result, one.result, atol=1e-9)
-    chex.assert_trees_all_close(other.history, one.history, atol=1e-9)
-
-
-def test_padding_weights_of_zero_and_order_do_not_matter(key, x64):
-    clients = views()
-    common = solve(batched(), clients, key)
-    order = np.array([2, 0, 1, 1])
-    larger = eqx.tree_at(
-        lambda c: (c.ids, c.data.values, c.weights),
-        clients.take(order),
-        (
-            jnp.asarray([2, 0, 1, 9], jnp.int32),
-            jnp.pad(clients.data.values[order], [(0, 0), (0, 0), (0, 4)]),
-            clients.weights[order].at[-1].set(0),
-        ),
-    )
-    other = solve(batched(), larger, key)
-    np.testing.assert_allclose(other.result.shared, common.result.shared, atol=1e-10)
-    found, wanted = (s.result.local.weights for s in (other, common))
-    np.testing.assert_allclose(found[0][:3, : max(FEATURES)], wanted[0][order[:3]], atol=1e-10)
-    assert (found[0][:, max(FEATURES) :] == 0).all()
-    np.testing.assert_allclose(found[1][:3], wanted[1][order[:3]], atol=1e-10)
-
-
 def test_absent_views_do_not_count(key, x64):
     clients = jf.gcca.Views.from_arrays([*arrays(), *arrays(seed=1)])
     chosen = np.array([True, False, True, False, False, True])
@@ -384,34 +350,6 @@ def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
     above, below = jax.jit(jax.vmap(ended))(numbers + jnp.concatenate([h, -h])).reshape(2, 2)
     np.testing.assert_allclose(slope, (above - below) / 2e-6, rtol=1e-5)
     assert (jnp.abs(slope) > 1e-4).all()
-
-
-def test_fit_is_rollout_and_resumes(tmp_path, key, x64):
-    """In double precision, where no rounding of two programs takes an entry to another level."""
-    clients, algorithm = views(), batched()
-    whole = jf.fit(algorithm, clients, rounds=6, key=key, channel=THREE_BITS)
-    traced = solve(algorithm, clients, key, rounds=6, channel=THREE_BITS)
-    chex.assert_trees_all_close(whole.result, traced.result, atol=1e-9)
-
-    interrupted = tmp_path / "interrupted"
-
-    def interrupt(solution):
-        if solution.rounds == 4 and not interrupted.exists():
-            interrupted.touch()
-            raise KeyboardInterrupt
-
-    def run():
-        checkpoint = jf.Checkpoint(tmp_path / "run", every=2)
-        return jf.fit(
-            batched(), clients, rounds=6, key=key, channel=THREE_BITS, checkpoint=checkpoint,
-            callbacks=[interrupt], chunk_rounds=2,
-        )  # fmt: skip
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    resumed = run()
-    assert interrupted.exists() and resumed.rounds == 6
-    chex.assert_trees_all_equal(resumed.result, whole.result)
 
 
 # --- what comes of it ----------------------------------------------------------------------------

@@ -192,19 +192,6 @@ def test_batches_average_to_the_gradient(x64):
     assert jnp.all(jnp.abs(many.mean(0) - exact) <= 5 * error + 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("channel", "backend"),
-    [(jf.channel.lossless(), jf.backend.shard()), (THREE_BITS, jf.backend.chunked(2))],
-    ids=["exact-shard", "quantized-chunked"],
-)
-def test_backends_agree(x64, channel, backend):
-    views = arrays()
-    clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
-    expected = run(clients, warm, channel=channel, rounds=5).result
-    result = run(clients, warm, channel=channel, backend=backend, rounds=5).result
-    chex.assert_trees_all_close(result, expected, atol=1e-9)
-
-
 def test_padding_changes_nothing(x64):
     views = arrays(features=(5, 5, 5))
     g, q = start(views)

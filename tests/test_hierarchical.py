@@ -22,7 +22,6 @@ Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
 Alone = partial(jf.pca.LocalProbabilisticPCA, RANK, NOISE)
 Global = partial(jf.pca.GlobalProbabilisticPCA, RANK, NOISE)
-EmpiricalBayes = partial(jf.pca.EmpiricalBayesPCA, RANK, NOISE)
 
 
 @pytest.fixture(scope="module")
@@ -261,39 +260,6 @@ def test_orthonormal_at_every_step_size(dtype, tolerance, factor, samples):
         shared, local = solve(algorithm, clients, rounds=500).result
         for frame in (shared, *local):
             assert np.linalg.norm(frame.T @ frame - np.eye(RANK)) <= tolerance * RANK
-
-
-def test_hypergradient(samples, x64):
-    clients = jf.Clients.from_samples(samples)
-    held_out = jnp.asarray(samples[2])
-
-    @jax.jit
-    def loss(variance):
-        algorithm = jf.pca.HierarchicalPCA(RANK, NOISE, variance)
-        local = jf.rollout(algorithm, clients, rounds=20, key=jax.random.key(0)).result.local
-        return jnp.sum((held_out - held_out @ local @ jnp.swapaxes(local, 1, 2)) ** 2)
-
-    wanted = slope(loss, 0.1, 1.0, 1e-5)
-    np.testing.assert_allclose(jax.jit(jax.grad(loss))(jnp.asarray(0.1)), wanted, rtol=1e-5)
-
-
-def test_a_sweep_over_the_prior_variance(samples, x64):
-    clients = jf.Clients.from_samples(samples)
-    variances = jnp.asarray([0.05, 0.2])
-    grid = jax.vmap(lambda v: jf.pca.HierarchicalPCA(RANK, NOISE, v))(variances)
-    swept = jf.sweep(grid, clients, keys=jax.random.key(0), rounds=ROUNDS)
-    for i, variance in enumerate(variances):
-        one = solve(jf.pca.HierarchicalPCA(RANK, NOISE, variance), clients)
-        np.testing.assert_allclose(swept.result.local[i], one.result.local, atol=1e-9)
-
-
-@pytest.mark.parametrize("make", [Hierarchical, Adaptive, EmpiricalBayes, Alone, Global])
-def test_backends(make, samples, key, x64):
-    clients = jf.Clients.from_samples([*samples, *samples[1:4]])
-    run = partial(jf.fit, make(), clients, rounds=3, key=key)
-    wanted = run().result
-    for backend in (jf.backend.chunked(3), jf.backend.shard(4), jf.backend.pmap(4)):
-        chex.assert_trees_all_close(run(backend=backend).result, wanted, atol=1e-9)
 
 
 def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):

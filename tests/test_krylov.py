@@ -159,18 +159,6 @@ def test_once_converged_nothing_moves():
     assert len(set(np.asarray(history["captured"][:converged]))) == converged
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [jf.backend.chunked(3), jf.backend.shard(2), jf.backend.pmap(2)],
-    ids=["chunked", "shard", "pmap"],
-)
-def test_backends(backend):
-    samples = draw()
-    found, wanted = solve(samples, backend=backend), solve(samples)
-    assert distance(found.result.shared, wanted.result.shared) < 1e-12
-    np.testing.assert_allclose(found.history["captured"], wanted.history["captured"], rtol=1e-12)
-
-
 # --- how fast --------------------------------------------------------------------------------
 
 
