@@ -1,50 +1,103 @@
-"""jaxfed: federated, personalized, unsupervised learning in JAX."""
+"""jaxfed: federated, personalized, unsupervised learning in JAX.
 
-from typing import TYPE_CHECKING
+What is asked for is imported when it is, so that `import jaxfed` and a command's `--help` do not
+wait for JAX.
+"""
+
+import pkgutil
+from typing import TYPE_CHECKING, Any
 
 from jaxfed import _deprecated
-from jaxfed import data as data
-from jaxfed import gcca as gcca
-from jaxfed import generative as generative
-from jaxfed import linalg as linalg
-from jaxfed import manifolds as manifolds
-from jaxfed import metrics as metrics
-from jaxfed import models as models
-from jaxfed import pca as pca
-from jaxfed import plot as plot
-from jaxfed import privacy as privacy
-from jaxfed.core import backend as backend
-from jaxfed.core import channel as channel
-from jaxfed.core import participation as participation
-from jaxfed.core import reduction as reduction
-from jaxfed.core.algorithm import Algorithm as Algorithm
-from jaxfed.core.algorithm import Personalized as Personalized
-from jaxfed.core.callbacks import Callback as Callback
-from jaxfed.core.callbacks import EarlyStopping as EarlyStopping
-from jaxfed.core.checkpoint import Checkpoint as Checkpoint
-from jaxfed.core.clients import Clients as Clients
-from jaxfed.core.clients import Samples as Samples
-from jaxfed.core.grid import grid as grid
-from jaxfed.core.grid import stack as stack
-from jaxfed.core.grid import sweep as sweep
-from jaxfed.core.run import fit as fit
-from jaxfed.core.run import rollout as rollout
-from jaxfed.core.solution import DivergenceError as DivergenceError
-from jaxfed.core.solution import Solution as Solution
-from jaxfed.core.solution import Status as Status
+
+if TYPE_CHECKING:
+    from jaxfed import data as data
+    from jaxfed import gcca as gcca
+    from jaxfed import generative as generative
+    from jaxfed import linalg as linalg
+    from jaxfed import manifolds as manifolds
+    from jaxfed import metrics as metrics
+    from jaxfed import models as models
+    from jaxfed import pca as pca
+    from jaxfed import plot as plot
+    from jaxfed import privacy as privacy
+    from jaxfed import testing as testing
+    from jaxfed.core import backend as backend
+    from jaxfed.core import channel as channel
+    from jaxfed.core import participation as participation
+    from jaxfed.core import reduction as reduction
+    from jaxfed.core.algorithm import Algorithm as Algorithm
+    from jaxfed.core.algorithm import Personalized as Personalized
+    from jaxfed.core.callbacks import Callback as Callback
+    from jaxfed.core.callbacks import EarlyStopping as EarlyStopping
+    from jaxfed.core.checkpoint import Checkpoint as Checkpoint
+    from jaxfed.core.clients import Clients as Clients
+    from jaxfed.core.clients import Samples as Samples
+    from jaxfed.core.grid import grid as grid
+    from jaxfed.core.grid import stack as stack
+    from jaxfed.core.grid import sweep as sweep
+    from jaxfed.core.run import fit as fit
+    from jaxfed.core.run import rollout as rollout
+    from jaxfed.core.solution import DivergenceError as DivergenceError
+    from jaxfed.core.solution import Solution as Solution
+    from jaxfed.core.solution import Status as Status
 
 __version__ = "0.1.0"
+
+# Where each public name lives, as above.
+_PLACES = {
+    "data": "jaxfed.data",
+    "gcca": "jaxfed.gcca",
+    "generative": "jaxfed.generative",
+    "linalg": "jaxfed.linalg",
+    "manifolds": "jaxfed.manifolds",
+    "metrics": "jaxfed.metrics",
+    "models": "jaxfed.models",
+    "pca": "jaxfed.pca",
+    "plot": "jaxfed.plot",
+    "privacy": "jaxfed.privacy",
+    "testing": "jaxfed.testing",
+    "backend": "jaxfed.core.backend",
+    "channel": "jaxfed.core.channel",
+    "participation": "jaxfed.core.participation",
+    "reduction": "jaxfed.core.reduction",
+    "Algorithm": "jaxfed.core.algorithm:Algorithm",
+    "Personalized": "jaxfed.core.algorithm:Personalized",
+    "Callback": "jaxfed.core.callbacks:Callback",
+    "EarlyStopping": "jaxfed.core.callbacks:EarlyStopping",
+    "Checkpoint": "jaxfed.core.checkpoint:Checkpoint",
+    "Clients": "jaxfed.core.clients:Clients",
+    "Samples": "jaxfed.core.clients:Samples",
+    "grid": "jaxfed.core.grid:grid",
+    "stack": "jaxfed.core.grid:stack",
+    "sweep": "jaxfed.core.grid:sweep",
+    "fit": "jaxfed.core.run:fit",
+    "rollout": "jaxfed.core.run:rollout",
+    "DivergenceError": "jaxfed.core.solution:DivergenceError",
+    "Solution": "jaxfed.core.solution:Solution",
+    "Status": "jaxfed.core.solution:Status",
+}
 
 
 def _masked(clients, *, size=None, samples=None):
     return clients.restrict(clients=size, samples=samples)
 
 
+_old_name = _deprecated.old_names(
+    __name__,
+    {
+        "Diverged": "jaxfed.DivergenceError",
+        "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),
+    },
+)
+
 if not TYPE_CHECKING:
-    __getattr__ = _deprecated.old_names(
-        __name__,
-        {
-            "Diverged": "jaxfed.DivergenceError",
-            "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),
-        },
-    )
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            return _old_name(name)
+        found = globals()[name] = pkgutil.resolve_name(_PLACES[name])
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import jaxfed_kernels
@@ -34,7 +36,7 @@ ALLOWED = {
     "deploy": CORE,
     "estimators": {*CORE, *FAMILIES, "data", "metrics", "models"},
     "cli": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy"},
-    "__init__": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy"},
+    "__init__": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy", "testing"},
     "__main__": {"cli"},
 }
 TOP = "jaxfed itself"  # the package, which imports nearly everything
@@ -232,3 +234,25 @@ def test_what_may_be_imported_is_not_refused(tmp_path):
         "require('matplotlib.pyplot', extra='plot')\n"
     )
     assert violations(tmp_path) == []
+
+
+def test_the_package_waits_for_jax_until_it_is_needed():
+    program = """
+import contextlib, sys, jaxfed.cli
+with contextlib.suppress(SystemExit):
+    jaxfed.cli.main(["--help"])
+print("jax" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.startswith("usage: jaxfed") and run.stdout.endswith("False\n"), run.stderr
+    program = "import jaxfed, sys; print('jax' in sys.modules, callable(jaxfed.fit))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout == "False True\n", run.stderr
+
+
+def test_type_checkers_and_python_know_the_same_public_names():
+    tree = ast.parse(Path(jaxfed.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)][:1]
+    imported = {alias.asname for node in block.body for alias in node.names}
+    assert imported == jaxfed._PLACES.keys() <= set(dir(jaxfed))
+    assert all(getattr(jaxfed, name) is not None for name in imported)

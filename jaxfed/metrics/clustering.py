@@ -2,7 +2,6 @@
 
 import numpy as np
 from jaxtyping import Array, Int
-from scipy.optimize import linear_sum_assignment
 
 
 def clustering_accuracy(labels: Int[Array, " m"], assigned: Int[Array, " m"]) -> float:
@@ -21,6 +20,8 @@ def clustering_accuracy(labels: Int[Array, " m"], assigned: Int[Array, " m"]) ->
     Raises:
         ValueError: if the two are not of the same positive length.
     """
+    from scipy.optimize import linear_sum_assignment  # takes longer to import than all of metrics
+
     table = _contingency(labels, assigned)
     return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
 
