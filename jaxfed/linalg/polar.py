@@ -117,7 +117,7 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     if method == "svd":
         return _by_svd(w)
 
-    tolerance = 32 * eps * r
+    tolerance = float(32 * eps * r)
     eye = jnp.eye(r, dtype=w.dtype)
     gram = _gram(w)
     length = jnp.sqrt(_scale(gram)[0])
