@@ -183,10 +183,11 @@ def _cell(given: Outcome, exact: Outcome) -> str:
     if exact.bits == 0:
         return "nothing sent"
     off = abs(given.objective / exact.objective - 1)
-    cost = f"{given.bits / exact.bits:.3f}"
+    # No more digits than processors, which round otherwise, agree on.
+    cost = f"{given.bits / exact.bits:.2f}"
     if not np.isfinite(off):
         return f"({cost}: diverges)"
-    return cost if off <= 0.01 else f"({cost}: {off:.2g} off)"
+    return cost if off <= 0.01 else f"({cost}: {float(f'{100 * off:.1g}'):g} % off)"
 
 
 # --- three algorithms on their papers' settings --------------------------------------------------
