@@ -81,7 +81,9 @@ def test_the_start_has_noise_too(key):
     assert np.abs(shared[1] - shared[2]).max() > 1e-2
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.float16)]
+)
 def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
     """Noise drawn in half precision would end at three deviations, and give messages away."""
     channel = jf.channel.gaussian(1.0, 1.0)
@@ -177,6 +179,8 @@ def test_what_shared_noise_cannot_serve_is_refused(key):
         run(jf.pca.Pooled(2), draw(), channel=(alone, LOSSLESS, LOSSLESS))
     with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
         run(power, draw(), channel=alone)
+    with pytest.raises(ValueError, match=r"^channel: .*single precision at least"):
+        shared.check(draw(), CLIENTS, {"x": jnp.zeros(3, jnp.bfloat16)})
     with pytest.raises(ValueError, match=r"^channel: .*shared by 3 clients, and 5 take part"):
         few = jf.channel.gaussian(1.0, 1.0, clients=3)
         some = jf.participation.uniform(3)

@@ -1,10 +1,12 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from jaxfed.core import channel, participation
@@ -37,9 +39,9 @@ class Missed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The first round in which an objective was not finite, and at whom."""
+    """The first round in which an objective or a message was not finite, and at whom."""
 
-    round: Int[Array, ""]  # counted from 1; 0 if there was none
+    round: Int[Array, ""]  # counted from 1, to which the first messages count; 0 if there was none
     clients: Bool[Array, " clients"]  # with the padding, as long as a run lasts
 
 
@@ -125,16 +127,16 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         written = _bytes(sent.payload, real)
         # Only what both ends may remember is kept.
         kept = sent.decoded if problem.uplink.cumulative else None
-        return (contributions(sent.decoded, weight), written), kept
+        return (contributions(sent.decoded, weight), written), (kept, _broken(message, weight))
 
-    (total, written), first = collect(
+    (total, written), (first, broken) = collect(
         problem.backend,
         announce,
         (key, shared_secret(problem.key), shared_start),
         (clients.data, clients.ids, clients.weights, places, local_start),
         problem.size,
     )
-    total = problem.first_uplink.receive(total, None)
+    total = _marred(problem.first_uplink.receive(total, None), broken)
     like = jax.eval_shape(_first_of, clients.data)
     server = algorithm.server_init(_server_key(key), plain(total), like, start)
 
@@ -169,7 +171,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         else None,
         objective=jnp.full((), jnp.nan, objective.dtype),
         measure=jnp.full((), jnp.inf, objective.dtype),
-        failure=Failure(jnp.zeros((), jnp.int32), places < 0),
+        failure=Failure(broken.any().astype(jnp.int32), broken),
     )
     costs = Costs(
         first_up,
@@ -194,6 +196,22 @@ def _send(way: channel.Channel, key: Key[Array, ""], message: PyTree, *memory: P
     (before,) = memory or (way.memory(message),)
     payload, after = way.encode(key, message, before)
     return _Sent(payload, way.differentiable(way.decode(payload), message, before), after)
+
+
+def _broken(message: PyTree, weight: Float[Array, ""]) -> Bool[Array, ""]:
+    """Whether a client sends what is not finite, and is heard."""
+    numbers = [x for x in jax.tree.leaves(message) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    finite = [jnp.isfinite(x).all() for x in numbers]
+    return (weight > 0) & ~jnp.asarray([True, *finite]).all()
+
+
+def _marred(message: PyTree, broken: Bool[Array, " m"]) -> PyTree:
+    """What was received: of messages that are not finite it is NaN, whatever hid or clipped them."""
+
+    def marred(x):
+        return jnp.where(broken.any(), jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+    return jax.tree.map(marred, message)
 
 
 def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
@@ -296,9 +314,11 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     everybody, chosen = _everybody(problem), None
     key = jax.random.fold_in(problem.key, state.round + 1)
     server_key, choice_key, _ = _keys(problem, state.round)
-    inclusion = problem.participation.inclusion(
-        choice_key, state.round, clients.ids[: problem.size]
-    )
+    ids, weights = clients.ids[: problem.size], clients.weights[: problem.size]
+    inclusion = problem.participation.inclusion(choice_key, state.round, ids, weights)
+    # Of participants without any weight there is no mean: nobody takes part then.
+    happens = inclusion @ weights != 0
+    inclusion = inclusion if everybody else jnp.where(happens, inclusion, 0)
     padded = jnp.pad(inclusion, (0, len(clients) - problem.size))
 
     def work(shared, own):
@@ -320,7 +340,8 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         kept = new_local, sent.memory
         if not everybody:
             kept = jax.tree.map(lambda new, old: jnp.where(there, new, old), kept, (local, memory))
-        return contributed, (kept, there & ~jnp.isfinite(diagnostics["objective"]))
+        lost = there & ~jnp.isfinite(diagnostics["objective"])
+        return contributed, (kept, (lost, _broken(uplink, share)))
 
     shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
     before = state.local, state.uplink.sender
@@ -332,20 +353,23 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         # Only the participants are computed; the others' states are left where they are.
         chosen = jnp.nonzero(padded, size=number)[0]
         picked = jax.tree.map(lambda x: x[chosen], own)
-        sent, (kept, failed) = collect(problem.backend, work, shared, picked, number)
-        local, sender = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), before, kept)
-        failed = jnp.zeros(len(clients), bool).at[chosen].set(failed)
+        sent, found = collect(problem.backend, work, shared, picked, number)
+        nobody = jnp.zeros(len(clients), bool)
+        whole = before, (nobody, nobody)
+        found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
     else:
-        sent, (kept, failed) = collect(problem.backend, work, shared, own, problem.size)
-        local, sender = kept
+        sent, found = collect(problem.backend, work, shared, own, problem.size)
+    (local, sender), (lost, broken) = found
     message, told, written = sent
-    message = problem.uplink.receive(message, state.uplink.receiver)
+    message = _marred(problem.uplink.receive(message, state.uplink.receiver), broken)
     server, measured = algorithm.server_step(server_key, state.server, plain(message))
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
+    share = jnp.where(happens, share, 1)
     diagnostics = {name: value / share for name, value in diagnostics.items()}
-    objective = diagnostics["objective"]  # not finite if one participant's is not
+    # Not finite if one participant's is not.
+    sound = jnp.isfinite(diagnostics["objective"]) & ~broken.any()
     diagnostics |= {name: jnp.asarray(value) for name, value in measured.items()}
     measure = diagnostics.get("stopping_measure")
     if measure is None:
@@ -362,11 +386,27 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         missed=missed,
         objective=diagnostics["objective"].astype(state.objective.dtype),
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
-        failure=_failure(state, jnp.isfinite(objective), failed),
+        failure=_failure(state, sound, lost | broken),
     )
+    if not everybody:
+        link = channel.Link(problem.uplink, sender, state.uplink.receiver)
+        unchanged = replace(state, round=new_state.round, local=local, uplink=link)
+        new_state = _chosen(happens, new_state, unchanged)
+        none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
+        diagnostics = _chosen(happens, diagnostics, none)
     participants = (inclusion > 0).sum(dtype=jnp.int32)
     traffic["bytes_up"] = _counted(written)
     return new_state, {**diagnostics, "participants": participants, **traffic}
+
+
+def _chosen(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
+def blank(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """What the history says where nothing was computed."""
+    number = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else 0
+    return jnp.full(shape, number, dtype)
 
 
 def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
@@ -377,8 +417,7 @@ def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> F
 def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:
     """The first failure of all, whose round and clients stay."""
     now = Failure(jnp.where(finite, 0, state.round + 1).astype(jnp.int32), failed)
-    first = state.failure.round == 0
-    return jax.tree.map(lambda new, old: jnp.where(first, new, old), now, state.failure)
+    return _chosen(state.failure.round == 0, now, state.failure)
 
 
 def _broadcast(

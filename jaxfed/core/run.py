@@ -131,8 +131,8 @@ def fit(
     Raises:
         ValueError: for arguments that do not fit together, before anything is computed, and for
             a checkpoint that belongs to another run.
-        DivergenceError: if the objective becomes NaN or infinite, with the round, the clients and
-            the solution of the round before; a `FloatingPointError`.
+        DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
+            clients and the solution of the round before; a `FloatingPointError`.
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
     """
@@ -239,9 +239,10 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
     clients = np.flatnonzero(solution.failure.clients)
     shown = ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
     which = f", at {'client' if len(clients) == 1 else 'clients'} {shown}" if len(clients) else ""
+    objective = np.asarray(piece["objective"])[place]
+    what = "a message is not finite" if np.isfinite(objective) else f"the objective is {objective}"
     raise DivergenceError(
-        f"the objective is {np.asarray(piece['objective'])[place]} in round "
-        f"{int(solution.failure.round)}{which}; a smaller step size may help",
+        f"{what} in round {int(solution.failure.round)}{which}; a smaller step size may help",
         solution,
     )
 

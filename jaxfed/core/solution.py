@@ -15,7 +15,7 @@ class Status(eqx.Enumeration):
 
     round_limit = "All rounds ran."
     converged = "The stopping measure met the tolerance."
-    diverged = "An objective is no longer finite."
+    diverged = "An objective or a message is no longer finite."
     stopped = "A callback stopped the run."
 
 
@@ -30,7 +30,7 @@ class Solution(eqx.Module):
             diagnostics, the requested metrics, `"participants"`, and `"bits_up"` and
             `"bits_down"`, cumulative per client, the exchange before the rounds included. Entries
             that were not computed (metrics between their rounds, rounds after the tolerance was
-            met) are NaN.
+            met or whose participants have no weight) are NaN.
         rounds: number of rounds that ran.
         status: how the run ended, one of `jaxfed.Status`.
         failure: where it diverged: the round, counted from 1 (0: it did not), and a truth value
@@ -50,11 +50,12 @@ class Solution(eqx.Module):
 
 
 class DivergenceError(FloatingPointError):
-    """An objective that is no longer finite.
+    """An objective or a message that is no longer finite.
 
     Attributes:
-        round: the round in which it is not, counted from 1.
-        clients: the positions of the clients whose own objectives are not; empty if all are.
+        round: the round in which it is not, counted from 1; what is sent before the rounds counts
+            to the first.
+        clients: the positions of the clients whose own are not; empty if all are.
         solution: what there was before that round.
     """
 

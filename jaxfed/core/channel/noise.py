@@ -21,6 +21,11 @@ class _Gaussian(Channel):
     def check(self, clients, participants, message):
         if self.clients == 1:
             return
+        if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(message)):
+            raise ValueError(
+                "channel: noise that clients share needs messages in single precision at least: "
+                "each one's rounding to half precision would show in the sum; use clients=1"
+            )
         if participants != self.clients:
             taking_part = "a varying number" if participants is None else participants
             raise ValueError(
