@@ -17,6 +17,7 @@ from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
+from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
@@ -42,6 +43,12 @@ def problem_of(
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
+    for leaf in jax.tree.leaves(algorithm):
+        if not is_number(leaf):
+            raise ValueError(
+                f"algorithm: wanted numbers and arrays as fields of {type(algorithm).__name__}, and "
+                f"others static, got {leaf!r}; such a field is eqx.field(static=True)"
+            )
     if not isinstance(clients, Clients):
         raise ValueError(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
@@ -56,6 +63,7 @@ def problem_of(
     if not isinstance(participants, participation.Participation):
         raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
     participants.check(len(clients))
+    earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     start = warm_start.result if isinstance(warm_start, Solution) else warm_start
     if start is not None:
         if not isinstance(start, Personalized):
@@ -70,7 +78,7 @@ def problem_of(
                 )
     algorithm.check(clients, start)
     key = _one_key(key)
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     _check_together(problem, start, int(rounds))
     return problem, start
 

@@ -21,6 +21,7 @@ from jaxfed.core.rounds import (
     blank,
     one_round,
     prepared,
+    released,
     result_of,
 )
 from jaxfed.core.solution import Solution, Status
@@ -98,7 +99,11 @@ def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[st
 
 
 def finish(
-    problem: Problem, state: State, history: dict[str, Any], tol: Array | float | None
+    problem: Problem,
+    state: State,
+    costs: Costs,
+    history: dict[str, Any],
+    tol: Array | float | None,
 ) -> Solution:
     """What a run returns, from its last state."""
     local = jax.tree.map(lambda x: x[: problem.size], state.local)
@@ -109,7 +114,7 @@ def finish(
     failure = Failure(state.failure.round, state.failure.clients[: problem.size])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state), state,
+        result_of(problem, state), state, released(problem, state, costs),
     )  # fmt: skip
 
 

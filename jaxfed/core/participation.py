@@ -37,6 +37,10 @@ class Participation(eqx.Module):
             weights: the clients' weights, which sum to one.
         """
 
+    @abc.abstractmethod
+    def turns(self, rounds: int, clients: int) -> Int[np.ndarray, " clients"]:
+        """In how many of so many rounds each client may take part at most."""
+
     def check(self, clients: int) -> None:
         """Refuse a number of clients that this participation does not fit.
 
@@ -53,6 +57,9 @@ class _Everybody(Participation):
         del key, round_index, weights
         return jnp.ones(len(ids))
 
+    def turns(self, rounds, clients):
+        return np.full(clients, rounds)
+
 
 class _Uniform(Participation):
     size: int = eqx.field(static=True)
@@ -67,6 +74,9 @@ class _Uniform(Participation):
         lots = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(ids)
         chosen = jax.lax.top_k(lots, self.size)[1]
         return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
+
+    def turns(self, rounds, clients):
+        return np.full(clients, rounds)
 
     def check(self, clients):
         if self.size > clients:
@@ -86,6 +96,10 @@ class _Given(Participation):
         present = self.present[round_index % self.present.shape[0]].astype(weights.dtype)
         total = present @ weights
         return present / jnp.where(total > 0, total, 1)
+
+    def turns(self, rounds, clients):
+        del clients
+        return np.resize(np.asarray(self.present), (rounds, self.present.shape[1])).sum(0)
 
     def check(self, clients):
         if self.present.shape[1] != clients:

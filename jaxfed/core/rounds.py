@@ -1,6 +1,7 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
-from jaxfed.core import channel, participation
+from jaxfed.core import channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend, collect
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Sum, contributions, plain, wrapped
+from jaxfed.core.release import Release
 
 
 class Problem(eqx.Module):
@@ -28,6 +30,7 @@ class Problem(eqx.Module):
     participation: participation.Participation
     backend: Backend
     key: Key[Array, ""]
+    earlier: tuple[Release, ...]  # of the run whose solution is the warm start
     size: int = eqx.field(static=True)  # clients without the padding
 
 
@@ -118,7 +121,9 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         key, secret, shared_start = shared
         data, client_id, weight, place, local_start = own
         own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        message = algorithm.first_message(own_key, data, starting(shared_start, local_start))
+        begun = starting(shared_start, local_start)
+        message = algorithm.first_message(own_key, data, begun)
+        message = contract.arrays_of(algorithm, "first_message", message)
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
         sent = _send(problem.first_uplink.bind(context), channel_key, wrapped(message))
         first_up = channel.fixed_bits(sent.payload)
@@ -139,6 +144,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     total = _marred(problem.first_uplink.receive(total, None), broken)
     like = jax.eval_shape(_first_of, clients.data)
     server = algorithm.server_init(_server_key(key), plain(total), like, start)
+    server = contract.arrays_of(algorithm, "server_init", server)
 
     way = problem.first_downlink
     broadcast = _send(way, _keys(problem, 0)[2], algorithm.downlink(server))
@@ -155,8 +161,9 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     )
 
     own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
-    step = jax.eval_shape(algorithm.client_step, key, downlink, own_local, own_data)
-    _check_step(algorithm, own_local, step)
+    step = jax.eval_shape(
+        partial(contract.client_step, algorithm), key, downlink, own_local, own_data
+    )
     uplink, objective = wrapped(step[0]), step[2]["objective"]
     nobody = jnp.zeros(problem.size, bool)
     state = State(
@@ -206,7 +213,7 @@ def _broken(message: PyTree, weight: Float[Array, ""]) -> Bool[Array, ""]:
 
 
 def _marred(message: PyTree, broken: Bool[Array, " m"]) -> PyTree:
-    """What was received: of messages that are not finite it is NaN, whatever hid or clipped them."""
+    """What was received: NaN if a message is not finite, whatever clipped or hid that."""
 
     def marred(x):
         return jnp.where(broken.any(), jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
@@ -228,22 +235,14 @@ def _counted(written: PyTree) -> UInt32[Array, ""]:
 def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) -> channel.Link:
     """What both ends of the uplink remember: the first messages, if they are like a round's."""
     way = problem.uplink
-    if way.cumulative and _alike(jax.eval_shape(_first_of, first), uplink):
+    if way.cumulative and contract.alike(jax.eval_shape(_first_of, first), uplink):
         sender = jax.vmap(way.memory, axis_size=len(problem.clients))(first)
         return channel.Link(way, sender, total)
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
     sender = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(blank)
+        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(zeros)
     )
-    return channel.Link(way, sender, blank if way.cumulative else None)
-
-
-def _alike(one: PyTree, other: PyTree) -> bool:
-    """Whether two messages have the same shapes, and are reduced alike."""
-    return jax.tree.structure(one) == jax.tree.structure(other) and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
+    return channel.Link(way, sender, zeros if way.cumulative else None)
 
 
 def _cost(way: channel.Channel, message: PyTree) -> int:
@@ -256,29 +255,6 @@ def _cost(way: channel.Channel, message: PyTree) -> int:
         return bound.encode(key, message, bound.memory(message))[0]
 
     return channel.fixed_bits(jax.eval_shape(payload, message))
-
-
-def _check_step(algorithm: Algorithm, local: PyTree, step: tuple) -> None:
-    """Refuse what an algorithm's first step must not do.
-
-    Raises:
-        ValueError: for a step without an objective, or that changes the state's shapes or types.
-    """
-    name = type(algorithm).__name__
-    if "objective" not in step[2]:
-        raise ValueError(
-            f"algorithm: wanted an 'objective' among the diagnostics of {name}.client_step, got "
-            f"{sorted(step[2])}"
-        )
-    if not _alike(local, step[1]):
-        raise ValueError(
-            f"algorithm: wanted of {name}.client_step a state like that of client_init, "
-            f"{_described(local)}, got {_described(step[1])}"
-        )
-
-
-def _described(tree: PyTree) -> str:
-    return " ".join(eqx.tree_pformat(tree).split())
 
 
 def _first_of(tree: PyTree) -> PyTree:
@@ -325,7 +301,9 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         key, secret, number, downlink = shared
         data, local, memory, client_id, weight, place, present = own
         step_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        uplink, new_local, diagnostics = algorithm.client_step(step_key, downlink, local, data)
+        uplink, new_local, diagnostics = contract.client_step(
+            algorithm, step_key, downlink, local, data
+        )
         way = problem.uplink.bind(channel.Context(place, weight, secret, number))
         sent = _send(way, channel_key, wrapped(uplink), memory)
         there = present > 0
@@ -334,7 +312,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         changed = weight * there.astype(weight.dtype) if way.cumulative else share
         contributed = (
             contributions(sent.decoded, changed),
-            contributions((dict(diagnostics), jnp.ones_like(weight)), share),
+            contributions((diagnostics, jnp.ones_like(weight)), share),
             _bytes(sent.payload, present),
         )
         kept = new_local, sent.memory
@@ -362,7 +340,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     (local, sender), (lost, broken) = found
     message, told, written = sent
     message = _marred(problem.uplink.receive(message, state.uplink.receiver), broken)
-    server, measured = algorithm.server_step(server_key, state.server, plain(message))
+    server, measured = contract.server_step(algorithm, server_key, state.server, plain(message))
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
@@ -370,7 +348,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     diagnostics = {name: value / share for name, value in diagnostics.items()}
     # Not finite if one participant's is not.
     sound = jnp.isfinite(diagnostics["objective"]) & ~broken.any()
-    diagnostics |= {name: jnp.asarray(value) for name, value in measured.items()}
+    diagnostics |= measured
     measure = diagnostics.get("stopping_measure")
     if measure is None:
         measure = _relative_change(state.objective, diagnostics["objective"])
@@ -453,6 +431,19 @@ def _broadcast(
     }
     bytes_now = channel.variable_bytes(sent.payload)
     return (channel.Link(way, sent.memory, received), bytes_now), missed, traffic
+
+
+def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
+    """What has left the clients up to this state, the rounds' messages last."""
+    weights = problem.clients.weights[: problem.size]
+    everybody, some = participation.everybody(), problem.participation
+    times = jnp.maximum(state.round, state.failure.round)
+    kept = jax.tree.leaves((state.local, state.uplink.sender))
+    return (
+        *problem.earlier,
+        Release(problem.first_uplink, everybody, costs.first_up, 1, weights, stateless=True),
+        Release(problem.uplink, some, costs.up, times, weights, stateless=not kept),
+    )
 
 
 def result_of(problem: Problem, state: State) -> Personalized:

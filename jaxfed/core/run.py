@@ -72,7 +72,7 @@ def rollout(
     options = Options(rounds, tol is not None, metrics, metrics_every, remat)
     problem, state, costs = prepare(problem, start, rounds)
     state, history = advance(problem, state, tol, options)
-    return finish(problem, state, with_bits(history, costs, problem.size, jnp), tol)
+    return finish(problem, state, costs, with_bits(history, costs, problem.size, jnp), tol)
 
 
 def fit(
@@ -155,7 +155,7 @@ def fit(
     if not watched and chunk_rounds == rounds:
         solution = compiled.run(problem, start, tol, options)
         if not int(solution.failure.round):
-            return _on_host(solution)
+            return _on_host(solution, int(solution.rounds))
 
     problem, state, costs = compiled.prepare(problem, start, rounds)
     costs = jax.tree.map(np.asarray, costs)
@@ -179,7 +179,7 @@ def fit(
         number = int(state.round)
         history = {k: np.concatenate([piece[k] for piece in pieces])[:number] for k in pieces[0]}
         history = with_bits(history, costs, problem.size, np)
-        return _on_host(compiled.finish(problem, state, history, tol), stopped)
+        return _on_host(compiled.finish(problem, state, costs, history, tol), done, stopped)
 
     stopped, done, bar = False, int(run.state.round), _bar(rounds) if progress else None
     if bar is not None:
@@ -261,7 +261,7 @@ def _compile(**compiler: Any) -> _Compiled:
         """All of it as one program, which takes less time to compile than its parts."""
         problem, state, costs = prepare(problem, start, options.rounds)
         state, history = advance(problem, state, tol, options)
-        return finish(problem, state, {}, tol), history, costs
+        return finish(problem, state, costs, {}, tol), history, costs
 
     whole = jit(run)
 
@@ -272,10 +272,10 @@ def _compile(**compiler: Any) -> _Compiled:
         history = with_bits(history, jax.tree.map(np.asarray, costs), problem.size, np)
         return replace(solution, history=history)
 
-    end = jit(lambda problem, state, tol: finish(problem, state, {}, tol))
+    end = jit(lambda problem, state, costs, tol: finish(problem, state, costs, {}, tol))
 
-    def finished(problem, state, history, tol):
-        solution = end(problem, state, tol)
+    def finished(problem, state, costs, history, tol):
+        solution = end(problem, state, costs, tol)
         return replace(solution, history=history)
 
     return _Compiled(
@@ -286,12 +286,14 @@ def _compile(**compiler: Any) -> _Compiled:
     )
 
 
-def _on_host(solution: Solution, stopped: bool = False) -> Solution:
-    """With plain numbers where the host has them."""
+def _on_host(solution: Solution, done: int, stopped: bool = False) -> Solution:
+    """With plain numbers where the host has them, and all rounds that ran, the best or not."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(np.asarray, solution.failure)
-    return replace(solution, rounds=int(solution.rounds), failure=failure)
+    last = replace(solution.releases[-1], times=max(done, int(failure.round)))
+    releases = (*solution.releases[:-1], last)
+    return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
 
 
 _DEFAULT = _compile()

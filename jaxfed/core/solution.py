@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.release import Release
 from jaxfed.core.rounds import Failure, State
 
 
@@ -37,6 +38,8 @@ class Solution(eqx.Module):
             for each client.
         result: the learned models, `result.shared` and `result.local`.
         state: what the next round would start from.
+        releases: what left the clients, how often and with which participation, that of a solution
+            which was the warm start included; `jaxfed.privacy.spent` is the account of it.
     """
 
     server: PyTree
@@ -47,6 +50,7 @@ class Solution(eqx.Module):
     failure: Failure
     result: Personalized
     state: State
+    releases: tuple[Release, ...]
 
 
 class DivergenceError(FloatingPointError):

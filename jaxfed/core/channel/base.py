@@ -93,6 +93,12 @@ class Channel(eqx.Module):
         del context
         return self
 
+    def noise(self) -> float | None:
+        """The deviation of its Gaussian noise over the norm that messages are clipped to, if any.
+
+        It is that of single messages, or, where clients share it, of their sum.
+        """
+
     def for_start(self) -> "Channel":
         """What the exchange before the rounds goes through where nothing else is said."""
         return self

@@ -39,6 +39,9 @@ class _Gaussian(Channel):
                 "(Clients with weights='equal'); use clients=1"
             )
 
+    def noise(self):
+        return self.noise_multiplier
+
     def memory(self, message):
         del message
 

@@ -80,6 +80,9 @@ class _SecureSum(Channel):
             )
         self.inner.check(clients, participants, message)
 
+    def noise(self):
+        return self.inner.noise()
+
     def bind(self, context):
         return replace(self, inner=self.inner.bind(context), place=context)
 
