@@ -101,7 +101,9 @@ def prepared(problem: Problem, rounds: int) -> Problem:
         return problem.algorithm.prepare(data, client_id, rounds)
 
     data = problem.backend.map(prepare, None, (clients.data, clients.ids))
-    return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
+    # Not by their constructor: those that fill up devices have the ids of others.
+    clients = eqx.tree_at(lambda c: c.data, clients, data)
+    return eqx.tree_at(lambda p: p.clients, problem, clients)
 
 
 def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:

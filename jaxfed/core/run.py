@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed._deprecated import renamed_argument
@@ -290,10 +291,17 @@ def _on_host(solution: Solution, done: int, stopped: bool = False) -> Solution:
     """With plain numbers where the host has them, and all rounds that ran, the best or not."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
-    failure = jax.tree.map(np.asarray, solution.failure)
+    failure = jax.tree.map(_fetched, solution.failure)
     last = replace(solution.releases[-1], times=max(done, int(failure.round)))
     releases = (*solution.releases[:-1], last)
     return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
+
+
+def _fetched(array: Array) -> np.ndarray:
+    """Also what is spread over processes, for which all of them ask."""
+    if not array.is_fully_addressable:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
 
 
 _DEFAULT = _compile()

@@ -38,6 +38,9 @@ class Channel(eqx.Module):
     private: ClassVar[bool] = False
     """Whether it hides what a client sends. It is then for uplinks alone."""
 
+    one_time: ClassVar[bool] = False
+    """Whether it hides nothing from who sees two runs with one key."""
+
     @abc.abstractmethod
     def memory(self, message: PyTree) -> PyTree:
         """The sender's first memory.

@@ -95,8 +95,14 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
 
     An uplink only. What clients send before the rounds goes through the same channel, one more
     message to count for those algorithms that send one, unless the start has a channel of its own.
-    The noise is that of floating-point numbers and of a generator for simulations. The derivative
-    is that of the clipped message.
+    `jaxfed.privacy.spent` makes an account of what a solution says was sent. The noise is that of
+    floating-point numbers. The derivative is that of the clipped message.
+
+    The run's key is the whole secrecy of the noise. Who knows or guesses it draws the noise again
+    and takes it off, and in two runs with one key the noise is the same, so that what they send
+    differs by exactly what the data do: each run whose messages are to be private needs a key of
+    its own that nobody else has. JAX's generator is one for simulations; a deployment wants
+    one for cryptography, at the client, and noise whose last bits are safe too.
 
     Args:
         clip: \(c\), for the message before it is weighted.

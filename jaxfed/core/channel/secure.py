@@ -57,6 +57,7 @@ class _SecureSum(Channel):
     place: Context | None = None  # of one client
 
     private = True
+    one_time = True
 
     @property
     def levels(self) -> int:
@@ -202,11 +203,15 @@ def secure_sum(
     An uplink only, for sums and means. All clients must take part in every round: who drops out
     takes its masks along. What clients send before the rounds goes through the same channel, unless
     the start has one of its own; algorithms whose first messages are no sums or means want that, or
-    a warm start. Derivatives are straight through, those of the exact sum of the clipped parts. The
-    pairs' seeds stand for a key agreement;
-    here they come from the run's key, and the generator is one for simulations. Each run needs its
-    own key: masks that are used twice cancel in the difference of two messages. The history's
-    diagnostics are the experimenter's; no server has them.
+    a warm start. Derivatives are straight through, those of the exact sum of the clipped parts. A
+    message that is not finite ends the run and is not hidden in the sum. The history's diagnostics
+    are the experimenter's; no server has them.
+
+    The run's key is the whole secrecy of the masks. All pairs' seeds come from it, so that whoever
+    knows it, here any one client, can unmask all; and masks that are used twice cancel in the
+    difference of two messages, so that each run needs a key of its own (`jaxfed.sweep` refuses to
+    share one). In a deployment the seeds come from a key agreement between each two clients, and
+    masks from a generator for cryptography; JAX's is one for simulations.
 
     Args:
         clients: m, how many there are.
