@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core import backend, channel, participation
+from jaxfed.core import backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend
 from jaxfed.core.channel import Channels
@@ -220,9 +220,10 @@ class _Case:
         def made(algorithm, clients, key):
             problem, state = _begun(algorithm, clients, key, self.rounds, None)
             data, local = jax.tree.map(lambda x: x[0], (problem.clients.data, state.local))
-            first = algorithm.first_message(key, data, None)
-            uplink = algorithm.client_step(key, state.downlink.receiver, local, data)[0]
-            return wrapped(first), state.downlink.receiver, wrapped(uplink)
+            first = contract.first_message(algorithm, key, data, None)
+            downlink = state.downlink.receiver
+            uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
+            return wrapped(first), downlink, wrapped(uplink)
 
         def drawn(shape):
             values = rng.normal(size=shape.shape)

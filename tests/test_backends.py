@@ -2,6 +2,7 @@
 
 import functools
 import os
+import socket
 import subprocess
 import sys
 
@@ -193,6 +194,53 @@ def test_meshes_and_devices_that_do_not_fit_are_refused():
     for size in (0, -1, 2.5):
         with pytest.raises(ValueError, match=r"chunked size: wanted a positive whole number"):
             jf.backend.chunked(size)
+
+
+TWO_PROCESSES = """
+import sys
+import jax, numpy as np
+
+place, port = map(int, sys.argv[1:])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, place, initialization_timeout=60)
+import jaxfed as jf
+
+rows = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("float32")
+own = jf.Clients.from_samples(rows[2 * place : 2 * place + 2])
+everybody = jf.Clients.from_samples(rows)
+
+def run(clients, seed, backend):
+    power, key = jf.pca.SubspaceIteration(1), jax.random.key(seed)
+    return jf.fit(power, clients, rounds=1, key=key, backend=backend).history["objective"][0]
+
+for argument, wrong in (("clients", (own, 0)), ("key", (everybody, place))):
+    try:
+        run(*wrong, jf.backend.shard())
+    except ValueError as error:
+        assert str(error).startswith(f"{argument}: wanted the same in every process"), error
+    else:
+        raise AssertionError(f"another {argument} was taken")
+alone = run(everybody, 0, jf.backend.vmap())
+assert abs(run(everybody, 0, jf.backend.shard()) - alone) < 1e-5 * alone
+local = jax.sharding.Mesh(np.array(jax.local_devices()), ("c",))
+assert run(own, place, jf.backend.shard(local)) != alone
+"""
+
+
+@pytest.mark.timeout(200)
+def test_what_differs_between_processes_is_refused():
+    """Each with its own clients, they used to compute something out of half of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    command = [sys.executable, "-c", TWO_PROCESSES]
+    both = [subprocess.Popen([*command, str(i), port], env=settings) for i in range(2)]
+    try:
+        assert [process.wait(timeout=150) for process in both] == [0, 0]
+    finally:
+        for process in both:
+            process.kill()
 
 
 TWO_CORES = """

@@ -76,6 +76,20 @@ def test_take_keeps_ids_and_renormalizes():
     assert len(chosen) == 2
 
 
+def test_ids_that_tell_no_clients_apart_are_refused(key):
+    """Clients of one id used to draw the same noise."""
+    clients = jf.Clients.from_samples(draw())
+    for ids, wrong in (([0, 1, 1], "1 twice"), ([0, -1, 2], "-1")):
+        with pytest.raises(ValueError, match=rf"^clients: wanted ids that differ.*got {wrong}$"):
+            jf.Clients(clients.data, jnp.asarray(ids), clients.weights)
+    twice = clients.take([0, 2, 2])
+    for run in (jf.fit, jf.rollout):
+        with pytest.raises(ValueError, match=r"^clients: wanted ids that differ.*got 2 twice$"):
+            run(jf.pca.Pooled(1), twice, rounds=1, key=key)
+    with pytest.raises(ValueError, match=r"^clients: wanted ids that differ.*got 2 twice$"):
+        jf.sweep(jf.pca.Pooled(1), [clients, twice], rounds=1, keys=key)
+
+
 def test_restrict_keeps_the_first_clients_and_samples(key, x64):
     clients = jf.Clients.from_samples(draw(np.float64), weights=[1, 2, 5])
     some = clients.restrict(clients=2, samples=3)

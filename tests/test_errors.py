@@ -1,5 +1,8 @@
 """Bad input is refused before anything runs, by a message that names the argument."""
 
+from typing import Any
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -252,9 +255,79 @@ RUNS = {
     ),
 }  # fmt: skip
 
+
+class Own(jf.Algorithm):
+    """An algorithm of one's own, of which one function returns something else."""
+
+    function: str = eqx.field(static=True)
+    returned: Any = eqx.field(static=True)
+    number: Any = 1.0
+
+    def first_message(self, key, data, start):
+        return self._answer("first_message", None)
+
+    def server_init(self, key, first, like, start):
+        return jnp.zeros(3)
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return jnp.zeros(2)
+
+    def client_step(self, key, downlink, local, data):
+        return self._answer("client_step", (1.0, local, {"objective": 1.0}))
+
+    def server_step(self, key, server, uplink):
+        return self._answer("server_step", (server, {}))
+
+    def _answer(self, function, answer):
+        return self.returned() if function == self.function else answer
+
+
+def own(function, make, message):
+    algorithm = Own(function, make)
+    return lambda: run(algorithm), f"algorithm: wanted of Own.{function} {message}"
+
+
+GOOD = {"objective": 1.0}
+
+OWN = {
+    "a field that is not static": (
+        lambda: run(Own("", None, "one")),
+        "algorithm: wanted numbers and arrays as fields of Own, and others static, got 'one'",
+    ),
+    "too few results": own(
+        "client_step", lambda: (jnp.ones(3), jnp.ones(2)), r"\(uplink, local, diagnostics\), got"
+    ),
+    "no results": own("client_step", lambda: None, r"\(uplink, .*got None"),
+    "no names": own(
+        "client_step", lambda: (1.0, jnp.ones(2), jnp.ones(())), r"diagnostics by name, got f32\[\]"
+    ),
+    "no objective": own("client_step", lambda: (1.0, jnp.ones(2), {}), "a scalar 'objective'"),
+    "several objectives": own(
+        "client_step", lambda: (1.0, jnp.ones(2), {"objective": jnp.ones(2)}), "a scalar 'obj"
+    ),
+    "a name of the history": own(
+        "client_step", lambda: (1.0, jnp.ones(2), GOOD | {"bits_up": 1.0}), "diagnostics with nam"
+    ),
+    "words": own("client_step", lambda: ("up", jnp.ones(2), GOOD), "arrays, got 'up'"),
+    "another state": own(
+        "client_step", lambda: (1.0, jnp.ones(5), GOOD), r"a state .*client_init, f32\[2\], got"
+    ),
+    "words at first": own("first_message", lambda: "up", "arrays, got 'up'"),
+    "a server's state alone": own(
+        "server_step", lambda: jnp.zeros(3), r"\(server, diagnostics\), got f32\[3\]"
+    ),
+    "another server's state": own(
+        "server_step", lambda: (jnp.zeros(4), {}), r"a state .*server_init, f32\[3\], got f32\[4\]"
+    ),
+    "a server's words": own("server_step", lambda: (jnp.zeros(3), "x"), "diagnostics by name, got"),
+}
+
 CASES = [
     pytest.param(make, message, id=name)
-    for table in (DATA, HYPERPARAMETERS, RUNS)
+    for table in (DATA, HYPERPARAMETERS, RUNS, OWN)
     for name, (make, message) in table.items()
 ]
 

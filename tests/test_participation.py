@@ -79,7 +79,8 @@ def test_a_fixed_number_is_drawn_anew_each_round(name, key):
 def test_weighted_sums_over_participants_are_unbiased():
     size, draws = 2, 4000
     participation = jf.participation.uniform(size)
-    factors = jax.vmap(lambda key: participation.inclusion(key, jnp.int32(0), jnp.arange(CLIENTS)))(
+    everyone = jnp.int32(0), jnp.arange(CLIENTS), jnp.full(CLIENTS, 1 / CLIENTS)
+    factors = jax.vmap(lambda key: participation.inclusion(key, *everyone))(
         jax.random.split(jax.random.key(1), draws)
     )
     assert set(np.unique(factors)) == {0.0, CLIENTS / size}
@@ -98,36 +99,40 @@ def test_weighted_sums_over_participants_are_unbiased():
 def test_who_is_drawn_does_not_depend_on_the_order(key):
     participation, ids = jf.participation.uniform(3), jnp.asarray([4, 0, 11, 7, 2, 5])
     order = np.array([5, 2, 0, 1, 4, 3])
-    factors = participation.inclusion(key, jnp.int32(0), ids)
-    permuted = participation.inclusion(key, jnp.int32(0), ids[order])
+    equal = jnp.full(6, 1 / 6)
+    factors = participation.inclusion(key, jnp.int32(0), ids, equal)
+    permuted = participation.inclusion(key, jnp.int32(0), ids[order], equal)
     np.testing.assert_array_equal(permuted, factors[order])
+
+
+class Report(jf.Algorithm):
+    """Sends a number of each client, of which the server keeps the mean."""
+
+    def server_init(self, key, first, like, start):
+        return jnp.zeros(())
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return jnp.zeros(())
+
+    def client_step(self, key, downlink, local, data):
+        energy = (data.values**2).sum() / data.count
+        return energy, local + 1, {"objective": energy}
+
+    def server_step(self, key, server, uplink):
+        return uplink, {"mean": uplink, "steps": jnp.int32(1)}
+
+
+def weighted(weights):
+    clients = draw()
+    return jf.Clients(clients.data, clients.ids, jnp.asarray(weights))
 
 
 def test_the_mean_that_the_server_sees_is_unbiased():
     """Over keys, the mean of what the server gets is what it gets from everybody."""
-
-    class Report(jf.Algorithm):
-        """Sends a number of each client, of which the server keeps the mean."""
-
-        def server_init(self, key, first, like, start):
-            return jnp.zeros(())
-
-        def downlink(self, server):
-            return server
-
-        def client_init(self, key, downlink, data, start):
-            return None
-
-        def client_step(self, key, downlink, local, data):
-            energy = (data.values**2).sum() / data.count
-            return energy, local, {"objective": energy}
-
-        def server_step(self, key, server, uplink):
-            return uplink, {}
-
-    clients = draw()
-    weights = jnp.asarray([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
-    clients = jf.Clients(clients.data, clients.ids, weights)
+    clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
 
     @jax.jit
     @jax.vmap
@@ -137,8 +142,48 @@ def test_the_mean_that_the_server_sees_is_unbiased():
 
     sums = np.asarray(server(jax.random.split(jax.random.key(0), 2000)))
     traces = np.einsum("mnd,mnd->m", clients.data.values, clients.data.values) / 9
-    assert abs(sums.mean() - weights @ traces) < 5 * sums.std() / np.sqrt(len(sums))
+    assert abs(sums.mean() - clients.weights @ traces) < 5 * sums.std() / np.sqrt(len(sums))
     assert sums.std() > 0.1
+
+
+def test_given_participants_have_a_mean_by_their_weights(key):
+    """The weights of a round used to sum to more or less than one."""
+    clients = weighted([0.3, 0.1, 0.1, 0.2, 0.25, 0.05])
+    given = jf.participation.mask(PRESENT)
+    run = jf.fit(Report(), clients, rounds=3, key=key, participation=given)
+    np.testing.assert_allclose(run.history["mean"], run.history["objective"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vmap", "chunked", SHARD])
+def test_a_round_without_any_weight_does_not_take_place(name, key):
+    """It used to end the run, and to blame the step size."""
+    clients = weighted([0.5, 0.2, 0.3, 0.0, 0.0, 0.0])
+    present = np.array([[True, False, False, True, False, False], [False] * 3 + [True] * 3])
+    run = jf.fit(
+        Report(), clients, rounds=4, key=key, participation=jf.participation.mask(present),
+        backend=BACKENDS[name](),
+    )  # fmt: skip
+    assert run.status == jf.Status.round_limit and run.rounds == 4
+    np.testing.assert_array_equal(np.isnan(run.history["objective"]), [False, True] * 2)
+    np.testing.assert_array_equal(np.isnan(run.history["mean"]), [False, True] * 2)
+    np.testing.assert_array_equal(run.history["steps"], [1, 0] * 2)
+    np.testing.assert_array_equal(run.history["participants"], [2, 0] * 2)
+    np.testing.assert_array_equal(run.local, [2, 0, 0, 2, 0, 0])
+    np.testing.assert_allclose(run.server, (np.asarray(clients.data.values[0]) ** 2).sum() / 9)
+    np.testing.assert_allclose(run.history["bits_up"] * CLIENTS, 32 * np.array([2, 2, 4, 4]))
+
+
+def test_who_is_drawn_may_have_no_weight(key):
+    """Absent clients of one differ from the next; through differences too."""
+    clients = weighted([1.0] + [0.0] * 5)
+    through = jf.channel.difference(jf.channel.top_k(1.0))
+    run = jf.fit(
+        Report(), clients, rounds=12, key=key, participation=jf.participation.uniform(2),
+        channel=through,
+    )  # fmt: skip
+    drawn = run.history["participants"]
+    assert set(drawn) == {0, 2} and run.status == jf.Status.round_limit
+    assert int(run.local.sum()) == drawn.sum()
 
 
 def test_everybody_in_other_words(key, x64):

@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +115,68 @@ def test_the_sum_is_unbiased(key):
     told = np.asarray(run(jax.random.split(key, 20_000)), np.float64)
     error = told.std(axis=0) / np.sqrt(len(told))
     assert (np.abs(told.mean(axis=0) - shares @ messages) < 4 * error + 1e-6).all()
+
+
+@pytest.mark.float16
+def test_sums_of_half_precision(key):
+    """They have fewer numbers than there are levels."""
+    channel = jf.channel.secure_sum(3, bits=24, bound=1.0)
+    messages = jnp.asarray([[0.31, -0.9], [0.01, 0.5], [0.77, -0.2]], jnp.float16)
+    _, told = compiled(channel, messages, key)
+    assert told.dtype == jnp.float16
+    np.testing.assert_allclose(told, [1.09, -0.6], atol=2e-3)
+
+
+class Report(jf.Algorithm):
+    """Sends means and a sum of what one client has broken, at the start or in round 2."""
+
+    broken: float
+    at_start: bool = eqx.field(static=True)
+
+    def first_message(self, key, data, start):
+        return self._sent(data, self.at_start)
+
+    def server_init(self, key, first, like, start):
+        return first, jnp.int32(0)
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return None
+
+    def client_step(self, key, downlink, local, data):
+        return self._sent(data, downlink[1] == 1), local, {"objective": jnp.ones(())}
+
+    def server_step(self, key, server, uplink):
+        told = jax.tree.map(lambda new, old: new + 0 * old, uplink, server[0])
+        return (told, server[1] + 1), {}
+
+    def _sent(self, data, now):
+        bad = (data.count == 12) & now  # the second client
+        number = jnp.where(bad, self.broken, data.count / 100)
+        return jnp.stack([number, 1.0]), jf.reduction.Sum(jnp.ones(1))
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_what_is_not_finite_is_not_hidden(at_start, key):
+    """NaN used to become zero, and infinity the bound."""
+    channel = (masks(bound=2.0, neighbours=2), LOSSLESS)
+    for broken in (np.nan, np.inf):
+        algorithm, when = Report(broken, at_start), 1 if at_start else 2
+        solution = solve(algorithm, draw(), channel, rounds=3)
+        assert solution.status == jf.Status.diverged
+        assert np.isnan(solution.server[0][0]).any()
+        np.testing.assert_array_equal(solution.failure.clients, np.arange(CLIENTS) == 1)
+    with pytest.raises(jf.DivergenceError, match=rf"not finite in round {when}, at client 1;"):
+        jf.fit(algorithm, draw(), rounds=3, key=key, channel=channel)
+    # Whom nobody hears breaks nothing, and adds nothing.
+    weightless = draw(weights=[1, 0, 1, 1, 1])
+    solution = solve(algorithm, weightless, channel, rounds=3)
+    assert solution.status == jf.Status.round_limit
+    (mean, total), _ = solution.server
+    np.testing.assert_allclose(mean, [0.185, 1.0], atol=1e-4)
+    np.testing.assert_allclose(total, 4, atol=1e-4)
 
 
 def test_what_masks_cost(key):

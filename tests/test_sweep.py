@@ -179,6 +179,27 @@ def test_grids_that_do_not_fit_are_refused():
             jf.sweep(perpca(0.1), draw(), keys=wrong, rounds=2)
 
 
+def test_masks_serve_one_run():
+    """Two runs with one key used to have the same masks, which cancel in their difference."""
+    clients, key = draw(), jax.random.key(0)
+    masks = jf.channel.secure_sum(len(clients), bits=24, bound=1e3, neighbours=2)
+    power = jf.pca.SubspaceIteration(1)
+
+    def swept(algorithms, data, keys):
+        return jf.sweep(
+            algorithms, data, keys=keys, rounds=1, channel=(masks, jf.channel.lossless())
+        ).rounds
+
+    for algorithms, data, keys in (
+        ([perpca(s) for s in STEPS], clients, key),
+        (power, [draw(0), draw(1)], key),
+        (power, clients, jnp.stack([key, key])),
+    ):
+        with pytest.raises(ValueError, match=r"^keys: wanted one for each run under masks"):
+            swept(algorithms, data, keys)
+    np.testing.assert_array_equal(swept(power, clients, jax.random.split(key)), [1, 1])
+
+
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_method_without_own_components(block):
     keys = jax.random.split(jax.random.key(0), 3)

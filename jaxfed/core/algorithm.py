@@ -47,8 +47,8 @@ class Algorithm(eqx.Module):
     Messages and the states `server` and `local` are pytrees of arrays of the algorithm's own
     choice; a part that does not exist is None, never an array without elements. A part of a message
     that is not to become a weighted mean is wrapped in `Sum`, `Max`, `Gram` or `Gather` (see
-    `jaxfed.reduction`), and the server gets the same structure, reduced. `local` never leaves its
-    client.
+    `jaxfed.reduction`), and the server gets the same structure, reduced. A message that is not
+    finite ends the run (see `jaxfed.Status`). `local` never leaves its client.
     """
 
     needs_everybody: ClassVar[bool] = False

@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed.core import backend, channel, participation
+from jaxfed.core import backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.callbacks import Callback
-from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.checkpoint import Checkpoint, digest_of
 from jaxfed.core.checks import check_count
-from jaxfed.core.clients import Clients
+from jaxfed.core.clients import Clients, check_ids
+from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
@@ -42,11 +44,18 @@ def problem_of(
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
+    for leaf in jax.tree.leaves(algorithm):
+        if not is_number(leaf):
+            raise ValueError(
+                f"algorithm: wanted numbers and arrays as fields of {type(algorithm).__name__}, "
+                f"and others static, got {leaf!r}; such a field is eqx.field(static=True)"
+            )
     if not isinstance(clients, Clients):
         raise ValueError(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
+    check_ids(clients.ids)
     if not isinstance(rounds, int | np.integer) or isinstance(rounds, bool) or rounds <= 0:
         raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
     if not isinstance(mapped, backend.Backend):
@@ -56,6 +65,7 @@ def problem_of(
     if not isinstance(participants, participation.Participation):
         raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
     participants.check(len(clients))
+    earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     start = warm_start.result if isinstance(warm_start, Solution) else warm_start
     if start is not None:
         if not isinstance(start, Personalized):
@@ -70,9 +80,40 @@ def problem_of(
                 )
     algorithm.check(clients, start)
     key = _one_key(key)
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
+    _check_processes(problem, start)
     _check_together(problem, start, int(rounds))
     return problem, start
+
+
+def _check_processes(problem: Problem, start: Personalized | None) -> None:
+    """Refuse to spread over processes what is not the same in all of them.
+
+    Every process takes the others' share of a computation for one on its own values.
+    """
+    if problem.backend.processes == 1:
+        return
+    for name, given in (
+        ("algorithm", problem.algorithm),
+        ("clients", problem.clients),
+        ("key", problem.key),
+        ("warm_start", start),
+        ("participation", problem.participation),
+    ):
+        leaves = jax.tree.leaves(given)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            continue
+        # What is spread over processes already is one thing.
+        whole = [x for x in leaves if not isinstance(x, jax.Array) or x.is_fully_addressable]
+        own = np.frombuffer(bytes.fromhex(digest_of(whole)), np.uint32)
+        digests = np.asarray(multihost_utils.process_allgather(own))
+        if (digests != own).any():
+            others = np.flatnonzero((digests != own).any(axis=1)).tolist()
+            raise ValueError(
+                f"{name}: wanted the same in every process, got another in {others} than in "
+                f"{jax.process_index()}; give all clients to each, or let each run by itself on "
+                "its jax.local_devices()"
+            )
 
 
 def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
@@ -126,8 +167,9 @@ def _messages(
         lambda x: x[0], (ready.clients.data, state.local, None if start is None else start.local)
     )
     begun = None if start is None else Personalized(start.shared, own)
-    uplink = algorithm.client_step(key, state.downlink.receiver, local, data)[0]
-    return wrapped(algorithm.first_message(key, data, begun)), wrapped(uplink)
+    uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
+    first = contract.first_message(algorithm, key, data, begun)
+    return wrapped(first), wrapped(uplink)
 
 
 def _one_key(key: Any) -> Key[Array, ""]:

@@ -5,7 +5,7 @@ are told apart by their ids and never by their places.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -38,6 +38,11 @@ class Backend(eqx.Module):
     @abc.abstractmethod
     def gathers(self) -> bool:
         """Whether picking out a round's participants is cheaper than masking the others."""
+
+    @property
+    @abc.abstractmethod
+    def processes(self) -> int:
+        """How many processes it spreads clients over; each needs all of them."""
 
     @abc.abstractmethod
     def map_reduce(
@@ -87,9 +92,17 @@ def collect(
     return joined(reduced, jax.tree.map(lambda x: x[:clients], gathered)), kept
 
 
+def _processes(devices: Iterable[Device]) -> int:
+    return len({device.process_index for device in devices})
+
+
 class _Vmap(Backend):
     @property
     def multiple(self):
+        return 1
+
+    @property
+    def processes(self):
         return 1
 
     @property
@@ -110,6 +123,10 @@ class _Chunked(Backend):
 
     @property
     def multiple(self):
+        return 1
+
+    @property
+    def processes(self):
         return 1
 
     @property
@@ -163,6 +180,10 @@ class _Shard(Backend):
         return self.mesh.shape[self.axis]
 
     @property
+    def processes(self):
+        return _processes(self.mesh.devices.flat)
+
+    @property
     def gathers(self):
         return False
 
@@ -184,6 +205,10 @@ class _Pmap(Backend):
     @property
     def multiple(self):
         return len(self.devices)
+
+    @property
+    def processes(self):
+        return _processes(self.devices)
 
     @property
     def gathers(self):
@@ -242,7 +267,9 @@ def shard(
 ) -> Backend:
     """Clients spread over a device mesh by `jax.shard_map`, with one all-reduce a round.
 
-    Works across processes too, if the mesh does.
+    Works across processes too, if the mesh does. Every process then has all clients, the same
+    ones: a run in which they differ is refused, as far as they are known outside of compiled
+    functions.
 
     Args:
         mesh: a mesh, or how many of all devices; all of them by default.

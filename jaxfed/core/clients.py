@@ -34,12 +34,21 @@ class Clients(eqx.Module):
     """All clients: their data (leading axis = clients), ids and aggregation weights.
 
     Random numbers fold in a client's *id*, so results do not depend on the order of clients or
-    on how they are spread over devices. Weights sum to one over the clients.
+    on how they are spread over devices. Ids are whole numbers of at least 0 that all differ: two
+    clients with one id would draw the same noise, which their difference then has not. Weights sum
+    to one over the clients.
+
+    Raises:
+        ValueError: for ids that do not differ or are negative, unless they are traced.
     """
 
     data: PyTree
     ids: Int[Array, " clients"]
     weights: Float[Array, " clients"]
+
+    def __check_init__(self):
+        """Refuse ids that do not tell clients apart."""
+        check_ids(self.ids)
 
     @classmethod
     def from_samples(
@@ -176,6 +185,27 @@ class Clients(eqx.Module):
             data = Samples(data.values, jnp.minimum(data.count, samples).astype(data.count.dtype))
             data = Samples(jnp.where(data.mask[..., None] > 0, data.values, 0), data.count)
         return type(self)(data, self.ids, weights)
+
+
+def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
+    """Refuse ids that do not tell clients apart.
+
+    Raises:
+        ValueError: for the first id that is negative or occurs twice among the clients of one data
+            set; nothing is known of traced ones, or of those of other processes.
+    """
+    if not isinstance(ids, jax.Array | np.ndarray) or _traced(ids):
+        return
+    if isinstance(ids, jax.Array) and not ids.is_fully_addressable:
+        return
+    for own in np.asarray(ids).reshape(-1, ids.shape[-1]):
+        values, counts = np.unique(own, return_counts=True)
+        wrong = values[(counts > 1) | (values < 0)]
+        if len(wrong):
+            raise ValueError(
+                "clients: wanted ids that differ, of at least 0, since random numbers are drawn by "
+                f"them, got {wrong[0]} {'twice' if wrong[0] >= 0 else ''}".rstrip()
+            )
 
 
 def _check_part(name: str, number: object, most: int) -> None:

@@ -15,16 +15,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
 
 from jaxfed._optional import require
 from jaxfed._versions import versions
+from jaxfed.core import channel
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.backend import Backend, chunked, vmap
 from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.checks import check_count
-from jaxfed.core.clients import Clients
+from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.files import locked, replacing
 from jaxfed.core.run import rollout
 from jaxfed.core.solution import Solution
@@ -84,8 +86,9 @@ def sweep(
     """Run every combination of algorithms, data sets and seeds in one compiled call.
 
     Runs with the same key draw the same random numbers, which makes them comparable, but not
-    private: two messages with the same Gaussian noise or masks differ by exactly what they were
-    to hide. Sweep over private channels in simulations only.
+    private: two messages with the same Gaussian noise differ by exactly what it was to hide. Sweep
+    over noise in simulations only. Masks are refused where a key would serve twice: they change
+    no result beyond rounding, and a comparison can do without them.
 
     Args:
         algorithms: one algorithm, a list of them that differ in their floats only, or one whose
@@ -101,8 +104,8 @@ def sweep(
         seeds that were several, in this order.
 
     Raises:
-        ValueError: for algorithms, data sets or keys that do not fit together, and as `rollout`
-            does.
+        ValueError: for algorithms, data sets or keys that do not fit together, masks for which a
+            key would serve twice, and as `rollout` does.
     """
     algorithm = algorithms if isinstance(algorithms, Algorithm) else stack(algorithms)
     data = clients if isinstance(clients, Clients) else stack(clients)
@@ -113,8 +116,25 @@ def sweep(
         raise ValueError(f"keys: wanted one or several of jax.random.key, got {keys!r}")
     if block is not None:
         check_count("block", block)
+    check_ids(data.ids)
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
+    _check_masks(arguments, several[0] or several[1], keys)
     return _swept((algorithm, data, keys), several, rounds, block, arguments)
+
+
+def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
+    """Refuse one-time channels where several runs have the same key, as far as keys are known."""
+    ways = channel.ways(arguments.get("channel", channel.lossless()))
+    if not any(way.one_time for way in ways):
+        return
+    if not isinstance(keys, Tracer):
+        known = np.asarray(jax.random.key_data(keys)).reshape(keys.size, -1)
+        shared = shared or len(np.unique(known, axis=0)) < keys.size
+    if shared:
+        raise ValueError(
+            "keys: wanted one for each run under masks, which two runs with one key undo, got some "
+            "that serve several; sweep without masks, or run one by one"
+        )
 
 
 @eqx.filter_jit

@@ -18,8 +18,10 @@ from jaxfed.core.rounds import (
     Problem,
     State,
     begin,
+    blank,
     one_round,
     prepared,
+    released,
     result_of,
 )
 from jaxfed.core.solution import Solution, Status
@@ -58,9 +60,9 @@ def advance(
             raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
         if options.metrics_every == 1:
             return state, record | evaluate(state)
-        blank = {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
         due = state.round % options.metrics_every == 0
-        return state, record | jax.lax.cond(due, evaluate, lambda _: blank, state)
+        none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
+        return state, record | jax.lax.cond(due, evaluate, lambda _: none, state)
 
     if not options.stops:
         step = jax.checkpoint(measured) if options.remat else measured
@@ -68,12 +70,8 @@ def advance(
 
     assert tol is not None
     first = state.round
-    blank = jax.tree.map(
-        lambda x: jnp.full(
-            (options.rounds,), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype
-        ),
-        jax.eval_shape(measured, state)[1],
-    )
+    record = jax.eval_shape(measured, state)[1]
+    history = jax.tree.map(lambda x: blank((options.rounds,), x.dtype), record)
 
     def unfinished(carry):
         state, _ = carry
@@ -86,7 +84,7 @@ def advance(
         state, record = measured(state)
         return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
 
-    return jax.lax.while_loop(unfinished, body, (state, blank))
+    return jax.lax.while_loop(unfinished, body, (state, history))
 
 
 def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
@@ -101,7 +99,11 @@ def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[st
 
 
 def finish(
-    problem: Problem, state: State, history: dict[str, Any], tol: Array | float | None
+    problem: Problem,
+    state: State,
+    costs: Costs,
+    history: dict[str, Any],
+    tol: Array | float | None,
 ) -> Solution:
     """What a run returns, from its last state."""
     local = jax.tree.map(lambda x: x[: problem.size], state.local)
@@ -112,7 +114,7 @@ def finish(
     failure = Failure(state.failure.round, state.failure.clients[: problem.size])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state), state,
+        result_of(problem, state), state, released(problem, state, costs),
     )  # fmt: skip
 
 

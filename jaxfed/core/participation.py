@@ -18,13 +18,28 @@ class Participation(eqx.Module):
 
     @abc.abstractmethod
     def inclusion(
-        self, key: Key[Array, ""], round_index: Int[Array, ""], ids: Int[Array, " clients"]
+        self,
+        key: Key[Array, ""],
+        round_index: Int[Array, ""],
+        ids: Int[Array, " clients"],
+        weights: Float[Array, " clients"],
     ) -> Float[Array, " clients"]:
-        """Each client's factor on its weight: 0 if absent, else one over its chance to take part.
+        """Each client's factor on its weight: 0 if absent, positive if it takes part.
 
-        With these factors a weighted sum over the participants is an unbiased estimate of the
-        weighted sum over everybody (Horvitz-Thompson).
+        Where participants are drawn it is one over the chance to be, and a weighted sum over them
+        an unbiased estimate of the weighted sum over everybody (Horvitz-Thompson). Where they are
+        given there is no chance, and the factors have their weights sum to one.
+
+        Args:
+            key: the round's random key.
+            round_index: counted from 0.
+            ids: the clients' ids.
+            weights: the clients' weights, which sum to one.
         """
+
+    @abc.abstractmethod
+    def turns(self, rounds: int, clients: int) -> Int[np.ndarray, " clients"]:
+        """In how many of so many rounds each client may take part at most."""
 
     def check(self, clients: int) -> None:
         """Refuse a number of clients that this participation does not fit.
@@ -38,9 +53,12 @@ class _Everybody(Participation):
     def number(self, clients):
         return clients
 
-    def inclusion(self, key, round_index, ids):
-        del key, round_index
+    def inclusion(self, key, round_index, ids, weights):
+        del key, round_index, weights
         return jnp.ones(len(ids))
+
+    def turns(self, rounds, clients):
+        return np.full(clients, rounds)
 
 
 class _Uniform(Participation):
@@ -50,12 +68,15 @@ class _Uniform(Participation):
         del clients
         return self.size
 
-    def inclusion(self, key, round_index, ids):
-        del round_index
+    def inclusion(self, key, round_index, ids, weights):
+        del round_index, weights
         # A lot for each id, so that the choice does not depend on the order of clients.
         lots = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(ids)
         chosen = jax.lax.top_k(lots, self.size)[1]
         return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
+
+    def turns(self, rounds, clients):
+        return np.full(clients, rounds)
 
     def check(self, clients):
         if self.size > clients:
@@ -70,10 +91,15 @@ class _Given(Participation):
     def number(self, clients):
         del clients
 
-    def inclusion(self, key, round_index, ids):
-        del key
-        present = self.present[round_index % self.present.shape[0]].astype(jnp.float32)
-        return present * (len(ids) / jnp.maximum(present.sum(), 1.0))
+    def inclusion(self, key, round_index, ids, weights):
+        del key, ids
+        present = self.present[round_index % self.present.shape[0]].astype(weights.dtype)
+        total = present @ weights
+        return present / jnp.where(total > 0, total, 1)
+
+    def turns(self, rounds, clients):
+        del clients
+        return np.resize(np.asarray(self.present), (rounds, self.present.shape[1])).sum(0)
 
     def check(self, clients):
         if self.present.shape[1] != clients:
@@ -91,6 +117,10 @@ def everybody() -> Participation:
 def uniform(size: int) -> Participation:
     """A fixed number of clients a round, drawn without replacement.
 
+    Means over the participants are unbiased estimates of those over everybody: a client's weight is
+    multiplied by the number of clients over `size`. A round whose participants all have weight 0
+    does not take place: nothing changes, and its entries in the history are NaN.
+
     Args:
         size: number of clients a round.
 
@@ -105,6 +135,10 @@ def uniform(size: int) -> Participation:
 
 def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
     """Given participants: row t says who is there in round t; rows repeat after the last.
+
+    Means are over the participants, by their weights, which are normalised to sum to one in each
+    round; an estimate of the mean over everybody they are only if the rows were drawn so. A round
+    whose participants all have weight 0 does not take place, as in `uniform`.
 
     Args:
         present: `(clients,)` for the same clients each round, or `(rounds, clients)`; the columns

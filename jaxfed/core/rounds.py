@@ -1,18 +1,20 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
-from jaxfed.core import channel, participation
+from jaxfed.core import channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend, collect
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Sum, contributions, plain, wrapped
+from jaxfed.core.release import Release
 
 
 class Problem(eqx.Module):
@@ -27,6 +29,7 @@ class Problem(eqx.Module):
     participation: participation.Participation
     backend: Backend
     key: Key[Array, ""]
+    earlier: tuple[Release, ...]  # of the run whose solution is the warm start
     size: int = eqx.field(static=True)  # clients without the padding
 
 
@@ -38,9 +41,9 @@ class Missed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The first round in which an objective was not finite, and at whom."""
+    """The first round in which an objective or a message was not finite, and at whom."""
 
-    round: Int[Array, ""]  # counted from 1; 0 if there was none
+    round: Int[Array, ""]  # counted from 1, to which the first messages count; 0 if there was none
     clients: Bool[Array, " clients"]  # with the padding, as long as a run lasts
 
 
@@ -77,21 +80,6 @@ class Costs(eqx.Module):
 TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whole_down")
 
 
-def _traced_once(name: str) -> Callable[..., Any]:
-    """A method of algorithms, traced once for all programs that call it on the same shapes."""
-
-    @jax.jit
-    def method(algorithm: Algorithm, *given: Any) -> Any:
-        return getattr(algorithm, name)(*given)
-
-    return method
-
-
-_first_message, _client_init = _traced_once("first_message"), _traced_once("client_init")
-client_step, _server_step = _traced_once("client_step"), _traced_once("server_step")
-_client_result = _traced_once("client_result")
-
-
 # ---------------------------------------------------------------------------------------------
 # Before the first round.
 
@@ -112,7 +100,9 @@ def prepared(problem: Problem, rounds: int) -> Problem:
         return problem.algorithm.prepare(data, client_id, rounds)
 
     data = problem.backend.map(prepare, None, (clients.data, clients.ids))
-    return eqx.tree_at(lambda p: p.clients, problem, Clients(data, clients.ids, clients.weights))
+    # Not by their constructor: those that fill up devices have the ids of others.
+    clients = eqx.tree_at(lambda c: c.data, clients, data)
+    return eqx.tree_at(lambda p: p.clients, problem, clients)
 
 
 def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
@@ -132,7 +122,9 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         key, secret, shared_start = shared
         data, client_id, weight, place, local_start = own
         own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        message = _first_message(algorithm, own_key, data, starting(shared_start, local_start))
+        message = contract.first_message(
+            algorithm, own_key, data, starting(shared_start, local_start)
+        )
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
         sent = _send(problem.first_uplink.bind(context), channel_key, wrapped(message))
         first_up = channel.fixed_bits(sent.payload)
@@ -141,18 +133,19 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         written = _bytes(sent.payload, real)
         # Only what both ends may remember is kept.
         kept = sent.decoded if problem.uplink.cumulative else None
-        return (contributions(sent.decoded, weight), written), kept
+        return (contributions(sent.decoded, weight), written), (kept, _broken(message, weight))
 
-    (total, written), first = collect(
+    (total, written), (first, broken) = collect(
         problem.backend,
         announce,
         (key, shared_secret(problem.key), shared_start),
         (clients.data, clients.ids, clients.weights, places, local_start),
         problem.size,
     )
-    total = problem.first_uplink.receive(total, None)
+    total = _marred(problem.first_uplink.receive(total, None), broken)
     like = jax.eval_shape(_first_of, clients.data)
     server = algorithm.server_init(_server_key(key), plain(total), like, start)
+    server = contract.arrays_of(algorithm, "server_init", server)
 
     way = problem.first_downlink
     broadcast = _send(way, _keys(problem, 0)[2], algorithm.downlink(server))
@@ -163,15 +156,14 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         data, client_id, local_start = own
         own_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
         begun = starting(shared_start, local_start)
-        return _client_init(algorithm, own_key, downlink, data, begun)
+        return contract.client_init(algorithm, own_key, downlink, data, begun)
 
     local = problem.backend.map(
         initial, (key, downlink, shared_start), (clients.data, clients.ids, local_start)
     )
 
     own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
-    step = jax.eval_shape(client_step, algorithm, key, downlink, own_local, own_data)
-    _check_step(algorithm, own_local, step)
+    step = jax.eval_shape(contract.client_step, algorithm, key, downlink, own_local, own_data)
     uplink, objective = wrapped(step[0]), step[2]["objective"]
     nobody = jnp.zeros(problem.size, bool)
     state = State(
@@ -186,7 +178,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         else None,
         objective=jnp.full((), jnp.nan, objective.dtype),
         measure=jnp.full((), jnp.inf, objective.dtype),
-        failure=Failure(jnp.zeros((), jnp.int32), places < 0),
+        failure=Failure(broken.any().astype(jnp.int32), broken),
     )
     costs = Costs(
         first_up,
@@ -213,6 +205,22 @@ def _send(way: channel.Channel, key: Key[Array, ""], message: PyTree, *memory: P
     return _Sent(payload, way.differentiable(way.decode(payload), message, before), after)
 
 
+def _broken(message: PyTree, weight: Float[Array, ""]) -> Bool[Array, ""]:
+    """Whether a client sends what is not finite, and is heard."""
+    numbers = [x for x in jax.tree.leaves(message) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    finite = [jnp.isfinite(x).all() for x in numbers]
+    return (weight > 0) & ~jnp.asarray([True, *finite]).all()
+
+
+def _marred(message: PyTree, broken: Bool[Array, " m"]) -> PyTree:
+    """What was received: NaN if a message is not finite, whatever clipped or hid that."""
+
+    def marred(x):
+        return jnp.where(broken.any(), jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+    return jax.tree.map(marred, message)
+
+
 def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
     """The contribution to the bytes of variable length; None where there are none."""
     if not channel.varies(payload):
@@ -227,22 +235,14 @@ def _counted(written: PyTree) -> UInt32[Array, ""]:
 def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) -> channel.Link:
     """What both ends of the uplink remember: the first messages, if they are like a round's."""
     way = problem.uplink
-    if way.cumulative and _alike(jax.eval_shape(_first_of, first), uplink):
+    if way.cumulative and contract.alike(jax.eval_shape(_first_of, first), uplink):
         sender = jax.vmap(way.memory, axis_size=len(problem.clients))(first)
         return channel.Link(way, sender, total)
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
     sender = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(blank)
+        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(zeros)
     )
-    return channel.Link(way, sender, blank if way.cumulative else None)
-
-
-def _alike(one: PyTree, other: PyTree) -> bool:
-    """Whether two messages have the same shapes, and are reduced alike."""
-    return jax.tree.structure(one) == jax.tree.structure(other) and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
+    return channel.Link(way, sender, zeros if way.cumulative else None)
 
 
 def _cost(way: channel.Channel, message: PyTree) -> int:
@@ -255,29 +255,6 @@ def _cost(way: channel.Channel, message: PyTree) -> int:
         return bound.encode(key, message, bound.memory(message))[0]
 
     return channel.fixed_bits(jax.eval_shape(payload, message))
-
-
-def _check_step(algorithm: Algorithm, local: PyTree, step: tuple) -> None:
-    """Refuse what an algorithm's first step must not do.
-
-    Raises:
-        ValueError: for a step without an objective, or that changes the state's shapes or types.
-    """
-    name = type(algorithm).__name__
-    if "objective" not in step[2]:
-        raise ValueError(
-            f"algorithm: wanted an 'objective' among the diagnostics of {name}.client_step, got "
-            f"{sorted(step[2])}"
-        )
-    if not _alike(local, step[1]):
-        raise ValueError(
-            f"algorithm: wanted of {name}.client_step a state like that of client_init, "
-            f"{_described(local)}, got {_described(step[1])}"
-        )
-
-
-def _described(tree: PyTree) -> str:
-    return " ".join(eqx.tree_pformat(tree).split())
 
 
 def _first_of(tree: PyTree) -> PyTree:
@@ -313,16 +290,20 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     everybody, chosen = _everybody(problem), None
     key = jax.random.fold_in(problem.key, state.round + 1)
     server_key, choice_key, _ = _keys(problem, state.round)
-    inclusion = problem.participation.inclusion(
-        choice_key, state.round, clients.ids[: problem.size]
-    )
+    ids, weights = clients.ids[: problem.size], clients.weights[: problem.size]
+    inclusion = problem.participation.inclusion(choice_key, state.round, ids, weights)
+    # Of participants without any weight there is no mean: nobody takes part then.
+    happens = inclusion @ weights != 0
+    inclusion = inclusion if everybody else jnp.where(happens, inclusion, 0)
     padded = jnp.pad(inclusion, (0, len(clients) - problem.size))
 
     def work(shared, own):
         key, secret, number, downlink = shared
         data, local, memory, client_id, weight, place, present = own
         step_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        uplink, new_local, diagnostics = client_step(algorithm, step_key, downlink, local, data)
+        uplink, new_local, diagnostics = contract.client_step(
+            algorithm, step_key, downlink, local, data
+        )
         way = problem.uplink.bind(channel.Context(place, weight, secret, number))
         sent = _send(way, channel_key, wrapped(uplink), memory)
         there = present > 0
@@ -331,13 +312,14 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         changed = weight * there.astype(weight.dtype) if way.cumulative else share
         contributed = (
             contributions(sent.decoded, changed),
-            contributions((dict(diagnostics), jnp.ones_like(weight)), share),
+            contributions((diagnostics, jnp.ones_like(weight)), share),
             _bytes(sent.payload, present),
         )
         kept = new_local, sent.memory
         if not everybody:
             kept = jax.tree.map(lambda new, old: jnp.where(there, new, old), kept, (local, memory))
-        return contributed, (kept, there & ~jnp.isfinite(diagnostics["objective"]))
+        lost = there & ~jnp.isfinite(diagnostics["objective"])
+        return contributed, (kept, (lost, _broken(uplink, share)))
 
     shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
     before = state.local, state.uplink.sender
@@ -349,21 +331,24 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         # Only the participants are computed; the others' states are left where they are.
         chosen = jnp.nonzero(padded, size=number)[0]
         picked = jax.tree.map(lambda x: x[chosen], own)
-        sent, (kept, failed) = collect(problem.backend, work, shared, picked, number)
-        local, sender = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), before, kept)
-        failed = jnp.zeros(len(clients), bool).at[chosen].set(failed)
+        sent, found = collect(problem.backend, work, shared, picked, number)
+        nobody = jnp.zeros(len(clients), bool)
+        whole = before, (nobody, nobody)
+        found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
     else:
-        sent, (kept, failed) = collect(problem.backend, work, shared, own, problem.size)
-        local, sender = kept
+        sent, found = collect(problem.backend, work, shared, own, problem.size)
+    (local, sender), (lost, broken) = found
     message, told, written = sent
-    message = problem.uplink.receive(message, state.uplink.receiver)
-    server, measured = _server_step(algorithm, server_key, state.server, plain(message))
+    message = _marred(problem.uplink.receive(message, state.uplink.receiver), broken)
+    server, measured = contract.server_step(algorithm, server_key, state.server, plain(message))
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
+    share = jnp.where(happens, share, 1)
     diagnostics = {name: value / share for name, value in diagnostics.items()}
-    objective = diagnostics["objective"]  # not finite if one participant's is not
-    diagnostics |= {name: jnp.asarray(value) for name, value in measured.items()}
+    # Not finite if one participant's is not.
+    sound = jnp.isfinite(diagnostics["objective"]) & ~broken.any()
+    diagnostics |= measured
     measure = diagnostics.get("stopping_measure")
     if measure is None:
         measure = _relative_change(state.objective, diagnostics["objective"])
@@ -379,11 +364,27 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         missed=missed,
         objective=diagnostics["objective"].astype(state.objective.dtype),
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
-        failure=_failure(state, jnp.isfinite(objective), failed),
+        failure=_failure(state, sound, lost | broken),
     )
+    if not everybody:
+        link = channel.Link(problem.uplink, sender, state.uplink.receiver)
+        unchanged = replace(state, round=new_state.round, local=local, uplink=link)
+        new_state = _chosen(happens, new_state, unchanged)
+        none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
+        diagnostics = _chosen(happens, diagnostics, none)
     participants = (inclusion > 0).sum(dtype=jnp.int32)
     traffic["bytes_up"] = _counted(written)
     return new_state, {**diagnostics, "participants": participants, **traffic}
+
+
+def _chosen(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
+def blank(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """What the history says where nothing was computed."""
+    number = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else 0
+    return jnp.full(shape, number, dtype)
 
 
 def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
@@ -394,8 +395,7 @@ def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> F
 def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:
     """The first failure of all, whose round and clients stay."""
     now = Failure(jnp.where(finite, 0, state.round + 1).astype(jnp.int32), failed)
-    first = state.failure.round == 0
-    return jax.tree.map(lambda new, old: jnp.where(first, new, old), now, state.failure)
+    return _chosen(state.failure.round == 0, now, state.failure)
 
 
 def _broadcast(
@@ -433,12 +433,25 @@ def _broadcast(
     return (channel.Link(way, sent.memory, received), bytes_now), missed, traffic
 
 
+def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
+    """What has left the clients up to this state, the rounds' messages last."""
+    weights = problem.clients.weights[: problem.size]
+    everybody, some = participation.everybody(), problem.participation
+    times = jnp.maximum(state.round, state.failure.round)
+    kept = jax.tree.leaves((state.local, state.uplink.sender))
+    return (
+        *problem.earlier,
+        Release(problem.first_uplink, everybody, costs.first_up, 1, weights, stateless=True),
+        Release(problem.uplink, some, costs.up, times, weights, stateless=not kept),
+    )
+
+
 def result_of(problem: Problem, state: State) -> Personalized:
     """The models at this state; the padding clients are cut off."""
     algorithm = problem.algorithm
     downlink = algorithm.downlink(state.server)
     local = problem.backend.map(
-        lambda downlink, own: _client_result(algorithm, downlink, *own),
+        lambda downlink, own: contract.client_result(algorithm, downlink, *own),
         downlink,
         (state.local, problem.clients.data),
     )

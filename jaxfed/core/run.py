@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed._deprecated import renamed_argument
@@ -72,7 +73,7 @@ def rollout(
     options = Options(rounds, tol is not None, metrics, metrics_every, remat)
     problem, state, costs = prepare(problem, start, rounds)
     state, history = advance(problem, state, tol, options)
-    return finish(problem, state, with_bits(history, costs, problem.size, jnp), tol)
+    return finish(problem, state, costs, with_bits(history, costs, problem.size, jnp), tol)
 
 
 def fit(
@@ -131,8 +132,8 @@ def fit(
     Raises:
         ValueError: for arguments that do not fit together, before anything is computed, and for
             a checkpoint that belongs to another run.
-        DivergenceError: if the objective becomes NaN or infinite, with the round, the clients and
-            the solution of the round before; a `FloatingPointError`.
+        DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
+            clients and the solution of the round before; a `FloatingPointError`.
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
     """
@@ -155,7 +156,7 @@ def fit(
     if not watched and chunk_rounds == rounds:
         solution = compiled.run(problem, start, tol, options)
         if not int(solution.failure.round):
-            return _on_host(solution)
+            return _on_host(solution, int(solution.rounds))
 
     problem, state, costs = compiled.prepare(problem, start, rounds)
     costs = jax.tree.map(np.asarray, costs)
@@ -179,7 +180,7 @@ def fit(
         number = int(state.round)
         history = {k: np.concatenate([piece[k] for piece in pieces])[:number] for k in pieces[0]}
         history = with_bits(history, costs, problem.size, np)
-        return _on_host(compiled.finish(problem, state, history, tol), stopped)
+        return _on_host(compiled.finish(problem, state, costs, history, tol), done, stopped)
 
     stopped, done, bar = False, int(run.state.round), _bar(rounds) if progress else None
     if bar is not None:
@@ -239,9 +240,10 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
     clients = np.flatnonzero(solution.failure.clients)
     shown = ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
     which = f", at {'client' if len(clients) == 1 else 'clients'} {shown}" if len(clients) else ""
+    objective = np.asarray(piece["objective"])[place]
+    what = "a message is not finite" if np.isfinite(objective) else f"the objective is {objective}"
     raise DivergenceError(
-        f"the objective is {np.asarray(piece['objective'])[place]} in round "
-        f"{int(solution.failure.round)}{which}; a smaller step size may help",
+        f"{what} in round {int(solution.failure.round)}{which}; a smaller step size may help",
         solution,
     )
 
@@ -260,7 +262,7 @@ def _compile(**compiler: Any) -> _Compiled:
         """All of it as one program, which takes less time to compile than its parts."""
         problem, state, costs = prepare(problem, start, options.rounds)
         state, history = advance(problem, state, tol, options)
-        return finish(problem, state, {}, tol), history, costs
+        return finish(problem, state, costs, {}, tol), history, costs
 
     whole = jit(run)
 
@@ -271,10 +273,10 @@ def _compile(**compiler: Any) -> _Compiled:
         history = with_bits(history, jax.tree.map(np.asarray, costs), problem.size, np)
         return replace(solution, history=history)
 
-    end = jit(lambda problem, state, tol: finish(problem, state, {}, tol))
+    end = jit(lambda problem, state, costs, tol: finish(problem, state, costs, {}, tol))
 
-    def finished(problem, state, history, tol):
-        solution = end(problem, state, tol)
+    def finished(problem, state, costs, history, tol):
+        solution = end(problem, state, costs, tol)
         return replace(solution, history=history)
 
     return _Compiled(
@@ -285,12 +287,21 @@ def _compile(**compiler: Any) -> _Compiled:
     )
 
 
-def _on_host(solution: Solution, stopped: bool = False) -> Solution:
-    """With plain numbers where the host has them."""
+def _on_host(solution: Solution, done: int, stopped: bool = False) -> Solution:
+    """With plain numbers where the host has them, and all rounds that ran, the best or not."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
-    failure = jax.tree.map(np.asarray, solution.failure)
-    return replace(solution, rounds=int(solution.rounds), failure=failure)
+    failure = jax.tree.map(_fetched, solution.failure)
+    last = replace(solution.releases[-1], times=max(done, int(failure.round)))
+    releases = (*solution.releases[:-1], last)
+    return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
+
+
+def _fetched(array: Array) -> np.ndarray:
+    """Also what is spread over processes, for which all of them ask."""
+    if not array.is_fully_addressable:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
 
 
 _DEFAULT = _compile()

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.release import Release
 from jaxfed.core.rounds import Failure, State
 
 
@@ -15,7 +16,7 @@ class Status(eqx.Enumeration):
 
     round_limit = "All rounds ran."
     converged = "The stopping measure met the tolerance."
-    diverged = "An objective is no longer finite."
+    diverged = "An objective or a message is no longer finite."
     stopped = "A callback stopped the run."
 
 
@@ -30,13 +31,15 @@ class Solution(eqx.Module):
             diagnostics, the requested metrics, `"participants"`, and `"bits_up"` and
             `"bits_down"`, cumulative per client, the exchange before the rounds included. Entries
             that were not computed (metrics between their rounds, rounds after the tolerance was
-            met) are NaN.
+            met or whose participants have no weight) are NaN.
         rounds: number of rounds that ran.
         status: how the run ended, one of `jaxfed.Status`.
         failure: where it diverged: the round, counted from 1 (0: it did not), and a truth value
             for each client.
         result: the learned models, `result.shared` and `result.local`.
         state: what the next round would start from.
+        releases: what left the clients, how often and with which participation, that of a solution
+            which was the warm start included; `jaxfed.privacy.spent` is the account of it.
     """
 
     server: PyTree
@@ -47,14 +50,16 @@ class Solution(eqx.Module):
     failure: Failure
     result: Personalized
     state: State
+    releases: tuple[Release, ...]
 
 
 class DivergenceError(FloatingPointError):
-    """An objective that is no longer finite.
+    """An objective or a message that is no longer finite.
 
     Attributes:
-        round: the round in which it is not, counted from 1.
-        clients: the positions of the clients whose own objectives are not; empty if all are.
+        round: the round in which it is not, counted from 1; what is sent before the rounds counts
+            to the first.
+        clients: the positions of the clients whose own are not; empty if all are.
         solution: what there was before that round.
     """
 

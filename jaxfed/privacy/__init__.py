@@ -2,6 +2,7 @@
 
 from jaxfed.privacy.accounting import epsilon as epsilon
 from jaxfed.privacy.accounting import noise_multiplier as noise_multiplier
+from jaxfed.privacy.accounting import spent as spent
 from jaxfed.privacy.attacks import Transcript as Transcript
 from jaxfed.privacy.attacks import client_matrix as client_matrix
 from jaxfed.privacy.attacks import first_message_attack as first_message_attack

@@ -38,6 +38,9 @@ class Channel(eqx.Module):
     private: ClassVar[bool] = False
     """Whether it hides what a client sends. It is then for uplinks alone."""
 
+    one_time: ClassVar[bool] = False
+    """Whether it hides nothing from who sees two runs with one key."""
+
     @abc.abstractmethod
     def memory(self, message: PyTree) -> PyTree:
         """The sender's first memory.
@@ -92,6 +95,12 @@ class Channel(eqx.Module):
         """This channel at one client's place, where it needs to know that."""
         del context
         return self
+
+    def noise(self) -> float | None:
+        """The deviation of its Gaussian noise over the norm that messages are clipped to, if any.
+
+        It is that of single messages, or, where clients share it, of their sum.
+        """
 
     def for_start(self) -> "Channel":
         """What the exchange before the rounds goes through where nothing else is said."""

@@ -127,7 +127,8 @@ class _Quantize(Compressor):
     scale_bits: Literal[16, 32] = eqx.field(static=True)
 
     def compress(self, key, array):
-        flat = array.reshape(-1)
+        # In half precision too few numbers lie between two levels for a chance to be right.
+        flat = array.reshape(-1).astype(jnp.promote_types(array.dtype, jnp.float32))
         scale = jnp.max(jnp.abs(flat)) if self.norm == "max" else jnp.linalg.norm(flat)
         scale = _rounded_up(scale, jnp.float32 if self.scale_bits == 32 else jnp.bfloat16)
         used = scale.astype(flat.dtype)
@@ -148,9 +149,10 @@ class _Quantize(Compressor):
         else:
             assert isinstance(payload, _Codes)
             code = unpack_symbols(payload.packed, payload.size, 2 * self.levels + 1)
-        level = code.astype(payload.dtype) - self.levels
-        unit = payload.scale.astype(payload.dtype) / (self.levels * self.contraction)
-        return (level * unit).reshape(payload.shape)
+        wide = jnp.promote_types(payload.dtype, jnp.float32)
+        level = code.astype(wide) - self.levels
+        unit = payload.scale.astype(wide) / (self.levels * self.contraction)
+        return (level * unit).astype(payload.dtype).reshape(payload.shape)
 
     def mean(self, array):
         return array / self.contraction

@@ -21,6 +21,11 @@ class _Gaussian(Channel):
     def check(self, clients, participants, message):
         if self.clients == 1:
             return
+        if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(message)):
+            raise ValueError(
+                "channel: noise that clients share needs messages in single precision at least: "
+                "each one's rounding to half precision would show in the sum; use clients=1"
+            )
         if participants != self.clients:
             taking_part = "a varying number" if participants is None else participants
             raise ValueError(
@@ -33,6 +38,9 @@ class _Gaussian(Channel):
                 "channel: noise that clients share needs a sum, or a mean with equal weights "
                 "(Clients with weights='equal'); use clients=1"
             )
+
+    def noise(self):
+        return self.noise_multiplier
 
     def memory(self, message):
         del message
@@ -87,8 +95,14 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
 
     An uplink only. What clients send before the rounds goes through the same channel, one more
     message to count for those algorithms that send one, unless the start has a channel of its own.
-    The noise is that of floating-point numbers and of a generator for simulations. The derivative
-    is that of the clipped message.
+    `jaxfed.privacy.spent` makes an account of what a solution says was sent. The noise is that of
+    floating-point numbers. The derivative is that of the clipped message.
+
+    The run's key is the whole secrecy of the noise. Who knows or guesses it draws the noise again
+    and takes it off, and in two runs with one key the noise is the same, so that what they send
+    differs by exactly what the data do: each run whose messages are to be private needs a key of
+    its own that nobody else has. JAX's generator is one for simulations; a deployment wants
+    one for cryptography, at the client, and noise whose last bits are safe too.
 
     Args:
         clip: \(c\), for the message before it is weighted.

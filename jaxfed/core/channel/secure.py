@@ -15,7 +15,7 @@ from jaxfed.core.channel.base import Channel, Context, lossless, straight_throug
 from jaxfed.core.channel.compression import chances
 from jaxfed.core.channel.noise import refuse_whole_numbers
 from jaxfed.core.channel.packing import pack_wide, unpack_wide
-from jaxfed.core.reduction import Additive, Mean, each, is_linear, wrapped
+from jaxfed.core.reduction import Additive, each, is_linear, wrapped
 
 
 class _Masked(eqx.Module):
@@ -57,6 +57,7 @@ class _SecureSum(Channel):
     place: Context | None = None  # of one client
 
     private = True
+    one_time = True
 
     @property
     def levels(self) -> int:
@@ -79,6 +80,9 @@ class _SecureSum(Channel):
                 "algorithm needs it"
             )
         self.inner.check(clients, participants, message)
+
+    def noise(self):
+        return self.inner.noise()
 
     def bind(self, context):
         return replace(self, inner=self.inner.bind(context), place=context)
@@ -133,7 +137,8 @@ class _SecureSum(Channel):
             left = 32 - self.bits
             top = x.values.astype(jnp.uint32) << left
             signed = lax.bitcast_convert_type(top, jnp.int32) >> left
-            value = signed.astype(x.dtype) * jnp.asarray(unit, x.dtype)
+            wide = jnp.promote_types(x.dtype, jnp.float32)
+            value = (signed.astype(wide) * jnp.asarray(unit, wide)).astype(x.dtype)
             return value if x.exact is None else straight_through(value, x.exact)
 
         return self.inner.receive(jax.tree.map(told, decoded, is_leaf=_is(_Residues)), last)
@@ -142,16 +147,14 @@ class _SecureSum(Channel):
         """A client's part of the sum."""
         assert self.place is not None
         weight = self.place.weight
-
-        def share(part):
-            factor = weight if isinstance(part, Mean) else jnp.ones_like(weight)
-            return _Everyone(jax.tree.map(lambda x: factor.astype(x.dtype) * x, part.value))
-
-        return each(share, wrapped(message))
+        # As everywhere, who has no weight adds nothing, whatever it made.
+        return each(lambda part: _Everyone(part.contribution(weight).value), wrapped(message))
 
     def _rounded(self, key: Key[Array, ""], term: Array) -> UInt32[Array, " n"]:
         """A client's part of the sum in whole numbers up to `levels`, unbiased."""
-        flat = jnp.clip(term.reshape(-1), -self.bound, self.bound)
+        # In half precision there are fewer numbers than levels.
+        flat = term.reshape(-1).astype(jnp.promote_types(term.dtype, jnp.float32))
+        flat = jnp.clip(flat, -self.bound, self.bound)
         scaled = flat * jnp.asarray(self.levels / self.bound, flat.dtype)
         number = jnp.floor(scaled + chances(key, flat.size)).astype(jnp.int32)
         # Large numbers of single precision round, and must not exceed what the sum has room for.
@@ -200,11 +203,15 @@ def secure_sum(
     An uplink only, for sums and means. All clients must take part in every round: who drops out
     takes its masks along. What clients send before the rounds goes through the same channel, unless
     the start has one of its own; algorithms whose first messages are no sums or means want that, or
-    a warm start. Derivatives are straight through, those of the exact sum of the clipped parts. The
-    pairs' seeds stand for a key agreement;
-    here they come from the run's key, and the generator is one for simulations. Each run needs its
-    own key: masks that are used twice cancel in the difference of two messages. The history's
-    diagnostics are the experimenter's; no server has them.
+    a warm start. Derivatives are straight through, those of the exact sum of the clipped parts. A
+    message that is not finite ends the run and is not hidden in the sum. The history's diagnostics
+    are the experimenter's; no server has them.
+
+    The run's key is the whole secrecy of the masks. All pairs' seeds come from it, so that whoever
+    knows it, here any one client, can unmask all; and masks that are used twice cancel in the
+    difference of two messages, so that each run needs a key of its own (`jaxfed.sweep` refuses to
+    share one). In a deployment the seeds come from a key agreement between each two clients, and
+    masks from a generator for cryptography; JAX's is one for simulations.
 
     Args:
         clients: m, how many there are.
