@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-
 _MAKE_ARRAY, _ARRAY = "numpy.core.multiarray _reconstruct", "numpy ndarray"
 _MAKE_TYPE, _BYTE = "numpy dtype", object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}

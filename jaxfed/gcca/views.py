@@ -173,7 +173,7 @@ class Views(Clients):
             enabled.
 
         Raises:
-            ValueError: for what is not sparse, for indices outside of a matrix, and as `from_arrays`
+            ValueError: for what is not sparse, indices outside of a matrix, and as `from_arrays`
                 does.
         """
         _check_list("matrices", matrices)
