@@ -542,6 +542,39 @@ def snapshot(folder):
     }
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["demo"],
+        ["fit", "perpca", "--data", "nowhere", *RANKS],
+        ["fit", "pooled", "--data", "nowhere", "--rank", "2"],
+        ["fit", "gcca", "--data", "nowhere", "--rank", "2"],
+        ["fit", "deep-gcca", "--data", "nowhere", "--rank", "2"],
+        ["fit", "autoencoder", "--data", "nowhere", "--latent", "2"],
+        ["fit", "diffusion", "--data", "nowhere"],
+        ["sweep", "hierarchical", "--prior-variance", "1"],
+        ["reproduce", "perpca/table2"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_no_command_takes_a_folder_of_others_for_its_own(tmp_path, capsys, command, force):
+    names = ["components.png", "convergence.png", "agreement.png", "demo.png", "sweep.png"]
+    names += [
+        "reconstructions.png",
+        "samples.png",
+        "table.csv",
+        "result.npz",
+        "checkpoint/model.pt",
+    ]
+    (tmp_path / "checkpoint").mkdir()
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    line = refused(capsys, main([*command, "--out", str(tmp_path), *force]))
+    assert ("was not written by jaxfed" if force else "is not empty") in line
+    assert snapshot(tmp_path) == dict.fromkeys(names, b"mine")
+
+
 def test_the_manifest_lists_what_was_written(tmp_path):
     out = tmp_path / "out"
     left = results(out)

@@ -426,7 +426,7 @@ class _Store:
         try:
             saved = json.loads(self._described.read_text())
             axes, compared, computation = (saved[name] for name in self.identity)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"folder: {self._described} is damaged ({error}); remove {self.folder} to begin "
                 "anew, or name another folder"
