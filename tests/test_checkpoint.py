@@ -245,6 +245,7 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("keep", [1, 2])
 def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
     noise = np.random.default_rng(0).normal(size=10_000)

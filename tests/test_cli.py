@@ -237,6 +237,12 @@ def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
     assert fit("perpca", data, tmp_path, *options) == 0
     result = (tmp_path / "result.npz").read_bytes()
     (tmp_path / "result.json").unlink()  # as if it had been interrupted at the end
+    with locked(tmp_path / "checkpoint", "folder"):
+        assert fit("perpca", data, tmp_path, *options) == 2
+    assert "--out: " in (told := capsys.readouterr().err) and "is in use by process" in told
+    # A mistake costs nothing that was computed.
+    assert fit("perpca", data, tmp_path, *options, "--tol", "-1") == 2
+    assert (tmp_path / "checkpoint" / "rounds" / "6").exists()
     capsys.readouterr()
     assert fit("perpca", data, tmp_path, *options) == 0
     assert "Taking up" in capsys.readouterr().out
@@ -538,7 +544,7 @@ def snapshot(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != ".lock"  # which means nothing once it is released
     }
 
 
@@ -658,6 +664,15 @@ def test_a_link_is_no_result(tmp_path):
     (out / "picture.png").symlink_to(tmp_path / "elsewhere.png")
     with pytest.raises(ValueError, match=r"picture\.png was not written by jaxfed"):
         results(out, force=True)
+
+
+def test_a_folder_in_which_another_process_works_is_left(tmp_path):
+    results(tmp_path)
+    with locked(tmp_path / "checkpoint", "folder"):
+        before = snapshot(tmp_path)
+        with pytest.raises(BlockingIOError, match=r"^--out: .* is in use by process"):
+            results(tmp_path, force=True)
+        assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["../mine", "/mine", "checkpoint/../../mine"])

@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from jaxfed.core import checkpoint, grid
-from jaxfed.core.files import replacing
+from jaxfed.core.files import locked, replacing
 
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
@@ -70,17 +70,21 @@ class Folder:
 
         Args:
             resume: whether checkpoints stay, for the run to be taken up again.
+
+        Raises:
+            BlockingIOError: if another process has a run with checkpoints in the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._refuse_foreign([MANIFEST])
-        if not resume:
-            self.discard_checkpoint()
-        listed = self._listed()
-        for name in listed.keys() - {_MARK}:
-            if not self._is_foreign(name):
-                (self.path / name).unlink(missing_ok=True)
-        if listed:
-            self._list({name: entry for name, entry in listed.items() if name == _MARK})
+        with locked(self.checkpoint, "--out") if self._is_marked else nullcontext():
+            if not resume:
+                self.discard_checkpoint()
+            listed = self._listed()
+            for name in listed.keys() - {_MARK}:
+                if not self._is_foreign(name):
+                    (self.path / name).unlink(missing_ok=True)
+            if listed:
+                self._list({name: entry for name, entry in listed.items() if name == _MARK})
 
     def begin_checkpoint(self) -> None:
         """Make the folder for checkpoints; from here on the folder tells that a run was begun."""
@@ -91,7 +95,7 @@ class Folder:
 
     def discard_checkpoint(self) -> None:
         """Remove the checkpoints that runs saved here."""
-        if self.checkpoint.is_dir() and not self._is_foreign(CHECKPOINT):
+        if self._is_marked:
             checkpoint.discard(self.checkpoint)
             grid.discard(self.checkpoint)
 
@@ -114,6 +118,11 @@ class Folder:
             # First, so that no file of its own is ever taken for somebody else's.
             self._list({**self._listed(), name: _entry(part)})
 
+    @property
+    def _is_marked(self) -> bool:
+        """Whether the folder for checkpoints was made here."""
+        return os.path.lexists(self.path / _MARK) and not self._is_foreign(_MARK)
+
     def _refuse_foreign(self, patterns: Iterable[str]) -> None:
         for pattern in patterns:
             present = [name for name in os.listdir(self.path) if fnmatch(name, pattern)]
@@ -132,8 +141,7 @@ class Folder:
         if name == MANIFEST:
             return _read(path) is None
         if name == CHECKPOINT:
-            marked = os.path.lexists(self.path / _MARK) and not self._is_foreign(_MARK)
-            return not path.is_dir() or (bool(_visible(path)) and not marked)
+            return not path.is_dir() or (bool(_visible(path)) and not self._is_marked)
         entry = self._listed().get(name)
         return entry is None or path.is_symlink() or not path.is_file() or entry != _entry(path)
 
@@ -161,7 +169,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or found.get("about") != _ABOUT:
         return None
     files = found.get("files")
-    if not isinstance(files, dict) or any("/" in name and name != _MARK for name in files):
+    if not isinstance(files, dict) or any(Path(n).name != n for n in files.keys() - {_MARK}):
         return None
     return files
 
