@@ -153,6 +153,45 @@ def test_imports_go_down(module):
     assert violations(Path(module.__file__).parents[1]) == []
 
 
+# What runs what a file says, or may; and what is put in place of it.
+RUNNING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+
+
+def runs_files(tree: ast.AST) -> list[str]:
+    """What in a module would run what a file says."""
+    found = [name for name in _imports(tree, (), "core") if name.split(".")[0] in RUNNING]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        never = "allow_pickle=False" in map(ast.unparse, node.keywords)
+        opens = name.endswith(("np.load", "numpy.load", "read_array")) and not never
+        if opens or name in ("eval", "exec", "torch.load", "pandas.read_pickle", "pd.read_pickle"):
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("folder", ["jaxfed", "kernels", "bench"])
+def test_no_file_is_read_that_could_run(folder):
+    root = Path(__file__).parents[1] / folder
+    found = {path: runs_files(ast.parse(path.read_text())) for path in root.rglob("*.py")}
+    assert found and {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle\n",
+        "def f(x):\n    from joblib import load\n    return load(x)\n",
+        "import numpy as np\nnp.load('x')\n",
+        "import numpy as np\nnp.load('x', allow_pickle=True)\n",
+        "torch.load('x')\n",
+    ],
+)
+def test_every_form_of_running_a_file_is_seen(code):
+    assert len(runs_files(ast.parse(code))) == 1
+
+
 def test_every_room_is_in_the_table():
     house = Path(jaxfed.__file__).parent
     rooms = {path.parent.name for path in house.glob("*/__init__.py")}

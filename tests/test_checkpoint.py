@@ -1,7 +1,9 @@
 """Runs that are interrupted and go on."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.core import checkpoint
+from jaxfed.core.files import locked, replacing
 
 ROUNDS = 12
 
@@ -213,6 +216,58 @@ def test_a_folder_of_damage_only_is_refused(tmp_path):
             path.write_bytes(b"damaged")
     with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"^checkpoint .*: wanted one"):
         fit(tmp_path)
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can grow beyond some kilobytes, which ends in the same errors."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("keep", [1, 2])
+def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
+    noise = np.random.default_rng(0).normal(size=10_000)
+    checkpoint, identity = jf.Checkpoint(tmp_path, keep=keep), {"run": "this"}
+    first = rf"^checkpoint {tmp_path}: round 5 cannot be saved \(File too large\); nothing was"
+    with full_disk(), pytest.raises(OSError, match=first):
+        checkpoint.save(identity, 5, {"x": noise}, {"error": np.ones(5)})
+    checkpoint.save(identity, 5, {"x": noise}, {"error": np.ones(5)})
+    second = r"round 10 cannot be saved \(File too large\); round 5 stays"
+    with full_disk(), pytest.raises(OSError, match=second):
+        checkpoint.save(identity, 10, {"x": -noise}, {"error": np.ones(10)})
+    # What could not be completed takes no room.
+    assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["5"]
+    with jax.enable_x64(True):
+        kept, history = checkpoint.restore(identity, {"x": noise})
+    np.testing.assert_array_equal(kept["x"], noise)
+    assert len(history["error"]) == 5
+    checkpoint.save(identity, 10, {"x": -noise}, {"error": np.ones(10)})
+    assert saved_rounds(tmp_path) == [5, 10][-keep:]
+
+
+def test_on_a_full_disk_a_file_stays_what_it_was(tmp_path):
+    path = tmp_path / "block.npz"
+    np.savez(path, x=np.ones(3))
+    told = pytest.raises(OSError, match=rf"^{path}: cannot be written \(File too large\)")
+    with full_disk(), told, replacing(path) as part:
+        np.savez(part, x=np.zeros(10_000))
+    with np.load(path) as saved:
+        assert (saved["x"] == 1).all()
+    assert os.listdir(tmp_path) == ["block.npz"]
+
+
+def test_a_lock_leaves_a_file_of_its_name_as_it_is(tmp_path):
+    (tmp_path / ".lock").write_text("mine")
+    with locked(tmp_path, "folder"):
+        with pytest.raises(BlockingIOError, match="in use by another process"):
+            locked(tmp_path, "folder").__enter__()
+        assert (tmp_path / ".lock").read_text() == "mine"
 
 
 @pytest.mark.parametrize("at", [4, 9])

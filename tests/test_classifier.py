@@ -1,6 +1,8 @@
 """The classifier whose features generated samples are compared by, and those of Inception."""
 
+import hashlib
 import sys
+import types
 
 import chex
 import jax
@@ -166,7 +168,7 @@ def network(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_features_of_a_network_from_a_file(network):
-    features = inception_features(network, batch_size=3)
+    features = inception_features(network, batch_size=3, sha256=digest(network))
     images = np.random.default_rng(0).uniform(size=(5, 4, 6, 3))
     found = features(images)
     np.testing.assert_allclose(found, np.rint(255 * images).mean(axis=(1, 2)), rtol=1e-6)
@@ -183,18 +185,35 @@ def test_features_of_a_network_from_a_file(network):
         features(np.nan * images)
 
 
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_files_that_are_no_network_are_refused(tmp_path):
     pytest.importorskip("torch")
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt: no such file"):
-        inception_features(tmp_path / "nowhere.pt")
     (tmp_path / "bad.pt").write_bytes(b"no network")
     with pytest.raises(ValueError, match=r"bad\.pt: not a TorchScript file"):
-        inception_features(tmp_path / "bad.pt")
+        inception_features(tmp_path / "bad.pt", sha256=digest(tmp_path / "bad.pt"))
+
+
+def test_only_the_file_that_was_meant_is_opened(tmp_path, monkeypatch):
+    opened = types.SimpleNamespace(jit=None)  # PyTorch, of which nothing may be used
+    monkeypatch.setitem(sys.modules, "torch", opened)
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt: no such file"):
+        inception_features(tmp_path / "nowhere.pt")
+    (tmp_path / "other.pt").write_bytes(b"a program")
+    for given in ({}, {"sha256": "AB" * 32}):
+        wanted = given.get("sha256", "f58cb9b6").lower()
+        with pytest.raises(ValueError, match=rf"other\.pt: wanted a file of SHA-256 {wanted}"):
+            inception_features(tmp_path / "other.pt", **given)
+    for wrong in ("", "ab", None, "g" * 64):
+        with pytest.raises(ValueError, match=r"^sha256: wanted 64 hexadecimal digits, got"):
+            inception_features(tmp_path / "other.pt", sha256=wrong)
 
 
 def test_without_torch_one_is_told(tmp_path, monkeypatch):
     (tmp_path / "network.pt").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"torch is needed .* 'jaxfed\[inception\]'"):
-        inception_features(tmp_path / "network.pt")
+        inception_features(tmp_path / "network.pt", sha256=digest(tmp_path / "network.pt"))

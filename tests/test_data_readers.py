@@ -1,6 +1,7 @@
 """Readers: each format as written, and each malformation refused with the file's name."""
 
 import gzip
+import os
 import struct
 
 import numpy as np
@@ -164,6 +165,20 @@ def test_csv_header_that_counts_is_a_header(tmp_path):
     wide = np.hstack([A, A])
     pd.DataFrame(wide).to_csv(tmp_path / "a.csv", index=False)
     check(read_table(tmp_path), [wide], ["a"], dtype=np.float64)
+
+
+@pytest.mark.parametrize(("row", "cell"), [("NA,NA", "NA"), (",", ""), ("null, N/A", "null")])
+def test_missing_values_are_no_header(tmp_path, row, cell):
+    (tmp_path / "a.csv").write_text(f"{row}\n1,2\n")
+    with pytest.raises(ValueError, match=rf"a\.csv: column '0', row 0 .* is '{cell}', not a num"):
+        read_table(tmp_path)
+
+
+def test_columns_may_be_called_what_looks_like_a_missing_value(tmp_path):
+    (tmp_path / "a.csv").write_text("Na,K\n0,1\n2,3\n4,5\n")
+    check(read_table(tmp_path), [A], ["a"], dtype=np.float64)
+    (tmp_path / "a.csv").write_text("NA,K\n0,1\n2,3\n4,5\n")
+    check(read_table(tmp_path), [A], ["a"], dtype=np.float64)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -402,6 +417,88 @@ def test_malformed_images_are_refused(tmp_path):
         read_images(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["bad.png", "bad.tiff"])
+def test_what_a_picture_holds_and_not_its_name_decides(tmp_path, name):
+    # Pillow has Ghostscript run this one.
+    (tmp_path / name).write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    )
+    with pytest.raises(ValueError, match=r"bad\.\w+: not a readable image \(cannot identify"):
+        read_images(tmp_path)
+
+
+# Limits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_pictures_that_take_too_much_are_refused(tmp_path):
+    path = tmp_path / "large.png"
+    Image.new("L", (12_000, 12_000)).save(path)
+    assert path.stat().st_size < 200_000
+    with pytest.raises(ValueError, match=r"large\.png: takes more than 1,073,741,824 bytes"):
+        read_images(tmp_path)
+    Image.new("L", (60, 50)).save(path)
+    for read in (read_images, read_folder):
+        with pytest.raises(ValueError, match=r"large\.png: takes more than 47,999 .* max_bytes"):
+            read(tmp_path, max_bytes=47_999)
+        read(tmp_path, max_bytes=48_000)
+
+
+def test_archives_that_take_too_much_are_refused(tmp_path):
+    zeros = np.zeros((100, 100), np.float32)
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, a=zeros, b=zeros)
+    for read in (read_arrays, read_folder, read_views):
+        with pytest.raises(ValueError, match=r"zeros\.npz: takes more than 80,000 bytes"):
+            read(path, max_bytes=80_000)
+        assert len(read(path, max_bytes=90_000)[0]) == 2
+    np.savez(path, a=zeros, b=zeros)  # not compressed: no larger than the file
+    assert len(read_arrays(path, max_bytes=1)[0]) == 2
+
+
+def test_arrays_larger_than_any_memory_are_refused(tmp_path):
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 2), }"
+    for rows in (10**9, 10**17, 10**30):
+        text = (header % rows).ljust(117) + "\n"
+        (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\0v\0" + text.encode() + bytes(80))
+        with pytest.raises(ValueError, match=r"a\.npy: "):
+            read_arrays(tmp_path)
+
+
+def test_other_compressed_files_that_take_too_much_are_refused(tmp_path):
+    (tmp_path / "zeros").write_bytes(gzip.compress(idx(np.zeros(50_000, "u1"), 0x08)))
+    with pytest.raises(ValueError, match="zeros: takes more than 50,000 bytes"):
+        read_idx(tmp_path / "zeros", max_bytes=50_000)
+    assert len(read_idx(tmp_path / "zeros", max_bytes=50_008)) == 50_000
+    pd.DataFrame({"x": np.zeros(50_000)}).to_parquet(tmp_path / "zeros.parquet")
+    with pytest.raises(ValueError, match=r"zeros\.parquet: takes more than 399,999 bytes"):
+        read_table(tmp_path, max_bytes=399_999)
+    assert len(read_table(tmp_path, max_bytes=410_000)[0][0]) == 50_000
+    with pytest.raises(ValueError, match=r"^max_bytes: wanted a whole number .* got 'all'"):
+        read_table(tmp_path, max_bytes="all")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("a.npy", read_arrays),
+        ("a.npz", read_views),
+        ("a.csv", read_table),
+        ("a.parquet", read_folder),
+        ("a.png", read_images),
+        ("a.txt", read_text),
+    ],
+)
+def test_pipes_are_refused(tmp_path, name, read):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name}: wanted a regular file, got a pipe"):
+        read(tmp_path)
+    if read not in (read_images, read_text):
+        with pytest.raises(ValueError, match=rf"{name}: wanted a regular file, got a pipe"):
+            read(tmp_path / name)
+
+
 # Text -------------------------------------------------------------------------------------------
 
 
@@ -530,6 +627,47 @@ def test_sparse_views_stay_sparse(tmp_path):
     np.save(tmp_path / "c.npy", np.ones((6, 2)))
     with pytest.raises(ValueError, match="of a and c only one is sparse"):
         read_views(tmp_path, names=["a", "c"])
+
+
+def stored(kind, shape, **arrays):
+    """As `scipy.sparse.save_npz` writes it, whatever the arrays."""
+    return {"format": np.array(kind.encode()), "shape": np.array(shape), "_is_array": True} | {
+        name: np.asarray(values) for name, values in arrays.items()
+    }
+
+
+ONES = np.ones(3)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        stored("csr", (3, 4), data=ONES, indices=[0, 1, 10**8], indptr=[0, 1, 2, 3]),
+        stored("csr", (3, 4), data=ONES, indices=[0, 1, -(10**8)], indptr=[0, 1, 2, 3]),
+        stored("csr", (3, 4), data=ONES, indices=[0, 1, 2], indptr=[0, 10**8, 2, 3]),
+        stored("csr", (3, 4), data=ONES, indices=[0, 1, 2], indptr=[0, 10**8, 10**8, 0]),
+        stored("csr", (3, 4), data=ONES, indices=[0, 1, 2], indptr=[0, 2**63 - 1, -(2**62), 0]),
+        stored("csc", (4, 3), data=ONES, indices=[0, 1, 10**8], indptr=[0, 1, 2, 3]),
+        stored("csc", (4, 3), data=ONES, indices=[0, 1, 2], indptr=[0, 10**8, 10**8, 0]),
+        stored("bsr", (3, 3), data=np.ones((3, 1, 1)), indices=[0, 1, 10**8], indptr=[0, 1, 2, 3]),
+        stored("coo", (3, 4), data=ONES, row=[0, 1, 10**8], col=[0, 1, 2]),
+        stored("coo", (3, 4), data=ONES, row=[0, 1, -1], col=[0, 1, 2]),
+        stored("dia", (3, 4), data=np.ones((1, 4)), offsets=[10**8]),
+    ],
+    ids=lambda arrays: arrays["format"].item().decode(),
+)
+def test_sparse_indices_outside_are_refused(tmp_path, arrays):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    scipy.sparse.save_npz(tmp_path / "good.npz", scipy.sparse.csr_array(np.eye(3)))
+    with pytest.raises(ValueError, match=r"bad\.npz: not a readable archive"):
+        read_views(tmp_path)
+
+
+def test_sparse_views_with_endless_axes_are_refused(tmp_path):
+    for name, rows in (("a", 10**9), ("b", 3)):
+        scipy.sparse.save_npz(tmp_path / f"{name}.npz", scipy.sparse.coo_array((rows, 3)))
+    with pytest.raises(ValueError, match=r"a\.npz: takes more than 1,073,741,824 bytes"):
+        read_views(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def loaded(folder):
 def read(path, **options):
     defaults = {
         "image_shape": None, "held_out": 0.25, "clients": 3, "classes_per_client": 1,
-        "images": None, "seed": 0,
+        "images": None, "seed": 0, "max_bytes": 2**30,
     }  # fmt: skip
     return _images.read(argparse.Namespace(data=path, **defaults | options))
 

@@ -449,6 +449,50 @@ def test_unfit_sparse_views_are_refused(matrices, message):
         jf.gcca.Views.from_sparse(matrices)
 
 
+def sparse_with(**changes):
+    """A sparse matrix whose parts were set to something after it was made."""
+    matrix = getattr(scipy.sparse, f"{changes.pop('kind')}_array")(X)
+    for name, value in changes.items():
+        setattr(matrix, name, value)
+    return matrix
+
+
+def overlong():
+    """A row of more values than places."""
+    matrix = scipy.sparse.lil_array(X)
+    matrix.data[0] = [1.0] * 10**5
+    return matrix
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        sparse_with(kind="csr", indices=S.indices + 10**8),
+        sparse_with(kind="csr", indptr=np.where(S.indptr > 0, 10**8, 0)),
+        sparse_with(kind="csr", indptr=S.indptr * np.array([1] * 6 + [0]) * 10**7),
+        sparse_with(kind="csc", indices=S.tocsc().indices - 10**8),
+        sparse_with(kind="bsr", indices=S.tobsr().indices + 10**8),
+        sparse_with(kind="coo", coords=(S.tocoo().row, S.tocoo().col + 10**8)),
+        overlong(),
+        BCOO((np.ones(1, "f"), np.array([[0, 9]])), shape=(6, 3)),
+        BCOO((np.ones(1, "f"), np.array([[-9, 0]])), shape=(6, 3)),
+    ],
+    ids=lambda matrix: getattr(matrix, "format", "bcoo"),
+)
+def test_sparse_indices_outside_are_refused(matrix):
+    with pytest.raises(ValueError, match=r"^matrices\[1\]: "):
+        jf.gcca.Views.from_sparse([S, matrix])
+
+
+def test_a_sparse_matrix_is_left_as_it_is():
+    parts = np.ones(3, "f"), np.array([2, 0, 0]), np.array([0, 3, 3])
+    matrix = scipy.sparse.csr_array(parts, shape=(2, 3))
+    views = jf.gcca.Views.from_sparse([matrix])
+    np.testing.assert_array_equal(views.data.values, [[2, 1]])
+    np.testing.assert_array_equal(matrix.indices, [2, 0, 0])
+    assert matrix.nnz == 3
+
+
 def test_what_sparse_views_cannot_is_refused(key):
     views = jf.gcca.Views.from_sparse([S, S])
     for argument, algorithm in (

@@ -293,7 +293,7 @@ def test_a_target_that_has_a_scale_is_given_it(monkeypatch, capsys):
 def test_files_are_written_and_not_overwritten(small, tmp_path, capsys):
     out = tmp_path / "results"
     assert main([*small, "--out", str(out)]) == 0
-    files = {"result.json", "result.npz", "table.csv", "shape.png"}
+    files = {"result.json", "result.npz", "table.csv", "shape.png", "manifest.json"}
     assert {path.name for path in out.iterdir()} == files
     result = json.loads((out / "result.json").read_text())
     assert result["title"] == "A title"
@@ -307,10 +307,14 @@ def test_files_are_written_and_not_overwritten(small, tmp_path, capsys):
     assert result["rows"][2] == {"method": "neither"}
     np.testing.assert_array_equal(np.load(out / "result.npz")["a"], [1, 2])
 
-    (out / "shape.png").write_text("precious")
     assert main([*small, "--out", str(out)]) == 2
     assert "--force" in capsys.readouterr().err
-    assert (out / "shape.png").read_text() == "precious"
+    for name in ("shape.png", "other.png"):
+        (out / name).write_text("precious")
+        assert main([*small, "--out", str(out), "--force"]) == 2
+        assert f"{name} was not written by jaxfed" in capsys.readouterr().err
+        assert (out / name).read_text() == "precious"
+        (out / name).unlink()
     assert main([*small, "--out", str(out), "--force"]) == 0
     assert (out / "shape.png").read_text() == "150"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import papers
 from jaxfed.cli import _report
+from jaxfed.cli._folder import Folder
 from papers.report import text, write
 from papers.runs import Seeds
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         options["scale"] = arguments.scale
     out = arguments.out
     if out is not None:
-        out = _report.refuse(out, force=arguments.force)
+        Folder(out).check(["table.csv", "*.png"], force=arguments.force)
     if _report.on_terminal():
         print("this may take a few minutes ...", file=sys.stderr)
     report = target(seeds, data=arguments.data, **options)

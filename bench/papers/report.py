@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxfed.cli import _report
+from jaxfed.cli._folder import RESULT, Folder
 from papers.runs import Seeds
 
 Labels = tuple[Any, ...]  # what tells a row from the others, an entry for each column
@@ -336,11 +337,13 @@ def write(report: Report, folder: Path) -> list[Path]:
         Their paths.
     """
     others = ["table.csv", *(f"{name}.png" for name in report.figures)]
-    _report.take(folder, others)
+    results = Folder(folder)
+    results.begin()
     for name, draw in zip(others[1:], report.figures.values(), strict=True):
-        draw().savefig(folder / name, dpi=150)
+        with results.writing(name) as part:
+            draw().savefig(part, dpi=150)
     printed = _printed(report)
-    with (folder / "table.csv").open("w", newline="", encoding="utf-8") as file:
+    with results.writing(others[0]) as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(printed[0]))
         table.writeheader()
         table.writerows(printed)
@@ -353,8 +356,8 @@ def write(report: Report, folder: Path) -> list[Path]:
             entry |= {"mean": cell.mean, "sd": cell.sd, "values": _flat(cell.measured)}
         rows.append(entry)
     summary = {"title": report.title, "rows": rows, "notes": list(report.notes)}
-    _report.write(folder, report.arrays, summary)
-    return [folder / name for name in (*_report.RESULT, *others)]
+    _report.write(results, report.arrays, summary)
+    return [folder / name for name in (*RESULT, *others)]
 
 
 def _printed(report: Report) -> list[dict[str, Any]]:

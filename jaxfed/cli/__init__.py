@@ -32,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over,
+    # and of what it raises besides.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         for name, summary in COMMANDS.items():
             if arguments[:1] == [name]:

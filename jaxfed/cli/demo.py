@@ -12,6 +12,7 @@ from jaxtyping import Float
 from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
+from jaxfed.cli._folder import RESULT, Folder
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
 from jaxfed.plot import _figure
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Before anything is computed.
     require("sklearn.datasets", extra="data")
     require("matplotlib.figure", extra="plot")
-    folder = _report.refuse(arguments.out, force=arguments.force)
+    folder = Folder(arguments.out)
+    folder.check([PICTURE], force=arguments.force)
     key = jax.random.key(arguments.seed)
     digits = load(key)
     sizes = [len(samples) for samples in digits.train]
@@ -86,8 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     perpca = solutions["PerPCA"]
     figure = picture(digits, perpca, rows)
-    _report.take(folder, [PICTURE])
-    figure.savefig(folder / PICTURE, dpi=150)
+    folder.begin()
+    with folder.writing(PICTURE) as part:
+        figure.savefig(part, dpi=150)
     arrays = {
         "shared": perpca.result.shared,
         "local": perpca.result.local,
@@ -97,7 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {"seed": arguments.seed, "rounds": arguments.rounds}
     settings |= {"shared_rank": SHARED_RANK, "local_rank": LOCAL_RANK}
     _report.write(folder, arrays, {"settings": settings, "classes": digits.classes, "table": rows})
-    print(f"\nThe picture is {folder / PICTURE}, the numbers are in {folder / 'result.json'}.")
+    print(
+        f"\nThe picture is {folder.path / PICTURE}, the numbers are in {folder.path / RESULT[1]}."
+    )
     return 0
 
 

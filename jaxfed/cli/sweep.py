@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,10 @@ from jax.tree_util import Partial
 from jaxfed import data, metrics, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli.fit import _pca
+from jaxfed.cli._folder import CHECKPOINT, RESULT, Folder
+from jaxfed.cli.fit import _common, _pca
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checkpoint import CheckpointError
 from jaxfed.core.clients import Clients
 from jaxfed.core.grid import grid, stack
 from jaxfed.core.run import rollout
@@ -91,6 +92,7 @@ def _add_hierarchical(subparsers) -> None:
     )
     source.add_argument("--data", type=Path, metavar="DIR", help="files as for `jaxfed fit`")
     source.add_argument("--client-column", metavar="NAME", help="as for `jaxfed fit`")
+    _common.add_max_bytes(source)
     source.add_argument(
         "--held-out", type=float, default=0.2, metavar="SHARE", help="default: %(default)s"
     )
@@ -126,7 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     require("matplotlib.figure", extra="plot")
     require("xarray", extra="sweep")
-    folder = _report.refuse(arguments.out, force=arguments.force, resumable=True)
+    folder = Folder(arguments.out)
+    folder.check([PICTURE, CHECKPOINT], force=arguments.force, resumable=True)
     if arguments.seeds < 1:
         raise ValueError(f"--seeds: wanted a positive number, got {arguments.seeds}")
     learn = Partial(
@@ -134,12 +137,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     source = (_simulated if arguments.data is None else _read)(arguments, learn)
     axes = _axes(arguments, source)
-    resumes = _report.interrupted(folder)
-    _report.take(folder, (PICTURE,), resume=resumes)
+    resumes = folder.interrupted
+    folder.begin(resume=resumes)
+    folder.begin_checkpoint()
     sizes = " x ".join(f"{len(values)} {name.replace('_', ' ')}" for name, values in axes.items())
     print(f"Runs: {sizes}.")
     if resumes:
-        print(f"Taking up the sweep that was interrupted in {folder}.")
+        print(f"Taking up the sweep that was interrupted in {folder.path}.")
     begun = time.perf_counter()
 
     def attempt() -> "Dataset":
@@ -148,16 +152,16 @@ def run(arguments: argparse.Namespace) -> int:
             axes,
             block=arguments.block,
             progress=_report.on_terminal(),
-            folder=folder / _report.CHECKPOINT,
+            folder=folder.checkpoint,
         )
 
     try:
         found = attempt()
-    except ValueError:
+    except CheckpointError:
         if not (resumes and arguments.force):
             raise
         # Another sweep's blocks, and leave to overwrite them.
-        shutil.rmtree(folder / _report.CHECKPOINT)
+        folder.discard_checkpoint()
         found = attempt()
     seconds = time.perf_counter() - begun
 
@@ -165,13 +169,14 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{source.label}, mean ± standard deviation over seeds:\n\n{_report.table(printed)}\n")
     along = next((name for name, values in axes.items() if len(values) > 1), "prior_variance")
     picture = plot.grid(found, along, over="seed", label=source.label)
-    picture.savefig(folder / PICTURE, dpi=150)
+    with folder.writing(PICTURE) as part:
+        picture.savefig(part, dpi=150)
     settings = {name: value for name, value in vars(arguments).items() if name != "run"}
     arrays = {name: found[name].values for name in axes}
     arrays |= {f"error {name}": values.values for name, values in found.items()}
     summary = {"settings": settings, "seconds": seconds, "error": source.label, "table": rows}
     _report.write(folder, arrays, summary)
-    print(f"Written to {folder}: {', '.join((*_report.RESULT, PICTURE))}.")
+    print(f"Written to {folder.path}: {', '.join((*RESULT, PICTURE))}.")
     return 0
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,11 @@ from jaxtyping import PyTree
 
 from jaxfed._optional import require
 from jaxfed.core.checks import check_count
+from jaxfed.core.files import reason
+
+
+class CheckpointError(ValueError):
+    """What a folder holds cannot be taken up by this run: it is another one's, or damaged."""
 
 
 class Checkpoint:
@@ -54,15 +60,28 @@ class Checkpoint:
 
         Raises:
             RuntimeError: if the folder holds a later round of something else.
+            OSError: if it cannot be written, as on a full disk. What was saved before stays.
         """
         ocp = require("orbax.checkpoint", extra="checkpoint")
         described = np.frombuffer(json.dumps(identity).encode(), np.uint8)
         tree = {"identity": described, "kept": _numbered(kept), "history": dict(history)}
-        with self._manager() as manager:
-            if rounds in manager.all_steps():  # a damaged one, which restoring has passed over
-                manager.delete(rounds)
-            saved = manager.save(rounds, args=ocp.args.StandardSave(tree), force=True)
-            manager.wait_until_finished()
+        steps: list[int] = []
+        try:
+            with self._manager() as manager:
+                steps += manager.all_steps()
+                if rounds in steps:  # a damaged one, which restoring has passed over
+                    manager.delete(rounds)
+                    steps.remove(rounds)
+                saved = manager.save(rounds, args=ocp.args.StandardSave(tree), force=True)
+                manager.wait_until_finished()
+        except Exception as error:  # of every kind, by the layer that could not write
+            for part in (self.path / "rounds").glob(f"{rounds}.*-tmp*"):
+                shutil.rmtree(part, ignore_errors=True)  # on a full disk, it takes what is left
+            kept_round = f"round {max(steps)} stays" if steps else "nothing was saved before"
+            raise OSError(
+                f"checkpoint {self.path}: round {rounds} cannot be saved ({reason(error)}); "
+                f"{kept_round}"
+            ) from error
         if not saved:
             raise RuntimeError(
                 f"checkpoint {self.path}: round {rounds} was not saved; the folder holds later "
@@ -103,7 +122,7 @@ class Checkpoint:
                 self._check_identity(saved, identity)
                 return self._placed(stored, like), history
         if steps:
-            raise ValueError(
+            raise CheckpointError(
                 f"checkpoint {self.path}: wanted one that can be read, got damage only"
             )
         return None
@@ -111,7 +130,7 @@ class Checkpoint:
     def _check_identity(self, saved: Mapping[str, str], identity: Mapping[str, str]) -> None:
         for name, value in identity.items():
             if saved.get(name) != value:
-                raise ValueError(
+                raise CheckpointError(
                     f"checkpoint {self.path}: belongs to another run; its {name} is "
                     f"{saved.get(name)}, this run's is {value}"
                 )
@@ -133,6 +152,15 @@ class Checkpoint:
             max_to_keep=self.keep, create=True, enable_async_checkpointing=False
         )
         return ocp.CheckpointManager(self.path / "rounds", options=options)
+
+
+def discard(path: Path) -> None:
+    """Remove the rounds that were saved in a folder, and nothing else."""
+    for step in (path / "rounds").glob("[0-9]*"):
+        if re.fullmatch(r"[0-9]+(\.orbax-checkpoint-tmp.*)?", step.name) and not step.is_symlink():
+            shutil.rmtree(step)
+    with contextlib.suppress(OSError):  # of a folder that is not there, or holds something else
+        (path / "rounds").rmdir()
 
 
 def fingerprint(

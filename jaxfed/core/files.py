@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,13 +23,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Yields:
         The path to write to. If an exception is raised, what was written there is removed.
+
+    Raises:
+        OSError: if it cannot be written, as on a full disk; what was in its place stays.
     """
     part = path.with_name(f".part-{path.name}")
     try:
         yield part
         part.replace(path)
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({reason(error)})") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def reason(error: Exception) -> str:
+    """In a few words, why something could not be written."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # TensorStore tells it in the middle of many lines.
+    if code := re.search(r"os_error_code='([0-9]+)'", str(error)):
+        return os.strerror(int(code[1]))
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 @contextmanager
@@ -64,7 +80,7 @@ def _lock(file: int, folder: Path, argument: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(file, 200).decode(errors="replace")
+        holder = _holder(file)
         raise BlockingIOError(
             f"{argument}: {folder} is in use by {holder or 'another process'}; wait until it is "
             "done, or name another folder"
@@ -76,5 +92,13 @@ def _lock(file: int, folder: Path, argument: str) -> None:
             stacklevel=5,
         )
         return
+    if _holder(file) is None:
+        return  # a file of somebody else's that happens to have this name is not overwritten
     os.ftruncate(file, 0)
-    os.write(file, f"process {os.getpid()} on {platform.node()}".encode())
+    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+
+
+def _holder(file: int) -> str | None:
+    """Who wrote the file of a lock, empty if nobody did; None if it holds something else."""
+    written = os.pread(file, 200, 0).decode(errors="replace")
+    return written if not written or written.startswith("process ") else None

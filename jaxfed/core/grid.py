@@ -24,7 +24,7 @@ from jaxfed._versions import versions
 from jaxfed.core import channel
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.backend import Backend, chunked, vmap
-from jaxfed.core.checkpoint import digest_of
+from jaxfed.core.checkpoint import CheckpointError, digest_of
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.files import locked, replacing
@@ -369,6 +369,16 @@ def _dimensions(
 # --- resuming ------------------------------------------------------------------------------------
 
 
+def discard(folder: Path) -> None:
+    """Remove what grids kept in a folder, and nothing else."""
+    for block in folder.glob(_BLOCKS):
+        block.unlink()
+    (folder / _DESCRIBED).unlink(missing_ok=True)
+
+
+_DESCRIBED, _BLOCKS = "grid.json", "[0-9]" * 8 + ".npz"
+
+
 class _Store:
     """The folder of a grid: a file that describes it, and a file for each finished block."""
 
@@ -390,11 +400,11 @@ class _Store:
     def _refuse_others(self) -> None:
         visible = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
         if visible and not self._described.exists():
-            raise ValueError(f"folder: {self.folder} holds something else than a grid")
+            raise CheckpointError(f"folder: {self.folder} holds something else than a grid")
 
     @property
     def _described(self) -> Path:
-        return self.folder / "grid.json"
+        return self.folder / _DESCRIBED
 
     def kept(self) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """What an earlier call with the same arguments left; the folder is this grid's from now on.
@@ -409,7 +419,7 @@ class _Store:
             return []
         self._compare()
         found, done = [], np.zeros(len(self.values[0]), bool)
-        for path in sorted(self.folder.glob("[0-9]*.npz")):
+        for path in sorted(self.folder.glob(_BLOCKS)):
             content = path.read_bytes()
             try:
                 chosen, arrays = self._read(content)
@@ -436,8 +446,8 @@ class _Store:
         try:
             saved = json.loads(self._described.read_text())
             axes, compared, computation = (saved[name] for name in self.identity)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(
                 f"folder: {self._described} is damaged ({error}); remove {self.folder} to begin "
                 "anew, or name another folder"
             ) from error
@@ -446,18 +456,18 @@ class _Store:
             ("a grid of other versions; its", compared, self.identity["versions"]),
         ):
             if given != wanted:
-                raise ValueError(
+                raise CheckpointError(
                     f"folder: {self.folder} holds {kind} are {given}, this one's are {wanted}"
                 )
         if computation != self.identity["computation"]:
-            raise ValueError(
+            raise CheckpointError(
                 f"folder: {self.folder} holds a grid of another computation: another algorithm, "
                 "other data, keys or rounds"
             )
 
     def _read(self, content: bytes) -> tuple[np.ndarray, list[np.ndarray]]:
         """A block's points and its arrays; any exception says that it is damaged."""
-        with np.load(io.BytesIO(content)) as file:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             if str(file["grid"]) != self.digest:
                 raise ValueError("it is a block of another grid")
             chosen = file["index"]

@@ -5,17 +5,18 @@ Nothing is downloaded. Malformed files are refused with their name and the reaso
 
 import io
 import json
-import pickle
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from jaxfed.data.readers import StrPath, files_in, listing, read_idx
+from jaxfed.data._files import MAX_BYTES, StrPath, content, existing, files_in, listing
+from jaxfed.data._pickled import read_batch
+from jaxfed.data.readers import read_idx
 
 Split = Literal["train", "test"]
 
@@ -46,13 +47,16 @@ class LabelledClients(NamedTuple):
     names: list[str]
 
 
-def read_mnist(folder: StrPath, split: Split = "train") -> LabelledImages:
+def read_mnist(
+    folder: StrPath, split: Split = "train", *, max_bytes: int = MAX_BYTES
+) -> LabelledImages:
     """Read MNIST, or a data set in its form such as Fashion-MNIST or KMNIST.
 
     Args:
         folder: holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` for training,
             `t10k-...` for testing, compressed by gzip or not.
         split: which of the two.
+        max_bytes: the most memory that a compressed file may take once unpacked.
 
     Returns:
         Images `(n, height, width)` and labels.
@@ -77,7 +81,7 @@ def read_mnist(folder: StrPath, split: Split = "train") -> LabelledImages:
         if not found:
             raise FileNotFoundError(f"{folder}: no file {names[0]}, nor {names[1]}")
         paths.append(found[0])
-    images, labels = map(read_idx, paths)
+    images, labels = (read_idx(path, max_bytes=max_bytes) for path in paths)
     if images.ndim != 3 or images.dtype != np.uint8 or 0 in images.shape:
         raise ValueError(
             f"{paths[0]}: wanted images (n, height, width) of bytes, got {images.dtype} of shape "
@@ -96,16 +100,20 @@ _PIXELS = 3 * 32 * 32
 _CIFAR_FILES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 
 
-def read_cifar10(path: StrPath, split: Split = "train") -> LabelledImages:
+def read_cifar10(
+    path: StrPath, split: Split = "train", *, max_bytes: int = MAX_BYTES
+) -> LabelledImages:
     """Read CIFAR-10, its binary or its Python version.
 
-    The Python version is made of pickles, which could run any code when they are read. Here only
-    arrays, numbers, texts and containers of them are made; all else is refused.
+    The Python version is made of pickles, which could run any code when they are read. They are
+    not unpickled here: what the published files consist of is parsed, and all else refused, also
+    batches that were pickled anew.
 
     Args:
         path: the archive `cifar-10-binary.tar.gz` or `cifar-10-python.tar.gz` as it was downloaded,
             or the folder of its files.
         split: `data_batch_1` to `data_batch_5` for training, `test_batch` for testing.
+        max_bytes: the most memory that a compressed archive may take once unpacked.
 
     Returns:
         Images `(n, 32, 32, 3)` and labels.
@@ -119,7 +127,8 @@ def read_cifar10(path: StrPath, split: Split = "train") -> LabelledImages:
     """
     path = Path(path)
     wanted = _CIFAR_FILES[_checked_split(split)]
-    found = _cifar_files(path, {name + suffix for name in wanted for suffix in ("", ".bin")})
+    either = {name + suffix for name in wanted for suffix in ("", ".bin")}
+    found = _cifar_files(path, either, max_bytes)
     binary = any(name.endswith(".bin") for name in found)
     if binary and not all(name.endswith(".bin") for name in found):
         raise ValueError(f"{path}: holds the binary and the Python version, wanted one of them")
@@ -134,23 +143,23 @@ def read_cifar10(path: StrPath, split: Split = "train") -> LabelledImages:
     return LabelledImages(np.ascontiguousarray(images), labels)
 
 
-def _cifar_files(path: Path, wanted: set[str]) -> dict[str, Callable[[], bytes]]:
+def _cifar_files(path: Path, wanted: set[str], max_bytes: int) -> dict[str, Callable[[], bytes]]:
     """What reads the wanted files, by their names, from a folder, one below it, or an archive."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_dir():
         files = [*path.glob("*"), *path.glob("cifar-10-batches-*/*")]
-        files = [file for file in files if file.name in wanted and file.is_file()]
+        files = [existing(file) for file in files if file.name in wanted]
         return _once(path, ((file.name, file.read_bytes) for file in files))
-    found = []
+    found, unpacked = [], io.BytesIO(content(path, max_bytes))
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(fileobj=unpacked, mode="r:") as archive:
             # Nothing is written to the disk, so that names may say what they will.
             for member in archive:
                 name = Path(member.name).name
                 if name in wanted and member.isreg() and (file := archive.extractfile(member)):
-                    found.append((name, io.BytesIO(file.read()).getvalue))
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                    found.append((name, partial(bytes, file.read())))
+    except Exception as error:  # of every kind, by what is damaged
         raise ValueError(f"{path}: not a readable archive ({error})") from error
     return _once(path, found)
 
@@ -164,71 +173,37 @@ def _once(path: Path, found: Iterable[tuple[str, Callable]]) -> dict[str, Callab
     return files
 
 
-def _binary_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _binary_batch(stored: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     size = 1 + _PIXELS
-    if not content or len(content) % size:
+    if not stored or len(stored) % size:
         raise ValueError(
             f"{where}: truncated or of another format, wanted {size} bytes an image, got "
-            f"{len(content)}"
+            f"{len(stored)}"
         )
-    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    records = np.frombuffer(stored, np.uint8).reshape(-1, size)
     return records[:, 1:], _checked_labels(records[:, 0], 10, where)
 
 
-def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _python_batch(stored: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     try:
-        batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-    # A damaged pickle may raise anything.
-    except Exception as error:
-        raise ValueError(f"{where}: not a readable pickle of arrays ({error})") from error
-    if not isinstance(batch, dict):
-        raise ValueError(f"{where}: wanted a dictionary, got {type(batch).__name__}")
-    # Written by Python 2, texts come as bytes.
-    entries = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
+        entries = read_batch(stored)
+    except ValueError as error:
+        raise ValueError(f"{where}: not a batch of the Python version ({error})") from error
     missing = [name for name in ("data", "labels") if name not in entries]
     if missing:
         raise ValueError(f"{where}: wanted data and labels, it holds {listing(entries)}")
     pixels, labels = entries["data"], entries["labels"]
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or not pixels.size:
-        kind = getattr(pixels, "dtype", type(pixels).__name__)
-        raise ValueError(f"{where}: wanted data as an array of bytes, got {kind}")
-    if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
+    if not isinstance(pixels, np.ndarray):
+        raise ValueError(f"{where}: wanted data as an array, got {type(pixels).__name__}")
+    if pixels.shape[1:] != (_PIXELS,) or not pixels.size:
         raise ValueError(f"{where}: wanted data of shape (n, {_PIXELS}), got {pixels.shape}")
+    # A list may hold lists that hold one another, which together are larger than any memory.
+    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+        raise ValueError(f"{where}: wanted labels as a list of whole numbers")
     labels = _checked_labels(labels, 10, where)
     if len(labels) != len(pixels):
         raise ValueError(f"{where}: holds {len(pixels)} images and {len(labels)} labels")
     return pixels, labels
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """Bytes as Python 3 writes them for Python 2."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"wanted text in latin1, got {encoding!r}")
-    return text.encode("latin-1")
-
-
-#: What makes an array, by the names of NumPy 1 and 2.
-_ARRAY_PARTS = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-    **{
-        (f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0]
-        for core in ("core", "_core")
-    },
-}
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Reads pickles that hold arrays, numbers, texts and containers, and can do nothing else."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        try:
-            return _ARRAY_PARTS[module_name, global_name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"{module_name}.{global_name} is not allowed, wanted arrays only"
-            ) from None
 
 
 def read_femnist(path: StrPath) -> LabelledClients:
@@ -251,12 +226,7 @@ def read_femnist(path: StrPath) -> LabelledClients:
         Caldas et al. (2018), LEAF: a benchmark for federated settings.
     """
     path = Path(path)
-    if path.is_file():
-        files = [path]
-    elif path.exists():
-        files = files_in(path, (".json",))
-    else:
-        raise FileNotFoundError(f"{path}: no such file or folder")
+    files = files_in(path, (".json",)) if path.is_dir() else [path]
     clients = LabelledClients([], [], [])
     for file in files:
         for name, images, labels in _writers(file):
@@ -270,17 +240,17 @@ def read_femnist(path: StrPath) -> LabelledClients:
 
 def _writers(file: Path) -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
     try:
-        content = json.loads(file.read_bytes())
+        stored = json.loads(existing(file).read_bytes())
     except ValueError as error:  # of the text or of its encoding
         raise ValueError(f"{file}: not JSON ({error})") from error
     except RecursionError as error:
         raise ValueError(f"{file}: not LEAF's form, it is nested too deeply") from error
     users, data = (
-        (content.get("users"), content.get("user_data")) if isinstance(content, dict) else (0, 0)
+        (stored.get("users"), stored.get("user_data")) if isinstance(stored, dict) else (0, 0)
     )
     if not isinstance(users, list) or not isinstance(data, dict) or not users:
         raise ValueError(f"{file}: not LEAF's form, wanted a list users and an object user_data")
-    counts = content.get("num_samples", [None] * len(users))
+    counts = stored.get("num_samples", [None] * len(users))
     if not isinstance(counts, list) or len(counts) != len(users):
         raise ValueError(f"{file}: wanted num_samples for each of the {len(users)} users")
     for name, count in zip(users, counts, strict=True):

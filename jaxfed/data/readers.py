@@ -8,29 +8,47 @@ about the features.
 """
 
 import csv
-import gzip
 import math
-import os
-import re
 import zipfile
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxfed._optional import require
+from jaxfed.data._files import (
+    MAX_BYTES,
+    StrPath,
+    TooLarge,
+    allowed,
+    check_archive,
+    check_size,
+    content,
+    existing,
+    files_in,
+    listing,
+    natural,
+    stems,
+)
 
-StrPath = str | os.PathLike[str]
 ClientArrays = tuple[list[Float[np.ndarray, "n_i d"]], list[str]]
 
-_ARRAYS = (".npy", ".npz")
-_TABLES = (".csv", ".parquet")
+ARRAYS = (".npy", ".npz")
+TABLES = (".csv", ".parquet")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+# Whatever a file is called, Pillow tries all formats that it knows; for one it starts a program.
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM")
+
+#: What cells hold in the place of a missing number; a row of nothing else names no columns.
+_MISSING = frozenset(
+    ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "n/a", "NULL", "null", "None", "nil", "?", "-", ".")
+)
 
 
-def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArrays:
+def read_folder(
+    path: StrPath, *, client_column: str | None = None, max_bytes: int = MAX_BYTES
+) -> ClientArrays:
     """Read the clients of a folder or a file, whatever its format.
 
     The suffix decides: `.npy` and `.npz` as in `read_arrays`, `.csv` and `.parquet` as in
@@ -40,6 +58,8 @@ def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArr
     Args:
         path: a folder with one file for each client, or one file that holds all of them.
         client_column: the column of one table that tells whose row it is.
+        max_bytes: the most memory that a compressed file or a picture may take once unpacked; never
+            less than its own size.
 
     Returns:
         Samples and name of each client.
@@ -49,9 +69,9 @@ def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArr
         ValueError: if no format is recognised, several are, or a file is malformed.
     """
     path = Path(path)
-    files = files_in(path) if path.is_dir() else [_existing(path)]
+    files = files_in(path) if path.is_dir() else [existing(path)]
     formats = {
-        "arrays": [file for file in files if file.suffix.lower() in _ARRAYS],
+        "arrays": [file for file in files if file.suffix.lower() in ARRAYS],
         "csv": [file for file in files if file.suffix.lower() == ".csv"],
         "parquet": [file for file in files if file.suffix.lower() == ".parquet"],
         "images": [file for file in files if file.suffix.lower() in _IMAGES],
@@ -60,19 +80,20 @@ def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArr
     if not present:
         raise ValueError(
             f"{path}: no file with a recognised suffix "
-            f"({', '.join((*_ARRAYS, *_TABLES, *_IMAGES))}); found {listing(files)}"
+            f"({', '.join((*ARRAYS, *TABLES, *_IMAGES))}); found {listing(files)}"
         )
     if len(present) > 1:
         examples = " and ".join(found[0].name for found in present.values())
         raise ValueError(f"{path}: formats are mixed, e.g. {examples}; keep one format a folder")
     (format_name,) = present
     if format_name in ("csv", "parquet"):
-        return read_table(path, client_column=client_column)
+        return read_table(path, client_column=client_column, max_bytes=max_bytes)
     if client_column is not None:
         raise ValueError(f"{path}: client_column={client_column!r} is for tables")
     if format_name == "arrays":
-        return read_arrays(path)
-    return _read_image_files(present["images"]), _stems(present["images"])
+        return read_arrays(path, max_bytes=max_bytes)
+    images = _read_image_files(present["images"], color=False, max_bytes=max_bytes)
+    return images, stems(present["images"])
 
 
 def read_arrays(
@@ -80,6 +101,7 @@ def read_arrays(
     *,
     names: Sequence[str] | None = None,
     same_features: bool = True,
+    max_bytes: int = MAX_BYTES,
 ) -> ClientArrays:
     """Read clients from `.npy` and `.npz` files.
 
@@ -92,6 +114,8 @@ def read_arrays(
         names: which arrays of an `.npz` file to read. Default: all.
         same_features: whether arrays must agree about the number of features; views of the same
             samples need not.
+        max_bytes: the most memory that an `.npz` file may take once unpacked; never
+            less than its own size.
 
     Returns:
         Samples and name of each client.
@@ -102,7 +126,7 @@ def read_arrays(
     """
     path = Path(path)
     if not path.is_dir():
-        entries = _load_numpy(_existing(path), names)
+        entries = load_numpy(existing(path), names, max_bytes)
         if len(entries) == 1:
             ((name, array),) = entries.items()
             if array.ndim == 3:
@@ -113,34 +137,39 @@ def read_arrays(
                     f"{path}: holds one array of shape {array.shape}; for all clients in one "
                     "file it must be (clients, samples, features)"
                 )
-        arrays = {name: _samples(array, f"{path}: {name}") for name, array in entries.items()}
+        arrays = {name: as_samples(array, f"{path}: {name}") for name, array in entries.items()}
         labels = list(arrays)
     else:
-        arrays, files = {}, files_in(path, _ARRAYS)
+        arrays, files = {}, files_in(path, ARRAYS)
         for file in files:
-            entries = _load_numpy(file, names)
+            entries = load_numpy(file, names, max_bytes)
             if len(entries) != 1:
                 raise ValueError(
                     f"{file}: holds the arrays {', '.join(entries)}; in a folder each file is one "
                     "client with one array, choose it by names=[...]"
                 )
             (array,) = entries.values()
-            arrays[file.name] = _samples(array, str(file))
-        labels = _stems(files)
+            arrays[file.name] = as_samples(array, str(file))
+        labels = stems(files)
     return _alike(arrays, path, same_features=same_features), labels
 
 
-def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArrays:
+def read_table(
+    path: StrPath, *, client_column: str | None = None, max_bytes: int = MAX_BYTES
+) -> ClientArrays:
     """Read clients from `.csv` or `.parquet` tables, features in columns.
 
     A folder holds one table for each client, or `client_column` names the column of one table
     that tells whose row it is. The first row of a `.csv` file is its header if it holds
-    `client_column`, if no cell is a number, or if it counts 0, 1, 2, ... (three columns or more) as
-    unnamed columns of data frames do. Where tables have column names, all must have the same.
+    `client_column`, if no cell is a number and not all stand for missing values (`NA`, empty and
+    the like), or if it counts 0, 1, 2, ... (three columns or more) as unnamed columns of data
+    frames do. Where tables have column names, all must have the same.
 
     Args:
         path: a folder of tables or one table.
         client_column: the column that tells whose row it is.
+        max_bytes: the most memory that a `.parquet` file may take once unpacked; never
+            less than its own size.
 
     Returns:
         Samples (float64 from `.csv`) and name of each client.
@@ -151,7 +180,7 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
         ValueError: if a table is ragged, not numeric, incomplete, or disagrees with another.
     """
     path = Path(path)
-    files = files_in(path, _TABLES) if path.is_dir() else [_existing(path)]
+    files = files_in(path, TABLES) if path.is_dir() else [existing(path)]
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
     if client_column is not None:
@@ -160,10 +189,10 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
                 f"{path}: client_column={client_column!r} is for one table, "
                 f"but the folder holds {len(files)}"
             )
-        return _by_client(files[0], client_column)
+        return _by_client(files[0], client_column, max_bytes)
     if not path.is_dir():
         raise ValueError(f"{path}: one table holds all clients, name their client_column")
-    tables = {file.name: (file, *_load_table(file)) for file in files}
+    tables = {file.name: (file, *load_table(file, max_bytes)) for file in files}
     first, columns, _ = next(iter(tables.values()))
     arrays = {}
     for name, (file, other, cells) in tables.items():
@@ -172,16 +201,20 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
                 f"{path}: {first.name} and {name} have different columns, "
                 f"{listing(columns)} against {listing(other)}"
             )
-        arrays[name] = _samples(_numeric(cells, other, file), str(file))
-    return _alike(arrays, path), _stems(files)
+        arrays[name] = as_samples(as_numbers(cells, other, file), str(file))
+    return _alike(arrays, path), stems(files)
 
 
-def read_images(folder: StrPath, *, color: bool = False) -> Float[np.ndarray, "m h w ..."]:
+def read_images(
+    folder: StrPath, *, color: bool = False, max_bytes: int = MAX_BYTES
+) -> Float[np.ndarray, "m h w ..."]:
     """Read a folder of images of one size, in natural order of their names.
 
     Args:
         folder: the folder.
         color: whether to keep three colour channels; by default images become grayscale.
+        max_bytes: the most memory that a picture may take, at 16 bytes a pixel; never less than its
+            own size. Beyond twice its `PIL.Image.MAX_IMAGE_PIXELS` Pillow refuses by itself.
 
     Returns:
         float32 values in [0, 1], shape `(m, h, w)`, or `(m, h, w, 3)` in colour.
@@ -191,14 +224,16 @@ def read_images(folder: StrPath, *, color: bool = False) -> Float[np.ndarray, "m
         ImportError: if Pillow is not installed.
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
-    return np.stack(_read_image_files(files_in(Path(folder), _IMAGES), color=color))
+    return np.stack(
+        _read_image_files(files_in(Path(folder), _IMAGES), color=color, max_bytes=max_bytes)
+    )
 
 
 #: Element types of the IDX format by their code; all big-endian.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
-def read_idx(path: StrPath) -> Shaped[np.ndarray, "..."]:
+def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray, "..."]:
     """Read an IDX file, the format of MNIST, compressed by gzip or not.
 
     The header is two zero bytes, a code of the element type, the number of dimensions, and each
@@ -206,6 +241,7 @@ def read_idx(path: StrPath) -> Shaped[np.ndarray, "..."]:
 
     Args:
         path: the file.
+        max_bytes: the most memory that a compressed file may take once unpacked.
 
     Returns:
         The array in the file's own element type, so that labels stay integers.
@@ -214,78 +250,34 @@ def read_idx(path: StrPath) -> Shaped[np.ndarray, "..."]:
         FileNotFoundError: if the file does not exist.
         ValueError: if the header or the length of the file is wrong.
     """
-    path = _existing(Path(path))
-    content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path}: damaged gzip file ({error})") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
+    path = Path(path)
+    stored = content(path, max_bytes)
+    if len(stored) < 4 or stored[:2] != b"\0\0" or stored[2] not in _IDX_TYPES:
         raise ValueError(
-            f"{path}: not an IDX file, it begins with {content[:4].hex(' ') or 'nothing'} and not "
+            f"{path}: not an IDX file, it begins with {stored[:4].hex(' ') or 'nothing'} and not "
             "with 00 00, a type code and the number of dimensions"
         )
-    dtype, ndim = np.dtype(_IDX_TYPES[content[2]]), content[3]
+    dtype, ndim = np.dtype(_IDX_TYPES[stored[2]]), stored[3]
     start = 4 + 4 * ndim
-    if len(content) < start:
+    if len(stored) < start:
         raise ValueError(f"{path}: truncated inside the header of {ndim} dimensions")
-    shape = tuple(int(n) for n in np.frombuffer(content[4:start], ">u4"))
+    shape = tuple(int(n) for n in np.frombuffer(stored[4:start], ">u4"))
     expected = start + math.prod(shape) * dtype.itemsize
-    if len(content) != expected:
-        reason = "truncated" if len(content) < expected else "too long"
+    if len(stored) != expected:
+        reason = "truncated" if len(stored) < expected else "too long"
         raise ValueError(
             f"{path}: {reason}, shape {shape} of {dtype.name} needs {expected} bytes, "
-            f"got {len(content)}"
+            f"got {len(stored)}"
         )
-    return (
-        np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
-    )
+    return np.frombuffer(stored, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder, wanted a file")
-    return path
-
-
-def files_in(folder: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
-    """Visible files of a folder in natural order, at least one."""
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such folder")
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: is a file, wanted a folder")
-    visible = [file for file in folder.iterdir() if file.is_file() and file.name[0] != "."]
-    wanted = [file for file in visible if suffixes is None or file.suffix.lower() in suffixes]
-    if not wanted:
-        kinds = "" if suffixes is None else f" with suffix {', '.join(suffixes)}"
-        raise ValueError(f"{folder}: holds no file{kinds}")
-    return sorted(wanted, key=lambda file: _natural(file.name))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that compares runs of digits as numbers."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part) if k % 2 else -1, part) for k, part in enumerate(parts)]
-
-
-def _stems(files: list[Path]) -> list[str]:
-    """Names without suffix where that keeps them distinct."""
-    stems = [file.stem for file in files]
-    return stems if len(set(stems)) == len(stems) else [file.name for file in files]
-
-
-def listing(names: Iterable[object], limit: int = 5) -> str:
-    """The first few names in one line."""
-    shown = [getattr(name, "name", name) for name in names]
-    return ", ".join(map(str, shown[:limit])) + (", ..." if len(shown) > limit else "")
-
-
-def _load_numpy(path: Path, names: Sequence[str] | None) -> dict[str, np.ndarray]:
-    if path.suffix.lower() not in _ARRAYS:
+def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:
+    """The arrays of a `.npy` or `.npz` file by name; nothing in it is run."""
+    if path.suffix.lower() not in ARRAYS:
         raise ValueError(f"{path}: wanted a .npy or .npz file")
+    if zipfile.is_zipfile(existing(path)):
+        check_archive(path, max_bytes)
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -296,16 +288,16 @@ def _load_numpy(path: Path, names: Sequence[str] | None) -> dict[str, np.ndarray
             missing = [name for name in names or () if name not in loaded.files]
             if missing:
                 raise ValueError(f"holds {', '.join(loaded.files)}, not {', '.join(missing)}")
-            chosen = names if names is not None else sorted(loaded.files, key=_natural)
+            chosen = names if names is not None else sorted(loaded.files, key=natural)
             entries = {name: loaded[name] for name in chosen}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # of every kind, by what is damaged
         raise ValueError(f"{path}: {error}") from error
     if not entries or not all(isinstance(entry, np.ndarray) for entry in entries.values()):
         raise ValueError(f"{path}: wanted an archive of arrays, it holds {listing(entries)}")
     return entries
 
 
-def _samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
+def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
     """Check that an array is (samples, features) of finite real numbers, as native floats."""
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{where}: wanted real numbers, got {array.dtype}")
@@ -339,19 +331,21 @@ def _alike(
     return [array.astype(dtype, copy=False) for array in arrays.values()]
 
 
-def _load_table(path: Path, client_column: str | None = None) -> tuple[list[str], list[Sequence]]:
+def load_table(
+    path: Path, max_bytes: int, client_column: str | None = None
+) -> tuple[list[str], list[Sequence]]:
     """Column names and columns of one table, values as they are in the file."""
     match path.suffix.lower():
         case ".csv":
             return _load_csv(path, client_column)
         case ".parquet":
-            return _load_parquet(path)
+            return _load_parquet(path, max_bytes)
     raise ValueError(f"{path}: wanted a .csv or .parquet file")
 
 
 def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Sequence]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with existing(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError as error:
@@ -371,7 +365,7 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
     names = [str(k) for k in range(width)]
     is_header = (
         client_column in table[0]
-        or not any(map(_is_number, table[0]))
+        or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))
         or (width > 2 and table[0] == names)
     )
     if is_header:
@@ -381,17 +375,25 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
     return names, list(zip(*table, strict=True))
 
 
-def _load_parquet(path: Path) -> tuple[list[str], list[Sequence]]:
+def _load_parquet(path: Path, max_bytes: int) -> tuple[list[str], list[Sequence]]:
+    arrow = require("pyarrow", extra="data")
     parquet = require("pyarrow.parquet", extra="data")
+    limit, size, batches = allowed(existing(path), max_bytes), 0, []
     try:
-        table = parquet.ParquetFile(path).read()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a Parquet file ({error})") from error
-    columns = []
+        with parquet.ParquetFile(path) as file:
+            rows = max(1, 2**20 // max(1, file.metadata.num_columns))
+            for batch in file.iter_batches(batch_size=rows):
+                check_size(path, size := size + batch.nbytes, limit)
+                batches.append(batch)
+            table = arrow.Table.from_batches(batches, file.schema_arrow)
+        columns = [column.to_numpy() for column in table.columns]
+    except TooLarge:
+        raise
+    except Exception as error:  # of every kind, by what is damaged
+        raise ValueError(f"{path}: not a Parquet file of numbers ({error})") from error
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count:
             raise ValueError(f"{path}: column {name!r} has {column.null_count} missing values")
-        columns.append(column.to_numpy())
     return table.column_names, columns
 
 
@@ -403,7 +405,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _numeric(columns: list[Sequence], names: list[str], path: Path) -> np.ndarray:
+def as_numbers(columns: list[Sequence], names: list[str], path: Path) -> np.ndarray:
     """Columns as one array of numbers."""
     converted = []
     for name, column in zip(names, columns, strict=True):
@@ -422,8 +424,8 @@ def _numeric(columns: list[Sequence], names: list[str], path: Path) -> np.ndarra
     return np.stack(converted, axis=1)
 
 
-def _by_client(path: Path, client_column: str) -> ClientArrays:
-    names, columns = _load_table(path, client_column)
+def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
+    names, columns = load_table(path, max_bytes, client_column)
     if names.count(client_column) != 1:
         raise ValueError(
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
@@ -435,13 +437,13 @@ def _by_client(path: Path, client_column: str) -> ClientArrays:
     features = names[:place] + names[place + 1 :]
     if not features:
         raise ValueError(f"{path}: has no column besides {client_column!r}")
-    samples = _samples(_numeric(columns, features, path), str(path))
-    clients = sorted(set(owners.tolist()), key=_natural)
+    samples = as_samples(as_numbers(columns, features, path), str(path))
+    clients = sorted(set(owners.tolist()), key=natural)
     return [samples[owners == client] for client in clients], clients
 
 
-def _read_image_files(files: list[Path], *, color: bool = False) -> list[np.ndarray]:
-    images = [_read_image(file, color) for file in files]
+def _read_image_files(files: list[Path], *, color: bool, max_bytes: int) -> list[np.ndarray]:
+    images = [_read_image(file, color, max_bytes) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
             raise ValueError(
@@ -451,10 +453,13 @@ def _read_image_files(files: list[Path], *, color: bool = False) -> list[np.ndar
     return images
 
 
-def _read_image(path: Path, color: bool) -> Float[np.ndarray, "h w ..."]:
+def _read_image(path: Path, color: bool, max_bytes: int) -> Float[np.ndarray, "h w ..."]:
     pillow = require("PIL.Image", extra="data")
+    limit = allowed(existing(path), max_bytes)
     try:
-        with pillow.open(path) as image:
+        with pillow.open(path, formats=_FORMATS) as image:
+            # As it is decoded, converted, and in single precision.
+            check_size(path, 16 * image.height * image.width, limit)
             # Pillow clips 16-bit pixels to 8 bits when it converts; these are grayscale already.
             if image.mode == "F":
                 raise ValueError("floating-point pixels have no known range")
@@ -462,7 +467,9 @@ def _read_image(path: Path, color: bool) -> Float[np.ndarray, "h w ..."]:
                 pixels = np.asarray(image).astype(np.float32) / 65535
             else:
                 pixels = np.asarray(image.convert("RGB" if color else "L"), np.float32) / 255
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+    except TooLarge:
+        raise
+    except Exception as error:  # of every kind, by what is damaged
         raise ValueError(f"{path}: not a readable image ({error})") from error
     if color and pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=-1)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._optional import require
-from jaxfed.data.readers import StrPath, files_in
+from jaxfed.data._files import StrPath, existing, files_in
 
 _FILLERS = """
     going gonna think thought know known say says said saying tell told talk talked talking want
@@ -41,7 +41,7 @@ def read_text(folder: StrPath, *, suffix: str = ".txt") -> tuple[list[str], list
     documents, names = [], []
     for path in files_in(Path(folder), (suffix,)):
         try:
-            document = path.read_text(encoding="utf-8-sig")
+            document = existing(path).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8 text ({error})") from error
         if not document.strip():

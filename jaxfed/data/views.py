@@ -7,25 +7,26 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxfed.data.readers import (
-    _ARRAYS,
-    _TABLES,
+from jaxfed.data._files import (
+    MAX_BYTES,
     StrPath,
-    _existing,
-    _load_numpy,
-    _load_table,
-    _numeric,
-    _samples,
-    _stems,
+    TooLarge,
+    allowed,
+    check_archive,
+    check_size,
+    existing,
     files_in,
     listing,
+    stems,
 )
+from jaxfed.data.readers import ARRAYS, TABLES, as_numbers, as_samples, load_numpy, load_table
+from jaxfed.linalg.sparse import checked_rows
 
 ViewArray = Any  # Float[np.ndarray, "entities d_j"] or a scipy.sparse.csr_array
 
 
 def read_views(
-    path: StrPath, *, names: Sequence[str] | None = None
+    path: StrPath, *, names: Sequence[str] | None = None, max_bytes: int = MAX_BYTES
 ) -> tuple[list[ViewArray], list[str]]:
     """Read views of the same entities, which are the rows of every array, in the same order.
 
@@ -37,6 +38,8 @@ def read_views(
     Args:
         path: the file or the folder.
         names: which views to read, in this order. Default: all, in natural order.
+        max_bytes: the most memory that a compressed file, or the two axes of a sparse matrix, may
+            take once unpacked; never less than the file's own size.
 
     Returns:
         Views, of one floating type, and their names.
@@ -48,17 +51,17 @@ def read_views(
             sparse ones together, or a malformed file.
     """
     path = Path(path)
-    files = files_in(path, (*_ARRAYS, *_TABLES)) if path.is_dir() else [_existing(path)]
+    files = files_in(path, (*ARRAYS, *TABLES)) if path.is_dir() else [existing(path)]
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
-        arrays = _load_numpy(files[0], names)
+        arrays = load_numpy(files[0], names, max_bytes)
         if names is None:
             arrays = {name: array for name, array in arrays.items() if array.ndim == 2}
-        views = {name: _samples(array, f"{path}: {name}") for name, array in arrays.items()}
+        views = {name: as_samples(array, f"{path}: {name}") for name, array in arrays.items()}
     else:
-        by_name = dict(zip(_stems(files), files, strict=True))
+        by_name = dict(zip(stems(files), files, strict=True))
         if missing := [name for name in names or () if name not in by_name]:
             raise ValueError(f"{path}: holds {listing(by_name, 20)}, not {', '.join(missing)}")
-        views = {name: _read_view(by_name[name]) for name in (names or by_name)}
+        views = {name: _read_view(by_name[name], max_bytes) for name in (names or by_name)}
     if len(views) < 2:
         raise ValueError(f"{path}: wanted two views or more, found {listing(views) or 'none'}")
     first, reference = next(iter(views.items()))
@@ -74,36 +77,42 @@ def read_views(
     return [view.astype(dtype, copy=False) for view in views.values()], list(views)
 
 
-def _read_view(path: Path) -> ViewArray:
+def _read_view(path: Path, max_bytes: int) -> ViewArray:
     """The one view of a file."""
-    if path.suffix.lower() in _TABLES:
-        names, columns = _load_table(path)
-        return _samples(_numeric(columns, names, path), str(path))
-    if path.suffix.lower() == ".npz" and (view := _read_sparse(path)) is not None:
+    if path.suffix.lower() in TABLES:
+        names, columns = load_table(path, max_bytes)
+        return as_samples(as_numbers(columns, names, path), str(path))
+    if path.suffix.lower() == ".npz" and (view := _read_sparse(path, max_bytes)) is not None:
         return view
-    arrays = _load_numpy(path, None)
+    arrays = load_numpy(path, None, max_bytes)
     if len(arrays) != 1:
         raise ValueError(
             f"{path}: holds the arrays {listing(arrays)}; in a folder each file is one view"
         )
     (array,) = arrays.values()
-    return _samples(array, str(path))
+    return as_samples(array, str(path))
 
 
-def _read_sparse(path: Path) -> ViewArray | None:
+def _read_sparse(path: Path, max_bytes: int) -> ViewArray | None:
     """The matrix that `scipy.sparse.save_npz` wrote, None where the file holds something else."""
+    check_archive(existing(path), max_bytes)
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not {"format", "shape", "data"} <= set(archive.files):
                 return None
-        matrix: ViewArray = scipy.sparse.csr_array(scipy.sparse.load_npz(path))
-    except Exception as error:  # whatever a damaged archive makes NumPy and SciPy raise
+        loaded = scipy.sparse.load_npz(path)
+        # As small as the file may be, its axes may be long, and each has its place in memory.
+        check_size(path, 8 * sum(loaded.shape), allowed(path, max_bytes))
+        matrix: ViewArray = checked_rows(loaded)
+    except TooLarge:
+        raise
+    except Exception as error:  # of every kind, by what is damaged
         raise ValueError(f"{path}: not a readable archive ({error})") from error
     if 0 in matrix.shape:
         raise ValueError(f"{path}: is empty, shape {matrix.shape}")
     if matrix.nnz:
         # As those of a dense view: real, finite, floating.
-        matrix.data = _samples(matrix.data[:, None], f"{path}, its non-zero values")[:, 0]
+        matrix.data = as_samples(matrix.data[:, None], f"{path}, its non-zero values")[:, 0]
     else:
         matrix = matrix.astype(np.float32)
     return matrix

@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed.core.clients import Clients, check_tables, checked_array, padded
 from jaxfed.linalg import matmul, not_rounding, svd
+from jaxfed.linalg.sparse import checked_rows
 
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
@@ -172,7 +173,8 @@ class Views(Clients):
             enabled.
 
         Raises:
-            ValueError: for what is not sparse, and as `from_arrays` does.
+            ValueError: for what is not sparse, indices outside of a matrix, and as `from_arrays`
+                does.
         """
         _check_list("matrices", matrices)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
@@ -217,21 +219,26 @@ def _check_list(name: str, given: object) -> None:
 
 def _as_list(matrix: Any, name: str) -> Any:
     """The matrix's values by rows, each place once."""
-    if isinstance(matrix, BCOO) and matrix.n_batch == matrix.n_dense == 0 and matrix.ndim == 2:
-        places = tuple(np.asarray(matrix.indices).T)
-        inside = places[0] < matrix.shape[0]  # JAX pads with places outside
-        data = np.asarray(matrix.data)[inside]
-        places = tuple(place[inside] for place in places)
-        matrix = scipy.sparse.coo_array((data, places), shape=matrix.shape)
-    if not scipy.sparse.issparse(matrix):
+    from_jax = isinstance(matrix, BCOO) and matrix.n_batch == matrix.n_dense == 0
+    if not (from_jax or scipy.sparse.issparse(matrix)):
         raise ValueError(
             f"{name}: wanted a matrix of scipy.sparse or a BCOO, got {type(matrix).__name__}; "
             "Views.from_arrays takes dense ones"
         )
-    rows = scipy.sparse.csr_array(matrix)
-    rows.sum_duplicates()
+    try:
+        rows = checked_rows(_from_jax(matrix) if from_jax else matrix)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     values = np.asarray(checked_array(rows.data, f"{name}, its non-zero values"))
     return scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape).tocoo()
+
+
+def _from_jax(matrix: BCOO) -> scipy.sparse.coo_array:
+    places = np.asarray(matrix.indices)
+    inside = places[:, 0] < matrix.shape[0]  # JAX pads with places outside
+    return scipy.sparse.coo_array(
+        (np.asarray(matrix.data)[inside], tuple(places[inside].T)), shape=matrix.shape
+    )
 
 
 def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:

@@ -1,7 +1,10 @@
 """A small classifier of images whose last features are what generated samples are compared by."""
 
 import functools
+import hashlib
+import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -218,8 +221,12 @@ def _in_parts(function: Callable[[Array], Array], images: Shaped[ArrayLike, "n .
     return jax.lax.map(function, jnp.asarray(images), batch_size=500)
 
 
+#: SHA-256 of `inception-2015-12-05.pt` as it is published.
+_INCEPTION = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
+
+
 def inception_features(
-    path: str | os.PathLike[str], *, batch_size: int = 50
+    path: str | os.PathLike[str], *, batch_size: int = 50, sha256: str = _INCEPTION
 ) -> Callable[[Shaped[Array, "n h w ..."]], Float[np.ndarray, "n d"]]:
     """Features of Inception-v3, by which published FID and KID are measured.
 
@@ -227,11 +234,13 @@ def inception_features(
     `inception-2015-12-05.pt` that belongs to StyleGAN2-ADA, a copy of the TensorFlow network of the
     first FID: it takes images `(n, 3, h, w)` of bytes, scales them to 299 x 299 itself, and called
     with `return_features=True` gives 2048 numbers each. A file of another network will do if it is
-    called in this way.
+    called in this way, and its SHA-256 is given: such a file is a program, which PyTorch runs, and
+    is not opened unless it is the one that was meant.
 
     Args:
         path: of the file.
         batch_size: images at a time.
+        sha256: of the file, in hexadecimal digits; by default that of the file above.
 
     Returns:
         A function of images `(n, h, w)`, `(n, h, w, 1)` or `(n, h, w, 3)`, bytes or between 0 and 1
@@ -240,8 +249,9 @@ def inception_features(
     Raises:
         FileNotFoundError: if there is no such file.
         ImportError: if PyTorch is not installed.
-        ValueError: if the file is no TorchScript; and, by the function, for images of other shapes,
-            not finite ones, and a network that does not give one row an image.
+        ValueError: if the file has another SHA-256, or is no TorchScript; and, by the function, for
+            images of other shapes, not finite ones, and a network that does not give one row an
+            image.
 
     Source:
         Heusel et al. (2017), GANs trained by a two time-scale update rule converge to a local Nash
@@ -249,11 +259,17 @@ def inception_features(
         data, for the file.
     """
     check_size("batch_size", batch_size)
+    if not isinstance(sha256, str) or not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise ValueError(f"sha256: wanted 64 hexadecimal digits, got {sha256!r}")
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file")
+    stored = Path(path).read_bytes()
+    if (found := hashlib.sha256(stored).hexdigest()) != sha256.lower():
+        raise ValueError(f"{path}: wanted a file of SHA-256 {sha256.lower()}, got {found}")
     torch = require("torch", extra="inception")
     try:
-        network = torch.jit.load(str(path), map_location="cpu").eval()
+        # What was checked, and not what the file may hold by now.
+        network = torch.jit.load(io.BytesIO(stored), map_location="cpu").eval()
     except RuntimeError as error:
         raise ValueError(f"{path}: not a TorchScript file ({error})") from error
 

@@ -26,7 +26,7 @@ def read_digits(data: Path | None) -> tuple[Views, Int[np.ndarray, " entities"]]
     if not path.exists():
         raise ValueError(f"--data: no mfeat/mfeat.npz in {data}")
     arrays, _ = read_views(path, names=NAMES)
-    with np.load(path) as archive:
+    with np.load(path, allow_pickle=False) as archive:
         labels = archive["labels"]
     doubles = [np.asarray(x, np.float64) for x in arrays]
     return Views.from_arrays([(x - x.mean(0)) / x.std(0) for x in doubles]), labels

@@ -34,7 +34,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     arrays, _ = datasets.read_arrays(file, names=["frames"])
     frames = np.stack(arrays).astype(np.float32) / 1000
     samples = jnp.asarray(frames)
-    with np.load(file) as content:
+    with np.load(file, allow_pickle=False) as content:
         numbers = content["frame_numbers"]
     clients = Clients.from_samples(frames)
     count, height, width = frames.shape

@@ -1,17 +1,19 @@
 """What fitting any algorithm has in common: where from, where to, and runs taken up again."""
 
 import argparse
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxfed.cli import _report
+from jaxfed.cli._folder import CHECKPOINT, RESULT, Folder
 from jaxfed.core import backend, participation
 from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.checkpoint import Checkpoint, CheckpointError
 from jaxfed.core.clients import Clients
+from jaxfed.core.files import locked
 from jaxfed.core.run import Solution, fit
+from jaxfed.data._files import MAX_BYTES
 
 
 def add_files(parser: argparse.ArgumentParser, data: str) -> None:
@@ -19,7 +21,19 @@ def add_files(parser: argparse.ArgumentParser, data: str) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=data)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results go here")
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    add_max_bytes(parser)
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+
+
+def add_max_bytes(parser: Any) -> None:
+    """Add how much a file may unpack to."""
+    parser.add_argument(
+        "--max-bytes",
+        type=int,
+        default=MAX_BYTES,
+        metavar="N",
+        help="the most memory that a compressed file or a picture may take; default: %(default)s",
+    )
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
@@ -88,34 +102,35 @@ def held_out_share(arguments: argparse.Namespace) -> float:
     return share
 
 
-def check_folder(arguments: argparse.Namespace) -> Path:
+def checked_folder(arguments: argparse.Namespace, pictures: Iterable[str]) -> Folder:
     """The folder for the results, refused before anything is computed if it is in use."""
     lasting = arguments.checkpoint_every is not None
-    return _report.refuse(arguments.out, force=arguments.force, resumable=lasting)
+    folder = Folder(arguments.out)
+    names = [*pictures, CHECKPOINT] if lasting else pictures
+    folder.check(names, force=arguments.force, resumable=lasting)
+    return folder
 
 
 class Run(NamedTuple):
     """A run whose results go to a folder, taken up again where one was interrupted there."""
 
-    folder: Path
+    folder: Folder
     checkpoint: Checkpoint | None
     resumes: bool
     discards: bool  # whether another run's checkpoint may be overwritten
 
     @classmethod
-    def begin(cls, folder: Path, arguments: argparse.Namespace, pictures: Iterable[str]) -> Self:
+    def begin(cls, folder: Folder, arguments: argparse.Namespace) -> Self:
         """Make the folder, without the results of an earlier run."""
-        lasting = arguments.checkpoint_every is not None
-        resumes = lasting and _report.interrupted(folder)
-        checkpoint = None
-        if lasting:
-            checkpoint = Checkpoint(folder / _report.CHECKPOINT, every=arguments.checkpoint_every)
-        _report.take(folder, pictures, resume=resumes)
-        if checkpoint is not None:
-            # From here on the folder tells that a run was begun.
-            checkpoint.path.mkdir(exist_ok=True)
+        if arguments.checkpoint_every is None:
+            folder.begin()
+            return cls(folder, None, False, arguments.force)
+        checkpoint = Checkpoint(folder.checkpoint, every=arguments.checkpoint_every)
+        resumes = folder.interrupted
+        folder.begin(resume=resumes)
+        folder.begin_checkpoint()
         if resumes:
-            print(f"Taking up the run that was interrupted in {folder}.")
+            print(f"Taking up the run that was interrupted in {folder.path}.")
         return cls(folder, checkpoint, resumes, arguments.force)
 
     def fit(self, algorithm: Algorithm, clients: Clients, *, rounds: int, **options) -> Solution:
@@ -127,20 +142,23 @@ class Run(NamedTuple):
                 progress=_report.on_terminal() and rounds > 1, **options,
             )  # fmt: skip
 
-        try:
+        if self.checkpoint is None:
             return attempt()
-        except ValueError:
-            if not (self.resumes and self.discards):
-                raise
-            # Another run's checkpoint, and leave to overwrite it.
-            shutil.rmtree(self.folder / _report.CHECKPOINT)
-            return attempt()
+        with locked(self.checkpoint.path, "--out"):
+            try:
+                return attempt()
+            except CheckpointError:
+                if not (self.resumes and self.discards):
+                    raise
+                # Another run's checkpoint, and leave to overwrite it.
+                self.folder.discard_checkpoint()
+                return attempt()
 
     def write(self, arguments: argparse.Namespace, arrays, summary, pictures) -> None:
         """Write the results, the settings with them, and say so."""
         settings = {name: value for name, value in vars(arguments).items() if name != "run"}
         _report.write(self.folder, arrays, {"settings": settings, **summary})
-        print(f"Written to {self.folder}: {', '.join((*_report.RESULT, *pictures))}.")
+        print(f"Written to {self.folder.path}: {', '.join((*RESULT, *pictures))}.")
 
 
 def traffic(*solutions: Solution | None) -> dict[str, int]:
@@ -152,8 +170,9 @@ def traffic(*solutions: Solution | None) -> dict[str, int]:
     return {"bits sent by a client": round(up), "bits received by a client": round(down)}
 
 
-def save(figures: Mapping[str, Any], folder: Path) -> list[str]:
+def save(figures: Mapping[str, Any], folder: Folder) -> list[str]:
     """Write pictures to files of these names; return the names."""
     for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
+        with folder.writing(name) as part:
+            figure.savefig(part, dpi=150)
     return list(figures)

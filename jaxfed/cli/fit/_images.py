@@ -179,21 +179,22 @@ def _read(
     arguments: argparse.Namespace,
 ) -> tuple[list[str], list[Float[np.ndarray, "n d"]], tuple[int, int, int] | None]:
     path: Path = arguments.data
+    limit = arguments.max_bytes
     files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
     idx = [name for name in files if re.search(r"images[-.]idx3-ubyte(\.gz)?$", name)]
     cifar = [n for n in files if re.fullmatch(r"(cifar-10-.*\.tar\.gz|data_batch_1(\.bin)?)", n)]
     if idx:
         split = "train" if any(name.startswith("train") for name in idx) else "test"
-        return _dealt(arguments, data.read_mnist(path, split))
+        return _dealt(arguments, data.read_mnist(path, split, max_bytes=limit))
     if cifar:
         source = path if path.is_file() or cifar[0].startswith("data") else path / cifar[0]
-        return _dealt(arguments, data.read_cifar10(source))
+        return _dealt(arguments, data.read_cifar10(source, max_bytes=limit))
     if any(name.endswith(".json") for name in files):
         found = data.read_femnist(path)
         # Ink is 1 here as in the other data.
         arrays = [1 - images.reshape(len(images), -1) for images in found.images]
         return found.names, arrays, _shape_of(found.images[0])
-    arrays, names = data.read_folder(path)
+    arrays, names = data.read_folder(path, max_bytes=limit)
     if max(array.max() for array in arrays) > 1 and all(_bytes(array) for array in arrays):
         arrays = [array / 255 for array in arrays]
     return names, [array.astype(np.float32) for array in arrays], None

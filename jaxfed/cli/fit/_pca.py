@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
+from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.clients import Clients
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    folder = _common.check_folder(arguments)
+    folder = _common.checked_folder(arguments, PICTURES)
     require("matplotlib.figure", extra="plot")
     plan, backend_ = build(arguments), _common.chosen_backend(arguments)
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
     plan.algorithm.check(clients, None)
     _check_image_shape(arguments.image_shape, clients.features)
 
-    run = _common.Run.begin(folder, arguments, PICTURES)
+    run = _common.Run.begin(folder, arguments)
     print(
         f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
         f"samples to learn from and {sum(map(len, split.held_out))} held out."
@@ -195,7 +195,11 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
 
 
 def _read(arguments: argparse.Namespace, key) -> Split:
-    arrays, names = data.read_folder(arguments.data, client_column=arguments.client_column)
+    arrays, names = data.read_folder(
+        arguments.data,
+        client_column=arguments.client_column,
+        max_bytes=arguments.max_bytes,
+    )
     share = _common.held_out_share(arguments)
     train, held_out = arrays, []
     if share > 0:
@@ -243,7 +247,7 @@ def _table(
 
 
 def _draw(
-    folder: Path, solution: Solution, split: Split, shape: tuple[int, int] | None
+    folder: Folder, solution: Solution, split: Split, shape: tuple[int, int] | None
 ) -> list[str]:
     """Draw what there is to draw; return the names of the pictures."""
     shared, local = solution.result

@@ -56,7 +56,9 @@ def read(arguments: argparse.Namespace) -> Split:
         ValueError: for arguments or files that do not fit.
         FileNotFoundError: if there are no files.
     """
-    views, names = data.read_views(arguments.data, names=arguments.views)
+    views, names = data.read_views(
+        arguments.data, names=arguments.views, max_bytes=arguments.max_bytes
+    )
     share = _common.held_out_share(arguments)
     entities = views[0].shape[0]
     order = np.random.default_rng(arguments.seed).permutation(entities)

@@ -3,7 +3,6 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed import plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
+from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    folder = _common.check_folder(arguments)
+    folder = _common.checked_folder(arguments, PICTURES)
     require("matplotlib.figure", extra="plot")
     if arguments.rounds < 1:
         raise ValueError(f"--rounds: wanted at least 1, got {arguments.rounds}")
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     backend = _common.chosen_backend(arguments)
     participants = _common.chosen_participation(arguments)
 
-    run = _common.Run.begin(folder, arguments, PICTURES)
+    run = _common.Run.begin(folder, arguments)
     print(_images.said(images, "autoencoders", algorithm.arrays))
     begun = time.perf_counter()
     metrics = _held_out(algorithm, images.held_out) if arguments.held_out else None
@@ -230,7 +230,7 @@ def _table(
 
 
 def _draw(
-    folder: Path,
+    folder: Folder,
     solution: Solution,
     samples: Sequence[Float[np.ndarray, "n_i d"]],
     found: Sequence[Float[np.ndarray, "n_i d"]],

@@ -4,7 +4,6 @@ import argparse
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jaxtyping import Array, Float
 from jaxfed import gcca, models, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
+from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    folder = _common.check_folder(arguments)
+    folder = _common.checked_folder(arguments, PICTURES)
     require("matplotlib.figure", extra="plot")
     wire = channel.lossless()
     if arguments.bits is not None:
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     algorithm.check(views, None)
 
-    run = _common.Run.begin(folder, arguments, PICTURES)
+    run = _common.Run.begin(folder, arguments)
     sizes = "-".join(map(str, (*arguments.hidden, arguments.rank)))
     print(
         f"{len(views)} views, {kept} entities to learn from, in batches of {batch}, and {out} held "
@@ -192,7 +192,7 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(folder: Path, solution: Solution, names: Sequence[str], shares) -> list[str]:
+def _draw(folder: Folder, solution: Solution, names: Sequence[str], shares) -> list[str]:
     """Draw what there is to draw; return the names of the pictures."""
     figures = {"agreement.png": plot.agreement(shares, names)}
     if solution.rounds > 1:

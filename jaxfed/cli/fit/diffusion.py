@@ -3,7 +3,6 @@
 import argparse
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxfed import plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
+from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    folder = _common.check_folder(arguments)
+    folder = _common.checked_folder(arguments, PICTURES)
     require("matplotlib.figure", extra="plot")
     for name, least in (("rounds", 1), ("samples", 1), ("sampling_steps", 1)):
         if getattr(arguments, name) < least:
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     backend = _common.chosen_backend(arguments)
     participants = _common.chosen_participation(arguments)
 
-    run = _common.Run.begin(folder, arguments, PICTURES)
+    run = _common.Run.begin(folder, arguments)
     print(_images.said(images, "a U-Net", algorithm.arrays))
     begun = time.perf_counter()
     metrics = _validation(algorithm, images, arguments) if arguments.held_out else None
@@ -249,7 +249,7 @@ def _table(
 
 
 def _draw(
-    folder: Path,
+    folder: Folder,
     solution: Solution,
     samples: Float[np.ndarray, "m n d"],
     names: list[str],

@@ -3,7 +3,6 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from jaxfed import gcca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
+from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution, fit
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    folder = _common.check_folder(arguments)
+    folder = _common.checked_folder(arguments, PICTURES)
     require("matplotlib.figure", extra="plot")
     algorithm = gcca.MaxVar(
         arguments.rank,
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if start_with is not None:
         start_with.check(views, None)
 
-    run = _common.Run.begin(folder, arguments, PICTURES)
+    run = _common.Run.begin(folder, arguments)
     kept, total = len(split.entities), len(split.entities) + len(split.held_out[0])
     print(
         f"{len(views)} views, {kept} entities to learn from and {total - kept} held out; "
@@ -190,7 +190,7 @@ def _table(
 
 
 def _draw(
-    folder: Path, solution: Solution, names: Sequence[str], fits, least: float | None
+    folder: Folder, solution: Solution, names: Sequence[str], fits, least: float | None
 ) -> list[str]:
     """Draw what there is to draw; return the names of the pictures."""
     figures = {"agreement.png": plot.agreement(fits, names)}

@@ -1,0 +1,180 @@
+"""The folder that a command's results go to, and the list of what was written there."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from jaxfed.core import checkpoint, grid
+from jaxfed.core.files import locked, replacing
+
+RESULT = ("result.npz", "result.json")
+CHECKPOINT = "checkpoint"
+MANIFEST = "manifest.json"
+_ABOUT = "what jaxfed wrote into this folder; all else is left as it is"
+_MARK = f"{CHECKPOINT}/.jaxfed"  # says that the folder of checkpoints was made here
+
+
+class Folder:
+    """A folder of results, which may hold files of others.
+
+    Its `manifest.json` lists the size and the SHA-256 of each file that was written. What is not
+    on this list, or is not any more what was written, belongs to somebody else: it is neither
+    overwritten nor removed, whatever the command was told.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder for checkpoints in this one."""
+        return self.path / CHECKPOINT
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a run with checkpoints was begun here and did not end."""
+        begun = _MARK in self._listed() and not self._is_foreign(CHECKPOINT)
+        return begun and not (self.path / RESULT[-1]).exists()
+
+    def check(self, names: Iterable[str], *, force: bool, resumable: bool = False) -> None:
+        """Make sure that nothing of value is overwritten, before anything is computed.
+
+        Args:
+            names: of what is to be written, or patterns of them.
+            force: whether earlier results may be overwritten.
+            resumable: whether a folder that an interrupted run left is taken up again.
+
+        Raises:
+            ValueError: if the folder is in use and may not be overwritten, is a file, or holds
+                files of others in the places of results.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"--out: {self.path} is a file, wanted a folder")
+        if not self.path.exists():
+            return
+        taken = _visible(self.path) - ({CHECKPOINT} if not _visible(self.checkpoint) else set())
+        if taken and not force and not (resumable and self.interrupted):
+            raise ValueError(
+                f"--out: {self.path} is not empty; name another folder, or overwrite earlier "
+                "results with --force"
+            )
+        self._refuse_foreign((MANIFEST, *RESULT, *names))
+
+    def begin(self, *, resume: bool = False) -> None:
+        """Make the folder, without the results of an earlier run.
+
+        Args:
+            resume: whether checkpoints stay, for the run to be taken up again.
+
+        Raises:
+            BlockingIOError: if another process has a run with checkpoints in the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._refuse_foreign([MANIFEST])
+        with locked(self.checkpoint, "--out") if self._is_marked else nullcontext():
+            if not resume:
+                self.discard_checkpoint()
+            listed = self._listed()
+            for name in listed.keys() - {_MARK}:
+                if not self._is_foreign(name):
+                    (self.path / name).unlink(missing_ok=True)
+            if listed:
+                self._list({name: entry for name, entry in listed.items() if name == _MARK})
+
+    def begin_checkpoint(self) -> None:
+        """Make the folder for checkpoints; from here on the folder tells that a run was begun."""
+        self._refuse_foreign([CHECKPOINT])
+        self.checkpoint.mkdir(exist_ok=True)
+        with self.writing(_MARK) as part:
+            part.write_text("made by jaxfed\n", encoding="utf-8")
+
+    def discard_checkpoint(self) -> None:
+        """Remove the checkpoints that runs saved here."""
+        if self._is_marked:
+            checkpoint.discard(self.checkpoint)
+            grid.discard(self.checkpoint)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Write a file: complete or not at all, and known to the manifest once it is there.
+
+        Args:
+            name: of the file.
+
+        Yields:
+            The path to write to.
+
+        Raises:
+            ValueError: if a file of others is in its place.
+        """
+        self._refuse_foreign([name])
+        with replacing(self.path / name) as part:
+            yield part
+            # First, so that no file of its own is ever taken for somebody else's.
+            self._list({**self._listed(), name: _entry(part)})
+
+    @property
+    def _is_marked(self) -> bool:
+        """Whether the folder for checkpoints was made here."""
+        return os.path.lexists(self.path / _MARK) and not self._is_foreign(_MARK)
+
+    def _refuse_foreign(self, patterns: Iterable[str]) -> None:
+        for pattern in patterns:
+            present = [name for name in os.listdir(self.path) if fnmatch(name, pattern)]
+            for name in present if "/" not in pattern else [pattern]:
+                if self._is_foreign(name):
+                    raise ValueError(
+                        f"--out: {self.path / name} was not written by jaxfed, or has changed "
+                        "since; move it, or name another folder"
+                    )
+
+    def _is_foreign(self, name: str) -> bool:
+        """Whether something of others is in this place."""
+        path = self.path / name
+        if not os.path.lexists(path):
+            return False
+        if name == MANIFEST:
+            return _read(path) is None
+        if name == CHECKPOINT:
+            return not path.is_dir() or (bool(_visible(path)) and not self._is_marked)
+        entry = self._listed().get(name)
+        return entry is None or path.is_symlink() or not path.is_file() or entry != _entry(path)
+
+    def _listed(self) -> dict[str, Any]:
+        return _read(self.path / MANIFEST) or {}
+
+    def _list(self, files: Mapping[str, Any]) -> None:
+        with replacing(self.path / MANIFEST) as part:
+            text = json.dumps({"about": _ABOUT, "files": files}, indent=2)
+            part.write_text(text + "\n", encoding="utf-8")
+
+
+def _visible(folder: Path) -> set[str]:
+    """What is in a folder, without what a killed process had not put in its place yet."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return {name for name in names if not name.startswith(".part-")}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The files that a manifest lists; None if it is none."""
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("about") != _ABOUT:
+        return None
+    files = found.get("files")
+    if not isinstance(files, dict) or any(Path(n).name != n for n in files.keys() - {_MARK}):
+        return None
+    return files
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}

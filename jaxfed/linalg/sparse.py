@@ -1,0 +1,49 @@
+"""Sparse matrices whose indices may be anything."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+
+def checked_rows(matrix: Any) -> scipy.sparse.csr_array:
+    """A sparse matrix by rows, each place once; what is wrong with its indices is refused.
+
+    SciPy's compiled conversions and products read and write wherever the indices of a matrix say,
+    be it outside of its arrays. Nothing is handed to them here before it is checked.
+
+    Args:
+        matrix: of `scipy.sparse`, with two axes, in any format. It is left as it is.
+
+    Raises:
+        ValueError: for other axes, and for indices outside the matrix or its arrays.
+    """
+    if len(matrix.shape) != 2:
+        raise ValueError(f"wanted two axes, got shape {matrix.shape}")
+    match matrix.format:
+        case "csr" | "csc" | "bsr":
+            parts = (matrix.data, matrix.indices, matrix.indptr)
+            matrix = type(matrix)(parts, shape=matrix.shape)
+            matrix.check_format(full_check=True)
+            # The full check passes over these where the last one is zero, and compares by
+            # differences, which overflow.
+            if (matrix.indptr[1:] < matrix.indptr[:-1]).any():
+                raise ValueError("the index pointer must not decrease")
+        case "coo":
+            matrix = scipy.sparse.coo_array((matrix.data, matrix.coords), shape=matrix.shape)
+        case "dia":
+            rows, columns = matrix.shape
+            if not ((matrix.offsets > -rows) & (matrix.offsets < columns)).all():
+                raise ValueError(f"the diagonals lie outside the shape {matrix.shape}")
+            matrix = scipy.sparse.dia_array((matrix.data, matrix.offsets), shape=matrix.shape)
+        case "lil":
+            counts = [len(places) for places in matrix.rows]
+            rows = np.repeat(np.arange(matrix.shape[0]), counts)
+            columns = np.array([k for places in matrix.rows for k in places], np.int64)
+            values = np.array([x for entries in matrix.data for x in entries], matrix.dtype)
+            matrix = scipy.sparse.coo_array((values, (rows, columns)), shape=matrix.shape)
+    found = scipy.sparse.csr_array(matrix)
+    if not found.has_canonical_format:
+        found = found.copy()
+        found.sum_duplicates()
+    return found
