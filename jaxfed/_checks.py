@@ -6,6 +6,7 @@ Numbers and arrays that are traced have no values yet: their shapes and types ar
 import os
 import reprlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -220,12 +221,12 @@ def checked_key(argument: str, given: object) -> Key[Array, ""]:
         ValueError: if it is none, or several.
     """
     if isinstance(given, jax.Array | np.ndarray):
-        if given.dtype == np.uint32 and given.ndim == 1 and given.shape[0] in (2, 4):
-            given = jax.random.wrap_key_data(
-                jnp.asarray(given), impl="threefry2x32" if given.shape[0] == 2 else "rbg"
-            )
-        if jnp.issubdtype(given.dtype, jax.dtypes.prng_key) and given.ndim == 0:
-            return jnp.asarray(given)
+        key = given
+        if given.dtype == np.uint32 and given.ndim > 0:
+            with suppress(TypeError):  # of another length
+                key = jax.random.wrap_key_data(jnp.asarray(given))
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return jnp.asarray(key)
     raise refuse(argument, "one random key, such as jax.random.key(0)", given)
 
 
@@ -277,7 +278,7 @@ def checked_array(
     kind = "real" if whole else "floating-point"
     wanted = f"an array of {kind} numbers of shape ({', '.join(axes.split())})"
     array = given if isinstance(given, jax.Array) else host_array(argument, given, wanted)
-    numbers = _is_real(array.dtype) if whole else jnp.issubdtype(array.dtype, jnp.floating)
+    numbers = is_real(array.dtype) if whole else jnp.issubdtype(array.dtype, jnp.floating)
     if not numbers or not _has_axes(array.shape, axes.split()):
         raise refuse(argument, wanted, given)
     if 0 in array.shape:
@@ -305,6 +306,41 @@ def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
     return array
 
 
+def checked_table(argument: str, given: object) -> np.ndarray:
+    """A table of finite real numbers in double precision, on the host.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    wanted = "a table (rows, columns) of finite real numbers"
+    table = host_array(argument, given, wanted)
+    if not is_real(table.dtype) or table.ndim != 2 or not table.size:
+        raise refuse(argument, wanted, given)
+    if not np.isfinite(table).all():
+        raise refuse(argument, wanted, given)
+    return table.astype(np.float64)
+
+
+def checked_labels(argument: str, given: object, length: int | None = None) -> np.ndarray:
+    """Groups or classes by numbers or by names, on the host.
+
+    Args:
+        argument: its name.
+        given: the labels.
+        length: how many are wanted; any number of at least one by default.
+
+    Raises:
+        ValueError: if they are no labels, or not so many.
+    """
+    wanted = f"{'' if length is None else f'{length} '}labels, whole numbers or names, in a list"
+    labels = host_array(argument, given, wanted)
+    if labels.dtype.kind not in "biuU" or labels.ndim != 1 or not labels.size:
+        raise refuse(argument, wanted, given)
+    if length not in (None, len(labels)):
+        raise refuse(argument, wanted, given)
+    return labels
+
+
 def _has_axes(shape: tuple[int, ...], axes: list[str]) -> bool:
     if "..." in axes:
         axes = axes[1:]
@@ -317,7 +353,8 @@ def _has_axes(shape: tuple[int, ...], axes: list[str]) -> bool:
     )
 
 
-def _is_real(dtype: Any) -> bool:
+def is_real(dtype: Any) -> bool:
+    """Whether a type is of real numbers, whole ones among them."""
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
@@ -329,7 +366,7 @@ def _in_precision(given: object) -> np.ndarray | None:
         values = np.asarray(given)
     except TypeError:  # random keys
         return None
-    if isinstance(given, bool) or not _is_real(values.dtype) or not values.size:
+    if isinstance(given, bool) or not is_real(values.dtype) or not values.size:
         return None
     with np.errstate(over="ignore", under="ignore"):
         return values.astype(jax.dtypes.canonicalize_dtype(np.float64))

@@ -1,6 +1,6 @@
 """Call everything public with malformed arguments, and print a table of what became of them.
 
-    python -m bench.fuzz --cases 50000
+python -m bench.fuzz --cases 50000
 """
 
 import argparse

@@ -185,99 +185,254 @@ RUN = {
 def targets() -> list[Target]:
     """All of them."""
     right = given()
-    run = {"algorithm": right["perpca"], "clients": right["clients"], "rounds": 2, "key": right["key"]}
+    run = {
+        "algorithm": right["perpca"],
+        "clients": right["clients"],
+        "rounds": 2,
+        "key": right["key"],
+    }
 
     found = [
         # --- runs
-        Target("fit", run, RUN | {
-            "progress": flag, "checkpoint": optional(instance(jf.Checkpoint)),
-            "callbacks": listed(function, least=0), "best": optional(text),
-            "chunk_rounds": SOME, "throw": flag, "every": SOME,
-        }),
+        Target(
+            "fit",
+            run,
+            RUN
+            | {
+                "progress": flag,
+                "checkpoint": optional(instance(jf.Checkpoint)),
+                "callbacks": listed(function, least=0),
+                "best": optional(text),
+                "chunk_rounds": SOME,
+                "throw": flag,
+                "every": SOME,
+            },
+        ),
         Target("rollout", run, RUN | {"remat": flag}),
         Target(
             "sweep",
-            {"algorithms": right["perpca"], "clients": right["clients"], "keys": right["key"], "rounds": 2},
+            {
+                "algorithms": right["perpca"],
+                "clients": right["clients"],
+                "keys": right["key"],
+                "rounds": 2,
+            },
             {
                 "algorithms": either(instance(jf.Algorithm), listed(instance(jf.Algorithm))),
                 "clients": either(tracked("clients"), listed(tracked("clients"))),
-                "keys": lambda value: isinstance(value, jax.Array)
-                and jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.ndim <= 1,
-                "rounds": WHOLE, "block": SOME, "tol": tolerance, "metrics_every": WHOLE,
-                "backend": RUN["backend"], "channel": channels, "participation": RUN["participation"],
-                "metrics": optional(function), "warm_start": start, "remat": flag,
+                "keys": lambda value: (
+                    isinstance(value, jax.Array)
+                    and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+                    and value.ndim <= 1
+                ),
+                "rounds": WHOLE,
+                "block": SOME,
+                "tol": tolerance,
+                "metrics_every": WHOLE,
+                "backend": RUN["backend"],
+                "channel": channels,
+                "participation": RUN["participation"],
+                "metrics": optional(function),
+                "warm_start": start,
+                "remat": flag,
             },
         ),
-        Target("grid", {"function": lambda x: {"y": x}, "axes": {"x": [1.0, 2.0]}}, {
-            "function": lambda value: False if value is int else callable(value),
-            "axes": lambda value: isinstance(value, dict) and list(value) == ["x"]
-            and real(None, finite=True)(value["x"]),
-            "dims": lambda value: value is None or value == {}, "block": SOME,
-            "backend": RUN["backend"], "progress": flag, "folder": optional(path),
-        }),
+        Target(
+            "grid",
+            {"function": lambda x: {"y": x}, "axes": {"x": [1.0, 2.0]}},
+            {
+                "function": lambda value: False if value is int else callable(value),
+                "axes": lambda value: (
+                    isinstance(value, dict)
+                    and list(value) == ["x"]
+                    and real(None, finite=True)(value["x"])
+                ),
+                "dims": lambda value: value is None or value == {},
+                "block": SOME,
+                "backend": RUN["backend"],
+                "progress": flag,
+                "folder": optional(path),
+            },
+        ),
         Target("stack", {"trees": [right["perpca"]] * 2}, {"trees": listed(anything)}),
-        Target("Checkpoint", {"path": "run"}, {"path": path, "every": WHOLE, "keep": WHOLE}, cheap=True),
-        Target("EarlyStopping", {"monitor": "objective"}, {
-            "monitor": text, "patience": count(0), "min_delta": factor(arrays=False),
-        }, cheap=True),
+        Target(
+            "Checkpoint", {"path": "run"}, {"path": path, "every": WHOLE, "keep": WHOLE}, cheap=True
+        ),
+        Target(
+            "EarlyStopping",
+            {"monitor": "objective"},
+            {
+                "monitor": text,
+                "patience": count(0),
+                "min_delta": factor(arrays=False),
+            },
+            cheap=True,
+        ),
         # --- clients
-        Target("Clients.from_samples", {"arrays": right["samples"]}, {
-            "arrays": either(array(None, None, None, finite=True), _tables), "weights": weights,
-        }),
-        Target("Clients.from_moments", {"matrices": right["moments"]}, {
-            "matrices": _moments,
-            "counts": lambda value: value is None
-            or (real(CLIENTS, finite=True)(value) and (np.asarray(value) > 0).all()),
-            "weights": one_of("equal") if True else weights,
-        }, says={"weights": ("counts",)}),
-        Target("Clients.restrict", {"self": right["clients"]}, {
-            "clients": optional(count(1, CLIENTS)), "samples": optional(count(1, SAMPLES)),
-        }),
-        Target("Clients.take", {"self": right["clients"], "indices": [0, 1]}, {"indices": _indices}),
-        Target("gcca.Views.from_arrays", {"arrays": list(right["samples"])}, {
-            "arrays": _views, "center": flag,
-        }),
-        Target("gcca.Views.from_sparse", {"matrices": [right["sparse"]] * 2}, {
-            "matrices": listed(scipy.sparse.issparse), "center": flag,
-        }),
+        Target(
+            "Clients.from_samples",
+            {"arrays": right["samples"]},
+            {
+                "arrays": either(array(None, None, None, finite=True), _tables),
+                "weights": weights,
+            },
+        ),
+        Target(
+            "Clients.from_moments",
+            {"matrices": right["moments"]},
+            {
+                "matrices": _moments,
+                "counts": lambda value: (
+                    value is None
+                    or (real(CLIENTS, finite=True)(value) and (np.asarray(value) > 0).all())
+                ),
+                "weights": one_of("equal") if True else weights,
+            },
+            says={"weights": ("counts",)},
+        ),
+        Target(
+            "Clients.restrict",
+            {"self": right["clients"]},
+            {
+                "clients": optional(count(1, CLIENTS)),
+                "samples": optional(count(1, SAMPLES)),
+            },
+        ),
+        Target(
+            "Clients.take", {"self": right["clients"], "indices": [0, 1]}, {"indices": _indices}
+        ),
+        Target(
+            "gcca.Views.from_arrays",
+            {"arrays": list(right["samples"])},
+            {
+                "arrays": _views,
+                "center": flag,
+            },
+        ),
+        Target(
+            "gcca.Views.from_sparse",
+            {"matrices": [right["sparse"]] * 2},
+            {
+                "matrices": listed(scipy.sparse.issparse),
+                "center": flag,
+            },
+        ),
         # --- channels, participation, backends
         Target("channel.cast", {"dtype": "float16"}, {"dtype": _cast}, cheap=True),
-        Target("channel.chain", {"compressors": [jf.channel.sign()]}, {
-            "compressors": listed(compressor),
-        }, cheap=True, call=lambda compressors: jf.channel.chain(*compressors)
-            if isinstance(compressors, list | tuple) else jf.channel.chain(compressors),
-            says={"compressors": ("compressor",)}),
-        Target("channel.difference", {"compressor": jf.channel.sign()}, {"compressor": compressor}, cheap=True),
-        Target("channel.error_feedback", {"compressor": jf.channel.sign()}, {"compressor": compressor}, cheap=True),
-        Target("channel.gaussian", {"clip": 1.0, "noise_multiplier": 1.0}, {
-            "clip": positive(arrays=False), "noise_multiplier": positive(arrays=False), "clients": WHOLE,
-        }, cheap=True),
-        Target("channel.quantize", {"bits": 8}, {
-            "bits": count(2, 8), "norm": one_of("max", "frobenius"), "contraction": number(least=1),
-            "rounding": one_of("stochastic", "nearest"), "coding": one_of("fixed", "entropy"),
-            "scale_bits": lambda value: False,
-        }, cheap=True),
+        Target(
+            "channel.chain",
+            {"compressors": [jf.channel.sign()]},
+            {
+                "compressors": listed(compressor),
+            },
+            cheap=True,
+            call=lambda compressors: (
+                jf.channel.chain(*compressors)
+                if isinstance(compressors, list | tuple)
+                else jf.channel.chain(compressors)
+            ),
+            says={"compressors": ("compressor",)},
+        ),
+        Target(
+            "channel.difference",
+            {"compressor": jf.channel.sign()},
+            {"compressor": compressor},
+            cheap=True,
+        ),
+        Target(
+            "channel.error_feedback",
+            {"compressor": jf.channel.sign()},
+            {"compressor": compressor},
+            cheap=True,
+        ),
+        Target(
+            "channel.gaussian",
+            {"clip": 1.0, "noise_multiplier": 1.0},
+            {
+                "clip": positive(arrays=False),
+                "noise_multiplier": positive(arrays=False),
+                "clients": WHOLE,
+            },
+            cheap=True,
+        ),
+        Target(
+            "channel.quantize",
+            {"bits": 8},
+            {
+                "bits": count(2, 8),
+                "norm": one_of("max", "frobenius"),
+                "contraction": number(least=1),
+                "rounding": one_of("stochastic", "nearest"),
+                "coding": one_of("fixed", "entropy"),
+                "scale_bits": lambda value: False,
+            },
+            cheap=True,
+        ),
         Target("channel.quantize", {"levels": 3}, {"levels": count(1, 127)}, cheap=True),
-        Target("channel.random_k", {"fraction": 0.5}, {"fraction": number(above=0, most=1), "scaled": flag}, cheap=True),
-        Target("channel.top_k", {"fraction": 0.5}, {"fraction": number(above=0, most=1)}, cheap=True),
-        Target("channel.secure_sum", {"clients": 3, "bits": 16, "bound": 1.0}, {
-            "clients": count(2, 2**15 - 1), "bits": count(3, 32), "bound": positive(arrays=False),
-            "neighbours": lambda value: value is None or count(2, 2)(value),
-            "inner": lambda value: value is None or isinstance(value, jf.channel.Channel),
-        }, cheap=True, says={"clients": ("bits",)}),
+        Target(
+            "channel.random_k",
+            {"fraction": 0.5},
+            {"fraction": number(above=0, most=1), "scaled": flag},
+            cheap=True,
+        ),
+        Target(
+            "channel.top_k", {"fraction": 0.5}, {"fraction": number(above=0, most=1)}, cheap=True
+        ),
+        Target(
+            "channel.secure_sum",
+            {"clients": 3, "bits": 16, "bound": 1.0},
+            {
+                "clients": count(2, 2**15 - 1),
+                "bits": count(3, 32),
+                "bound": positive(arrays=False),
+                "neighbours": lambda value: value is None or count(2, 2)(value),
+                "inner": lambda value: value is None or isinstance(value, jf.channel.Channel),
+            },
+            cheap=True,
+            says={"clients": ("bits",)},
+        ),
         Target("channel.ways", {"channel": jf.channel.sign()}, {"channel": channels}, cheap=True),
-        Target("participation.uniform", {"size": 2}, {"size": WHOLE}, cheap=True, says={"size": ("participation size",)}),
-        Target("participation.mask", {"present": np.ones((2, CLIENTS), bool)}, {
-            "present": either(array(None, kinds="b"), array(None, None, kinds="b"), lambda v: v is True or v is np.True_),
-        }, cheap=True, says={"present": ("participation mask",)}),
+        Target(
+            "participation.uniform",
+            {"size": 2},
+            {"size": WHOLE},
+            cheap=True,
+            says={"size": ("participation size",)},
+        ),
+        Target(
+            "participation.mask",
+            {"present": np.ones((2, CLIENTS), bool)},
+            {
+                "present": either(
+                    array(None, kinds="b"),
+                    array(None, None, kinds="b"),
+                    lambda v: v is True or v is np.True_,
+                ),
+            },
+            cheap=True,
+            says={"present": ("participation mask",)},
+        ),
         Target("backend.chunked", {"size": 2}, {"size": WHOLE}, cheap=True),
-        Target("backend.pmap", {}, {
-            "devices": _devices, "inner": optional(instance(jf.backend.Backend)),
-        }, cheap=True),
-        Target("backend.shard", {}, {
-            "mesh": _devices, "axis": optional(one_of("clients")),
-            "inner": optional(instance(jf.backend.Backend)),
-        }, cheap=True, says={"mesh": ("devices",)}),
+        Target(
+            "backend.pmap",
+            {},
+            {
+                "devices": _devices,
+                "inner": optional(instance(jf.backend.Backend)),
+            },
+            cheap=True,
+        ),
+        Target(
+            "backend.shard",
+            {},
+            {
+                "mesh": _devices,
+                "axis": optional(one_of("clients")),
+                "inner": optional(instance(jf.backend.Backend)),
+            },
+            cheap=True,
+            says={"mesh": ("devices",)},
+        ),
         # --- algorithms
         *_algorithms(right),
         # --- everything that computes on arrays
@@ -293,7 +448,10 @@ def _tables(value) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
-        and all(isinstance(x, np.ndarray | jax.Array) and array(None, None, finite=True)(x) for x in value)
+        and all(
+            isinstance(x, np.ndarray | jax.Array) and array(None, None, finite=True)(x)
+            for x in value
+        )
         and all(np.asarray(x).dtype.itemsize >= 4 for x in value)
         and len({(np.shape(x)[1], np.asarray(x).dtype) for x in value}) == 1
     )
@@ -303,7 +461,9 @@ def _views(value) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
-        and all(array(None, None, finite=True)(x) and np.asarray(x).dtype.itemsize >= 4 for x in value)
+        and all(
+            array(None, None, finite=True)(x) and np.asarray(x).dtype.itemsize >= 4 for x in value
+        )
         and len({len(x) for x in value}) == 1
     )
 
@@ -318,7 +478,11 @@ def _moments(value) -> bool:
 
 
 def _indices(value) -> bool:
-    return array(None, kinds="iu")(value) and (np.asarray(value) >= 0).all() and (np.asarray(value) < CLIENTS).all()
+    return (
+        array(None, kinds="iu")(value)
+        and (np.asarray(value) >= 0).all()
+        and (np.asarray(value) < CLIENTS).all()
+    )
 
 
 def _cast(value) -> bool:
@@ -422,16 +586,27 @@ def _algorithms(right) -> list[Target]:
 
 def _bounds(value) -> bool:
     return (
-        isinstance(value, list | tuple) and len(value) == 2
-        and all(number(above=0)(x) and not isinstance(x, np.generic) for x in value) and value[0] < value[1] and value[0] <= 1 <= value[1]
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(number(above=0)(x) and not isinstance(x, np.generic) for x in value)
+        and value[0] < value[1]
+        and value[0] <= 1 <= value[1]
     )
 
 
 def _functions(right) -> list[Target]:
     m, d, r = CLIENTS, FEATURES, RANK
-    counts = lambda v: v is None or (real(m, finite=True)(v) and (np.asarray(v) >= 0).all() and (np.asarray(v) <= SAMPLES).all())  # noqa: E731
+    counts = lambda v: (
+        v is None
+        or (
+            real(m, finite=True)(v)
+            and (np.asarray(v) >= 0).all()
+            and (np.asarray(v) <= SAMPLES).all()
+        )
+    )  # noqa: E731
     data = either(real(m, None, d), instance(jf.linalg.Moment))
-    shared, local = real(d, None), real(m, d, None)
+    shared, local = optional(real(d, None)), optional(real(m, d, None))
+    only = either(real(None, None, d), instance(jf.linalg.Moment))
     parts = {"samples": data, "shared": shared, "local": local, "counts": counts}
     known = {"samples": right["samples"], "shared": right["frame"], "local": right["frames"]}
     energy = parts | {"per_client": flag}
@@ -445,8 +620,11 @@ def _functions(right) -> list[Target]:
     base = either(real(d, r))
     attack = {"inputs": right["inputs"], "outputs": right["outputs"]}
     frames3 = real(ROUNDS, d, r)
-    views = {"views": right["views"], "shared": np.eye(SAMPLES, 2, dtype=np.float32),
-             "local": np.ones((2, FEATURES, 2), np.float32)}
+    views = {
+        "views": right["views"],
+        "shared": np.eye(SAMPLES, 2, dtype=np.float32),
+        "local": np.ones((2, FEATURES, 2), np.float32),
+    }
     unit = number(above=0)
     return [
         Target("linalg.polar", frame, {"w": array(None, None), "method": optional(one_of("newton_schulz", "eigh", "svd", "pallas"))}),
@@ -501,24 +679,24 @@ def _functions(right) -> list[Target]:
         Target("metrics.reconstructed_energy", {"samples": right["samples"], "reconstructions": right["samples"]}, {
             "samples": real(m, SAMPLES, d), "reconstructions": real(m, SAMPLES, d), "counts": counts, "per_client": flag,
         }),
-        Target("metrics.scaled_kkt_violation", {n: known[n] for n in ("samples", "shared")}, {n: parts[n] for n in ("samples", "shared", "counts")}),
+        Target("metrics.scaled_kkt_violation", {n: known[n] for n in ("samples", "shared")}, {"samples": only, "shared": real(d, None), "counts": counts}),
         Target("metrics.relative_singular_value_error", {"samples": right["samples"], "shared": right["frame"], "singular_values": np.ones(2, np.float32)}, {
-            "samples": data, "shared": real(d, 2), "singular_values": real(2), "counts": counts,
+            "samples": only, "shared": real(d, 2), "singular_values": real(2), "counts": counts,
         }),
-        Target("metrics.projector_distance", point, {"x": _bases(d), "y": _bases(d)}),
+        Target("metrics.projector_distance", point, {"x": real(..., d, None), "y": real(..., d, None)}),
         Target("metrics.subspace_error", {"shared": right["frame"], "local": right["frames"], "true_shared": right["frame"], "true_local": right["frames"]}, {
-            "shared": optional(shared), "local": optional(local), "true_shared": optional(shared), "true_local": optional(local),
+            "shared": shared, "local": local, "true_shared": shared, "true_local": local,
         }),
         Target("metrics.misalignment", {"local": right["frames"]}, {"local": real(None, None, None)}),
         Target("metrics.client_distances", {"local": right["frames"]}, {"local": real(None, None, None)}),
         Target("metrics.expected_reconstruction_error", {"local": right["frames"], "truth": right["frames"], "noise_variance": 0.1}, {
-            "local": local, "truth": local, "noise_variance": factor(arrays=False), "relative": flag, "per_client": flag,
+            "local": real(m, d, None), "truth": real(m, d, None), "noise_variance": factor(arrays=False), "relative": flag, "per_client": flag,
         }),
         Target("metrics.adjusted_rand_index", {"labels": right["labels"], "assigned": right["labels"]}, {"labels": labels, "assigned": labels}, cheap=True),
         Target("metrics.clustering_accuracy", {"labels": right["labels"], "assigned": right["labels"]}, {"labels": labels, "assigned": labels}, cheap=True),
-        Target("metrics.rounds_to_accuracy", {"values": np.arange(3.0), "accuracy": 0.5}, {"values": _batch, "accuracy": number()}),
+        Target("metrics.rounds_to_accuracy", {"values": np.arange(3.0), "accuracy": 0.5}, {"values": real(..., None), "accuracy": number()}),
         Target("metrics.floats_to_accuracy", {"values": np.arange(3.0), "accuracy": 0.5, "bits": np.arange(3.0)}, {
-            "values": _batch, "accuracy": number(), "bits": _batch, "precision": WHOLE,
+            "values": real(..., 3), "accuracy": number(), "bits": real(..., 3), "precision": WHOLE,
         }, says={"values": ("bits",)}),
         Target("metrics.frechet_distance", sets, pair),
         Target("metrics.kernel_distance", sets, pair),
@@ -527,7 +705,7 @@ def _functions(right) -> list[Target]:
             "key": key, "subsets": count(2), "subset_size": count(2, SAMPLES),
         }),
         Target("metrics.noise_level", {"images": right["images"]}, {
-            "images": lambda v: isinstance(v, np.ndarray | jax.Array) and v.ndim >= 2 and v.dtype.kind in REAL and min(v.shape[-2:]) >= 3 and v.size > 0,
+            "images": lambda v: real(..., None, None)(v) and min(np.shape(v)[-2:]) >= 3,
         }),
         Target("metrics.client_distribution", {"values": np.arange(3.0), "good": "small"}, {"values": real(None), "good": one_of("small", "large")}),
         Target("metrics.svm_accuracy", {"train": right["matrix"], "train_labels": np.arange(4) % 2, "test": right["matrix"], "test_labels": np.arange(4) % 2}, {
@@ -550,8 +728,8 @@ def _functions(right) -> list[Target]:
             "rounds": positive(arrays=False), "full_rounds": positive(arrays=False), "bits": positive(arrays=False), "start_bits": factor(arrays=False),
         }, cheap=True),
         # --- applications of PCA
-        Target("pca.cluster_clients", {"local": right["frames"], "clusters": 2}, {"local": local, "clusters": count(1, m), "seed": count(0)}),
-        Target("pca.embed_clients", {"local": right["frames"]}, {"local": local, "dims": count(1, m)}),
+        Target("pca.cluster_clients", {"local": right["frames"], "clusters": 2}, {"local": real(m, d, None), "clusters": count(1, m), "seed": count(0)}),
+        Target("pca.embed_clients", {"local": right["frames"]}, {"local": real(m, d, None), "dims": count(1, m)}),
         Target("pca.robust_pca", {"matrix": right["matrix"]}, {
             "matrix": array(None, None, kinds=REAL, finite=True), "sparsity": optional(positive(arrays=False)), "rounds": WHOLE, "tol": optional(positive(arrays=False)),
         }),
@@ -598,16 +776,12 @@ def _functions(right) -> list[Target]:
 
 
 def run_of(right) -> dict[str, Any]:
-    return {"algorithm": right["perpca"], "clients": right["clients"], "rounds": 2, "key": right["key"]}
-
-
-def _bases(d: int) -> Kind:
-    return lambda v: isinstance(v, np.ndarray | jax.Array) and np.ndim(v) >= 2 and v.dtype.kind in REAL and v.shape[-2] == d and v.size > 0
-
-
-def _batch(value) -> bool:
-    value = np.asarray(value) if real(None)(value) else value
-    return isinstance(value, np.ndarray | jax.Array) and value.ndim >= 1 and value.dtype.kind in REAL and value.size > 0
+    return {
+        "algorithm": right["perpca"],
+        "clients": right["clients"],
+        "rounds": 2,
+        "key": right["key"],
+    }
 
 
 def _data(right) -> list[Target]:
@@ -616,10 +790,15 @@ def _data(right) -> list[Target]:
     sizes = SIZES
     samples, labels = right["samples"].reshape(-1, FEATURES), np.arange(12) % 3
     of_labels = array(12, kinds="biuU")
-    of_samples = lambda v: isinstance(v, np.ndarray | jax.Array) and v.ndim >= 1 and len(v) == 12 and v.dtype.kind != "O"  # noqa: E731
+    of_samples = lambda v: (
+        isinstance(v, np.ndarray | jax.Array)
+        and v.ndim >= 1
+        and len(v) == 12
+        and v.dtype.kind != "O"
+    )  # noqa: E731
     many = {"samples": samples, "labels": labels, "clients": 3, **the_key}
     split = {"samples": of_samples, "labels": of_labels, "clients": count(1, 12), "key": key}
-    scale = number(least=0)
+    scale = either(number(least=0), listed(number(least=0), 1))
     law = {"shared_scale": scale, "local_scale": scale, "noise_variance": scale, "dtype": dtype}
     return [
         Target("data.perpca_synthetic", the_key | {"clients": m, "features": 5, "shared_rank": 1, "local_rank": 2, "samples": 4}, {
@@ -680,8 +859,11 @@ def _data(right) -> list[Target]:
 
 def _splits(value) -> bool:
     return all(
-        isinstance(x, np.ndarray | jax.Array) and np.ndim(x) >= 1 and len(x) >= 2
-        and not jnp.issubdtype(x.dtype, jax.dtypes.extended) and np.asarray(x).dtype.kind != "O"
+        isinstance(x, np.ndarray | jax.Array)
+        and np.ndim(x) >= 1
+        and len(x) >= 2
+        and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        and np.asarray(x).dtype.kind != "O"
         for x in value
     )
 
@@ -713,11 +895,11 @@ def _models(right) -> list[Target]:
         }),
         Target("models.interpolation", {}, {"low": share, "high": number(above=0, most=1)}, cheap=True),
         Target("models.variance_preserving", {}, {"low": share, "high": number(above=0, most=1)}, cheap=True),
-        Target("models.train_classifier", {"key": right["key"], "images": right["images"], "labels": np.arange(4) % 2}, {
+        Target("models.train_classifier", {"key": right["key"], "images": right["images"], "labels": np.arange(4) % 2, "batch_size": 2}, {
             "key": key, "images": lambda v: False, "labels": lambda v: array(4, kinds="iu")(v) and (np.asarray(v) >= 0).all() and set(np.asarray(v)) == {0, 1},
             "classes": optional(count(2, 2)), "image_shape": lambda v: v is None, "features": WHOLE, "epochs": WHOLE, "batch_size": count(1, 4), "learning_rate": positive(arrays=False),
         }, says={"classes": ("labels",), "labels": ("classes",)}),
-        Target("models.inception_features", {"path": "no such file"}, {"path": lambda v: False, "batch_size": lambda v: False}),
+        Target("models.inception_features", {"path": "no such file"}, {"path": lambda v: False, "batch_size": WHOLE}),
         Target("generative.sample", {"algorithm": right["training"], "key": right["key"], "arrays": right["training"].arrays, "count": 1}, {
             "algorithm": lambda v: False, "key": lambda v: False, "count": lambda v: False, "steps": lambda v: False,
         }, says={"key": ("algorithm",), "count": ("algorithm",), "steps": ("algorithm",)}),

@@ -3,7 +3,6 @@
 A predicate says of ONE value whether it must be accepted; everything else must be refused.
 """
 
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,7 +42,7 @@ def count(least: int = 1, most: int = LARGEST) -> Kind:
 def listed(kind: Kind, length: int | None = None, least: int = 1) -> Kind:
     """A list or tuple of so many values of a kind."""
     return lambda value: (
-        isinstance(value, list | tuple)
+        isinstance(value, list | tuple | range)
         and (len(value) >= least if length is None else len(value) == length)
         and all(map(kind, value))
     )
@@ -65,7 +64,8 @@ def number(above: float = -np.inf, least: float = -np.inf, most: float = np.inf,
         with np.errstate(over="ignore", under="ignore"):
             known = known.astype(np.float32)
         return bool(
-            known.size and (np.isfinite(known) & (known > above) & (known >= least) & (known <= most)).all()
+            known.size
+            and (np.isfinite(known) & (known > above) & (known >= least) & (known <= most)).all()
         )
 
     return fits
@@ -112,33 +112,42 @@ def function(value) -> bool:
 
 
 def key(value) -> bool:
-    """One random key."""
-    return (
-        isinstance(value, jax.Array)
-        and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        and value.ndim == 0
-    )
+    """One random key, of the new or the old style."""
+    if not isinstance(value, np.ndarray | jax.Array):
+        return False
+    new = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return value.ndim == 0 if new else value.dtype == np.uint32 and value.shape == (2,)
+
+
+def known(value: Any, kinds: str) -> np.ndarray | None:
+    """An array, or lists of numbers, of some kinds and at least one entry; None for others."""
+    if isinstance(value, list | tuple | range):
+        try:
+            value = np.asarray(value)
+        except (ValueError, TypeError, OverflowError):
+            return None
+    if not isinstance(value, np.ndarray | jax.Array) or isinstance(value, np.ma.MaskedArray):
+        return None
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return None
+    found = np.asarray(value)
+    return found if found.dtype.kind in kinds and found.size else None
 
 
 def array(*shape: int | None, kinds: str = "f", finite: bool = False) -> Kind:
-    """An array of a shape (None for any length) and kinds of numbers, of at least one entry."""
+    """An array of a shape, None for any length; `...` first for any leading axes."""
 
     def fits(value) -> bool:
-        if isinstance(value, list | tuple):
-            try:
-                value = np.asarray(value)
-            except (ValueError, TypeError, OverflowError):
-                return False
-        if not isinstance(value, np.ndarray | jax.Array):
+        found = known(value, kinds)
+        if found is None or (finite and not np.isfinite(found).all()):
             return False
-        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            return False
-        known = np.asarray(value)
-        if known.dtype.kind not in kinds or known.ndim != len(shape) or not known.size:
-            return False
-        if finite and not np.isfinite(known).all():
-            return False
-        return all(wanted in (None, given) for wanted, given in zip(shape, known.shape, strict=True))
+        wanted, given = shape, found.shape
+        if wanted[0] is ...:
+            wanted = wanted[1:]
+            given = given[max(0, len(given) - len(wanted)) :]
+        return len(given) == len(wanted) and all(
+            w in (None, g) for w, g in zip(wanted, given, strict=True)
+        )
 
     return fits
 

@@ -147,7 +147,8 @@ def table(outcomes: list[Outcome]) -> str:
     rows.append(["all", *map(str, totals), str(len(outcomes))])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
-        row[0].ljust(widths[0]) + "".join(f"  {x:>{w}}" for x, w in zip(row[1:], widths[1:], strict=True))
+        row[0].ljust(widths[0])
+        + "".join(f"  {x:>{w}}" for x, w in zip(row[1:], widths[1:], strict=True))
         for row in rows
     ]
     return "\n".join(lines)

@@ -15,10 +15,15 @@ from jaxfed._checks import check_positive as check_positive
 from jaxfed._checks import check_text as check_text
 from jaxfed._checks import check_texts as check_texts
 from jaxfed._checks import checked_array as checked_array
+from jaxfed._checks import checked_dtype as checked_dtype
 from jaxfed._checks import checked_key as checked_key
+from jaxfed._checks import checked_labels as checked_labels
 from jaxfed._checks import checked_path as checked_path
+from jaxfed._checks import checked_table as checked_table
+from jaxfed._checks import counts_of as counts_of
 from jaxfed._checks import host_array as host_array
 from jaxfed._checks import is_list as is_list
+from jaxfed._checks import is_real as is_real
 from jaxfed._checks import is_whole as is_whole
 from jaxfed._checks import refuse as refuse
 from jaxfed._checks import shown as shown
@@ -30,6 +35,4 @@ def check_optimizer(argument: str, given: object) -> None:
     Raises:
         ValueError: as said above.
     """
-    check_instance(
-        argument, given, optax.GradientTransformation, "an optax.GradientTransformation"
-    )
+    check_instance(argument, given, optax.GradientTransformation, "an optax.GradientTransformation")

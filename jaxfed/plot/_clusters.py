@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from jaxfed.plot._figure import bare, canvas, colour, host
+from jaxfed.core.checks import is_list, refuse
+from jaxfed.plot._figure import bare, canvas, colour, host, texts
 
 
 def clusters(
@@ -34,9 +35,11 @@ def clusters(
     points = host("embedding", embedding, 2, "points of shape (clients, 2)")
     if points.shape[1] != 2:
         raise ValueError(f"embedding: wanted points of shape (clients, 2), got {points.shape}")
-    for name, given in (("labels", labels), ("names", names)):
-        if given is not None and len(given) != len(points):
-            raise ValueError(f"{name}: wanted {len(points)}, one per client, got {len(given)}")
+    if not isinstance(labels, np.ndarray | Array) and not is_list(labels):
+        raise refuse("labels", f"{len(points)}, one per client", labels)
+    if len(np.shape(labels)) != 1 or len(labels) != len(points):
+        raise refuse("labels", f"{len(points)}, one per client", labels)
+    texts("names", names, len(points))
     figure = canvas(figure, 5.0, 4.0)
     axes = figure.subplots()
     classes = np.asarray(labels)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from jaxfed.core.checks import check_name, check_text, check_texts, refuse
 from jaxfed.plot._figure import canvas, colour, light
 
 if TYPE_CHECKING:
@@ -43,7 +44,16 @@ def grid(
             further dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
-    over = (over,) if isinstance(over, str) else tuple(over)
+    if not all(hasattr(found, name) for name in ("dims", "data_vars", "coords")):
+        raise refuse("found", "an xarray.Dataset", found)
+    check_text("x", x)
+    check_name("scale", scale, ("log", "linear"))
+    if label is not None:
+        check_text("label", label)
+    if names is not None:
+        check_texts("names", names)
+    over = (over,) if isinstance(over, str) else over
+    check_texts("over", over)
     dimensions = list(found.dims)
     for name in over:
         if name not in dimensions:

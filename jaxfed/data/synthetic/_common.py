@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed._checks import check_factor, checked_key, counts_of, host_array, is_list, is_whole, refuse
+from jaxfed._checks import (
+    check_factor,
+    checked_key,
+    counts_of,
+    host_array,
+    is_list,
+    is_whole,
+    refuse,
+)
 
 
 class Law(NamedTuple):

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed._checks import check_count, check_flag, check_name, check_number, checked_dtype, checked_key
+from jaxfed._checks import (
+    check_count,
+    check_flag,
+    check_name,
+    check_number,
+    checked_dtype,
+    checked_key,
+)
 from jaxfed.data.synthetic._common import sizes_of
 from jaxfed.linalg import orthonormalize
 
@@ -81,7 +88,9 @@ def spectrum_synthetic(
     sizes = sizes_of(samples, clients)
     each = (sizes,) * clients if isinstance(sizes, int) else sizes
     if sum(each) < features:
-        raise ValueError(f"samples: wanted at least the features = {features} in all, got {sum(each)}")
+        raise ValueError(
+            f"samples: wanted at least the features = {features} in all, got {sum(each)}"
+        )
     for name, ratio in (("decay", decay), ("condition", condition)):
         check_number(name, ratio, "a finite number of at least 1", lambda x: x >= 1)
     place = jnp.arange(features, dtype=dtype)

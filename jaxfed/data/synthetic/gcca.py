@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxfed._checks import check_count, check_factor, check_number, checked_dtype, checked_key, counts_of, is_list, refuse
+from jaxfed._checks import (
+    check_count,
+    check_factor,
+    check_number,
+    checked_dtype,
+    checked_key,
+    counts_of,
+    is_list,
+    refuse,
+)
 
 
 class GCCAData(NamedTuple):

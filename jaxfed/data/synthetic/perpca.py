@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxfed._checks import check_count, check_flag, check_name, check_number, checked_dtype, checked_key, shown
+from jaxfed._checks import (
+    check_count,
+    check_flag,
+    check_name,
+    check_number,
+    checked_dtype,
+    checked_key,
+    shown,
+)
 from jaxfed.data.synthetic._common import (
     Law,
     draw,
