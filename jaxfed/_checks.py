@@ -366,7 +366,8 @@ def _in_precision(given: object) -> np.ndarray | None:
         values = np.asarray(given)
     except TypeError:  # random keys
         return None
-    if isinstance(given, bool) or not is_real(values.dtype) or not values.size:
+    odd = isinstance(given, bool | np.ma.MaskedArray)
+    if odd or not is_real(values.dtype) or not values.size:
         return None
     with np.errstate(over="ignore", under="ignore"):
         return values.astype(jax.dtypes.canonicalize_dtype(np.float64))

@@ -71,7 +71,6 @@ def given() -> dict[str, Any]:
         "labels": np.arange(CLIENTS), "optimizer": optax.sgd(0.1), "images": images,
         "inputs": rounds, "outputs": rounds + 1.0,
         "grid": xarray.Dataset({"error": ("step", np.arange(3.0))}, {"step": np.arange(3.0)}),
-        "network": eqx.nn.Linear,
     }  # fmt: skip
 
 
@@ -521,7 +520,7 @@ def _algorithms(right) -> list[Target]:
     cheap = [
         Target("pca.PerPCA", two, {
             "shared_rank": WHOLE,
-            "local_rank": either(WHOLE, lambda v: isinstance(v, tuple) and listed(count(0))(v) and any(v)),
+            "local_rank": either(WHOLE, lambda v: isinstance(v, tuple | list) and (listed(count(0), least=2)(v) and any(v) or listed(count(), 1)(v))),
             "step_size": MAYBE, "variant": one_of("tangent", "polar"), "retraction": one_of("polar", "qr"),
             "start": one_of("local_first", "random"), "decay": MAYBE, "shrinkage": flag,
         }),
@@ -560,8 +559,8 @@ def _algorithms(right) -> list[Target]:
             "ridge": factor(), "proximal": factor(),
         }),
         Target("gcca.MVLSA", {"rank": 1}, {"rank": WHOLE, "view_rank": SOME}),
-        Target("gcca.DeepMaxVar", {"network": right["model"], "optimizer": right["optimizer"], "rank": 1}, {
-            "network": function, "optimizer": optimizer, "rank": WHOLE, "inner_epochs": WHOLE,
+        Target("gcca.DeepMaxVar", {"network": network, "optimizer": right["optimizer"], "rank": 1}, {
+            "network": lambda v: callable(v) and not isinstance(v, eqx.Module), "optimizer": optimizer, "rank": WHOLE, "inner_epochs": WHOLE,
             "batch_size": SOME, "step_size": factor(), "proximal": factor(),
         }),
         Target("generative.FedAvg", model | {"client_optimizer": right["optimizer"], "local_steps": 1}, {
@@ -582,6 +581,11 @@ def _algorithms(right) -> list[Target]:
         }),
     ]  # fmt: skip
     return [Target(t.name, t.right, t.kinds, cheap=True) for t in cheap]
+
+
+def network(features, *, mask=None, key):
+    """A view's network."""
+    return jf.models.Perceptron(features, 1, mask=mask, key=key)
 
 
 def _bounds(value) -> bool:
@@ -722,14 +726,14 @@ def _functions(right) -> list[Target]:
         Target("gcca.alignment_accuracy", {"scores": np.ones((2, 3, 2), np.float32)}, {"scores": lambda v: real(None, None, None)(v) and len(v) >= 2}),
         Target("gcca.subspace_distance", {"shared": right["frame"], "other": right["other"]}, {"shared": real(d, None), "other": real(d, None)}),
         Target("gcca.bits_per_variable", {"rounds": 2, "bits": 3.0}, {
-            "rounds": count(0), "bits": either(positive(arrays=False)), "entries": SOME, "start_bits": optional(factor(arrays=False)),
+            "rounds": count(0), "bits": either(positive(arrays=False)), "entries": SOME, "start_bits": optional(positive(arrays=False)),
         }, cheap=True),
         Target("gcca.compression_ratio", {"rounds": 2, "full_rounds": 2, "bits": 3.0}, {
-            "rounds": positive(arrays=False), "full_rounds": positive(arrays=False), "bits": positive(arrays=False), "start_bits": factor(arrays=False),
+            "rounds": positive(arrays=False), "full_rounds": positive(arrays=False), "bits": positive(arrays=False), "start_bits": positive(arrays=False),
         }, cheap=True),
         # --- applications of PCA
-        Target("pca.cluster_clients", {"local": right["frames"], "clusters": 2}, {"local": real(m, d, None), "clusters": count(1, m), "seed": count(0)}),
-        Target("pca.embed_clients", {"local": right["frames"]}, {"local": real(m, d, None), "dims": count(1, m)}),
+        Target("pca.cluster_clients", {"local": right["frames"], "clusters": 2}, {"local": real(None, None, None, finite=True), "clusters": count(1, m), "seed": count(0)}),
+        Target("pca.embed_clients", {"local": right["frames"]}, {"local": real(None, None, None), "dims": count(1, m)}),
         Target("pca.robust_pca", {"matrix": right["matrix"]}, {
             "matrix": array(None, None, kinds=REAL, finite=True), "sparsity": optional(positive(arrays=False)), "rounds": WHOLE, "tol": optional(positive(arrays=False)),
         }),
@@ -748,8 +752,8 @@ def _functions(right) -> list[Target]:
         }),
         Target("pca.suggest_ranks", {"clients": right["clients"], "shared_ranks": [1], "local_ranks": [1], "key": right["key"]}, {
             "clients": tracked("clients"), "shared_ranks": either(listed(count(1, 4)), lambda v: isinstance(v, range)), "local_ranks": either(listed(count(1, 4)), lambda v: isinstance(v, range)),
-            "key": key, "rounds": WHOLE, "held_out": fraction, "min_gain": factor(arrays=False),
-            "min_misalignment": factor(arrays=False), "algorithm": function, "starts": listed(one_of("projector", "spectrum", "local_first")),
+            "key": key, "rounds": WHOLE, "held_out": lambda v: number(least=0)(v) and v < 1, "min_gain": number(least=0, most=1),
+            "min_misalignment": number(least=0, most=1), "algorithm": function, "starts": listed(one_of("projector", "spectrum", "local_first")),
         }),
         # --- privacy
         *(
@@ -916,10 +920,10 @@ def _plots(right) -> list[Target]:
     return [
         Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure}),
         Target("plot.clusters", {"embedding": np.ones((3, 2)), "labels": np.arange(3)}, {
-            "embedding": real(3, 2, finite=True), "labels": lambda v: isinstance(v, list | tuple | range | np.ndarray | jax.Array) and len(np.shape(v)) == 1 and len(v) == 3, "names": names(3), "figure": figure,
+            "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biuU"), "names": names(3), "figure": figure,
         }),
         Target("plot.components", {"groups": {"a": np.ones((6, 2))}, **two}, {
-            "groups": mapping(lambda v: v is None or real(6, None, finite=True)(v)), "image_shape": pixels, "columns": WHOLE, "figure": figure,
+            "groups": mapping(lambda v: v is None or real(6, None, finite=True)(v)), "image_shape": optional(pixels), "columns": WHOLE, "figure": figure,
         }),
         Target("plot.convergence", {"history": {"objective": np.arange(3.0)}}, {
             "history": lambda v: mapping(real(None))(v) and "objective" in v, "quantities": lambda v: texts(v) and len(v) > 0 and set(v) <= {"objective"},

@@ -52,7 +52,7 @@ def number(above: float = -np.inf, least: float = -np.inf, most: float = np.inf,
     """Finite real numbers in single precision within bounds, and arrays of them."""
 
     def fits(value) -> bool:
-        if isinstance(value, bool) or not isinstance(
+        if isinstance(value, bool | np.ma.MaskedArray) or not isinstance(
             value, int | float | np.number | np.ndarray | jax.Array
         ):
             return False

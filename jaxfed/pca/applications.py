@@ -61,6 +61,7 @@ def cluster_clients(
         >>> jf.metrics.clustering_accuracy(data.labels, labels)
         1.0
     """
+    local = checked_array("local", local, "clients features rank", finite=True)
     distances = client_distances(local)
     check_count("clusters", clusters, most=len(distances))
     check_count("seed", seed, least=0)

@@ -134,7 +134,7 @@ class FAPS(Eigensolver):
         ):
             check_positive(name, value, optional=name != "penalty")
         self.rank, self.stop = rank, stop
-        self.penalty = jnp.asarray(penalty)
+        self.penalty = hyperparameter(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
         self.local_solver, self.local_steps = local_solver, steps

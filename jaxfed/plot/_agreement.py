@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.core.checks import check_texts
-from jaxfed.plot._figure import bare, canvas, host, texts
+from jaxfed.plot._figure import bare, canvas, check_figure, host, texts
 
 
 def agreement(
@@ -30,6 +30,7 @@ def agreement(
         ValueError: if the shares are not `(views, rank)` or the names not one per view.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     values = host("shares", shares, 2, "shares of shape (views, rank)")
     views, rank = values.shape
     check_texts("names", names)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed.core.checks import check_list, check_name, check_number, check_text
-from jaxfed.plot._figure import GREY, canvas, colour, host, light, named
+from jaxfed.plot._figure import GREY, canvas, check_figure, colour, host, light, named
 
 
 def convergence(
@@ -36,6 +36,7 @@ def convergence(
         ValueError: if an entry is not in the history.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     named("history", history, "arrays")
     check_list("quantities", quantities, "names of the history")
     check_name("against", against, ("rounds", "bits_up"))
@@ -49,7 +50,7 @@ def convergence(
     for name in wanted:
         if not isinstance(name, str) or name not in history:
             raise ValueError(f"quantities: the history has {sorted(history)}, not {name!r}")
-        host(f"history[{name!r}]", history[name], 1, "a number for each round")
+        host(f"history[{name!r}]", history[name], 1, "a number for each round", finite=False)
     figure = canvas(figure, 5.0, 3.0)
     axes = figure.subplots()
     for position, name in enumerate(quantities):

@@ -21,14 +21,18 @@ def canvas(figure: Any, width: float, height: float) -> Any:
     A `Figure` made without pyplot is garbage like any other object once nobody holds it.
     """
     if figure is not None:
-        if not hasattr(figure, "subplots") or not hasattr(figure, "subfigures"):
-            raise refuse("figure", "a Matplotlib figure or subfigure", figure)
         return figure
     new = require("matplotlib.figure", extra="plot").Figure(
         figsize=(width, height), layout="constrained"
     )
     new.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     return new
+
+
+def check_figure(figure: Any) -> None:
+    """Refuse what nothing can be drawn into."""
+    if figure is not None and not (hasattr(figure, "subplots") and hasattr(figure, "subfigures")):
+        raise refuse("figure", "a Matplotlib figure or subfigure, or None", figure)
 
 
 def bare(axes: Any) -> None:
@@ -57,11 +61,13 @@ def limit(values: Any) -> float:
     return float(np.max(np.abs(values), initial=0.0)) or 1.0
 
 
-def host(name: str, array: Any, ndim: int, wanted: str) -> np.ndarray:
+def host(name: str, array: Any, ndim: int, wanted: str, *, finite: bool = True) -> np.ndarray:
     """Numbers on the host, refused if they have another number of axes or are empty."""
     values = host_array(name, array, wanted)
     if not is_real(values.dtype) or values.ndim != ndim or 0 in values.shape:
         raise refuse(name, wanted, array)
+    if finite and not np.isfinite(values).all():
+        raise ValueError(f"{name}: wanted finite numbers, got NaN or infinity")
     return values
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfed.core.checks import check_name, check_text, check_texts, refuse
-from jaxfed.plot._figure import canvas, colour, light
+from jaxfed.plot._figure import canvas, check_figure, colour, light
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -44,6 +44,7 @@ def grid(
             further dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     if not all(hasattr(found, name) for name in ("dims", "data_vars", "coords")):
         raise refuse("found", "an xarray.Dataset", found)
     check_text("x", x)

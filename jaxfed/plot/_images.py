@@ -14,6 +14,7 @@ from jaxfed.plot._figure import (
     SMOOTH,
     bare,
     canvas,
+    check_figure,
     host,
     image_shape_of,
     limit,
@@ -50,6 +51,7 @@ def components(
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     named("groups", groups, "components")
     check_count("columns", columns)
     arrays = {
@@ -108,6 +110,7 @@ def separation(
         ValueError: if shapes do not fit together, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     samples = host("original", original, 2, "samples of shape (samples, features)")
     given = {"shared": shared, "own": own}
     parts = {

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.checks import check_count, is_list, refuse
-from jaxfed.plot._figure import INK, bare, canvas, host, named, texts
+from jaxfed.core.checks import check_count, check_text, is_list, refuse
+from jaxfed.plot._figure import INK, bare, canvas, check_figure, host, named, texts
 
 ArrayLike = Array | np.ndarray
 
@@ -39,10 +39,13 @@ def samples(
             `image_shape`, `columns` is not positive, or a note is of no group.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     named("groups", groups, "images")
     check_count("columns", columns)
-    if notes:
-        named("notes", notes, "texts")
+    if notes is not None and not isinstance(notes, Mapping):
+        raise refuse("notes", "a dictionary of texts by name", notes)
+    for name, note in (notes or {}).items():
+        check_text(f"notes[{name!r}]", note)
     if unknown := set(notes or ()) - set(groups):
         raise ValueError(f"notes: wanted names of groups, got {', '.join(sorted(unknown))}")
     images = {
@@ -87,6 +90,7 @@ def reconstructions(
         ValueError: if there is no reconstruction, or shapes do not fit together.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     images = _images("original", original, image_shape)
     named("found", found, "reconstructions")
     rows = [("original", images, "")]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, check_name
+from jaxfed.core.checks import check_count, check_flag, check_name
 
 Adjacency = Literal["replace", "zero_out"]
 
@@ -67,7 +67,7 @@ def epsilon(
     (2019), Theorem 27.
     """
     _check_positive(noise_multiplier=noise_multiplier)
-    share = _checked_share(rounds, delta, participants, clients, adjacency)
+    share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     return _epsilon(noise_multiplier, rounds, delta, share, adjacency, first_message)
 
 
@@ -101,7 +101,7 @@ def noise_multiplier(
         ImportError: if dp-accounting is missing.
     """
     _check_positive(epsilon=epsilon)
-    share = _checked_share(rounds, delta, participants, clients, adjacency)
+    share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     package = require("dp_accounting", extra="privacy")
     needed = (
         package.get_sigma_gaussian(epsilon, delta)
@@ -159,13 +159,15 @@ def _check_positive(**numbers: Any) -> None:
 
 
 def _checked_share(
-    rounds: int, delta: float, participants: int | None, clients: int | None, adjacency: Adjacency
-) -> float:
+    rounds: int, delta: float, participants: int | None, clients: int | None, adjacency: Adjacency,
+    first_message: bool,
+) -> float:  # fmt: skip
     """The share of clients that take part, once all that says what is asked is checked."""
     check_count("rounds", rounds)
     if not isinstance(delta, int | float) or not 0 < delta < 1:
         raise ValueError(f"delta: wanted a number between 0 and 1, got {delta!r}")
     check_name("adjacency", adjacency, ("replace", "zero_out"))
+    check_flag("first_message", first_message)
     if participants is None and clients is None:
         return 1.0
     if not (isinstance(participants, int) and isinstance(clients, int)) or not (
