@@ -68,7 +68,7 @@ def rollout(
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
-    check_loop(tol, metrics, metrics_every)
+    check_loop(tol, metrics, metrics_every, remat)
     options = Options(rounds, tol is not None, metrics, metrics_every, remat)
     problem, state, costs = prepare(problem, start, rounds)
     state, history = advance(problem, state, tol, options)
@@ -143,7 +143,7 @@ def fit(
     if every is not None:
         renamed_argument("every", "chunk_rounds")
         chunk_rounds = every
-    check_host(checkpoint, callbacks, best, chunk_rounds)
+    check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
     compiled = _compiled(_is_small(clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:

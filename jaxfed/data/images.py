@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
+from jaxfed._checks import check_name, checked_path
 from jaxfed.data.readers import StrPath, files_in, listing, read_idx
 
 Split = Literal["train", "test"]
@@ -65,7 +66,7 @@ def read_mnist(folder: StrPath, split: Split = "train") -> LabelledImages:
         LeCun, Bottou, Bengio & Haffner (1998), Gradient-based learning applied to document
         recognition; Xiao, Rasul & Vollgraf (2017), Fashion-MNIST.
     """
-    folder = Path(folder)
+    folder = checked_path("folder", folder)
     prefix = {"train": "train", "test": "t10k"}[_checked_split(split)]
     files = files_in(folder)
     paths = []
@@ -117,7 +118,7 @@ def read_cifar10(path: StrPath, split: Split = "train") -> LabelledImages:
     Source:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
-    path = Path(path)
+    path = checked_path("path", path)
     wanted = _CIFAR_FILES[_checked_split(split)]
     found = _cifar_files(path, {name + suffix for name in wanted for suffix in ("", ".bin")})
     binary = any(name.endswith(".bin") for name in found)
@@ -250,7 +251,7 @@ def read_femnist(path: StrPath) -> LabelledClients:
     Source:
         Caldas et al. (2018), LEAF: a benchmark for federated settings.
     """
-    path = Path(path)
+    path = checked_path("path", path)
     if path.is_file():
         files = [path]
     elif path.exists():
@@ -308,8 +309,7 @@ def _writers(file: Path) -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def _checked_split(split: object) -> str:
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be train or test, got {split!r}")
+    check_name("split", split, ("train", "test"))
     return str(split)
 
 

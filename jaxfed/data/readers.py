@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from jaxfed._checks import check_flag, check_text, check_texts, checked_path
 from jaxfed._optional import require
 
 StrPath = str | os.PathLike[str]
@@ -48,7 +49,8 @@ def read_folder(path: StrPath, *, client_column: str | None = None) -> ClientArr
         FileNotFoundError: if there is nothing at `path`.
         ValueError: if no format is recognised, several are, or a file is malformed.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    _check_column(client_column)
     files = files_in(path) if path.is_dir() else [_existing(path)]
     formats = {
         "arrays": [file for file in files if file.suffix.lower() in _ARRAYS],
@@ -100,7 +102,9 @@ def read_arrays(
         FileNotFoundError: if there is nothing at `path`.
         ValueError: if a file is malformed or clients disagree about the features.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    _check_names(names)
+    check_flag("same_features", same_features)
     if not path.is_dir():
         entries = _load_numpy(_existing(path), names)
         if len(entries) == 1:
@@ -150,7 +154,8 @@ def read_table(path: StrPath, *, client_column: str | None = None) -> ClientArra
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
         ValueError: if a table is ragged, not numeric, incomplete, or disagrees with another.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    _check_column(client_column)
     files = files_in(path, _TABLES) if path.is_dir() else [_existing(path)]
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
@@ -191,7 +196,10 @@ def read_images(folder: StrPath, *, color: bool = False) -> Float[np.ndarray, "m
         ImportError: if Pillow is not installed.
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
-    return np.stack(_read_image_files(files_in(Path(folder), _IMAGES), color=color))
+    check_flag("color", color)
+    return np.stack(
+        _read_image_files(files_in(checked_path("folder", folder), _IMAGES), color=color)
+    )
 
 
 #: Element types of the IDX format by their code; all big-endian.
@@ -214,7 +222,7 @@ def read_idx(path: StrPath) -> Shaped[np.ndarray, "..."]:
         FileNotFoundError: if the file does not exist.
         ValueError: if the header or the length of the file is wrong.
     """
-    path = _existing(Path(path))
+    path = _existing(checked_path("path", path))
     content = path.read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:
@@ -241,6 +249,16 @@ def read_idx(path: StrPath) -> Shaped[np.ndarray, "..."]:
     return (
         np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
     )
+
+
+def _check_names(names: Sequence[str] | None) -> None:
+    if names is not None:
+        check_texts("names", names)
+
+
+def _check_column(client_column: str | None) -> None:
+    if client_column is not None:
+        check_text("client_column", client_column)
 
 
 def _existing(path: Path) -> Path:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from jaxfed._checks import checked_path
 from jaxfed.data.readers import (
     _ARRAYS,
     _TABLES,
     StrPath,
+    _check_names,
     _existing,
     _load_numpy,
     _load_table,
@@ -47,7 +49,8 @@ def read_views(
         ValueError: for fewer than two views, views with different numbers of entities, dense and
             sparse ones together, or a malformed file.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    _check_names(names)
     files = files_in(path, (*_ARRAYS, *_TABLES)) if path.is_dir() else [_existing(path)]
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
         arrays = _load_numpy(files[0], names)

@@ -172,6 +172,7 @@ def separate_video(
     frames = checked_array("frames", frames, "frames height width", whole=False)
     check_count("shared_rank", shared_rank)
     check_count("local_rank", local_rank)
+    check_count("rounds", rounds)
     clients = Clients.from_samples(frames)
     algorithm = _checked(algorithm, shared_rank, local_rank)
     if warm_start is None:
@@ -253,6 +254,7 @@ def topic_words(
     check_texts("vocabulary", vocabulary)
     check_count("shared_rank", shared_rank)
     check_count("local_rank", local_rank)
+    check_count("rounds", rounds)
     if len(vocabulary) != clients.features:
         raise ValueError(
             f"vocabulary: wanted {clients.features} words, one per column of the counts, got "
