@@ -114,8 +114,8 @@ def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
     """
     if is_whole(given):
         given = (given,) * owners
-    if isinstance(given, np.ndarray | jax.Array) and given.ndim == 1:
-        given = np.asarray(given).tolist()
+    if isinstance(given, np.ndarray | jax.Array):
+        given = host_array(argument, given, "whole numbers").tolist()
     if not is_list(given) or len(given) != owners:  # pyright: ignore[reportArgumentType]
         raise refuse(argument, f"one whole number or {owners}, one per client", given)
     for number in given:  # pyright: ignore[reportGeneralTypeIssues]

@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for case in run.cases(options.cases, options.seed):
-            if options.only in case.target.name:
+            if options.only in case.target.name or case.taken is None:
                 outcomes.append(run.outcome(case))
     print(run.table(outcomes))
     faults = [each for each in outcomes if each.kind not in run.GOOD]

@@ -1,6 +1,6 @@
 """Every public callable, arguments that are right, and which values each parameter takes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -28,6 +28,7 @@ from .kinds import (
     function,
     instance,
     key,
+    known,
     listed,
     mapping,
     number,
@@ -99,7 +100,7 @@ class Target:
     call: Callable[..., Any] | None = None
     says: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, /, **arguments: Any) -> Any:
         """Call it."""
         function = self.call or attrgetter(self.name)(jf)
         return function(**arguments)
@@ -285,7 +286,7 @@ def targets() -> list[Target]:
                     value is None
                     or (real(CLIENTS, finite=True)(value) and (np.asarray(value) > 0).all())
                 ),
-                "weights": one_of("equal") if True else weights,
+                "weights": lambda v: weights(v) and not one_of("samples")(v),
             },
             says={"weights": ("counts",)},
         ),
@@ -293,8 +294,8 @@ def targets() -> list[Target]:
             "Clients.restrict",
             {"self": right["clients"]},
             {
-                "clients": optional(count(1, CLIENTS)),
-                "samples": optional(count(1, SAMPLES)),
+                "clients": optional(_part(CLIENTS)),
+                "samples": optional(_part(SAMPLES)),
             },
         ),
         Target(
@@ -402,11 +403,7 @@ def targets() -> list[Target]:
             "participation.mask",
             {"present": np.ones((2, CLIENTS), bool)},
             {
-                "present": either(
-                    array(None, kinds="b"),
-                    array(None, None, kinds="b"),
-                    lambda v: v is True or v is np.True_,
-                ),
+                "present": either(array(None, kinds="b"), array(None, None, kinds="b")),
             },
             cheap=True,
             says={"present": ("participation mask",)},
@@ -477,10 +474,14 @@ def _moments(value) -> bool:
 
 
 def _indices(value) -> bool:
-    return (
-        array(None, kinds="iu")(value)
-        and (np.asarray(value) >= 0).all()
-        and (np.asarray(value) < CLIENTS).all()
+    found = known(value, "iu")
+    return found is not None and found.ndim == 1 and bool((abs(found + 0.5) < CLIENTS).all())
+
+
+def _part(most: int) -> Kind:
+    """A whole number, in an array too."""
+    return either(
+        count(1, most), lambda v: array(kinds="iu")(v) and bool(1 <= np.asarray(v) <= most)
     )
 
 
@@ -520,7 +521,7 @@ def _algorithms(right) -> list[Target]:
     cheap = [
         Target("pca.PerPCA", two, {
             "shared_rank": WHOLE,
-            "local_rank": either(WHOLE, lambda v: isinstance(v, tuple | list) and (listed(count(0), least=2)(v) and any(v) or listed(count(), 1)(v))),
+            "local_rank": either(WHOLE, lambda v: isinstance(v, tuple | list) and ((listed(count(0), least=2)(v) and any(v)) or listed(count(), 1)(v))),
             "step_size": MAYBE, "variant": one_of("tangent", "polar"), "retraction": one_of("polar", "qr"),
             "start": one_of("local_first", "random"), "decay": MAYBE, "shrinkage": flag,
         }),
@@ -607,18 +608,18 @@ def _functions(right) -> list[Target]:
             and (np.asarray(v) >= 0).all()
             and (np.asarray(v) <= SAMPLES).all()
         )
-    )  # noqa: E731
+    )
     data = either(real(m, None, d), instance(jf.linalg.Moment))
     shared, local = optional(real(d, None)), optional(real(m, d, None))
     only = either(real(None, None, d), instance(jf.linalg.Moment))
     parts = {"samples": data, "shared": shared, "local": local, "counts": counts}
-    known = {"samples": right["samples"], "shared": right["frame"], "local": right["frames"]}
+    three = {"samples": right["samples"], "shared": right["frame"], "local": right["frames"]}
     energy = parts | {"per_client": flag}
     frame = {"w": right["frame"]}
-    tall = lambda v: array(None, None, kinds="f")(v) and len(v) >= np.shape(v)[1]  # noqa: E731
+    tall = lambda v: array(None, None, kinds="f")(v) and len(v) >= np.shape(v)[1]
     labels = array(m, kinds="biuU")
     sets = {"features_a": right["matrix"], "features_b": right["matrix"]}
-    rows = lambda v: real(None, FEATURES)(v) and len(v) >= 2  # noqa: E731
+    rows = lambda v: real(None, FEATURES)(v) and len(v) >= 2
     pair = {"features_a": rows, "features_b": rows}
     point = {"x": right["frame"], "y": right["other"]}
     base = either(real(d, r))
@@ -678,12 +679,12 @@ def _functions(right) -> list[Target]:
             "retraction": one_of("polar", "qr", "cayley"), "mask": anything,
         }),
         # --- metrics
-        *(Target(f"metrics.{name}", known, energy) for name in ("reconstruction_error", "captured_energy", "separation")),
-        Target("metrics.kkt_violation", known, parts),
+        *(Target(f"metrics.{name}", three, energy) for name in ("reconstruction_error", "captured_energy", "separation")),
+        Target("metrics.kkt_violation", three, parts),
         Target("metrics.reconstructed_energy", {"samples": right["samples"], "reconstructions": right["samples"]}, {
             "samples": real(m, SAMPLES, d), "reconstructions": real(m, SAMPLES, d), "counts": counts, "per_client": flag,
         }),
-        Target("metrics.scaled_kkt_violation", {n: known[n] for n in ("samples", "shared")}, {"samples": only, "shared": real(d, None), "counts": counts}),
+        Target("metrics.scaled_kkt_violation", {n: three[n] for n in ("samples", "shared")}, {"samples": only, "shared": real(d, None), "counts": counts}),
         Target("metrics.relative_singular_value_error", {"samples": right["samples"], "shared": right["frame"], "singular_values": np.ones(2, np.float32)}, {
             "samples": only, "shared": real(d, 2), "singular_values": real(2), "counts": counts,
         }),
@@ -799,7 +800,7 @@ def _data(right) -> list[Target]:
         and v.ndim >= 1
         and len(v) == 12
         and v.dtype.kind != "O"
-    )  # noqa: E731
+    )
     many = {"samples": samples, "labels": labels, "clients": 3, **the_key}
     split = {"samples": of_samples, "labels": of_labels, "clients": count(1, 12), "key": key}
     scale = either(number(least=0), listed(number(least=0), 1))
@@ -836,7 +837,7 @@ def _data(right) -> list[Target]:
         Target("data.partition_iid", many, split | {"labels": optional(of_labels), "sizes": optional(either(count(1, 4), listed(count(), 3)))}),
         Target("data.partition_by_class", many | {"classes_per_client": 1}, split | {
             "classes_per_client": count(1, 3), "sizes": optional(either(count(1, 4), listed(count(), 3))),
-            "classes": lambda v: v is None or isinstance(v, range),
+            "classes": lambda v: v is None or (array(None, kinds="iu")(v) and set(np.asarray(v)) <= {0, 1, 2} and len(set(np.asarray(v))) == len(v)),
         }, says={"clients": ("class",), "classes_per_client": ("class",), "labels": ("class",), "sizes": ("class",)}),
         Target("data.partition_dirichlet", many | {"alpha": 1.0}, split | {"alpha": positive(arrays=False), "min_samples": count(1, 4)}, says={"clients": ("min_samples",)}),
         Target("data.partition_sizes", the_key | {"total": 10, "clients": 3}, {
@@ -847,7 +848,7 @@ def _data(right) -> list[Target]:
             "test": either(lambda v: isinstance(v, float | np.floating) and number(above=0)(v) and v < 1, count(1, 3), listed(count(1, 3), m)),
         }, says={"test": ("client",), "arrays": ("client", "test")}),
         Target("data.bag_of_words", {"groups": [["some words", "more words"], ["words"]], "min_count": 1}, {
-            "groups": lambda v: listed(listed(text))(v), "min_count": count(1, 3), "stop_words": lambda v: isinstance(v, list | tuple | set | dict | frozenset) and all(isinstance(w, str) for w in v),
+            "groups": lambda v: listed(listed(text))(v), "min_count": count(1, 3), "stop_words": lambda v: isinstance(v, Collection) and not isinstance(v, str | bytes) and all(isinstance(w, str) for w in v),
             "vocabulary": optional(lambda v: texts(v) and len(v) > 0 and False), "drop_empty": flag,
         }, cheap=True),
         Target("data.paragraphs", {"text": "a\n\nb"}, {"text": text}, cheap=True),
@@ -875,7 +876,7 @@ def _splits(value) -> bool:
 def _models(right) -> list[Target]:
     the_key = {"key": right["key"]}
     image = listed(count(), 3)
-    large = lambda v: image(v) and min(v[:2]) >= 13  # noqa: E731
+    large = lambda v: image(v) and min(v[:2]) >= 13
     widths = listed(count())
     share = number(least=0, most=1)
     return [
@@ -912,11 +913,11 @@ def _models(right) -> list[Target]:
 
 def _plots(right) -> list[Target]:
     figure = optional(instance(matplotlib.figure.Figure, matplotlib.figure.SubFigure))
-    pixels = lambda v: listed(count())(v) and len(v) in (2, 3) and int(np.prod(v)) == 6  # noqa: E731
+    pixels = lambda v: listed(count())(v) and len(v) in (2, 3) and int(np.prod(v)) == 6
     image = np.ones((2, 6), np.float32)
     rows = real(2, 6, finite=True)
     two = {"image_shape": (2, 3)}
-    names = lambda n: optional(lambda v: texts(v) and len(v) == n)  # noqa: E731
+    names = lambda n: optional(lambda v: texts(v) and len(v) == n)
     return [
         Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure}),
         Target("plot.clusters", {"embedding": np.ones((3, 2)), "labels": np.arange(3)}, {

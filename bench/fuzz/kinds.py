@@ -142,7 +142,7 @@ def array(*shape: int | None, kinds: str = "f", finite: bool = False) -> Kind:
         if found is None or (finite and not np.isfinite(found).all()):
             return False
         wanted, given = shape, found.shape
-        if wanted[0] is ...:
+        if wanted[:1] == (...,):
             wanted = wanted[1:]
             given = given[max(0, len(given) - len(wanted)) :]
         return len(given) == len(wanted) and all(

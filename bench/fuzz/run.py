@@ -3,21 +3,26 @@
 import os
 import random
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from .callables import Target, targets
+from .files import written
 from .kinds import Kind
 from .values import DAMAGED, DAMAGED_ARRAYS, MALFORMED
 
 SECONDS = 5.0
+DAMAGED_FILES = 0.1  # the share of cases
 GOOD = ("refused", "taken")
 
 
@@ -30,14 +35,14 @@ class Case:
         parameter: what is changed.
         label: how.
         value: to what.
-        taken: whether it must be accepted.
+        taken: whether it must be accepted; None if it may be.
     """
 
     target: Target
     parameter: str
     label: str
     value: Any
-    taken: bool
+    taken: bool | None
 
     def __str__(self) -> str:
         return f"{self.target.name}({self.parameter}={self.label})"
@@ -62,6 +67,10 @@ def cases(number: int, seed: int) -> Iterator[Case]:
     rng = random.Random(seed)
     made = 0
     while made < number:
+        if rng.random() < DAMAGED_FILES:
+            made += 1
+            yield _damaged(rng, made)
+            continue
         target = rng.choice(_targets())
         parameter = rng.choice(sorted(target.kinds))
         label, value = _drawn(rng, target.right.get(parameter))
@@ -70,6 +79,14 @@ def cases(number: int, seed: int) -> Iterator[Case]:
             continue
         made += 1
         yield Case(target, parameter, label, value, taken)
+
+
+def _damaged(rng: random.Random, number: int) -> Case:
+    """The call of a reader with a file that is damaged, which may not matter."""
+    reader, how, place = written(rng, Path(f"damaged-{number}"))
+    (target,) = (each for each in _targets() if each.name == f"data.{reader}")
+    (parameter,) = target.kinds
+    return Case(target, parameter, f"({how})", place, None)
 
 
 def _fits(kind: Kind, value: Any) -> bool:
@@ -103,13 +120,15 @@ def outcome(case: Case) -> Outcome:
         kind = "slow"
     if _files() != before:
         kind = "wrote"
+    if case.taken is None:
+        shutil.rmtree(case.value.parts[0])
     return Outcome(case, kind, message)
 
 
 def _called(case: Case) -> tuple[str, str]:
     arguments = dict(case.target.right) | {case.parameter: case.value}
     try:
-        jax.block_until_ready(case.target(**arguments))
+        result = jax.block_until_ready(case.target(**arguments))
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         if not isinstance(error, ValueError | FileNotFoundError):
@@ -117,14 +136,28 @@ def _called(case: Case) -> tuple[str, str]:
         if case.taken:
             return "refused though right", message
         return ("refused" if _named(case, str(error)) else "unnamed"), message
+    if case.taken is None:
+        return ("taken" if _sound(result) else "taken though wrong"), ""
     return ("taken", "") if case.taken else ("taken though wrong", "")
+
+
+def _sound(result: Any) -> bool:
+    """Whether what a reader gives has numbers, and all of them finite."""
+    numbers = [
+        leaf.data if scipy.sparse.issparse(leaf) else leaf
+        for leaf in jax.tree.leaves(result)
+        if not isinstance(leaf, str)
+    ]
+    return all(np.isfinite(each).all() for each in numbers)
 
 
 def _named(case: Case, message: str) -> bool:
     names = (case.parameter, *case.target.says.get(case.parameter, ()))
-    if isinstance(case.value, np.ndarray | jax.Array):
+    if isinstance(case.value, np.ndarray | jax.Array | list | tuple | range):
         # It may be right in itself, and not fit the others.
         names = (*names, *case.target.kinds, *case.target.right)
+    if case.taken is None:
+        return case.value.parts[0] in message
     if isinstance(case.value, str | os.PathLike) and str(case.value):
         names = (*names, str(case.value))
     return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) for name in names)

@@ -1,5 +1,6 @@
 """The arguments of a run, checked before anything is computed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -56,30 +57,49 @@ def problem_of(
             "build them with Clients.from_samples(arrays)"
         )
     check_rounds(rounds)
+    ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    participants.check(len(clients))
+    for leaf in jax.tree.leaves(None if start is None else start.local):
+        if leaf.shape[0] != len(clients):
+            raise ValueError(
+                f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                f"there are {len(clients)}"
+            )
+    algorithm.check(clients, start)
+    key = checked_key("key", key)
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
+    _check_together(problem, start, int(rounds))
+    return problem, start
+
+
+def _surroundings(
+    channels: Any, participants: Any, mapped: Any, warm_start: Any
+) -> tuple[channel.Ways, participation.Participation, Personalized | None]:
+    """What is composed around an algorithm, whichever that and its clients are."""
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
     ways = channel.ways(channels)
     participants = EVERYBODY if participants is None else participants
     check_instance(
         "participation", participants, participation.Participation, "one of jaxfed.participation"
     )
-    participants.check(len(clients))
     start = warm_start.result if isinstance(warm_start, Solution) else warm_start
-    if start is not None:
-        if not isinstance(start, Personalized):
-            raise ValueError(
-                f"warm_start: wanted a solution or its result, got {type(start).__name__}"
-            )
-        for leaf in jax.tree.leaves(start.local):
-            if leaf.shape[0] != len(clients):
-                raise ValueError(
-                    f"warm_start: its local part is for {leaf.shape[0]} clients, "
-                    f"there are {len(clients)}"
-                )
-    algorithm.check(clients, start)
-    key = checked_key("key", key)
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
-    _check_together(problem, start, int(rounds))
-    return problem, start
+    if start is not None and not isinstance(start, Personalized):
+        raise ValueError(f"warm_start: wanted a solution or its result, got {type(start).__name__}")
+    return ways, participants, start
+
+
+def check_passed_on(arguments: Mapping[str, Any]) -> None:
+    """Refuse at once what `rollout` would only refuse while it is traced.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    known = arguments.get
+    _surroundings(
+        known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
+        known("warm_start"),
+    )  # fmt: skip
+    check_loop(known("tol"), known("metrics"), known("metrics_every", 1), known("remat", False))
 
 
 def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:

@@ -184,8 +184,8 @@ class Clients(eqx.Module):
 def _check_part(name: str, number: object, most: int) -> None:
     if _traced(number):
         return
-    if isinstance(number, jax.Array | np.ndarray) and number.ndim == 0:
-        number = np.asarray(number)[()] if number.dtype != bool else number
+    if isinstance(number, jax.Array | np.ndarray) and jnp.issubdtype(number.dtype, jnp.integer):
+        number = np.asarray(number)[()]
     if not is_whole(number) or not 1 <= number <= most:  # pyright: ignore[reportOperatorIssue]
         raise refuse(name, f"a whole number from 1 to {most}", number)
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
 from jaxfed._optional import require
 from jaxfed._versions import versions
 from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.arguments import check_loop, check_rounds
+from jaxfed.core.arguments import check_passed_on, check_rounds
 from jaxfed.core.backend import Backend, chunked, vmap
 from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.checks import (
@@ -120,7 +120,7 @@ def sweep(
     if not random or keys.ndim > 1 or keys.size == 0:
         raise refuse("keys", "one or several of jax.random.key", keys)
     check_rounds(rounds)
-    _check_arguments(arguments)
+    check_passed_on(arguments)
     if block is not None:
         check_count("block", block)
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
@@ -134,16 +134,6 @@ def _one(name: str, given: Any, kind: type) -> Any:
     if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
         raise refuse(name, f"one or a list of {kind.__name__}", given)
     return stack(given)
-
-
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse at once what `rollout` would only refuse while it is traced."""
-    known = {
-        name: arguments[name]
-        for name in ("tol", "metrics", "metrics_every", "remat")
-        if name in arguments
-    }
-    check_loop(**({"tol": None, "metrics": None, "metrics_every": 1} | known))
 
 
 @eqx.filter_jit

@@ -135,8 +135,8 @@ def partition_by_class(
     if np.any(needed > available):
         c = int(np.argmax(needed > available))
         raise ValueError(
-            f"clients, labels: class {known[c]} has {available[c]} samples, but its {owns[:, c].sum()} clients "
-            f"need {needed[c]}"
+            f"clients, labels: class {known[c]} has {available[c]} samples, but its "
+            f"{owns[:, c].sum()} clients need {needed[c]}"
         )
     if np.any(quota[owns] == 0):
         raise ValueError(f"sizes: wanted at least classes_per_client = {classes_per_client}")
@@ -284,8 +284,8 @@ def train_test_split(
     for i, (array, count) in enumerate(zip(arrays, counts, strict=True)):
         if not 1 <= count < len(array):
             raise ValueError(
-                f"arrays, test: client {i} has {len(array)} samples, cannot hold out {max(count, 1)} "
-                "and keep one to train on"
+                f"arrays, test: client {i} has {len(array)} samples, cannot hold out "
+                f"{max(count, 1)} and keep one to train on"
             )
         order = rng.permutation(len(array))
         held_out.append(array[order[:count]])
@@ -332,8 +332,8 @@ def _classes(labels, classes) -> np.ndarray:
     empty = [value for value in chosen.tolist() if value not in present.tolist()]
     if empty:
         raise ValueError(
-            f"classes: wanted those that have samples, got {', '.join(map(str, empty))} without; the labels are "
-            f"{', '.join(map(str, present.tolist()))}"
+            f"classes: wanted those that have samples, got {', '.join(map(str, empty))}; "
+            f"the labels are {', '.join(map(str, present.tolist()))}"
         )
     return chosen
 

@@ -432,8 +432,8 @@ def cast(dtype: DTypeLike) -> Channel:
     """Rounding to a lower precision; the derivative is straight through.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. On processors older than 2012 (without
-            F16C) XLA compiles no `"float16"`.
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. On processors
+            older than 2012 (without F16C) XLA compiles no `"float16"`.
 
     Raises:
         ValueError: for any other type.
