@@ -95,7 +95,20 @@ def is_list(given: object) -> bool:
 
 
 def check_count(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
-    """Refuse what is not a whole number of at least so many.
+    """Refuse what is not a whole number of Python of at least so many.
+
+    Those of NumPy are arrays for Equinox, which static fields must not hold; see `check_whole`.
+
+    Raises:
+        ValueError: as said above, and for more than fit into 32 bits.
+    """
+    if isinstance(given, np.integer):
+        raise refuse(argument, "an int of Python", given)
+    check_whole(argument, given, least=least, most=most)
+
+
+def check_whole(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
+    """Refuse what is not a whole number, Python's or NumPy's, of at least so many.
 
     Raises:
         ValueError: as said above, and for more than fit into 32 bits.
@@ -119,7 +132,7 @@ def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
     if not is_list(given) or len(given) != owners:  # pyright: ignore[reportArgumentType]
         raise refuse(argument, f"one whole number or {owners}, one per client", given)
     for number in given:  # pyright: ignore[reportGeneralTypeIssues]
-        check_count(argument, number)
+        check_whole(argument, number)
     return tuple(int(number) for number in given)  # pyright: ignore[reportGeneralTypeIssues]
 
 

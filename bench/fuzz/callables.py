@@ -38,6 +38,7 @@ from .kinds import (
     positive,
     text,
     texts,
+    whole,
 )
 
 CLIENTS, SAMPLES, FEATURES, RANK, ROUNDS = 3, 4, 5, 2, 3
@@ -108,10 +109,11 @@ class Target:
 
 HYPER = positive()
 MAYBE = optional(HYPER)
-WHOLE = count()
+WHOLE = count()  # of Python, for what becomes static
+COUNT = whole()
 SOME = optional(count())
 REAL = "fiu"
-SIZES = either(count(), listed(count(), CLIENTS))
+SIZES = either(whole(), listed(whole(), CLIENTS))
 
 
 def dtype(value) -> bool:
@@ -174,7 +176,7 @@ def fraction(value) -> bool:
 
 
 RUN = {
-    "algorithm": instance(jf.Algorithm), "clients": tracked("clients"), "rounds": WHOLE,
+    "algorithm": instance(jf.Algorithm), "clients": tracked("clients"), "rounds": COUNT,
     "key": either(key, array(2, kinds="u")), "warm_start": start, "channel": channels,
     "participation": optional(instance(jf.participation.Participation)),
     "backend": instance(jf.backend.Backend), "tol": tolerance, "metrics": optional(function),
@@ -225,7 +227,7 @@ def targets() -> list[Target]:
                     and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
                     and value.ndim <= 1
                 ),
-                "rounds": WHOLE,
+                "rounds": COUNT,
                 "block": SOME,
                 "tol": tolerance,
                 "metrics_every": WHOLE,
@@ -395,7 +397,7 @@ def targets() -> list[Target]:
         Target(
             "participation.uniform",
             {"size": 2},
-            {"size": WHOLE},
+            {"size": COUNT},
             cheap=True,
             says={"size": ("participation size",)},
         ),
@@ -408,7 +410,7 @@ def targets() -> list[Target]:
             cheap=True,
             says={"present": ("participation mask",)},
         ),
-        Target("backend.chunked", {"size": 2}, {"size": WHOLE}, cheap=True),
+        Target("backend.chunked", {"size": 2}, {"size": COUNT}, cheap=True),
         Target(
             "backend.pmap",
             {},
@@ -481,7 +483,7 @@ def _indices(value) -> bool:
 def _part(most: int) -> Kind:
     """A whole number, in an array too."""
     return either(
-        count(1, most), lambda v: array(kinds="iu")(v) and bool(1 <= np.asarray(v) <= most)
+        whole(1, most), lambda v: array(kinds="iu")(v) and bool(1 <= np.asarray(v) <= most)
     )
 
 
@@ -495,7 +497,7 @@ def _cast(value) -> bool:
 
 
 def _devices(value) -> bool:
-    return value is None or count(1, len(jax.local_devices()))(value)
+    return value is None or whole(1, len(jax.local_devices()))(value)
 
 
 def _algorithms(right) -> list[Target]:
@@ -637,16 +639,16 @@ def _functions(right) -> list[Target]:
         Target("linalg.svd", frame, {"w": array(None, None)}),
         Target("linalg.thin_product", frame | {"x": np.ones((RANK, 2), np.float32)}, {"w": real(None, RANK), "x": real(RANK, None)}),
         Target("linalg.top_eigenvectors", {"matrix": right["square"], "rank": 1}, {
-            "matrix": lambda v: array(None, None)(v) and len(v) == np.shape(v)[1], "rank": count(1, d),
+            "matrix": lambda v: array(None, None)(v) and len(v) == np.shape(v)[1], "rank": whole(1, d),
         }),
         Target("linalg.should_densify", {"samples": 4, "features": 5, "rank": 1, "rounds": 2}, {
-            "samples": WHOLE, "features": WHOLE, "rank": WHOLE, "rounds": WHOLE,
+            "samples": COUNT, "features": COUNT, "rank": COUNT, "rounds": COUNT,
         }, cheap=True),
         Target("linalg.largest_eigenvalue", {
             "product": lambda a, x: a @ x, "operator": jnp.eye(3), "start": jnp.ones(3), "steps": 3,
-        }, {"product": function, "start": array(3), "steps": WHOLE}),
+        }, {"product": function, "start": array(None), "steps": COUNT}),
         Target("linalg.not_rounding", {"singular": np.ones(3, np.float32), "shape": (3, 3)}, {
-            "singular": array(None), "shape": listed(count()),
+            "singular": array(None), "shape": listed(whole()),
         }),
         Target("linalg.Moment.from_samples", {"samples": right["matrix"]}, {
             "samples": array(None, None), "count": optional(factor(arrays=False)),
@@ -672,7 +674,7 @@ def _functions(right) -> list[Target]:
         Target("manifolds.stiefel.is_on", {"x": right["frame"]}, {"x": real(None, None), "tolerance": optional(positive(arrays=False))}),
         Target("manifolds.stiefel.retraction", {"name": "polar"}, {"name": one_of("polar", "qr", "cayley")}, cheap=True, says={"name": ("retraction",)}),
         Target("manifolds.stiefel.random", {"key": right["key"], "dim": 3, "rank": 2}, {
-            "key": key, "dim": count(2), "rank": count(1, 3),
+            "key": key, "dim": whole(2), "rank": whole(1, 3),
         }, says={"dim": ("rank",)}),
         Target("manifolds.riemannian", {"transformation": right["optimizer"]}, {
             "transformation": optimizer, "manifold": one_of("stiefel", "grassmann", "euclidean"),
@@ -701,13 +703,13 @@ def _functions(right) -> list[Target]:
         Target("metrics.clustering_accuracy", {"labels": right["labels"], "assigned": right["labels"]}, {"labels": labels, "assigned": labels}, cheap=True),
         Target("metrics.rounds_to_accuracy", {"values": np.arange(3.0), "accuracy": 0.5}, {"values": real(..., None), "accuracy": number()}),
         Target("metrics.floats_to_accuracy", {"values": np.arange(3.0), "accuracy": 0.5, "bits": np.arange(3.0)}, {
-            "values": real(..., 3), "accuracy": number(), "bits": real(..., 3), "precision": WHOLE,
+            "values": real(..., 3), "accuracy": number(), "bits": real(..., 3), "precision": COUNT,
         }, says={"values": ("bits",)}),
         Target("metrics.frechet_distance", sets, pair),
         Target("metrics.kernel_distance", sets, pair),
         Target("metrics.kernel_distance_with_error", sets, {n: lambda v: rows(v) and len(v) >= 3 for n in sets}),
         Target("metrics.kernel_distance_of_subsets", sets | {"key": right["key"], "subset_size": 2}, pair | {
-            "key": key, "subsets": count(2), "subset_size": count(2, SAMPLES),
+            "key": key, "subsets": whole(2), "subset_size": whole(2, SAMPLES),
         }),
         Target("metrics.noise_level", {"images": right["images"]}, {
             "images": lambda v: real(..., None, None)(v) and min(np.shape(v)[-2:]) >= 3,
@@ -719,7 +721,7 @@ def _functions(right) -> list[Target]:
             "kernel": one_of("linear", "rbf"), "penalty": positive(arrays=False),
         }),
         Target("metrics.spectral_clustering_accuracy", {"rows": right["matrix"], "labels": np.arange(4) % 2}, {
-            "rows": real(SAMPLES, None, finite=True), "labels": array(SAMPLES, kinds="biuU"), "gamma": positive(arrays=False), "seed": count(0),
+            "rows": real(SAMPLES, None, finite=True), "labels": array(SAMPLES, kinds="biuU"), "gamma": positive(arrays=False), "seed": whole(0),
         }),
         # --- GCCA
         Target("gcca.cost", views, {"views": tracked("views"), "shared": real(SAMPLES, 2), "local": real(2, FEATURES, 2), "ridge": factor()}),
@@ -765,16 +767,16 @@ def _functions(right) -> list[Target]:
             })
             for name, first in (("epsilon", "noise_multiplier"), ("noise_multiplier", "epsilon"))
         ),
-        Target("privacy.client_matrix", {"clients": right["clients"]}, {"clients": tracked("clients"), "client": count(0, m - 1)}),
-        Target("privacy.public_guess", {"clients": right["clients"]}, {"clients": tracked("clients"), "client": count(0, m - 1)}),
+        Target("privacy.client_matrix", {"clients": right["clients"]}, {"clients": tracked("clients"), "client": whole(0, m - 1)}),
+        Target("privacy.public_guess", {"clients": right["clients"]}, {"clients": tracked("clients"), "client": whole(0, m - 1)}),
         Target("privacy.minimum_norm", attack, {"inputs": frames3, "outputs": frames3}),
         Target("privacy.outside_span", attack, {"inputs": frames3, "outputs": frames3, "tol": unit}),
         Target("privacy.relative_error", {"estimate": right["square"], "truth": right["square"]}, {
             "estimate": real(d, d), "truth": real(d, d), "calibrated": flag,
         }),
-        Target("privacy.record", run_of(right) | {"client": 0}, {n: RUN[n] for n in ("algorithm", "clients", "rounds", "key", "warm_start", "channel")} | {"client": count(0, m - 1)}),
+        Target("privacy.record", run_of(right) | {"client": 0}, {n: RUN[n] for n in ("algorithm", "clients", "rounds", "key", "warm_start", "channel")} | {"client": whole(0, m - 1)}),
         Target("privacy.restart_attack", {n: run_of(right)[n] for n in ("algorithm", "clients", "key")}, {
-            "algorithm": instance(jf.Algorithm), "clients": tracked("clients"), "key": RUN["key"], "client": count(0, m - 1),
+            "algorithm": instance(jf.Algorithm), "clients": tracked("clients"), "key": RUN["key"], "client": whole(0, m - 1),
             "restarts": SOME, "summed": flag, "calibrated": flag, "norm_factor": optional(positive(arrays=False)), "channel": channels,
         }),
     ]  # fmt: skip
@@ -802,53 +804,53 @@ def _data(right) -> list[Target]:
         and v.dtype.kind != "O"
     )
     many = {"samples": samples, "labels": labels, "clients": 3, **the_key}
-    split = {"samples": of_samples, "labels": of_labels, "clients": count(1, 12), "key": key}
+    split = {"samples": of_samples, "labels": of_labels, "clients": whole(1, 12), "key": key}
     scale = either(number(least=0), listed(number(least=0), 1))
     law = {"shared_scale": scale, "local_scale": scale, "noise_variance": scale, "dtype": dtype}
     return [
         Target("data.perpca_synthetic", the_key | {"clients": m, "features": 5, "shared_rank": 1, "local_rank": 2, "samples": 4}, {
-            "key": key, "clients": WHOLE, "features": count(3), "shared_rank": count(1, 3), "local_rank": count(1, 4), "samples": sizes,
-            "local": one_of("window", "random"), "window": optional(count(2, 4)), "groups": lambda v: v is None, "rotate": flag,
+            "key": key, "clients": COUNT, "features": whole(3), "shared_rank": whole(1, 3), "local_rank": whole(1, 4), "samples": sizes,
+            "local": one_of("window", "random"), "window": optional(whole(2, 4)), "groups": lambda v: v is None, "rotate": flag,
             "shared_scale": scale, "local_scale": either(scale, lambda v: real(2, finite=True)(v) and (np.asarray(v) >= 0).all()),
             "noise_variance": scale, "dtype": dtype,
         }, says={"features": ("shared_rank",), "local_rank": ("window",), "shared_rank": ("window",)}),
         Target("data.misalignment_pair", the_key | {"theta": 0.1}, law | {
-            "key": key, "theta": number(least=0, most=0.5), "samples": either(count(), listed(count(), 2)),
+            "key": key, "theta": number(least=0, most=0.5), "samples": either(whole(), listed(whole(), 2)),
         }),
         Target("data.gcca_synthetic", the_key, {
-            "key": key, "views": WHOLE, "entities": WHOLE, "features": either(count(), listed(count(), 3)), "latent": WHOLE,
+            "key": key, "views": COUNT, "entities": COUNT, "features": either(whole(), listed(whole(), 3)), "latent": COUNT,
             "noise": scale, "densities": listed(fraction, 3), "dtype": default_dtype,
         }),
-        Target("data.nonlinear_views_synthetic", the_key, {"key": key, "entities": count(2), "noise": scale, "dtype": default_dtype}),
+        Target("data.nonlinear_views_synthetic", the_key, {"key": key, "entities": whole(2), "noise": scale, "dtype": default_dtype}),
         Target("data.hierarchical_synthetic", the_key | {"clients": m, "features": 5, "rank": 2, "samples": 4, "prior_variance": 0.1}, {
-            "key": key, "clients": WHOLE, "features": count(3), "rank": count(1, 4), "samples": sizes, "prior_variance": scale, "noise_variance": scale, "dtype": dtype,
+            "key": key, "clients": COUNT, "features": whole(3), "rank": whole(1, 4), "samples": sizes, "prior_variance": scale, "noise_variance": scale, "dtype": dtype,
         }, says={"features": ("rank",)}),
         Target("data.image_sequence_synthetic", the_key, {
-            "key": key, "frames": WHOLE, "height": count(10), "width": count(10), "blobs": WHOLE, "radius": number(above=0, most=15),
-            "brightness": number(least=0, most=1), "background_rank": count(2), "noise_variance": scale, "dtype": dtype,
+            "key": key, "frames": COUNT, "height": whole(10), "width": whole(10), "blobs": COUNT, "radius": number(above=0, most=15),
+            "brightness": number(least=0, most=1), "background_rank": whole(2), "noise_variance": scale, "dtype": dtype,
         }, says={"height": ("radius",), "width": ("radius",)}),
         Target("data.spectrum_synthetic", the_key | {"clients": m, "features": 5, "samples": 10}, {
-            "key": key, "clients": WHOLE, "features": count(1), "samples": sizes, "spectrum": one_of("geometric", "arithmetic"),
+            "key": key, "clients": COUNT, "features": whole(1), "samples": sizes, "spectrum": one_of("geometric", "arithmetic"),
             "decay": number(least=1), "condition": number(least=1), "rotate": flag, "dtype": dtype,
         }, says={"features": ("samples",)}),
         Target("data.topics_synthetic", the_key, {
-            "key": key, "groups": WHOLE, "documents": WHOLE, "words_per_topic": WHOLE, "words_per_document": positive(arrays=False), "dtype": dtype,
+            "key": key, "groups": COUNT, "documents": COUNT, "words_per_topic": COUNT, "words_per_document": positive(arrays=False), "dtype": dtype,
         }),
-        Target("data.partition_iid", many, split | {"labels": optional(of_labels), "sizes": optional(either(count(1, 4), listed(count(), 3)))}),
+        Target("data.partition_iid", many, split | {"labels": optional(of_labels), "sizes": optional(either(whole(1, 4), listed(whole(), 3)))}),
         Target("data.partition_by_class", many | {"classes_per_client": 1}, split | {
-            "classes_per_client": count(1, 3), "sizes": optional(either(count(1, 4), listed(count(), 3))),
+            "classes_per_client": whole(1, 3), "sizes": optional(either(whole(1, 4), listed(whole(), 3))),
             "classes": lambda v: v is None or (array(None, kinds="iu")(v) and set(np.asarray(v)) <= {0, 1, 2} and len(set(np.asarray(v))) == len(v)),
         }, says={"clients": ("class",), "classes_per_client": ("class",), "labels": ("class",), "sizes": ("class",)}),
-        Target("data.partition_dirichlet", many | {"alpha": 1.0}, split | {"alpha": positive(arrays=False), "min_samples": count(1, 4)}, says={"clients": ("min_samples",)}),
+        Target("data.partition_dirichlet", many | {"alpha": 1.0}, split | {"alpha": positive(arrays=False), "min_samples": whole(1, 4)}, says={"clients": ("min_samples",)}),
         Target("data.partition_sizes", the_key | {"total": 10, "clients": 3}, {
-            "key": key, "total": count(3), "clients": count(1, 10), "skew": factor(arrays=False), "min_samples": count(1, 3),
+            "key": key, "total": whole(3), "clients": whole(1, 10), "skew": factor(arrays=False), "min_samples": whole(1, 3),
         }, says={"total": ("clients",), "min_samples": ("clients",)}),
         Target("data.train_test_split", the_key | {"arrays": right["samples"], "test": 1}, {
             "key": key, "arrays": lambda v: isinstance(v, np.ndarray | jax.Array | list | tuple) and len(v) > 0 and _splits(v),
-            "test": either(lambda v: isinstance(v, float | np.floating) and number(above=0)(v) and v < 1, count(1, 3), listed(count(1, 3), m)),
+            "test": either(lambda v: isinstance(v, float | np.floating) and number(above=0)(v) and v < 1, whole(1, 3), listed(whole(1, 3), m)),
         }, says={"test": ("client",), "arrays": ("client", "test")}),
         Target("data.bag_of_words", {"groups": [["some words", "more words"], ["words"]], "min_count": 1}, {
-            "groups": lambda v: listed(listed(text))(v), "min_count": count(1, 3), "stop_words": lambda v: isinstance(v, Collection) and not isinstance(v, str | bytes) and all(isinstance(w, str) for w in v),
+            "groups": lambda v: listed(listed(text))(v), "min_count": whole(1, 3), "stop_words": lambda v: isinstance(v, Collection) and not isinstance(v, str | bytes) and all(isinstance(w, str) for w in v),
             "vocabulary": optional(lambda v: texts(v) and len(v) > 0 and False), "drop_empty": flag,
         }, cheap=True),
         Target("data.paragraphs", {"text": "a\n\nb"}, {"text": text}, cheap=True),
@@ -898,8 +900,8 @@ def _models(right) -> list[Target]:
         Target("models.generate", {"denoise": lambda x, t: x, "corruption": right["corruption"], "key": right["key"], "shape": (2, 3), "steps": 2}, {
             "denoise": function, "corruption": tracked("corruption"), "key": key, "shape": listed(count(), 2), "steps": WHOLE, "dtype": dtype,
         }),
-        Target("models.interpolation", {}, {"low": share, "high": number(above=0, most=1)}, cheap=True),
-        Target("models.variance_preserving", {}, {"low": share, "high": number(above=0, most=1)}, cheap=True),
+        Target("models.interpolation", {}, {"low": share, "high": lambda v: share(v) and v > 0}, cheap=True),
+        Target("models.variance_preserving", {}, {"low": share, "high": lambda v: share(v) and v > 0}, cheap=True),
         Target("models.train_classifier", {"key": right["key"], "images": right["images"], "labels": np.arange(4) % 2, "batch_size": 2}, {
             "key": key, "images": lambda v: False, "labels": lambda v: array(4, kinds="iu")(v) and (np.asarray(v) >= 0).all() and set(np.asarray(v)) == {0, 1},
             "classes": optional(count(2, 2)), "image_shape": lambda v: v is None, "features": WHOLE, "epochs": WHOLE, "batch_size": count(1, 4), "learning_rate": positive(arrays=False),

@@ -54,7 +54,6 @@ def sound() -> dict[tuple[str, str], dict[str, bytes]]:
     rng = np.random.default_rng(0)
     table = rng.uniform(size=(6, 4)).astype(np.float32)
     frame = pandas.DataFrame(table, columns=list("abcd"))
-    owned = frame.assign(owner=list("xxyyzz"))
     parquet, csv = io.BytesIO(), frame.to_csv(index=False).encode()
     frame.to_parquet(parquet)
     images = rng.integers(0, 255, (3, 5, 5))
@@ -74,7 +73,6 @@ def sound() -> dict[tuple[str, str], dict[str, bytes]]:
         ("read_table", ".csv"): {"a.csv": csv, "b.csv": csv},
         ("read_table", ".parquet"): {"a.parquet": parquet.getvalue()},
         ("read_folder", ".parquet"): {"a.parquet": parquet.getvalue()},
-        ("read_views", "owned .csv"): {"a.csv": csv, "b.csv": owned.to_csv(index=False).encode()},
         ("read_views", ".csv"): {"a.csv": csv, "b.csv": csv},
         ("read_views", ".npz"): {"alone/all.npz": _npz(a=table, b=table)},
         ("read_views", "sparse .npz"): {"a.npz": _sparse(table), "b.npz": _sparse(table)},

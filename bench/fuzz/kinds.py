@@ -14,7 +14,6 @@ import numpy as np
 Kind = Callable[[Any], bool]
 
 LARGEST = 2**31 - 1
-WHOLE = (int, np.integer)
 
 
 def anything(value) -> bool:
@@ -33,10 +32,13 @@ def either(*kinds: Kind) -> Kind:
 
 
 def count(least: int = 1, most: int = LARGEST) -> Kind:
-    """A whole number."""
-    return lambda value: (
-        isinstance(value, WHOLE) and not isinstance(value, bool) and least <= value <= most
-    )
+    """A whole number of Python."""
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def whole(least: int = 1, most: int = LARGEST) -> Kind:
+    """A whole number of Python or NumPy."""
+    return lambda value: type(value) in (int, np.int64) and least <= value <= most
 
 
 def listed(kind: Kind, length: int | None = None, least: int = 1) -> Kind:

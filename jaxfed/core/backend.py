@@ -17,9 +17,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import PyTree
 
 from jaxfed.core.checks import (
-    check_count,
     check_instance,
     check_name,
+    check_whole,
     is_list,
     is_whole,
     refuse,
@@ -228,7 +228,7 @@ def chunked(size: int) -> Backend:
     Raises:
         ValueError: if `size` is not a positive whole number.
     """
-    check_count("size", size)
+    check_whole("size", size)
     return _Chunked(int(size))
 
 

@@ -14,6 +14,7 @@ from jaxfed._checks import check_number as check_number
 from jaxfed._checks import check_positive as check_positive
 from jaxfed._checks import check_text as check_text
 from jaxfed._checks import check_texts as check_texts
+from jaxfed._checks import check_whole as check_whole
 from jaxfed._checks import checked_array as checked_array
 from jaxfed._checks import checked_dtype as checked_dtype
 from jaxfed._checks import checked_key as checked_key

@@ -36,6 +36,7 @@ from jaxfed.core.checks import (
     is_list,
     is_real,
     refuse,
+    shown,
 )
 from jaxfed.core.clients import Clients
 from jaxfed.core.files import locked, replacing
@@ -294,7 +295,7 @@ def _at_point(function, point):
     """Names and arrays at one point, in the function's order; a dictionary comes back sorted."""
     found = function(**point)
     if not isinstance(found, Mapping) or not found:
-        raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
+        raise ValueError(f"function: wanted arrays by name as its result, got {shown(found)}")
     return list(map(str, found)), [_array(name, value) for name, value in found.items()]
 
 
@@ -304,7 +305,7 @@ def _array(name, value):
     except (TypeError, ValueError):
         array = None
     if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {value!r}")
+        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {shown(value)}")
     return array
 
 

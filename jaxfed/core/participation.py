@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
-from jaxfed.core.checks import check_count, host_array, refuse
+from jaxfed.core.checks import check_whole, host_array, refuse
 
 
 class Participation(eqx.Module):
@@ -100,7 +100,7 @@ def uniform(size: int) -> Participation:
         ValueError: if `size` is not a positive whole number (larger than the number of clients
             is refused when a run starts).
     """
-    check_count("participation size", size)
+    check_whole("participation size", size)
     return _Uniform(int(size))
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
 from jaxfed._checks import (
-    check_count,
     check_factor,
     check_list,
     check_number,
     check_positive,
+    check_whole,
     checked_key,
     checked_labels,
     counts_of,
@@ -116,7 +116,7 @@ def partition_by_class(
     """
     samples, labels, clients = _check(samples, labels, clients)
     known = _classes(labels, classes)
-    check_count("classes_per_client", classes_per_client, most=len(known))
+    check_whole("classes_per_client", classes_per_client, most=len(known))
     rng = _generator(key)
     owns = np.zeros((clients, len(known)), bool)
     for client in range(clients):
@@ -231,8 +231,8 @@ def partition_sizes(
     Raises:
         ValueError: if `skew` is negative or there are too few samples.
     """
-    check_count("total", total)
-    check_count("clients", clients)
+    check_whole("total", total)
+    check_whole("clients", clients)
     check_factor("skew", skew, single=True)
     _check_min_samples(total, clients, min_samples)
     logits = skew * _generator(key).standard_normal(clients)
@@ -309,12 +309,12 @@ def _check(samples, labels, clients, *, optional: bool = False):
     samples = _table("samples", samples)
     if labels is not None or not optional:
         labels = checked_labels("labels", labels, len(samples))
-    check_count("clients", clients, most=len(samples))
+    check_whole("clients", clients, most=len(samples))
     return samples, labels, int(clients)
 
 
 def _check_min_samples(total: int, clients: int, min_samples: int) -> None:
-    check_count("min_samples", min_samples)
+    check_whole("min_samples", min_samples)
     if min_samples * clients > total:
         raise ValueError(
             f"clients, min_samples: {clients} clients of at least {min_samples} samples need "

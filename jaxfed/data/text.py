@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._checks import (
-    check_count,
     check_flag,
     check_list,
     check_text,
     check_texts,
+    check_whole,
     checked_path,
     refuse,
 )
@@ -183,7 +183,7 @@ def bag_of_words(
     words = isinstance(stop_words, Collection) and not isinstance(stop_words, str | bytes)
     if not words or not all(isinstance(word, str) for word in stop_words):
         raise refuse("stop_words", "a collection of words", stop_words)
-    check_count("min_count", min_count)
+    check_whole("min_count", min_count)
     check_flag("drop_empty", drop_empty)
     if vocabulary is not None:
         check_texts("vocabulary", vocabulary)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core.checks import check_count, check_flag, check_instance, checked_key
+from jaxfed.core.checks import check_count, check_flag, check_instance, checked_key, shown
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining
@@ -100,7 +100,7 @@ class AdaptiveDiffusion(Adaptive):
         if not isinstance(corruption, Corruption):
             raise ValueError(
                 "corruption: wanted one of jaxfed.models, such as variance_preserving(), "
-                f"got {corruption!r}"
+                f"got {shown(corruption)}"
             )
         check_flag("conditional", conditional)
         check_count("local_steps", local_steps)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_count, checked_array, refuse
+from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg._factor import (
     Factors,
     checked_method,
@@ -170,7 +170,7 @@ def checked_rank(rank: int, largest: int) -> None:
     Raises:
         ValueError: if `rank` is one.
     """
-    check_count("rank", rank, most=largest)
+    check_whole("rank", rank, most=largest)
 
 
 _eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_callable, check_count, checked_array
+from jaxfed._checks import check_callable, check_whole, checked_array
 from jaxfed.linalg._factor import matmul
 from jaxfed.linalg.basis import top_eigenvectors
 
@@ -42,7 +42,7 @@ def largest_eigenvalue(
     """
     check_callable("product", product)
     start = checked_array("start", start, "d", whole=False)
-    check_count("steps", steps)
+    check_whole("steps", steps)
     fixed = lax.stop_gradient(operator)
 
     def step(k, state):

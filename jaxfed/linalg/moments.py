@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import check_count, check_factor, checked_array
+from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg.basis import (
     checked_rank,
@@ -39,7 +39,7 @@ def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
         ("rank", rank),
         ("rounds", rounds),
     ):
-        check_count(name, number)
+        check_whole(name, number)
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxfed._checks import check_count, check_list, checked_array
+from jaxfed._checks import check_list, check_whole, checked_array
 from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
@@ -62,7 +62,7 @@ def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[A
     singular = checked_array("singular", singular, "k", whole=False)
     check_list("shape", shape, "lengths")
     for length in shape:
-        check_count("shape", length)
+        check_whole("shape", length)
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 

@@ -24,9 +24,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxfed._checks import (
-    check_count,
     check_name,
     check_positive,
+    check_whole,
     checked_array,
     checked_key,
     refuse,
@@ -233,8 +233,8 @@ def random(
         Mezzadri (2007), How to generate random matrices from the classical compact groups.
     """
     key = checked_key("key", key)
-    check_count("dim", dim)
-    check_count("rank", rank, most=dim)
+    check_whole("dim", dim)
+    check_whole("rank", rank, most=dim)
     return orthonormalize(jax.random.normal(key, (dim, rank), dtype))
 
 

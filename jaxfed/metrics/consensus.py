@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from jaxfed._checks import check_count, check_number, checked_array
+from jaxfed._checks import check_number, check_whole, checked_array
 from jaxfed.linalg import Moment
 from jaxfed.metrics.reconstruction import Data, moments
 
@@ -118,7 +118,7 @@ def floats_to_accuracy(
     """
     reached = _reached(values, accuracy)
     bits = checked_array("bits", bits, f"... {reached.shape[-1]}")
-    check_count("precision", precision)
+    check_whole("precision", precision)
     # Bits never fall, so the smallest of the rounds in question is that of the first.
     return jnp.min(jnp.where(reached, bits, jnp.inf), axis=-1) / precision
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed._checks import check_count, check_name, checked_array, checked_key, refuse
+from jaxfed._checks import check_name, check_whole, checked_array, checked_key, refuse
 
 
 class KernelDistance(NamedTuple):
@@ -187,9 +187,9 @@ def kernel_distance_of_subsets(
     """
     a, b = _pair(features_a, features_b)
     key = checked_key("key", key)
-    check_count("subsets", subsets, least=2)
+    check_whole("subsets", subsets, least=2)
     # Subsets of the smaller set.
-    check_count("subset_size", subset_size, least=2, most=min(len(a), len(b)))
+    check_whole("subset_size", subset_size, least=2, most=min(len(a), len(b)))
 
     def one(key):
         keys = jax.random.split(key)

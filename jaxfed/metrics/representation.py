@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
 
-from jaxfed._checks import check_count, check_name, check_positive, checked_labels, checked_table
+from jaxfed._checks import check_name, check_positive, check_whole, checked_labels, checked_table
 from jaxfed._optional import require
 from jaxfed.metrics.clustering import clustering_accuracy
 
@@ -89,7 +89,7 @@ def spectral_clustering_accuracy(
     if len(kinds) < 2:
         raise ValueError(f"labels: wanted two classes or more, got only {classes[0]}")
     check_positive("gamma", gamma, single=True)
-    check_count("seed", seed, least=0)
+    check_whole("seed", seed, least=0)
     cluster = require("sklearn.cluster", extra="data")
     found = cluster.SpectralClustering(
         n_clusters=len(kinds), affinity="rbf", gamma=gamma, random_state=seed

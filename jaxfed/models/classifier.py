@@ -23,6 +23,7 @@ from jaxfed._checks import (
     is_list,
     is_real,
     refuse,
+    shown,
 )
 from jaxfed._optional import require
 from jaxfed.models._sizes import checked_image
@@ -76,7 +77,7 @@ class Classifier(eqx.Module):
         self.image_shape = checked_image("image_shape", image_shape)
         if min(self.image_shape[:2]) < _LEAST:
             raise ValueError(
-                f"image_shape: wanted {_LEAST} x {_LEAST} pixels at least, got {image_shape!r}"
+                f"image_shape: wanted {_LEAST} x {_LEAST} pixels at least, got {shown(image_shape)}"
             )
         if not is_list(channels) or len(channels) != 2:
             raise refuse("channels", "two whole numbers", channels)

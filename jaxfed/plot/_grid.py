@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxfed.core.checks import check_name, check_text, check_texts, refuse
+from jaxfed._optional import require
+from jaxfed.core.checks import (
+    check_instance,
+    check_list,
+    check_name,
+    check_text,
+    check_texts,
+)
 from jaxfed.plot._figure import canvas, check_figure, colour, light
 
 if TYPE_CHECKING:
@@ -45,13 +52,14 @@ def grid(
         ImportError: if Matplotlib is not installed.
     """
     check_figure(figure)
-    if not all(hasattr(found, name) for name in ("dims", "data_vars", "coords")):
-        raise refuse("found", "an xarray.Dataset", found)
+    dataset = require("xarray", extra="sweep").Dataset
+    check_instance("found", found, dataset, "an xarray.Dataset")
     check_text("x", x)
     check_name("scale", scale, ("log", "linear"))
     if label is not None:
         check_text("label", label)
     if names is not None:
+        check_list("names", names, "names of variables")
         check_texts("names", names)
     over = (over,) if isinstance(over, str) else over
     check_texts("over", over)

@@ -6,10 +6,8 @@ For those who use the library. What a server can compute where nothing is guaran
 
 from typing import Any, Literal
 
-import numpy as np
-
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, check_flag, check_name
+from jaxfed.core.checks import check_count, check_flag, check_name, check_number
 
 Adjacency = Literal["replace", "zero_out"]
 
@@ -154,8 +152,7 @@ def _distance(adjacency: Adjacency) -> int:
 
 def _check_positive(**numbers: Any) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
-            raise ValueError(f"{name}: wanted a positive number, got {value!r}")
+        check_number(name, value, "a positive number", lambda x: x > 0)
 
 
 def _checked_share(
@@ -164,8 +161,7 @@ def _checked_share(
 ) -> float:  # fmt: skip
     """The share of clients that take part, once all that says what is asked is checked."""
     check_count("rounds", rounds)
-    if not isinstance(delta, int | float) or not 0 < delta < 1:
-        raise ValueError(f"delta: wanted a number between 0 and 1, got {delta!r}")
+    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
     check_name("adjacency", adjacency, ("replace", "zero_out"))
     check_flag("first_message", first_message)
     if participants is None and clients is None:

@@ -40,10 +40,10 @@ from jaxfed.core import backend, channel, run
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.channel import ways as ways_of
 from jaxfed.core.checks import (
-    check_count,
     check_flag,
     check_instance,
     check_positive,
+    check_whole,
     checked_key,
     checked_table,
     host_array,
@@ -242,7 +242,7 @@ def _double(tree: PyTree) -> PyTree:
 
 def _check_client(clients: Clients, client: int) -> None:
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    check_count("client", client, least=0, most=len(clients) - 1)
+    check_whole("client", client, least=0, most=len(clients) - 1)
 
 
 def _checked_frames(inputs: Frames, outputs: Frames) -> tuple[Frames, Frames]:
@@ -445,7 +445,7 @@ def restart_attack(
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     _check_client(clients, client)
     key = checked_key("key", key)
-    check_count("restarts", 1 if restarts is None else restarts)
+    check_whole("restarts", 1 if restarts is None else restarts)
     check_flag("summed", summed)
     check_flag("calibrated", calibrated)
     check_positive("norm_factor", norm_factor, optional=True, single=True)

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxfed._checks import (
-    check_count,
     check_flag,
     check_name,
     check_number,
+    check_whole,
     checked_dtype,
     checked_key,
 )
@@ -80,8 +80,8 @@ def spectrum_synthetic(
     Source:
         Wang, Liu & Zhang (2022), (23), (24) and section 5.6.
     """
-    check_count("clients", clients)
-    check_count("features", features)
+    check_whole("clients", clients)
+    check_whole("features", features)
     check_name("spectrum", spectrum, ("geometric", "arithmetic"))
     check_flag("rotate", rotate)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)

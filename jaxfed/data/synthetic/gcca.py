@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxfed._checks import (
-    check_count,
     check_factor,
     check_number,
+    check_whole,
     checked_dtype,
     checked_key,
     counts_of,
@@ -70,7 +70,7 @@ def gcca_synthetic(
     Source: Shrestha & Fu (2023), Section V-A1; Fu, Huang, Hong, Sidiropoulos & So (2017).
     """
     for name, value in (("views", views), ("entities", entities), ("latent", latent)):
-        check_count(name, value)
+        check_whole(name, value)
     widths = counts_of("features", features, views)
     check_factor("noise", noise, single=True)
     if not is_list(densities) or len(densities) != 3:
@@ -142,7 +142,7 @@ def nonlinear_views_synthetic(
     Source: Shrestha & Fu (2023), Section V-B, after Benton et al. (2019), Deep generalized
     canonical correlation analysis; the constants are those of the authors' programs.
     """
-    check_count("entities", entities, least=2)
+    check_whole("entities", entities, least=2)
     check_factor("noise", noise, single=True)
     key, kind = checked_key("key", key), _dtype(dtype)
     keys = jax.random.split(key, 7)

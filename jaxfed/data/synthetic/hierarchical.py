@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed._checks import check_count, checked_dtype, checked_key
+from jaxfed._checks import check_whole, checked_dtype, checked_key
 from jaxfed.data.synthetic._common import Law, draw, scale_of, sizes_of
 from jaxfed.linalg import orthonormalize, polar
 
@@ -81,7 +81,7 @@ def hierarchical_synthetic(
         Ozkara, Huang & Diggavi (2023), Section V.
     """
     for name, value in (("clients", clients), ("features", features), ("rank", rank)):
-        check_count(name, value)
+        check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     if rank >= features:
         raise ValueError(f"rank: wanted less than the features = {features}, got {rank}")

@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxfed._checks import (
-    check_count,
     check_flag,
     check_name,
     check_number,
+    check_whole,
     checked_dtype,
     checked_key,
     shown,
@@ -142,7 +142,7 @@ def perpca_synthetic(
         ("shared_rank", shared_rank),
         ("local_rank", local_rank),
     ):
-        check_count(name, value)
+        check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     free = features - shared_rank
     if local_rank > free:
@@ -161,14 +161,14 @@ def perpca_synthetic(
     key_local, key_rotation, key_samples = jax.random.split(key, 3)
     if local == "window":
         window = free if window is None else window
-        check_count("window", window, least=local_rank, most=free)
+        check_whole("window", window, least=local_rank, most=free)
         # With window == local_rank every shift spans the same subspace: one group.
         labels = np.arange(clients) % (window if window > local_rank else 1)
         axes = (np.arange(clients)[:, None] + np.arange(local_rank)) % window
         basis = jnp.asarray(np.eye(free)[axes].transpose(0, 2, 1), dtype)
     else:
         groups = clients if groups is None else groups
-        check_count("groups", groups, most=clients)
+        check_whole("groups", groups, most=clients)
         labels = np.arange(clients) % groups
         basis = _random_subspaces(
             key_local, groups=groups, free=free, rank=local_rank, dtype=jnp.dtype(dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed._checks import check_count, check_number, check_positive, checked_dtype, checked_key
+from jaxfed._checks import check_number, check_positive, check_whole, checked_dtype, checked_key
 from jaxfed.data.synthetic._common import scale_of
 
 
@@ -69,9 +69,9 @@ def image_sequence_synthetic(
         ("width", width),
         ("blobs", blobs),
     ):
-        check_count(name, value)
+        check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
-    check_count("background_rank", background_rank, least=2)
+    check_whole("background_rank", background_rank, least=2)
     check_number("brightness", brightness, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
     check_positive("radius", radius, single=True)
     if not 0 < 2 * radius < min(height, width) - 1:
@@ -171,7 +171,7 @@ def topics_synthetic(
         ("documents", documents),
         ("words_per_topic", words_per_topic),
     ):
-        check_count(name, value)
+        check_whole(name, value)
     check_positive("words_per_document", words_per_document, single=True)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     return _topics(
