@@ -361,7 +361,7 @@ def targets() -> list[Target]:
             "channel.quantize",
             {"bits": 8},
             {
-                "bits": count(2, 8),
+                "bits": whole(2, 8),
                 "norm": one_of("max", "frobenius"),
                 "contraction": number(least=1),
                 "rounding": one_of("stochastic", "nearest"),
@@ -370,7 +370,7 @@ def targets() -> list[Target]:
             },
             cheap=True,
         ),
-        Target("channel.quantize", {"levels": 3}, {"levels": count(1, 127)}, cheap=True),
+        Target("channel.quantize", {"levels": 3}, {"levels": whole(1, 127)}, cheap=True),
         Target(
             "channel.random_k",
             {"fraction": 0.5},
@@ -387,7 +387,7 @@ def targets() -> list[Target]:
                 "clients": count(2, 2**15 - 1),
                 "bits": count(3, 32),
                 "bound": positive(arrays=False),
-                "neighbours": lambda value: value is None or count(2, 2)(value),
+                "neighbours": optional(whole(2, 2)),
                 "inner": lambda value: value is None or isinstance(value, jf.channel.Channel),
             },
             cheap=True,
@@ -856,11 +856,21 @@ def _data(right) -> list[Target]:
         Target("data.paragraphs", {"text": "a\n\nb"}, {"text": text}, cheap=True),
         Target("data.repair_mojibake", {"text": "a"}, {"text": text}, cheap=True),
         Target("data.strip_transcript", {"text": "a"}, {"text": text}, cheap=True),
-        *(Target(f"data.{name}", {}, {parameter: lambda v: False} | more) for name, parameter, more in (
-            ("read_arrays", "path", {}), ("read_cifar10", "path", {}), ("read_femnist", "path", {}), ("read_folder", "path", {}),
-            ("read_idx", "path", {}), ("read_images", "folder", {}), ("read_mnist", "folder", {}), ("read_table", "path", {}),
-            ("read_text", "folder", {}), ("read_views", "path", {}),
-        )),
+        *(
+            Target(f"data.read_{name}", {parameter: "nowhere"}, {parameter: lambda v: False} | more)
+            for name, parameter, more in (
+                ("arrays", "path", {"names": optional(texts), "same_features": flag}),
+                ("cifar10", "path", {"split": one_of("train", "test")}),
+                ("femnist", "path", {}),
+                ("folder", "path", {"client_column": optional(text)}),
+                ("idx", "path", {}),
+                ("images", "folder", {"color": flag}),
+                ("mnist", "folder", {"split": one_of("train", "test")}),
+                ("table", "path", {"client_column": optional(text)}),
+                ("text", "folder", {"suffix": text}),
+                ("views", "path", {"names": optional(texts)}),
+            )
+        ),
     ]  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def _damaged(rng: random.Random, number: int) -> Case:
     """The call of a reader with a file that is damaged, which may not matter."""
     reader, how, place = written(rng, Path(f"damaged-{number}"))
     (target,) = (each for each in _targets() if each.name == f"data.{reader}")
-    (parameter,) = target.kinds
+    parameter = next(iter(target.right))
     return Case(target, parameter, f"({how})", place, None)
 
 

@@ -254,7 +254,7 @@ def quantize(
     check_number("contraction", contraction, "a number of at least 1", lambda x: x >= 1)
     if not is_whole(scale_bits) or scale_bits not in (16, 32):
         raise refuse("scale_bits", "16 or 32", scale_bits)
-    return _Quantize(levels, norm, float(contraction), rounding, coding, scale_bits)
+    return _Quantize(int(levels), norm, float(contraction), rounding, coding, scale_bits)
 
 
 # ---------------------------------------------------------------------------------------------

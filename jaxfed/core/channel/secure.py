@@ -245,6 +245,7 @@ def secure_sum(
         not is_whole(neighbours) or neighbours % 2 or not 2 <= neighbours < clients
     ):
         raise refuse("neighbours", f"an even number of at least 2 and below {clients}", neighbours)
+    neighbours = None if neighbours is None else int(neighbours)
     inner = lossless() if inner is None else inner
     if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, _SecureSum):
         raise refuse("inner", "a channel without memory at both ends, such as gaussian", inner)
