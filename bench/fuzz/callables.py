@@ -732,7 +732,7 @@ def _functions(right) -> list[Target]:
             "rounds": count(0), "bits": either(positive(arrays=False)), "entries": SOME, "start_bits": optional(positive(arrays=False)),
         }, cheap=True),
         Target("gcca.compression_ratio", {"rounds": 2, "full_rounds": 2, "bits": 3.0}, {
-            "rounds": positive(arrays=False), "full_rounds": positive(arrays=False), "bits": positive(arrays=False), "start_bits": positive(arrays=False),
+            "rounds": number(least=1), "full_rounds": positive(arrays=False), "bits": positive(arrays=False), "start_bits": positive(arrays=False),
         }, cheap=True),
         # --- applications of PCA
         Target("pca.cluster_clients", {"local": right["frames"], "clusters": 2}, {"local": real(None, None, None, finite=True), "clusters": count(1, m), "seed": count(0)}),
@@ -749,7 +749,7 @@ def _functions(right) -> list[Target]:
             "shared_rank": count(1, 4), "local_rank": count(1, 4), "words": WHOLE, "rounds": WHOLE,
             "algorithm": optional(instance(jf.pca.PerPCA)), "warm_start": start,
         }),
-        Target("pca.shrink", {"moment": right["moment"], "rank": 1}, {"moment": tracked("moment"), "rank": count(1, d)}),
+        Target("pca.shrink", {"moment": right["moment"], "rank": 1}, {"moment": tracked("moment"), "rank": whole(1, d)}),
         Target("pca.split_half", {"algorithms": [right["perpca"]], "clients": right["clients"], "rounds": 1, "key": right["key"]}, {
             "algorithms": listed(instance(jf.Algorithm)), "clients": tracked("clients"), "rounds": WHOLE, "key": key,
         }),
@@ -903,7 +903,7 @@ def _models(right) -> list[Target]:
             "key": key, "latent": WHOLE, "image_shape": lambda v: False, "channels": WHOLE, "hidden": one_of("linear", "relu"),
         }),
         Target("models.Perceptron", the_key | {"features": 3, "outputs": 2}, {
-            "key": key, "features": WHOLE, "outputs": WHOLE, "hidden": listed(count(), least=0), "momentum": number(above=0, most=1), "mask": optional(array(3, kinds="biuf")),
+            "key": key, "features": WHOLE, "outputs": WHOLE, "hidden": listed(count(), least=0), "momentum": number(least=0, most=1), "mask": optional(array(3, kinds="biuf")),
         }),
         Target("models.UNet", the_key, {"key": key, "image_shape": lambda v: False, "widths": widths}),
         Target("models.denoiser", {"model": right["model"]}, {"model": function, "conditional": flag}, cheap=True),
@@ -913,7 +913,7 @@ def _models(right) -> list[Target]:
         Target("models.interpolation", {}, {"low": share, "high": lambda v: share(v) and v > 0}, cheap=True),
         Target("models.variance_preserving", {}, {"low": share, "high": lambda v: share(v) and v > 0}, cheap=True),
         Target("models.train_classifier", {"key": right["key"], "images": right["images"], "labels": np.arange(4) % 2, "batch_size": 2}, {
-            "key": key, "images": lambda v: False, "labels": lambda v: array(4, kinds="iu")(v) and (np.asarray(v) >= 0).all() and set(np.asarray(v)) == {0, 1},
+            "key": key, "images": real(4, 13, 13, finite=True), "labels": lambda v: array(4, kinds="iu")(v) and (np.asarray(v) >= 0).all() and set(np.asarray(v)) == {0, 1},
             "classes": optional(count(2, 2)), "image_shape": lambda v: v is None, "features": WHOLE, "epochs": WHOLE, "batch_size": count(1, 4), "learning_rate": positive(arrays=False),
         }, says={"classes": ("labels",), "labels": ("classes",)}),
         Target("models.inception_features", {"path": "no such file"}, {"path": lambda v: False, "batch_size": WHOLE}),
@@ -940,7 +940,7 @@ def _plots(right) -> list[Target]:
         }),
         Target("plot.convergence", {"history": {"objective": np.arange(3.0)}}, {
             "history": lambda v: mapping(real(None))(v) and "objective" in v, "quantities": lambda v: texts(v) and len(v) > 0 and set(v) <= {"objective"},
-            "levels": lambda v: v is None, "against": one_of("rounds"), "label": optional(text), "figure": figure,
+            "levels": optional(mapping(number())), "against": one_of("rounds"), "label": optional(text), "figure": figure,
         }),
         Target("plot.grid", {"found": right["grid"], "x": "step"}, {
             "found": tracked("grid"), "x": one_of("step"), "over": lambda v: v in ((), []) and isinstance(v, tuple | list), "names": lambda v: v is None,

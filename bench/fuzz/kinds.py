@@ -100,7 +100,7 @@ def text(value) -> bool:
 
 def path(value) -> bool:
     """A path, whether or not there is anything."""
-    return isinstance(value, str | os.PathLike) and os.fspath(value) != ""
+    return isinstance(value, str | os.PathLike) and str(value) != "" and "\0" not in str(value)
 
 
 def instance(*classes: type) -> Kind:

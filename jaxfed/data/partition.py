@@ -268,10 +268,10 @@ def train_test_split(
     Raises:
         ValueError: if the fraction is not between 0 and 1, or a side of a client would be empty.
     """
-    if not isinstance(arrays, np.ndarray | jax.Array):
-        check_list("arrays", arrays, "arrays of samples")
-    arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
+    if isinstance(arrays, np.ndarray | jax.Array):
+        arrays = list(_table("arrays", arrays))
     check_list("arrays", arrays, "arrays of samples")
+    arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
     if isinstance(test, float | np.floating):
         check_number(
             "test", test, "a share between 0 and 1, or a number", lambda x: (x > 0) & (x < 1)

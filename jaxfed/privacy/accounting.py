@@ -7,7 +7,7 @@ For those who use the library. What a server can compute where nothing is guaran
 from typing import Any, Literal
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, check_flag, check_name, check_number
+from jaxfed.core.checks import check_count, check_flag, check_name, check_number, shown
 
 Adjacency = Literal["replace", "zero_out"]
 
@@ -171,7 +171,7 @@ def _checked_share(
     ):
         raise ValueError(
             "participants, clients: wanted two whole numbers, the first from 1 to the second, got "
-            f"{participants!r} and {clients!r}"
+            f"{shown(participants)} and {shown(clients)}"
         )
     if participants < clients and adjacency != "replace":
         raise ValueError(
