@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed.core.clients import Clients
@@ -176,5 +177,12 @@ class OneExchange(Algorithm):
 
 
 def hyperparameter(value: ArrayLike | None) -> Any:
-    """Field converter of a numeric hyperparameter: a traced leaf, or None where it is automatic."""
+    """Field converter of a numeric hyperparameter: a traced leaf, or None where it is automatic.
+
+    Whole numbers become real ones, of which more fit, and which have derivatives.
+    """
+    if isinstance(value, int):
+        value = float(value)
+    elif isinstance(value, np.ndarray | np.integer) and value.dtype.kind in "iu":
+        value = value.astype(float)
     return None if value is None else jnp.asarray(value)

@@ -1,12 +1,11 @@
 """The arguments of a run, checked before anything is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
@@ -16,7 +15,18 @@ from jaxfed.core import backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint, digest_of
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import (
+    LARGEST,
+    check_callable,
+    check_count,
+    check_flag,
+    check_instance,
+    check_number,
+    checked_key,
+    is_list,
+    is_whole,
+    refuse,
+)
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
@@ -56,30 +66,18 @@ def problem_of(
             "build them with Clients.from_samples(arrays)"
         )
     check_ids(clients.ids)
-    if not isinstance(rounds, int | np.integer) or isinstance(rounds, bool) or rounds <= 0:
-        raise ValueError(f"rounds: wanted a positive whole number, got {rounds!r}")
-    if not isinstance(mapped, backend.Backend):
-        raise ValueError(f"backend: wanted one of jaxfed.backend, got {mapped!r}")
-    ways = channel.ways(channels)
-    participants = EVERYBODY if participants is None else participants
-    if not isinstance(participants, participation.Participation):
-        raise ValueError(f"participation: wanted one of jaxfed.participation, got {participants!r}")
-    participants.check(len(clients))
+    check_rounds(rounds)
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
-    start = warm_start.result if isinstance(warm_start, Solution) else warm_start
-    if start is not None:
-        if not isinstance(start, Personalized):
+    ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    participants.check(len(clients))
+    for leaf in jax.tree.leaves(None if start is None else start.local):
+        if leaf.shape[0] != len(clients):
             raise ValueError(
-                f"warm_start: wanted a solution or its result, got {type(start).__name__}"
+                f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                f"there are {len(clients)}"
             )
-        for leaf in jax.tree.leaves(start.local):
-            if leaf.shape[0] != len(clients):
-                raise ValueError(
-                    f"warm_start: its local part is for {leaf.shape[0]} clients, "
-                    f"there are {len(clients)}"
-                )
     algorithm.check(clients, start)
-    key = _one_key(key)
+    key = checked_key("key", key)
     problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     _check_processes(problem, start)
     _check_together(problem, start, int(rounds))
@@ -114,6 +112,36 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
                 f"{jax.process_index()}; give all clients to each, or let each run by itself on "
                 "its jax.local_devices()"
             )
+
+
+def _surroundings(
+    channels: Any, participants: Any, mapped: Any, warm_start: Any
+) -> tuple[channel.Ways, participation.Participation, Personalized | None]:
+    """What is composed around an algorithm, whichever that and its clients are."""
+    check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
+    ways = channel.ways(channels)
+    participants = EVERYBODY if participants is None else participants
+    check_instance(
+        "participation", participants, participation.Participation, "one of jaxfed.participation"
+    )
+    start = warm_start.result if isinstance(warm_start, Solution) else warm_start
+    if start is not None and not isinstance(start, Personalized):
+        raise ValueError(f"warm_start: wanted a solution or its result, got {type(start).__name__}")
+    return ways, participants, start
+
+
+def check_passed_on(arguments: Mapping[str, Any]) -> None:
+    """Refuse at once what `rollout` would only refuse while it is traced.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    known = arguments.get
+    _surroundings(
+        known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
+        known("warm_start"),
+    )  # fmt: skip
+    check_loop(known("tol"), known("metrics"), known("metrics_every", 1), known("remat", False))
 
 
 def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
@@ -172,44 +200,47 @@ def _messages(
     return wrapped(first), wrapped(uplink)
 
 
-def _one_key(key: Any) -> Key[Array, ""]:
-    """A key of the old style becomes one of the new."""
-    if isinstance(key, jax.Array | np.ndarray):
-        if key.dtype == np.uint32 and key.ndim > 0:
-            key = jax.random.wrap_key_data(jnp.asarray(key))
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
-            return jnp.asarray(key)
-    raise ValueError(f"key: wanted one random key, such as jax.random.key(0), got {key!r}")
+def check_rounds(rounds: Any) -> None:
+    """Refuse what is no number of rounds.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not is_whole(rounds) or not 0 < rounds <= LARGEST:
+        raise refuse("rounds", f"a positive whole number of at most {LARGEST}", rounds)
 
 
-def check_loop(tol: Any, metrics: Any, metrics_every: Any) -> None:
+def check_loop(tol: Any, metrics: Any, metrics_every: Any, remat: Any = False) -> None:
     """Refuse what the traced loop cannot use.
 
     Raises:
         ValueError: naming the argument.
     """
     if tol is not None and not isinstance(tol, Tracer):
-        number = np.asarray(tol)
-        if number.ndim > 0 or number.dtype.kind not in "fiu" or not number >= 0:
-            raise ValueError(f"tol: wanted a non-negative number or None, got {tol!r}")
-    if metrics is not None and not callable(metrics):
-        raise ValueError(f"metrics: wanted a function of the result or None, got {metrics!r}")
+        check_number("tol", tol, "a non-negative number or None", lambda x: x >= 0)
+    if metrics is not None:
+        check_callable("metrics", metrics, "a function of the result or None")
     check_count("metrics_every", metrics_every)
+    check_flag("remat", remat)
 
 
-def check_host(checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any) -> None:
+def check_host(
+    checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
+) -> None:
     """Refuse what `fit` cannot use.
 
     Raises:
         ValueError: naming the argument.
     """
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        raise ValueError(f"checkpoint: wanted jaxfed.Checkpoint(path), got {checkpoint!r}")
-    if not isinstance(callbacks, Sequence) or not all(
+    if checkpoint is not None:
+        check_instance("checkpoint", checkpoint, Checkpoint, "jaxfed.Checkpoint(path)")
+    if not is_list(callbacks) or not all(
         isinstance(callback, Callback) or callable(callback) for callback in callbacks
     ):
-        raise ValueError(f"callbacks: wanted a list of callbacks, got {callbacks!r}")
+        raise refuse("callbacks", "a list of callbacks", callbacks)
     if best is not None and not isinstance(best, str):
-        raise ValueError(f"best: wanted the name of an entry of the history, got {best!r}")
+        raise refuse("best", "the name of an entry of the history", best)
+    check_flag("progress", progress)
+    check_flag("throw", throw)
     if chunk_rounds is not None:
         check_count("chunk_rounds", chunk_rounds)

@@ -16,6 +16,15 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import PyTree
 
+from jaxfed.core.checks import (
+    check_instance,
+    check_name,
+    check_whole,
+    is_list,
+    is_whole,
+    refuse,
+    shown,
+)
 from jaxfed.core.reduction import Part, Reduction, each, joined, over_devices, separated
 
 AXIS = "clients"
@@ -244,8 +253,7 @@ def chunked(size: int) -> Backend:
     Raises:
         ValueError: if `size` is not a positive whole number.
     """
-    if not isinstance(size, int | np.integer) or size <= 0:
-        raise ValueError(f"chunked size: wanted a positive whole number, got {size!r}")
+    check_whole("size", size)
     return _Chunked(int(size))
 
 
@@ -257,9 +265,9 @@ def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = 
         inner: how each device maps its own clients; `vmap()` by default.
 
     Raises:
-        ValueError: if there are not that many devices.
+        ValueError: if there are not that many devices, or `inner` is no backend.
     """
-    return _Pmap(_devices(devices, jax.local_devices()), inner or vmap())
+    return _Pmap(_devices("devices", devices, jax.local_devices()), _inner(inner))
 
 
 def shard(
@@ -278,34 +286,40 @@ def shard(
 
     Raises:
         ValueError: if there are not that many devices, the mesh has no such axis, or it has
-            several and none is named.
+            several and none is named, or `inner` is no backend.
     """
     if not isinstance(mesh, Mesh):
-        mesh = Mesh(np.asarray(_devices(mesh, jax.devices())), (AXIS,))
+        mesh = Mesh(np.asarray(_devices("mesh", mesh, jax.devices())), (AXIS,))
     if axis is None:
         if len(mesh.axis_names) != 1:
             raise ValueError(
                 f"axis: the mesh has the axes {mesh.axis_names}; name the one for the clients"
             )
         axis = mesh.axis_names[0]
-    if axis not in mesh.axis_names:
-        raise ValueError(f"axis: the mesh has the axes {mesh.axis_names}, not {axis!r}")
-    return _Shard(mesh, str(axis), inner or vmap())
+    check_name("axis", axis, mesh.axis_names)
+    return _Shard(mesh, str(axis), _inner(inner))
+
+
+def _inner(inner: Backend | None) -> Backend:
+    if inner is None:
+        return vmap()
+    check_instance("inner", inner, Backend, "one of jaxfed.backend")
+    return inner
 
 
 def _devices(
-    wanted: int | Sequence[Device] | None, available: Sequence[Device]
+    name: str, wanted: int | Sequence[Device] | None, available: Sequence[Device]
 ) -> tuple[Device, ...]:
     if wanted is None:
         return tuple(available)
-    if isinstance(wanted, int | np.integer):
-        if not 0 < wanted <= len(available):
+    if is_whole(wanted):
+        if not 0 < wanted <= len(available):  # pyright: ignore[reportOperatorIssue]
             raise ValueError(
-                f"devices: {wanted} were asked for, there are {len(available)} "
+                f"{name}: {shown(wanted)} were asked for, there are {len(available)} "
                 f"({available[0].platform})"
             )
-        return tuple(available[: int(wanted)])
-    chosen = tuple(wanted)
-    if not chosen or not set(chosen) <= set(available):
-        raise ValueError(f"devices: wanted some of {list(available)}, got {list(chosen)}")
-    return chosen
+        return tuple(available[: int(wanted)])  # pyright: ignore[reportArgumentType]
+    # Not by a set: what cannot be hashed is no device.
+    if not is_list(wanted) or not wanted or any(each not in available for each in wanted):  # pyright: ignore
+        raise refuse(name, f"how many of {len(available)} devices, or a list of some", wanted)
+    return tuple(wanted)  # pyright: ignore[reportArgumentType]

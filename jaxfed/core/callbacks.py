@@ -7,7 +7,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxfed.core.checks import check_count, check_factor
+from jaxfed.core.checks import check_count, check_factor, check_text
 from jaxfed.core.rounds import State
 from jaxfed.core.solution import Solution
 
@@ -51,11 +51,12 @@ class EarlyStopping(Callback):
             min_delta: what counts as an improvement.
 
         Raises:
-            ValueError: if `patience` is not a whole number of at least 0, or `min_delta` is
-                negative or not finite.
+            ValueError: if `monitor` is no text, `patience` is not a whole number of at least 0, or
+                `min_delta` is negative or not finite.
         """
+        check_text("monitor", monitor)
         check_count("patience", patience, least=0)
-        check_factor("min_delta", min_delta)
+        check_factor("min_delta", min_delta, single=True)
         self.monitor, self.patience, self.min_delta = monitor, patience, float(min_delta)
 
     def init(self) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import check_count, checked_path
 from jaxfed.core.files import reason
 
 
@@ -39,13 +39,13 @@ class Checkpoint:
             keep: how many of the newest checkpoints stay.
 
         Raises:
-            ValueError: if `every` or `keep` is not a positive whole number.
+            ValueError: if `path` is none, or `every` or `keep` is not a positive whole number.
             ImportError: if Orbax is not installed.
         """
         check_count("every", every)
         check_count("keep", keep)
         require("orbax.checkpoint", extra="checkpoint")
-        self.path, self.every, self.keep = Path(path).resolve(), every, keep
+        self.path, self.every, self.keep = checked_path("path", path).resolve(), every, keep
 
     def save(
         self, identity: Mapping[str, str], rounds: int, kept: PyTree, history: Mapping[str, Any]

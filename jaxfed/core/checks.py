@@ -1,53 +1,33 @@
-"""What arguments must be, said alike everywhere: name, what was wanted and what was given.
+"""The checks of arguments that everything above the linear algebra shares."""
 
-Numbers that are traced are not known, and taken as they are.
-"""
-
-import numpy as np
 import optax
-from jax.core import Tracer
 
-
-def check_name(argument: str, given: object, known: tuple[str, ...]) -> None:
-    """Refuse a name that is not among the known ones.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if given not in known:
-        raise ValueError(f"{argument}: wanted one of {', '.join(known)}, got {given!r}")
-
-
-def check_count(argument: str, given: object, *, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least so many.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise ValueError(f"{argument}: wanted a whole number of at least {least}, got {given!r}")
-
-
-def check_factor(argument: str, given) -> None:
-    """Refuse numbers that are negative or not finite.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if not isinstance(given, Tracer) and not _not_negative(given):
-        raise ValueError(f"{argument}: wanted a finite number of at least 0, got {given!r}")
-
-
-def check_positive(argument: str, given, *, optional: bool = False) -> None:
-    """Refuse numbers that are not positive or not finite, and None unless it is `optional`.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if isinstance(given, Tracer) or (optional and given is None):
-        return
-    if not _not_negative(given) or not (np.asarray(given) > 0).all():
-        raise ValueError(f"{argument}: wanted a positive finite number, got {given!r}")
+from jaxfed._checks import LARGEST as LARGEST
+from jaxfed._checks import check_callable as check_callable
+from jaxfed._checks import check_count as check_count
+from jaxfed._checks import check_factor as check_factor
+from jaxfed._checks import check_flag as check_flag
+from jaxfed._checks import check_instance as check_instance
+from jaxfed._checks import check_list as check_list
+from jaxfed._checks import check_name as check_name
+from jaxfed._checks import check_number as check_number
+from jaxfed._checks import check_positive as check_positive
+from jaxfed._checks import check_text as check_text
+from jaxfed._checks import check_texts as check_texts
+from jaxfed._checks import check_whole as check_whole
+from jaxfed._checks import checked_array as checked_array
+from jaxfed._checks import checked_dtype as checked_dtype
+from jaxfed._checks import checked_key as checked_key
+from jaxfed._checks import checked_labels as checked_labels
+from jaxfed._checks import checked_path as checked_path
+from jaxfed._checks import checked_table as checked_table
+from jaxfed._checks import counts_of as counts_of
+from jaxfed._checks import host_array as host_array
+from jaxfed._checks import is_list as is_list
+from jaxfed._checks import is_real as is_real
+from jaxfed._checks import is_whole as is_whole
+from jaxfed._checks import refuse as refuse
+from jaxfed._checks import shown as shown
 
 
 def check_optimizer(argument: str, given: object) -> None:
@@ -56,12 +36,4 @@ def check_optimizer(argument: str, given: object) -> None:
     Raises:
         ValueError: as said above.
     """
-    if not isinstance(given, optax.GradientTransformation):
-        raise ValueError(f"{argument}: wanted an optax.GradientTransformation, got {given!r}")
-
-
-def _not_negative(given) -> bool:
-    """Whether numbers are finite and not negative."""
-    values = np.asarray(given)
-    real = values.dtype.kind in "fiu"
-    return real and bool(np.isfinite(values).all() and (values >= 0).all())
+    check_instance(argument, given, optax.GradientTransformation, "an optax.GradientTransformation")

@@ -1,6 +1,5 @@
 """Clients: who takes part, with what data and which weight."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -11,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxfed.core.checks import host_array, is_list, is_real, is_whole, refuse, shown
 from jaxfed.linalg import Moment
 
 
@@ -80,11 +80,10 @@ class Clients(eqx.Module):
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
         else:
-            if not isinstance(arrays, Sequence | tuple):
+            if not is_list(arrays):
                 raise ValueError(
                     "arrays: wanted a list of (samples, features) arrays or one (clients, "
-                    f"samples, features) array, got {type(arrays).__name__} of shape "
-                    f"{np.shape(arrays)}"  # pyright: ignore[reportArgumentType, reportCallIssue]
+                    f"samples, features) array, got {shown(arrays)}"
                 )
             if len(arrays) == 0:
                 raise ValueError("arrays: at least one client is needed, got an empty list")
@@ -126,9 +125,7 @@ class Clients(eqx.Module):
                 raise ValueError("matrices: a second moment is symmetric, these are not")
         if counts is None and isinstance(weights, str) and weights == "samples":
             raise ValueError("counts: weights='samples' needs the numbers of samples")
-        sizes = np.ones(len(values)) if counts is None else np.asarray(counts)
-        if len(sizes) != len(values) or (sizes <= 0).any():
-            raise ValueError(f"counts: wanted {len(values)} positive numbers, got {counts}")
+        sizes = np.ones(len(values)) if counts is None else _checked_counts(counts, len(values))
         moments = jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes, values.dtype))
         shares = _shares(weights, len(sizes), sizes, values.dtype)
         return cls(moments, jnp.arange(len(sizes), dtype=jnp.int32), shares)
@@ -142,7 +139,13 @@ class Clients(eqx.Module):
         return jax.tree.leaves(self.data)[0].shape[-1]
 
     def take(self, indices: Int[ArrayLike, " chosen"]) -> Self:
-        """The clients at these positions, in this order, with their ids; weights sum to one."""
+        """The clients at these positions, in this order, with their ids; weights sum to one.
+
+        Raises:
+            ValueError: if positions that are not traced are not those of clients.
+        """
+        if not _traced(indices):
+            indices = _checked_positions(indices, len(self))
         chosen = jax.tree.map(lambda leaf: leaf[jnp.asarray(indices)], self)
         return eqx.tree_at(lambda c: c.weights, chosen, chosen.weights / chosen.weights.sum())
 
@@ -211,12 +214,30 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
 def _check_part(name: str, number: object, most: int) -> None:
     if _traced(number):
         return
-    try:
-        whole = not isinstance(number, bool) and 1 <= operator.index(number) <= most  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        whole = False
-    if not whole:
-        raise ValueError(f"{name}: wanted a whole number from 1 to {most}, got {number!r}")
+    if isinstance(number, jax.Array | np.ndarray) and jnp.issubdtype(number.dtype, jnp.integer):
+        number = np.asarray(number)[()]
+    if not is_whole(number) or not 1 <= number <= most:  # pyright: ignore[reportOperatorIssue]
+        raise refuse(name, f"a whole number from 1 to {most}", number)
+
+
+def _checked_counts(counts: object, clients: int) -> np.ndarray:
+    wanted = f"{clients} positive numbers"
+    sizes = host_array("counts", counts, wanted)
+    if not is_real(sizes.dtype) or sizes.shape != (clients,):
+        raise refuse("counts", wanted, counts)
+    if not (np.isfinite(sizes) & (sizes > 0)).all():
+        raise refuse("counts", wanted, counts)
+    return sizes
+
+
+def _checked_positions(indices: object, clients: int) -> np.ndarray:
+    wanted = f"a list of positions from 0 to {clients - 1}"
+    places = host_array("indices", indices, wanted)
+    if places.dtype.kind not in "iu" or places.ndim != 1 or not places.size:
+        raise refuse("indices", wanted, indices)
+    if places.min() < -clients or places.max() >= clients:
+        raise refuse("indices", wanted, places.tolist())
+    return places
 
 
 def _traced(value: object) -> bool:
@@ -226,7 +247,7 @@ def _traced(value: object) -> bool:
 def checked_array(array: ArrayLike, name: str) -> Array:
     """The array in a floating type of JAX, refused if it is not real, floating and finite."""
     if not isinstance(array, jax.Array):
-        array = np.asarray(array)
+        array = host_array(name, array, "real floating point numbers (float32 or float64)")
         if array.dtype == np.float64:
             # Before the check below: what is too large for single precision becomes infinite.
             with np.errstate(over="ignore"):
@@ -303,9 +324,10 @@ def _shares(
         return jnp.asarray(raw / raw.sum(), dtype)
     if _traced(weights):
         return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
-    raw = np.asarray(weights, float)
-    if raw.shape != (clients,):
-        raise ValueError(f"weights: wanted {clients} numbers, one per client, got {raw.shape}")
+    raw = host_array("weights", weights, f"{clients} numbers, one per client")
+    if not is_real(raw.dtype) or raw.shape != (clients,):
+        raise refuse("weights", f"{clients} numbers, one per client", weights)
+    raw = raw.astype(float)
     if not np.isfinite(raw).all() or (raw < 0).any() or raw.sum() <= 0:
         raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
     return jnp.asarray(raw / raw.sum(), dtype)

@@ -23,9 +23,23 @@ from jaxfed._optional import require
 from jaxfed._versions import versions
 from jaxfed.core import channel
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.arguments import check_passed_on, check_rounds
 from jaxfed.core.backend import Backend, chunked, vmap
 from jaxfed.core.checkpoint import CheckpointError, digest_of
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import (
+    check_callable,
+    check_count,
+    check_flag,
+    check_instance,
+    check_list,
+    check_texts,
+    checked_path,
+    host_array,
+    is_list,
+    is_real,
+    refuse,
+    shown,
+)
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.files import locked, replacing
 from jaxfed.core.run import rollout
@@ -59,10 +73,7 @@ def stack(trees: Sequence[PyTree]) -> PyTree:
     Raises:
         ValueError: if there are none, or their structures, static fields or shapes differ.
     """
-    if not isinstance(trees, Sequence):
-        raise ValueError(f"stack: wanted a list, got {trees!r}")
-    if len(trees) == 0:
-        raise ValueError("stack: nothing to stack")
+    check_list("trees", trees, "algorithms, clients or solutions")
     structures = {jax.tree.structure(tree) for tree in trees}
     if len(structures) > 1:
         raise ValueError(
@@ -107,13 +118,13 @@ def sweep(
         ValueError: for algorithms, data sets or keys that do not fit together, masks for which a
             key would serve twice, and as `rollout` does.
     """
-    algorithm = algorithms if isinstance(algorithms, Algorithm) else stack(algorithms)
-    data = clients if isinstance(clients, Clients) else stack(clients)
-    for name, given, kind in (("algorithms", algorithm, Algorithm), ("clients", data, Clients)):
-        if not isinstance(given, kind):
-            raise ValueError(f"{name}: wanted one or a list of {kind.__name__}, got {given!r}")
-    if not isinstance(keys, jax.Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
-        raise ValueError(f"keys: wanted one or several of jax.random.key, got {keys!r}")
+    algorithm = _one("algorithms", algorithms, Algorithm)
+    data = _one("clients", clients, Clients)
+    random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not random or keys.ndim > 1 or keys.size == 0:
+        raise refuse("keys", "one or several of jax.random.key", keys)
+    check_rounds(rounds)
+    check_passed_on(arguments)
     if block is not None:
         check_count("block", block)
     check_ids(data.ids)
@@ -135,6 +146,15 @@ def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*see
             "keys: wanted one for each run under masks, which two runs with one key undo, got some "
             "that serve several; sweep without masks, or run one by one"
         )
+
+
+def _one(name: str, given: Any, kind: type) -> Any:
+    """One tree of a kind, or a list of them stacked."""
+    if isinstance(given, kind):
+        return given
+    if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
+        raise refuse(name, f"one or a list of {kind.__name__}", given)
+    return stack(given)
 
 
 @eqx.filter_jit
@@ -231,8 +251,12 @@ def grid(
     checked = _checked(axes, function)
     if block is not None:
         check_count("block", block)
-    if not isinstance(backend, Backend):
-        raise ValueError(f"backend: wanted one of jaxfed.backend, got {backend!r}")
+    check_instance("backend", backend, Backend, "one of jaxfed.backend")
+    check_flag("progress", progress)
+    if dims is not None:
+        _check_dims(dims)
+    if folder is not None:
+        folder = checked_path("folder", folder)
     sizes = tuple(map(len, checked.values()))
     columns = np.meshgrid(*checked.values(), indexing="ij")
     points = {name: column.ravel() for name, column in zip(checked, columns, strict=True)}
@@ -256,7 +280,7 @@ def grid(
 
     store = None
     if folder is not None:
-        store = _Store(Path(folder), checked, computation, names, values)
+        store = _Store(folder, checked, computation, names, values)
     with nullcontext() if store is None else locked(store.folder, "folder"):
         for chosen, found in [] if store is None else store.kept():
             keep(chosen, found)
@@ -291,7 +315,7 @@ def _at_point(function, point):
     """Names and arrays at one point, in the function's order; a dictionary comes back sorted."""
     found = function(**point)
     if not isinstance(found, Mapping) or not found:
-        raise ValueError(f"function: wanted arrays by name as its result, got {found!r}")
+        raise ValueError(f"function: wanted arrays by name as its result, got {shown(found)}")
     return list(map(str, found)), [_array(name, value) for name, value in found.items()]
 
 
@@ -301,7 +325,7 @@ def _array(name, value):
     except (TypeError, ValueError):
         array = None
     if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {value!r}")
+        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {shown(value)}")
     return array
 
 
@@ -314,19 +338,28 @@ def _block(function, points, backend):
 
 
 def _checked(axes, function) -> dict[str, np.ndarray]:
-    if not isinstance(axes, Mapping) or not axes:
-        raise ValueError(f"axes: wanted values by the name of each axis, got {axes!r}")
-    checked = {name: np.asarray(values) for name, values in axes.items()}
-    for name, values in checked.items():
-        if values.ndim != 1 or len(values) == 0 or values.dtype.kind not in "iuf":
-            raise ValueError(f"axes: wanted a list of numbers for {name!r}, got {axes[name]!r}")
+    check_callable("function", function)
+    if not isinstance(axes, Mapping) or not axes or not all(isinstance(n, str) for n in axes):
+        raise refuse("axes", "values by the name of each axis", axes)
+    checked = {}
+    for name, given in axes.items():
+        values = checked[name] = host_array("axes", given, f"a list of numbers for {name!r}")
+        if values.ndim != 1 or len(values) == 0 or not is_real(values.dtype):
+            raise refuse("axes", f"a list of numbers for {name!r}", given)
         if not np.isfinite(values).all():
-            raise ValueError(f"axes: wanted finite numbers for {name!r}, got {axes[name]!r}")
+            raise refuse("axes", f"finite numbers for {name!r}", given)
     try:
         inspect.signature(function).bind(**checked)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # other arguments, or none that can be told
         raise ValueError(f"axes: {sorted(checked)} do not fit the function: {error}") from error
     return checked
+
+
+def _check_dims(dims: Any) -> None:
+    if not isinstance(dims, Mapping):
+        raise refuse("dims", "lists of names by the name of the array", dims)
+    for name, further in dims.items():
+        check_texts(f"dims[{name!r}]", further)
 
 
 def _dimensions(

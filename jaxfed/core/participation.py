@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
+from jaxfed.core.checks import check_whole, host_array, refuse
+
 
 class Participation(eqx.Module):
     """Chooses each round's clients. Absent clients keep their state; nothing recompiles."""
@@ -128,8 +130,7 @@ def uniform(size: int) -> Participation:
         ValueError: if `size` is not a positive whole number (larger than the number of clients
             is refused when a run starts).
     """
-    if not isinstance(size, int | np.integer) or size <= 0:
-        raise ValueError(f"participation size: wanted a positive whole number, got {size!r}")
+    check_whole("participation size", size)
     return _Uniform(int(size))
 
 
@@ -147,12 +148,11 @@ def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
     Raises:
         ValueError: if it is not a boolean array of one or two axes, or a round has nobody.
     """
-    table = np.atleast_2d(np.asarray(present))
-    if table.dtype != bool or table.ndim != 2:
-        raise ValueError(
-            "participation mask: wanted a boolean array (clients,) or (rounds, clients), got "
-            f"{table.dtype} of shape {np.shape(present)}"
-        )
+    wanted = "a boolean array (clients,) or (rounds, clients)"
+    given = host_array("participation mask", present, wanted)
+    if given.dtype != bool or given.ndim not in (1, 2):
+        raise refuse("participation mask", wanted, present)
+    table = np.atleast_2d(given)
     if len(table) == 0 or not table.any(axis=1).all():
         raise ValueError("participation mask: each round needs at least one client")
     return _Given(jnp.asarray(table))

@@ -19,6 +19,7 @@ from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.arguments import LOSSLESS, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
+from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
 from jaxfed.core.rounds import State
@@ -69,7 +70,7 @@ def rollout(
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
-    check_loop(tol, metrics, metrics_every)
+    check_loop(tol, metrics, metrics_every, remat)
     options = Options(rounds, tol is not None, metrics, metrics_every, remat)
     problem, state, costs = prepare(problem, start, rounds)
     state, history = advance(problem, state, tol, options)
@@ -143,8 +144,9 @@ def fit(
     check_loop(tol, metrics, metrics_every)
     if every is not None:
         renamed_argument("every", "chunk_rounds")
+        check_count("every", every)
         chunk_rounds = every
-    check_host(checkpoint, callbacks, best, chunk_rounds)
+    check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
     compiled = _compiled(_is_small(clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:

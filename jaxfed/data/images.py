@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
+from jaxfed._checks import check_name, checked_path
 from jaxfed.data._files import MAX_BYTES, StrPath, content, existing, files_in, listing
 from jaxfed.data._pickled import read_batch
 from jaxfed.data.readers import read_idx
@@ -69,7 +70,7 @@ def read_mnist(
         LeCun, Bottou, Bengio & Haffner (1998), Gradient-based learning applied to document
         recognition; Xiao, Rasul & Vollgraf (2017), Fashion-MNIST.
     """
-    folder = Path(folder)
+    folder = checked_path("folder", folder)
     prefix = {"train": "train", "test": "t10k"}[_checked_split(split)]
     files = files_in(folder)
     paths = []
@@ -125,7 +126,7 @@ def read_cifar10(
     Source:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
-    path = Path(path)
+    path = checked_path("path", path)
     wanted = _CIFAR_FILES[_checked_split(split)]
     either = {name + suffix for name in wanted for suffix in ("", ".bin")}
     found = _cifar_files(path, either, max_bytes)
@@ -225,8 +226,8 @@ def read_femnist(path: StrPath) -> LabelledClients:
     Source:
         Caldas et al. (2018), LEAF: a benchmark for federated settings.
     """
-    path = Path(path)
-    files = files_in(path, (".json",)) if path.is_dir() else [path]
+    path = checked_path("path", path)
+    files = files_in(path, (".json",)) if path.is_dir() else [existing(path)]
     clients = LabelledClients([], [], [])
     for file in files:
         for name, images, labels in _writers(file):
@@ -278,8 +279,7 @@ def _writers(file: Path) -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def _checked_split(split: object) -> str:
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be train or test, got {split!r}")
+    check_name("split", split, ("train", "test"))
     return str(split)
 
 

@@ -12,6 +12,19 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
+from jaxfed._checks import (
+    check_factor,
+    check_list,
+    check_number,
+    check_positive,
+    check_whole,
+    checked_key,
+    checked_labels,
+    counts_of,
+    host_array,
+    refuse,
+)
+
 ArrayLike = Array | np.ndarray
 
 
@@ -53,12 +66,14 @@ def partition_iid(
     Raises:
         ValueError: if lengths differ or there are too few samples.
     """
-    samples, labels, clients = _check(samples, labels, clients)
+    samples, labels, clients = _check(samples, labels, clients, optional=True)
     if sizes is None:
         sizes = _equal(len(samples), clients)
-    sizes = _sizes(sizes, clients)
+    sizes = counts_of("sizes", sizes, clients)
     if sum(sizes) > len(samples):
-        raise ValueError(f"sizes add up to {sum(sizes)}, but there are {len(samples)} samples")
+        raise ValueError(
+            f"sizes: wanted {len(samples)} at most, the number of samples, got {sum(sizes)} in all"
+        )
     order = _generator(key).permutation(len(samples))[: sum(sizes)]
     return _take(samples, labels, np.split(order, np.cumsum(sizes)[:-1]))
 
@@ -99,13 +114,9 @@ def partition_by_class(
         McMahan et al. (2017), Communication-efficient learning of deep networks from
         decentralized data, section 3.
     """
-    samples, labels, clients = _check(samples, np.asarray(labels), clients)
+    samples, labels, clients = _check(samples, labels, clients)
     known = _classes(labels, classes)
-    if not 1 <= classes_per_client <= len(known):
-        raise ValueError(
-            f"classes_per_client must be from 1 to the number of classes = {len(known)}, "
-            f"got {classes_per_client}"
-        )
+    check_whole("classes_per_client", classes_per_client, most=len(known))
     rng = _generator(key)
     owns = np.zeros((clients, len(known)), bool)
     for client in range(clients):
@@ -118,17 +129,17 @@ def partition_by_class(
         for c in range(len(known)):
             quota[owns[:, c], c] = _equal(available[c], owns[:, c].sum())
     else:
-        for client, size in enumerate(_sizes(sizes, clients)):
+        for client, size in enumerate(counts_of("sizes", sizes, clients)):
             quota[client, owns[client]] = _equal(size, classes_per_client)
     needed = np.maximum(quota, owns).sum(axis=0)
     if np.any(needed > available):
         c = int(np.argmax(needed > available))
         raise ValueError(
-            f"class {known[c]} has {available[c]} samples, but its {owns[:, c].sum()} clients "
-            f"need {needed[c]}"
+            f"clients, labels: class {known[c]} has {available[c]} samples, but its "
+            f"{owns[:, c].sum()} clients need {needed[c]}"
         )
     if np.any(quota[owns] == 0):
-        raise ValueError(f"sizes must be at least classes_per_client = {classes_per_client}")
+        raise ValueError(f"sizes: wanted at least classes_per_client = {classes_per_client}")
 
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for c, value in enumerate(known):
@@ -171,9 +182,8 @@ def partition_dirichlet(
         Hsu, Qi & Brown (2019), Measuring the effects of non-identical data distribution for
         federated visual classification.
     """
-    samples, labels, clients = _check(samples, np.asarray(labels), clients)
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    samples, labels, clients = _check(samples, labels, clients)
+    check_positive("alpha", alpha, single=True)
     _check_min_samples(len(samples), clients, min_samples)
     rng = _generator(key)
     shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -221,10 +231,9 @@ def partition_sizes(
     Raises:
         ValueError: if `skew` is negative or there are too few samples.
     """
-    if clients < 1:
-        raise ValueError(f"clients must be a positive integer, got {clients}")
-    if not (skew >= 0 and np.isfinite(skew)):
-        raise ValueError(f"skew must be non-negative and finite, got {skew}")
+    check_whole("total", total)
+    check_whole("clients", clients)
+    check_factor("skew", skew, single=True)
     _check_min_samples(total, clients, min_samples)
     logits = skew * _generator(key).standard_normal(clients)
     weights = np.exp(logits - logits.max())
@@ -259,22 +268,24 @@ def train_test_split(
     Raises:
         ValueError: if the fraction is not between 0 and 1, or a side of a client would be empty.
     """
-    arrays = [np.asarray(array) for array in arrays]
-    if not arrays:
-        raise ValueError("arrays must hold at least one client, got none")
+    if isinstance(arrays, np.ndarray | jax.Array):
+        arrays = list(_table("arrays", arrays))
+    check_list("arrays", arrays, "arrays of samples")
+    arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
     if isinstance(test, float | np.floating):
-        if not 0 < test < 1:
-            raise ValueError(f"test must be a fraction between 0 and 1 or a count, got {test}")
+        check_number(
+            "test", test, "a share between 0 and 1, or a number", lambda x: (x > 0) & (x < 1)
+        )
         counts = [min(max(round(test * len(a)), 1), len(a) - 1) for a in arrays]
     else:
-        counts = _sizes(test, len(arrays), name="test")
+        counts = counts_of("test", test, len(arrays))
     rng = _generator(key)
     train, held_out = [], []
     for i, (array, count) in enumerate(zip(arrays, counts, strict=True)):
         if not 1 <= count < len(array):
             raise ValueError(
-                f"client {i} has {len(array)} samples: cannot hold out {max(count, 1)} "
-                "and keep one to train on"
+                f"arrays, test: client {i} has {len(array)} samples, cannot hold out "
+                f"{max(count, 1)} and keep one to train on"
             )
         order = rng.permutation(len(array))
         held_out.append(array[order[:count]])
@@ -283,38 +294,30 @@ def train_test_split(
 
 
 def _generator(key: PRNGKeyArray) -> np.random.Generator:
-    data = np.asarray(jax.random.key_data(key))
-    if data.ndim != 1:
-        raise ValueError(f"key must be one random key, got shape {data.shape[:-1]}")
-    return np.random.default_rng(data)
+    return np.random.default_rng(np.asarray(jax.random.key_data(checked_key("key", key))))
 
 
-def _check(samples, labels, clients):
-    samples = np.asarray(samples)
-    if samples.ndim < 1:
-        raise ValueError("samples must have a leading axis, got a number")
-    if labels is not None:
-        labels = np.asarray(labels)
-        if labels.shape != (len(samples),):
-            raise ValueError(
-                f"labels must hold one label per sample, got shape {labels.shape} for "
-                f"{len(samples)} samples"
-            )
-    if not isinstance(clients, int | np.integer) or clients < 1:
-        raise ValueError(f"clients must be a positive integer, got {clients!r}")
-    if clients > len(samples):
-        raise ValueError(
-            f"clients must be at most the number of samples = {len(samples)}, got {clients}"
-        )
+def _table(name: str, given: object) -> np.ndarray:
+    """An array with a leading axis of samples, of whatever type."""
+    array = host_array(name, given, "an array with a leading axis of samples")
+    if array.ndim < 1:
+        raise refuse(name, "an array with a leading axis of samples", given)
+    return array
+
+
+def _check(samples, labels, clients, *, optional: bool = False):
+    samples = _table("samples", samples)
+    if labels is not None or not optional:
+        labels = checked_labels("labels", labels, len(samples))
+    check_whole("clients", clients, most=len(samples))
     return samples, labels, int(clients)
 
 
 def _check_min_samples(total: int, clients: int, min_samples: int) -> None:
-    if min_samples < 1:
-        raise ValueError(f"min_samples must be at least 1, got {min_samples}")
+    check_whole("min_samples", min_samples)
     if min_samples * clients > total:
         raise ValueError(
-            f"{clients} clients of at least {min_samples} samples need "
+            f"clients, min_samples: {clients} clients of at least {min_samples} samples need "
             f"{min_samples * clients}, but there are {total}"
         )
 
@@ -323,30 +326,16 @@ def _classes(labels, classes) -> np.ndarray:
     present = np.unique(labels)
     if classes is None:
         return present
-    chosen = np.asarray(classes)
-    if chosen.ndim != 1 or len(np.unique(chosen)) != len(chosen):
-        raise ValueError(f"classes must be a list of different classes, got {classes!r}")
+    chosen = checked_labels("classes", classes)
+    if len(np.unique(chosen)) != len(chosen):
+        raise refuse("classes", "a list of different classes", classes)
     empty = [value for value in chosen.tolist() if value not in present.tolist()]
     if empty:
         raise ValueError(
-            f"classes must have samples, got {', '.join(map(str, empty))} without; the labels are "
-            f"{', '.join(map(str, present.tolist()))}"
+            f"classes: wanted those that have samples, got {', '.join(map(str, empty))}; "
+            f"the labels are {', '.join(map(str, present.tolist()))}"
         )
     return chosen
-
-
-def _sizes(sizes, clients: int, name: str = "sizes") -> list[int]:
-    if isinstance(sizes, int | np.integer):
-        sizes = [sizes] * clients
-    sizes = list(sizes)
-    if len(sizes) != clients:
-        raise ValueError(
-            f"{name} must be one number or one per client, got {len(sizes)} for {clients} clients"
-        )
-    for size in sizes:
-        if not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"{name} must be positive integers, got {size!r}")
-    return [int(size) for size in sizes]
 
 
 def _equal(total: int, parts: int) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from jaxfed._checks import check_flag, check_text, check_texts, checked_path
 from jaxfed._optional import require
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -68,7 +69,8 @@ def read_folder(
         FileNotFoundError: if there is nothing at `path`.
         ValueError: if no format is recognised, several are, or a file is malformed.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    _check_column(client_column)
     files = files_in(path) if path.is_dir() else [existing(path)]
     formats = {
         "arrays": [file for file in files if file.suffix.lower() in ARRAYS],
@@ -124,7 +126,9 @@ def read_arrays(
         FileNotFoundError: if there is nothing at `path`.
         ValueError: if a file is malformed or clients disagree about the features.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    check_names(names)
+    check_flag("same_features", same_features)
     if not path.is_dir():
         entries = load_numpy(existing(path), names, max_bytes)
         if len(entries) == 1:
@@ -179,7 +183,8 @@ def read_table(
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
         ValueError: if a table is ragged, not numeric, incomplete, or disagrees with another.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    _check_column(client_column)
     files = files_in(path, TABLES) if path.is_dir() else [existing(path)]
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
@@ -224,9 +229,9 @@ def read_images(
         ImportError: if Pillow is not installed.
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
-    return np.stack(
-        _read_image_files(files_in(Path(folder), _IMAGES), color=color, max_bytes=max_bytes)
-    )
+    check_flag("color", color)
+    files = files_in(checked_path("folder", folder), _IMAGES)
+    return np.stack(_read_image_files(files, color=color, max_bytes=max_bytes))
 
 
 #: Element types of the IDX format by their code; all big-endian.
@@ -250,7 +255,7 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
         FileNotFoundError: if the file does not exist.
         ValueError: if the header or the length of the file is wrong.
     """
-    path = Path(path)
+    path = checked_path("path", path)
     stored = content(path, max_bytes)
     if len(stored) < 4 or stored[:2] != b"\0\0" or stored[2] not in _IDX_TYPES:
         raise ValueError(
@@ -270,6 +275,21 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
             f"got {len(stored)}"
         )
     return np.frombuffer(stored, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Refuse what are no names of arrays.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if names is not None:
+        check_texts("names", names)
+
+
+def _check_column(client_column: str | None) -> None:
+    if client_column is not None:
+        check_text("client_column", client_column)
 
 
 def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:
@@ -386,11 +406,11 @@ def _load_parquet(path: Path, max_bytes: int) -> tuple[list[str], list[Sequence]
                 check_size(path, size := size + batch.nbytes, limit)
                 batches.append(batch)
             table = arrow.Table.from_batches(batches, file.schema_arrow)
-        columns = [column.to_numpy() for column in table.columns]
     except TooLarge:
         raise
     except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a Parquet file of numbers ({error})") from error
+        raise ValueError(f"{path}: not a Parquet file ({error})") from error
+    columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count:
             raise ValueError(f"{path}: column {name!r} has {column.null_count} missing values")

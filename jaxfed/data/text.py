@@ -3,11 +3,19 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
+from jaxfed._checks import (
+    check_flag,
+    check_list,
+    check_text,
+    check_texts,
+    check_whole,
+    checked_path,
+    refuse,
+)
 from jaxfed._optional import require
 from jaxfed.data._files import StrPath, existing, files_in
 
@@ -38,8 +46,9 @@ def read_text(folder: StrPath, *, suffix: str = ".txt") -> tuple[list[str], list
         FileNotFoundError: if the folder does not exist.
         ValueError: if it holds no such file, or one is empty or not UTF-8.
     """
+    check_text("suffix", suffix)
     documents, names = [], []
-    for path in files_in(Path(folder), (suffix,)):
+    for path in files_in(checked_path("folder", folder), (suffix,)):
         try:
             document = existing(path).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
@@ -59,7 +68,11 @@ def paragraphs(text: str) -> list[str]:
 
     Returns:
         The paragraphs that are not empty.
+
+    Raises:
+        ValueError: if `text` is no text.
     """
+    check_text("text", text)
     return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
@@ -81,7 +94,11 @@ def repair_mojibake(text: str) -> str:
 
     Returns:
         The text with every sequence restored that is valid UTF-8; all else is unchanged.
+
+    Raises:
+        ValueError: if `text` is no text.
     """
+    check_text("text", text)
     while (repaired := _MOJIBAKE.sub(_redecode, text)) != text:
         text = repaired
     return text
@@ -113,7 +130,11 @@ def strip_transcript(text: str) -> str:
 
     Returns:
         The spoken words.
+
+    Raises:
+        ValueError: if `text` is no text.
     """
+    check_text("text", text)
     return _MARK.sub(" ", _SPEAKER.sub("", text))
 
 
@@ -159,15 +180,16 @@ def bag_of_words(
         ValueError: if `groups` is not a list of lists of texts, or nothing is left of a group or
             of the vocabulary.
     """
-    if isinstance(stop_words, str):
-        raise ValueError(f"stop_words must be a collection of words, got the text {stop_words!r}")
-    if min_count < 1:
-        raise ValueError(f"min_count must be at least 1, got {min_count}")
-    if len(groups) == 0:
-        raise ValueError("groups must hold at least one group of documents, got none")
+    words = isinstance(stop_words, Collection) and not isinstance(stop_words, str | bytes)
+    if not words or not all(isinstance(word, str) for word in stop_words):
+        raise refuse("stop_words", "a collection of words", stop_words)
+    check_whole("min_count", min_count)
+    check_flag("drop_empty", drop_empty)
+    if vocabulary is not None:
+        check_texts("vocabulary", vocabulary)
+    check_list("groups", groups, "groups of documents")
     for i, group in enumerate(groups):
-        if isinstance(group, str) or not all(isinstance(text, str) for text in group):
-            raise ValueError(f"group {i} must be a list of texts, got {type(group).__name__}")
+        check_texts(f"groups[{i}]", group)
     counted = [[Counter(_WORD.findall(text.lower())) for text in group] for group in groups]
     if vocabulary is None:
         total: Counter[str] = Counter()
@@ -176,7 +198,9 @@ def bag_of_words(
         unwanted = frozenset(stop_words)
         vocabulary = sorted(w for w, n in total.items() if n >= min_count and w not in unwanted)
     if not vocabulary:
-        raise ValueError(f"no word occurs min_count={min_count} times besides the stop words")
+        raise ValueError(
+            f"min_count, vocabulary: no word occurs {min_count} times besides the stop words"
+        )
     place = {word: k for k, word in enumerate(vocabulary)}
 
     arrays = []
@@ -189,6 +213,6 @@ def bag_of_words(
         if drop_empty:
             array = array[array.any(axis=1)]
         if not len(array):
-            raise ValueError(f"group {i} has no document with a counted word")
+            raise ValueError(f"groups[{i}]: has no document with a counted word")
         arrays.append(array)
     return arrays, list(vocabulary)

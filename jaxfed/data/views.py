@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from jaxfed._checks import checked_path
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -19,7 +20,15 @@ from jaxfed.data._files import (
     listing,
     stems,
 )
-from jaxfed.data.readers import ARRAYS, TABLES, as_numbers, as_samples, load_numpy, load_table
+from jaxfed.data.readers import (
+    ARRAYS,
+    TABLES,
+    as_numbers,
+    as_samples,
+    check_names,
+    load_numpy,
+    load_table,
+)
 from jaxfed.linalg.sparse import checked_rows
 
 ViewArray = Any  # Float[np.ndarray, "entities d_j"] or a scipy.sparse.csr_array
@@ -50,7 +59,8 @@ def read_views(
         ValueError: for fewer than two views, views with different numbers of entities, dense and
             sparse ones together, or a malformed file.
     """
-    path = Path(path)
+    path = checked_path("path", path)
+    check_names(names)
     files = files_in(path, (*ARRAYS, *TABLES)) if path.is_dir() else [existing(path)]
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
         arrays = load_numpy(files[0], names, max_bytes)

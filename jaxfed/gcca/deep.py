@@ -19,7 +19,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
 from jaxfed.gcca._networks import (
@@ -139,7 +139,7 @@ class DeepMaxVar(Algorithm):
         check_factor("proximal", proximal)
         self.network, self.optimizer, self.rank = network, optimizer, rank
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
-        self.step_size, self.proximal = jnp.asarray(step_size), jnp.asarray(proximal)
+        self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data, a network, a batch or a warm start that do not fit.

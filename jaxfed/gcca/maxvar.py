@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
@@ -109,7 +109,7 @@ class MaxVar(Algorithm):
         check_factor("proximal", proximal)
         self.rank, self.solver = rank, solver
         self.inner_steps, self.batch_size = inner_steps, batch_size
-        self.ridge, self.proximal = jnp.asarray(ridge), jnp.asarray(proximal)
+        self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
     def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data, a batch or a warm start that do not fit.

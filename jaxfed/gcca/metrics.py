@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import (
+    check_count,
+    check_factor,
+    check_number,
+    check_positive,
+    checked_array,
+)
 from jaxfed.core.clients import Clients
 from jaxfed.gcca.views import SparseView, check_views, factorize
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
@@ -40,12 +46,9 @@ def cost(
     """
     check_views(views, 1)
     clients, (entities, features) = len(views), views.data.shape
-    rank = shared.shape[-1]
-    if shared.shape != (entities, rank) or local.shape != (clients, features, rank):
-        raise ValueError(
-            f"shared, local: wanted shapes {(entities, rank)} and {(clients, features, rank)}, "
-            f"got {shared.shape} and {local.shape}"
-        )
+    shared = checked_array("shared", shared, f"{entities} rank")
+    local = checked_array("local", local, f"{clients} {features} {shared.shape[1]}")
+    check_factor("ridge", ridge, single=True)
     scores = jax.vmap(lambda view, weights: view.mv(weights))(views.data, local) / entities**0.5
     return (jnp.sum((scores - shared) ** 2) + ridge * jnp.sum(local**2)) / 2
 
@@ -91,6 +94,7 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     """
     check_count("rank", rank)
     check_views(views, rank)
+    check_factor("ridge", ridge, single=True)
     if isinstance(views.data, SparseView):
         raise ValueError("views: the optimum needs dense ones, Views.from_arrays, got sparse ones")
     clients, (entities, features) = len(views), views.data.shape
@@ -137,8 +141,8 @@ def subspace_distance(
 
     Source: Golub & Van Loan, Matrix Computations; Shrestha & Fu (2023), Section IV-B.
     """
-    if shared.ndim != 2 or shared.shape != other.shape:
-        raise ValueError(f"shared, other: wanted equal shapes, got {shared.shape}, {other.shape}")
+    shared = checked_array("shared", shared, "entities rank")
+    other = checked_array("other", other, " ".join(map(str, shared.shape)))
     return jnp.linalg.norm(shared - other @ (other.T @ shared), 2)
 
 
@@ -162,11 +166,10 @@ def compression_ratio(
 
     Source: Shrestha & Fu (2023), Section V-A3.
     """
-    if not full_rounds > 0 or not bits > 0 or not start_bits > 0 or not rounds >= 1:
-        raise ValueError(
-            "rounds, full_rounds, bits, start_bits: wanted at least 1 and positive numbers, got "
-            f"{rounds}, {full_rounds}, {bits}, {start_bits}"
-        )
+    check_number("rounds", rounds, "a number of at least 1", lambda x: x >= 1)
+    check_positive("full_rounds", full_rounds, single=True)
+    check_positive("bits", bits, single=True)
+    check_positive("start_bits", start_bits, single=True)
     return 1 - (start_bits + (rounds - 1) * bits) / (32 * full_rounds)
 
 
@@ -188,12 +191,11 @@ def bits_per_variable(
 
     Source: Shrestha & Fu (2023), Section V-A3.
     """
+    check_count("rounds", rounds, least=0)
+    check_positive("bits", bits, single=True)
+    check_count("entries", 1 if entries is None else entries)
+    check_positive("start_bits", start_bits, optional=True, single=True)
     start = start_bits if start_bits is not None else 8 if bits < 32 else 32
-    if rounds < 0 or not bits > 0 or not start > 0 or (entries is not None and entries < 1):
-        raise ValueError(
-            "rounds, bits, entries, start_bits: wanted at least 0 and positive numbers, "
-            f"got {rounds}, {bits}, {entries}, {start_bits}"
-        )
     return start + rounds * bits + (32 / entries * (rounds + 1) if entries else 0)
 
 
@@ -212,9 +214,9 @@ def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Arr
 
     Source: Shrestha & Fu (2023), Section V-A5.
     """
-    scores = jnp.asarray(scores)
-    if scores.ndim != 3 or len(scores) < 2:
-        raise ValueError(f"scores: wanted (views, entities, rank) of two views, got {scores.shape}")
+    scores = checked_array("scores", scores, "views entities rank")
+    if len(scores) < 2:
+        raise ValueError(f"scores: wanted those of two views at least, got {scores.shape}")
     first, second = np.triu_indices(len(scores), 1)
     squares = jnp.sum(scores**2, axis=-1)
 

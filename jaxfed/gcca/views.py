@@ -11,6 +11,7 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from jaxfed.core.checks import check_flag, is_list
 from jaxfed.core.clients import Clients, check_tables, checked_array, padded
 from jaxfed.linalg import matmul, not_rounding, svd
 from jaxfed.linalg.sparse import checked_rows
@@ -151,6 +152,7 @@ class Views(Clients):
                 floating point numbers of one type or not finite. The message names the view.
         """
         _check_list("arrays", arrays)
+        check_flag("center", center)
         views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
         check_tables("arrays", views, "view", 1, "entities", "features")
         if center:
@@ -177,6 +179,7 @@ class Views(Clients):
                 does.
         """
         _check_list("matrices", matrices)
+        check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         check_tables("matrices", lists, "view", 1, "entities", "features")
         shape = (lists[0].shape[0], max(each.shape[1] for each in lists))
@@ -208,7 +211,7 @@ class Views(Clients):
 
 
 def _check_list(name: str, given: object) -> None:
-    if not isinstance(given, Sequence):
+    if not is_list(given):
         raise ValueError(
             f"{name}: wanted a list of (entities, features) matrices, one per view, "
             f"got {type(given).__name__}"
@@ -252,9 +255,10 @@ def check_views(clients: Clients, rank: int) -> None:
     Raises:
         ValueError: as said above.
     """
-    if not isinstance(clients.data, View | SparseView):
+    if not isinstance(clients, Clients) or not isinstance(clients.data, View | SparseView):
+        given = clients.data if isinstance(clients, Clients) else clients
         raise ValueError(
-            f"clients: GCCA needs Views.from_arrays, got data of type {type(clients.data).__name__}"
+            f"clients, views: GCCA needs Views.from_arrays, got data of type {type(given).__name__}"
         )
     entities = clients.data.shape[0]
     if rank > entities:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.checks import check_name
+from jaxfed.core.checks import check_name, check_positive, is_list, refuse
 
 
 class Prior(NamedTuple):
@@ -89,9 +89,13 @@ def bounded(spread: PyTree, bounds: tuple[float, float]) -> PyTree:
 
 def check_bounds(bounds: Any, initial_spread: Any) -> None:
     """Refuse bounds that are none, and an initial spread outside of them."""
-    values = np.asarray(bounds)
-    if values.shape != (2,) or values.dtype.kind not in "fiu" or not 0 < values[0] <= values[1]:
-        raise ValueError(f"bounds: wanted a least and a largest positive spread, got {bounds!r}")
+    if not is_list(bounds) or len(bounds) != 2:
+        raise refuse("bounds", "a least and a largest positive spread", bounds)
+    for bound in bounds:
+        check_positive("bounds", bound, single=True)
+    values = bounds
+    if not values[0] <= values[1]:
+        raise refuse("bounds", "a least and a largest positive spread", bounds)
     if isinstance(initial_spread, Tracer):
         return
     given = np.asarray(initial_spread)

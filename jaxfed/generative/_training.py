@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients, Samples
 
 Start = Personalized | None
@@ -190,7 +190,7 @@ def taken_apart(
     if not isinstance(model, eqx.Module):
         raise ValueError(f"model: wanted an equinox.Module, got {type(model).__name__}")
     if not callable(loss):
-        raise ValueError(f"loss: wanted a function of model, batch and key, got {loss!r}")
+        raise refuse("loss", "a function of model, batch and key", loss)
     if batch_size is not None:
         check_count("batch_size", batch_size)
     model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)

@@ -14,7 +14,6 @@ unsupervised learning (ADEPT), (2) and (6), Algorithms 2 and 3, with the changes
 """
 
 import equinox as eqx
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
@@ -164,11 +163,11 @@ class AdaptiveTraining(Adaptive):
         check_optimizer("global_optimizer", global_optimizer)
         check_name("preset", preset, ("text", "published"))
         check_prior_step(prior_step, preset, global_step_size, spread_step_size)
-        self.step_size = jnp.asarray(step_size)
-        self.global_step_size = jnp.asarray(global_step_size)
-        self.spread_step_size = jnp.asarray(spread_step_size)
-        self.hyper_prior = jnp.asarray(hyper_prior)
-        self.initial_spread = jnp.asarray(initial_spread)
+        self.step_size = hyperparameter(step_size)
+        self.global_step_size = hyperparameter(global_step_size)
+        self.spread_step_size = hyperparameter(spread_step_size)
+        self.hyper_prior = hyperparameter(hyper_prior)
+        self.initial_spread = hyperparameter(initial_spread)
         self.prior_weight = hyperparameter(prior_weight)
         self.clip, self.spread_clip = hyperparameter(clip), hyperparameter(spread_clip)
         self.local_steps, self.lazy_rounds, self.bounds = local_steps, lazy_rounds, bounds

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import check_count, check_flag, check_instance, checked_key, shown
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining
@@ -100,8 +100,9 @@ class AdaptiveDiffusion(Adaptive):
         if not isinstance(corruption, Corruption):
             raise ValueError(
                 "corruption: wanted one of jaxfed.models, such as variance_preserving(), "
-                f"got {corruption!r}"
+                f"got {shown(corruption)}"
             )
+        check_flag("conditional", conditional)
         check_count("local_steps", local_steps)
         check_count("decay_after", 1 if decay_after is None else decay_after)
         default = decaying_adam(None if decay_after is None else decay_after * local_steps)
@@ -188,6 +189,8 @@ def sample(
         ValueError: for an algorithm with another loss, arrays that are not the model's, and
             counts that are not positive whole numbers.
     """
+    check_instance("algorithm", algorithm, Training, "one with a DenoisingLoss")
+    key = checked_key("key", key)
     loss = algorithm.loss
     if not isinstance(loss, DenoisingLoss):
         raise ValueError(f"algorithm: wanted one with a DenoisingLoss, got {loss!r}")

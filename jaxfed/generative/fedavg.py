@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core.algorithm import Diagnostics
+from jaxfed.core.algorithm import Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Samples
 from jaxfed.generative._training import (
@@ -119,7 +119,7 @@ class FedAvg(Training):
         check_factor("proximal", proximal)
         self.client_optimizer, self.server_optimizer = client_optimizer, server_optimizer
         self.local_steps, self.fine_tuning_steps = local_steps, fine_tuning_steps
-        self.step_size, self.proximal = jnp.asarray(step_size), jnp.asarray(proximal)
+        self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
     def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Server:
         """The first parameters."""

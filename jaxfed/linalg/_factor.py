@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxfed._checks import check_name, checked_array, refuse
+
 Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 
 # The lower default precisions of accelerators would lose the constraint Q^T Q = I.
@@ -45,9 +47,9 @@ def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array,
     Raises:
         ValueError: if the two do not fit.
     """
+    w = checked_array("w", w, "d r")
     d, r = w.shape
-    if len(x) != r:
-        raise ValueError(f"w has shape {w.shape}, which does not fit x of shape {x.shape}")
+    x = checked_array("x", x, f"{r} s")
     # As in `gram`: with few columns the sum is 2 to 7 times faster than a batched product.
     if r <= 5 or (r <= 10 and d >= 64):
         first, *rest = (w[:, i : i + 1] * x[i] for i in range(r))
@@ -134,20 +136,13 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
     return lambda matrix, wanted=None: one(matrix, wanted)
 
 
-def checked_matrix(w: Float[Array, "m n"], wanted: str) -> Float[Array, "m n"]:
+def checked_matrix(w: Float[Array, "m n"]) -> Float[Array, "m n"]:
     """Refuse what is no matrix, or without elements.
 
     Raises:
         ValueError: if `w` is not one real floating-point matrix.
     """
-    w = jnp.asarray(w)
-    if w.ndim != 2 or 0 in w.shape:
-        raise ValueError(
-            f"w must be one {wanted}, got shape {w.shape}; use jax.vmap for more than one"
-        )
-    if not jnp.issubdtype(w.dtype, jnp.floating):
-        raise ValueError(f"w must have a real floating-point dtype, got {w.dtype}")
-    return w
+    return checked_array("w", w, "m n", whole=False)
 
 
 def checked_tall(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
@@ -156,9 +151,9 @@ def checked_tall(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
     Raises:
         ValueError: if `w` is not one real floating-point matrix with d >= r >= 1.
     """
-    w = checked_matrix(w, wanted := "tall matrix (d, r) with d >= r >= 1")
+    w = checked_matrix(w)
     if w.shape[0] < w.shape[1]:
-        raise ValueError(f"w must be one {wanted}, got shape {w.shape}")
+        raise refuse("w", "a matrix (d, r) with d >= r", w)
     return w
 
 
@@ -168,9 +163,10 @@ def checked_method(method: str | None, known: tuple[str, ...], default: str) -> 
     Raises:
         ValueError: if it is not a known one.
     """
-    if method is not None and method not in known:
-        raise ValueError(f"method must be one of {known} or None, got {method!r}")
-    return method or default
+    if method is None:
+        return default
+    check_name("method", method, known)
+    return method
 
 
 def differentiable(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg._factor import (
     Factors,
     checked_method,
@@ -152,11 +153,7 @@ def top_eigenvectors(
         ValueError: if `matrix` is not one square, real floating-point matrix, or `rank` is not from
             1 to d.
     """
-    matrix = jnp.asarray(matrix)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"matrix must be one square matrix (d, d), got shape {matrix.shape}")
-    if not jnp.issubdtype(matrix.dtype, jnp.floating):
-        raise ValueError(f"matrix must have a real floating-point dtype, got {matrix.dtype}")
+    matrix = checked_square("matrix", matrix)
     checked_rank(rank, len(matrix))
     return _top(matrix, rank)
 
@@ -168,14 +165,25 @@ def _top(
     return _top_eigenvectors(matrix, rank)
 
 
+def checked_square(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """Refuse what is not one square matrix.
+
+    Raises:
+        ValueError: if `matrix` is none, or not of real floating-point numbers.
+    """
+    matrix = checked_array(name, matrix, "d d", whole=False)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise refuse(name, "a square matrix", matrix)
+    return matrix
+
+
 def checked_rank(rank: int, largest: int) -> None:
     """Refuse a rank outside 1, ..., largest.
 
     Raises:
         ValueError: if `rank` is one.
     """
-    if not 1 <= rank <= largest:
-        raise ValueError(f"rank must be from 1 to {largest}, got {rank}")
+    check_whole("rank", rank, most=largest)
 
 
 _eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))

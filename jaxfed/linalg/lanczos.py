@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_callable, check_whole, checked_array
 from jaxfed.linalg._factor import matmul
 from jaxfed.linalg.basis import top_eigenvectors
 
@@ -34,8 +35,14 @@ def largest_eigenvalue(
     Returns:
         The eigenvalue, from below.
 
+    Raises:
+        ValueError: if `product` is no function, `start` no vector or `steps` not positive.
+
     Source: Golub & Van Loan, Matrix Computations, Section 10.3.
     """
+    check_callable("product", product)
+    start = checked_array("start", start, "d", whole=False)
+    check_whole("steps", steps)
     fixed = lax.stop_gradient(operator)
 
     def step(k, state):

@@ -6,8 +6,15 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._factor import matmul, squared_norm
-from jaxfed.linalg.basis import checked_rank, orthonormalize, top_eigenvectors, with_sign
+from jaxfed.linalg.basis import (
+    checked_rank,
+    checked_square,
+    orthonormalize,
+    top_eigenvectors,
+    with_sign,
+)
 
 
 def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
@@ -22,7 +29,17 @@ def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
         features: number of features d.
         rank: number of columns r of the thin matrices.
         rounds: number of products.
+
+    Raises:
+        ValueError: if one of them is not a positive whole number.
     """
+    for name, number in (
+        ("samples", samples),
+        ("features", features),
+        ("rank", rank),
+        ("rounds", rounds),
+    ):
+        check_whole(name, number)
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features
 
@@ -48,9 +65,10 @@ class Moment(eqx.Module):
             count: number of real samples, by default the number of rows.
 
         Raises:
-            ValueError: if `samples` is not one real floating-point matrix.
+            ValueError: if `samples` is not one real floating-point matrix, or `count` no number.
         """
-        samples = _checked("samples", samples)
+        samples = checked_array("samples", samples, "n d", whole=False)
+        check_factor("count", count, optional=True, single=True)
         count = jnp.asarray(len(samples) if count is None else count, samples.dtype)
         return cls(None, samples, count, squared_norm(samples) / jnp.maximum(count, 1))
 
@@ -63,11 +81,11 @@ class Moment(eqx.Module):
             count: number of samples behind it, where that matters.
 
         Raises:
-            ValueError: if `matrix` is not one square, real floating-point matrix.
+            ValueError: if `matrix` is not one square, real floating-point matrix, or `count` no
+                number.
         """
-        matrix = _checked("matrix", matrix)
-        if matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"matrix must be square, got shape {matrix.shape}")
+        matrix = checked_square("matrix", matrix)
+        check_factor("count", count, single=True)
         return cls(matrix, None, jnp.asarray(count, matrix.dtype), jnp.trace(matrix))
 
     @property
@@ -161,12 +179,3 @@ class Moment(eqx.Module):
     def _divisor(self) -> Float[Array, ""]:
         # A client without samples, as padding, has the moment zero.
         return jnp.maximum(self.count, 1)
-
-
-def _checked(name: str, value: Array) -> Array:
-    value = jnp.asarray(value)
-    if value.ndim != 2 or 0 in value.shape:
-        raise ValueError(f"{name} must be one matrix, got shape {value.shape}; map with jax.vmap")
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"{name} must have a real floating-point dtype, got {value.dtype}")
-    return value

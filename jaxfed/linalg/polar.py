@@ -77,7 +77,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
 
     Source: Higham, "Functions of Matrices" (2008), chapters 6 and 8.
     """
-    w = checked_matrix(w, "matrix")
+    w = checked_matrix(w)
     chosen = checked_method(method, get_args(Method), default="newton_schulz")
     return _polar(w, chosen)
 

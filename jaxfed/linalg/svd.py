@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxfed._checks import check_list, check_whole, checked_array
 from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
@@ -39,7 +40,7 @@ def svd(w: Float[Array, "m n"]) -> Triples:
     Source: Papadopoulo & Lourakis (2000), Estimating the Jacobian of the singular value
     decomposition; Townsend (2016), Differentiating the singular value decomposition.
     """
-    w = checked_matrix(w, "matrix")
+    w = checked_matrix(w)
     full = w.astype(jnp.promote_types(w.dtype, jnp.float32))
     # The vectors do not depend on the scale, so that it counts as a constant.
     scale = lax.stop_gradient(jnp.max(jnp.abs(full)))
@@ -54,7 +55,14 @@ def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[A
     Args:
         singular: the singular values, in descending order.
         shape: the matrix's shape.
+
+    Raises:
+        ValueError: if `singular` is not one list of numbers, or `shape` no shape.
     """
+    singular = checked_array("singular", singular, "k", whole=False)
+    check_list("shape", shape, "lengths")
+    for length in shape:
+        check_whole("shape", length)
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 

@@ -18,10 +18,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_name, refuse
 from jaxfed.linalg import polar
 from jaxfed.manifolds.stiefel import (
     RETRACTIONS,
-    _check_frames,
+    _frame,
+    _frames,
     _full_precision,
     _polish,
     random,
@@ -68,7 +70,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Source:
         Edelman et al. (1998), Section 2.5.
     """
-    _check_frames(x, g=g)
+    x, g = _frames(x=x, g=g)
     return g - x @ (x.T @ g)
 
 
@@ -88,7 +90,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Source:
         Absil, Mahony & Sepulchre (2008), Section 8.1.3.
     """
-    return project(x_new, g)
+    return project(*_frames(x_new=x_new, g=g))
 
 
 @_full_precision
@@ -112,10 +114,9 @@ def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Ar
     Source:
         Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
     """
-    _check_frames(x)
-    _check_frames(y)
+    x, y = _frame("x", x), _frame("y", y)
     if x.shape[0] != y.shape[0]:
-        raise ValueError(f"y must have the {x.shape[0]} rows of x, got shape {y.shape}.")
+        raise refuse("y", f"the {x.shape[0]} rows of x", y)
     if x.shape[1] < y.shape[1]:
         x, y = y, x
     xty = x.T @ y
@@ -147,15 +148,14 @@ def distance(
     Source:
         Edelman et al. (1998), Section 4.3.
     """
-    _check_frames(x, y=y)
+    x, y = _frames(x=x, y=y)
+    check_name("kind", kind, ("chordal", "geodesic", "procrustes"))
     if kind == "chordal":
         # From the residual: √(r - ‖xᵀy‖²) would cancel when the subspaces are near.
         return optax.safe_norm(y - x @ (x.T @ y), 0.0)
     if kind == "geodesic":
         return optax.safe_norm(principal_angles(x, y), 0.0)
-    if kind == "procrustes":
-        return 2 * optax.safe_norm(jnp.sin(principal_angles(x, y) / 2), 0.0)
-    raise ValueError(f"kind must be 'chordal', 'geodesic' or 'procrustes', got {kind!r}.")
+    return 2 * optax.safe_norm(jnp.sin(principal_angles(x, y) / 2), 0.0)
 
 
 @_full_precision
@@ -179,7 +179,7 @@ def exp(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
     Source:
         Edelman et al. (1998), Theorem 2.3.
     """
-    _check_frames(x, v=v)
+    x, v = _frames(x=x, v=v)
     rank = x.shape[1]
     zero, eye = jnp.zeros((rank, rank), v.dtype), jnp.eye(rank, dtype=v.dtype)
     columns = jax.scipy.linalg.expm(jnp.block([[zero, -v.T @ v], [eye, zero]]))[:, :rank]
@@ -210,7 +210,7 @@ def log(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, "d r"]:
         Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
         decomposition.
     """
-    _check_frames(x, y=y)
+    x, y = _frames(x=x, y=y)
     y = y @ polar(x.T @ y).T
     xty = x.T @ y
     cosines, eye = (xty + xty.T) / 2, jnp.eye(x.shape[1], dtype=x.dtype)

@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jax.tree_util import GetAttrKey, KeyPath, keystr
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from jaxfed._checks import check_flag, check_instance, check_name
 from jaxfed.manifolds import grassmann, stiefel
 
 MANIFOLDS = {"stiefel": stiefel, "grassmann": grassmann}
@@ -68,7 +69,8 @@ def riemannian(
         arguments on.
 
     Raises:
-        ValueError: If a manifold or the retraction is unknown; from ``init`` and ``update``, if a
+        ValueError: If `transformation` is no optimizer, a manifold or the retraction is unknown or
+            the mask is not made of booleans; from ``init`` and ``update``, if a
             parameter on a manifold is not of shape (..., d, r) with d >= r; from ``init``, if its
             columns are not orthonormal; from ``update``, if it gets no parameters.
 
@@ -77,10 +79,15 @@ def riemannian(
         Bécigneul & Ganea (2019), Riemannian adaptive optimization methods, for the transport of
         first moments.
     """
+    check_instance(
+        "transformation", transformation, optax.GradientTransformation,
+        "an optax.GradientTransformation",
+    )  # fmt: skip
     choices = sorted([*MANIFOLDS, "euclidean"])
-    for name in jax.tree.leaves(manifold):
-        if name not in choices:
-            raise ValueError(f"manifold must be made of names among {choices}, got {name!r}.")
+    for name in jax.tree.leaves(manifold, is_leaf=lambda node: node is None) or [manifold]:
+        check_name("manifold", name, choices)
+    for answer in jax.tree.leaves(mask):
+        check_flag("mask", answer)
     retract = stiefel.retraction(retraction)
     inner = optax.with_extra_args_support(transformation)
 

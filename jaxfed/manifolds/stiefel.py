@@ -23,6 +23,14 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
+from jaxfed._checks import (
+    check_name,
+    check_positive,
+    check_whole,
+    checked_array,
+    checked_key,
+    refuse,
+)
 from jaxfed.linalg import orthonormalize, polar
 
 # Accelerators shorten the factors of single precision products by default (to 10 bits of
@@ -30,16 +38,20 @@ from jaxfed.linalg import orthonormalize, polar
 _full_precision = jax.default_matmul_precision("highest")
 
 
-def _check_frames(x: Array, **others: Array) -> None:
-    """Refuse a point that cannot have orthonormal columns and companions of another shape."""
-    if jnp.ndim(x) != 2 or x.shape[0] < x.shape[1]:
-        raise ValueError(
-            f"x must be one (d, r) matrix with d >= r, got shape {jnp.shape(x)}; "
-            "map over several points with jax.vmap."
-        )
-    for name, other in others.items():
-        if jnp.shape(other) != x.shape:
-            raise ValueError(f"{name} must have the shape of x, {x.shape}, got {jnp.shape(other)}.")
+def _frame(name: str, x: Array) -> Array:
+    """One point, refused if it cannot have orthonormal columns."""
+    x = checked_array(name, x, "d r")
+    if x.shape[0] < x.shape[1]:
+        raise refuse(name, "one matrix (d, r) with d >= r; map over several with jax.vmap", x)
+    return x
+
+
+def _frames(**matrices: Array) -> list[Array]:
+    """A point and its companions, by name; refused if these have another shape."""
+    (name, x), *others = matrices.items()
+    x = _frame(name, x)
+    shape = f"{x.shape[0]} {x.shape[1]}"
+    return [x, *(checked_array(name, other, shape) for name, other in others)]
 
 
 def _polish(y: Float[Array, "d r"]) -> Float[Array, "d r"]:
@@ -70,7 +82,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Source:
         Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
     """
-    _check_frames(x, g=g)
+    x, g = _frames(x=x, g=g)
     xtg = x.T @ g
     return g - x @ ((xtg + xtg.T) / 2)
 
@@ -91,7 +103,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Source:
         Absil et al. (2008), Section 8.1.3.
     """
-    return project(x_new, g)
+    return project(*_frames(x_new=x_new, g=g))
 
 
 def retract_polar(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
@@ -113,7 +125,7 @@ def retract_polar(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array
     Source:
         Shi & Kontar (2024), Proposition 6.
     """
-    _check_frames(x, v=v)
+    x, v = _frames(x=x, v=v)
     return polar(x + v)
 
 
@@ -136,7 +148,7 @@ def retract_qr(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "
     Source:
         Shi & Kontar (2024), Proposition 7.
     """
-    _check_frames(x, v=v)
+    x, v = _frames(x=x, v=v)
     return orthonormalize(x + v)
 
 
@@ -165,7 +177,7 @@ def retract_cayley(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Arra
         Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
         Lemma 4.
     """
-    _check_frames(x, v=v)
+    x, v = _frames(x=x, v=v)
     p = v - x @ (x.T @ v) / 2
     a = jnp.concatenate([p, x], axis=1)
     b = jnp.concatenate([x, -p], axis=1)
@@ -194,8 +206,7 @@ def retraction(name: str) -> Retraction:
     Raises:
         ValueError: If there is no retraction of that name.
     """
-    if name not in RETRACTIONS:
-        raise ValueError(f"retraction must be one of {sorted(RETRACTIONS)}, got {name!r}.")
+    check_name("retraction", name, sorted(RETRACTIONS))
     return RETRACTIONS[name]
 
 
@@ -216,13 +227,14 @@ def random(
         Matrix with orthonormal columns, (dim, rank).
 
     Raises:
-        ValueError: If not 1 <= rank <= dim.
+        ValueError: If not 1 <= rank <= dim, or ``key`` is no random key.
 
     Source:
         Mezzadri (2007), How to generate random matrices from the classical compact groups.
     """
-    if not 1 <= rank <= dim:
-        raise ValueError(f"rank must be between 1 and dim = {dim}, got {rank}.")
+    key = checked_key("key", key)
+    check_whole("dim", dim)
+    check_whole("rank", rank, most=dim)
     return orthonormalize(jax.random.normal(key, (dim, rank), dtype))
 
 
@@ -241,7 +253,7 @@ def distance(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, ""]
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``y`` has another shape.
     """
-    _check_frames(x, y=y)
+    x, y = _frames(x=x, y=y)
     return optax.safe_norm(x - y, 0.0)
 
 
@@ -258,9 +270,10 @@ def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array,
         A boolean scalar.
 
     Raises:
-        ValueError: If ``x`` is not a tall matrix.
+        ValueError: If ``x`` is not a tall matrix, or ``tolerance`` is not positive.
     """
-    _check_frames(x)
+    x = _frame("x", x)
+    check_positive("tolerance", tolerance, optional=True, single=True)
     rank = x.shape[1]
     if tolerance is None:
         eps = float(jnp.finfo(x.dtype).eps)

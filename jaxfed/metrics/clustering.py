@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxfed._checks import checked_labels
+
 
 def clustering_accuracy(labels: Int[Array, " m"], assigned: Int[Array, " m"]) -> float:
     """Share of items in the right group, under the best matching of groups.
@@ -53,12 +55,8 @@ def _pairs(sizes):
 
 
 def _contingency(labels, assigned):
-    labels, assigned = np.asarray(labels), np.asarray(assigned)
-    if labels.ndim != 1 or labels.shape != assigned.shape or not labels.size:
-        raise ValueError(
-            f"labels and assigned must be of the same positive length, got shapes {labels.shape} "
-            f"and {assigned.shape}"
-        )
+    labels = checked_labels("labels", labels)
+    assigned = checked_labels("assigned", assigned, len(labels))
     rows, columns = (np.unique(x, return_inverse=True)[1] for x in (labels, assigned))
     table = np.zeros((rows.max() + 1, columns.max() + 1), int)
     np.add.at(table, (rows, columns), 1)

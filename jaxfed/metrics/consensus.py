@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from jaxfed._checks import check_number, check_whole, checked_array
 from jaxfed.linalg import Moment
 from jaxfed.metrics.reconstruction import Data, moments
 
@@ -67,12 +68,7 @@ def relative_singular_value_error(
         ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
     """
     data, shared = _checked(samples, counts, shared)
-    singular_values = jnp.asarray(singular_values)
-    if singular_values.shape != (shared.shape[1],):
-        raise ValueError(
-            f"singular_values must have the shape ({shared.shape[1]},), one for each component, "
-            f"got {singular_values.shape}"
-        )
+    singular_values = checked_array("singular_values", singular_values, f"{shared.shape[1]}")
     within = shared.T @ _product(data, shared)
     squares = jnp.linalg.eigvalsh(within)[::-1]
     found = jnp.sqrt(jnp.maximum(squares, 0))
@@ -120,30 +116,22 @@ def floats_to_accuracy(
     Raises:
         ValueError: if the shapes do not fit together.
     """
-    bits = jnp.asarray(bits)
-    if bits.shape[-1:] != jnp.shape(values)[-1:]:
-        raise ValueError(
-            f"bits and values must be of the same rounds, got {bits.shape} and {jnp.shape(values)}"
-        )
     reached = _reached(values, accuracy)
+    bits = checked_array("bits", bits, f"... {reached.shape[-1]}")
+    check_whole("precision", precision)
     # Bits never fall, so the smallest of the rounds in question is that of the first.
     return jnp.min(jnp.where(reached, bits, jnp.inf), axis=-1) / precision
 
 
 def _reached(values: Float[ArrayLike, "*batch rounds"], accuracy) -> Bool[Array, "*batch rounds"]:
-    values = jnp.asarray(values)
-    if values.ndim == 0 or values.shape[-1] == 0:
-        raise ValueError(f"values must have at least one round, got shape {values.shape}")
+    values = checked_array("values", values, "... rounds")
+    check_number("accuracy", accuracy, "a number")
     return values <= accuracy
 
 
 def _checked(samples, counts, shared) -> tuple[Moment, Float[Array, "d r"]]:
-    data, shared = moments(samples, counts), jnp.asarray(shared)
-    if shared.ndim != 2 or shared.shape[0] != data.dim:
-        raise ValueError(
-            f"shared must have the shape ({data.dim}, r), one row per feature, got {shared.shape}"
-        )
-    return data, shared
+    data = moments(samples, counts)
+    return data, checked_array("shared", shared, f"{data.dim} r")
 
 
 def _product(data: Moment, shared: Float[Array, "d r"]) -> Float[Array, "d r"]:

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_factor, check_flag, checked_array
+
 
 def expected_reconstruction_error(
     local: Float[Array, "m d k"],
@@ -34,12 +36,11 @@ def expected_reconstruction_error(
     Source:
         Ozkara, Huang & Diggavi (2023), Section V, whose error it is in expectation.
     """
-    local, truth = jnp.asarray(local), jnp.asarray(truth)
-    if local.ndim != 3 or truth.ndim != 3 or local.shape[:2] != truth.shape[:2]:
-        raise ValueError(
-            "local and truth must have shapes (m, d, k) and (m, d, r), got "
-            f"{local.shape} and {truth.shape}"
-        )
+    local = checked_array("local", local, "m d k")
+    truth = checked_array("truth", truth, f"{local.shape[0]} {local.shape[1]} r")
+    check_factor("noise_variance", noise_variance, single=True)
+    check_flag("relative", relative)
+    check_flag("per_client", per_client)
     _, features, rank = truth.shape
     overlap = jnp.einsum("mdk,mdr->mkr", local, truth, precision="highest")
     kept = jnp.sum(local**2, axis=(1, 2))

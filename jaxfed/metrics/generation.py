@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
+from jaxfed._checks import check_name, check_whole, checked_array, checked_key, refuse
+
 
 class KernelDistance(NamedTuple):
     """An estimate of the kernel distance and how far it may be off."""
@@ -184,14 +186,10 @@ def kernel_distance_of_subsets(
         Bińkowski, Sutherland, Arbel & Gretton (2018), Demystifying MMD GANs, section 4.
     """
     a, b = _pair(features_a, features_b)
-    if not isinstance(subsets, int) or subsets < 2:
-        raise ValueError(f"subsets must be a whole number of at least 2, got {subsets!r}")
-    most = min(len(a), len(b))
-    if not isinstance(subset_size, int) or not 2 <= subset_size <= most:
-        raise ValueError(
-            f"subset_size must be a whole number from 2 to {most}, the size of the smaller set, "
-            f"got {subset_size!r}"
-        )
+    key = checked_key("key", key)
+    check_whole("subsets", subsets, least=2)
+    # Subsets of the smaller set.
+    check_whole("subset_size", subset_size, least=2, most=min(len(a), len(b)))
 
     def one(key):
         keys = jax.random.split(key)
@@ -227,12 +225,9 @@ def noise_level(images: Float[Array, "*batch height width"]) -> Float[Array, "*b
     Source:
         Immerkær (1996), Fast noise variance estimation.
     """
-    images = _real(images)
-    if images.ndim < 2 or min(images.shape[-2:]) < 3:
-        raise ValueError(
-            f"images must have the shape (..., height, width) with 3 x 3 pixels at least, "
-            f"got {images.shape}"
-        )
+    images = checked_array("images", images, "... height width")
+    if min(images.shape[-2:]) < 3:
+        raise refuse("images", "3 x 3 pixels at least", images)
     # The mask [1 -2 1; -2 4 -2; 1 -2 1] is a second difference along both axes.
     response = jnp.diff(jnp.diff(images, n=2, axis=-1), n=2, axis=-2)
     return (jnp.pi / 2) ** 0.5 / 6 * jnp.mean(jnp.abs(response), axis=(-2, -1))
@@ -254,13 +249,8 @@ def client_distribution(
     Raises:
         ValueError: if values are not `(m,)` with one client at least, or `good` is neither.
     """
-    values = _real(values)
-    if values.ndim != 1 or not values.size:
-        raise ValueError(
-            f"values must have the shape (m,), one for each client, got {values.shape}"
-        )
-    if good not in ("small", "large"):
-        raise ValueError(f"good must be small or large, got {good!r}")
+    values = checked_array("values", values, "m")
+    check_name("good", good, ("small", "large"))
     badness = values if good == "small" else -values
     worst = jnp.argmax(badness)
     tenth = jnp.percentile(values, 90 if good == "small" else 10)
@@ -303,20 +293,11 @@ def _product(x, y):
     return jnp.matmul(x, y, precision="highest")
 
 
-def _real(values) -> Array:
-    values = jnp.asarray(values)
-    return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-
-
 def _pair(features_a, features_b, *, least: int = 2) -> tuple[Array, Array]:
-    a, b = _real(features_a), _real(features_b)
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not a.shape[1]:
-        raise ValueError(
-            f"features_a and features_b must have shapes (n, d) and (k, d), got {a.shape} and "
-            f"{b.shape}"
-        )
+    a = checked_array("features_a", features_a, "n d")
+    b = checked_array("features_b", features_b, f"k {a.shape[1]}")
     for name, features in (("features_a", a), ("features_b", b)):
         if len(features) < least:
-            raise ValueError(f"{name} must have {least} rows at least, got {len(features)}")
+            raise ValueError(f"{name}: wanted {least} rows at least, got {len(features)}")
     dtype = jnp.result_type(a, b)
     return a.astype(dtype), b.astype(dtype)

@@ -21,6 +21,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_flag, check_list, checked_array, is_list
 from jaxfed.linalg import Moment
 from jaxfed.metrics.subspaces import components
 
@@ -62,6 +63,7 @@ def reconstruction_error(
     Raises:
         ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
     """
+    check_flag("per_client", per_client)
     data, shared, local = _checked(samples, counts, shared, local)
     return _reduced(_left(data, _joined(data, shared, local)), per_client)
 
@@ -121,6 +123,7 @@ def separation(
     Raises:
         ValueError: as `reconstruction_error`.
     """
+    check_flag("per_client", per_client)
     data, shared, local = _checked(samples, counts, shared, local)
     parts = (
         _held(data, None if shared is None else _joined(data, shared, None)),
@@ -158,12 +161,10 @@ def reconstructed_energy(
     Raises:
         ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
     """
-    samples, reconstructions = jnp.asarray(samples), jnp.asarray(reconstructions)
-    if samples.shape != reconstructions.shape:
-        raise ValueError(
-            f"reconstructions must have the samples' shape {samples.shape}, "
-            f"got {reconstructions.shape}"
-        )
+    samples = checked_array("samples", samples, "m n d")
+    shape = " ".join(map(str, samples.shape))
+    reconstructions = checked_array("reconstructions", reconstructions, shape)
+    check_flag("per_client", per_client)
     real = moments(samples, counts).samples  # rows beyond a client's count are zero
     assert real is not None
     energy = jnp.sum(real**2, axis=-1)
@@ -261,23 +262,19 @@ def moments(samples, counts) -> Moment:
     """The second moments of all clients, without forming them."""
     if isinstance(samples, Moment):
         if counts is not None:
-            raise ValueError("counts must be None with a Moment, which has its own")
+            raise ValueError("counts: wanted None with a Moment, which has its own")
         if samples.count.ndim != 1:
-            raise ValueError("samples must be a Moment with a leading client axis")
+            raise ValueError("samples: wanted a Moment with a leading client axis")
         return samples
-    if isinstance(samples, Sequence):
+    if is_list(samples):
         if counts is not None:
-            raise ValueError("counts must be None with a list, whose arrays have their own lengths")
+            raise ValueError("counts: wanted None with a list, whose arrays have their own lengths")
         samples, counts = _padded(samples)
-    samples = jnp.asarray(samples)
-    if samples.ndim != 3:
-        raise ValueError(f"samples must have the shape (m, n, d), got {samples.shape}")
+    samples = checked_array("samples", samples, "m n d")
     m, n, _ = samples.shape
-    counts = jnp.full(m, n) if counts is None else jnp.asarray(counts)
-    if counts.shape != (m,):
-        raise ValueError(f"counts must have the shape ({m},), got {counts.shape}")
-    if not isinstance(counts, Tracer) and bool(jnp.any((counts < 0) | (counts > n))):
-        raise ValueError(f"counts must lie between 0 and the {n} rows of samples, got {counts}")
+    counts = jnp.full(m, n) if counts is None else checked_array("counts", counts, f"{m}")
+    if not isinstance(counts, Tracer) and not bool(jnp.all((counts >= 0) & (counts <= n))):
+        raise ValueError(f"counts: wanted 0 to the {n} rows of samples, got {counts}")
     # `where`, not a product: rows beyond a client's count may hold anything.
     samples = jnp.where((jnp.arange(n) < counts[:, None])[..., None], samples, 0)
     return jax.vmap(Moment.from_samples)(samples, counts)
@@ -285,10 +282,12 @@ def moments(samples, counts) -> Moment:
 
 def _padded(arrays):
     """A list of `(n_i, d)` as one array with rows of zeros at the end, and the lengths."""
-    arrays = [jnp.asarray(y) for y in arrays]
-    shapes = [y.shape for y in arrays]
-    if not arrays or any(len(s) != 2 or s[1] != shapes[0][-1] for s in shapes):
-        raise ValueError(f"samples must be a list of arrays (n_i, d), got shapes {shapes}")
-    rows = max(s[0] for s in shapes)
+    check_list("samples", arrays, "arrays (n_i, d)")
+    arrays = [checked_array(f"samples[{i}]", y, "n_i d") for i, y in enumerate(arrays)]
+    if len({y.shape[1] for y in arrays}) > 1:
+        raise ValueError(
+            f"samples: wanted arrays of the same features, got {[y.shape for y in arrays]}"
+        )
+    rows = max(len(y) for y in arrays)
     padded = [jnp.pad(y, ((0, rows - len(y)), (0, 0))) for y in arrays]
-    return jnp.stack(padded), np.array([s[0] for s in shapes])
+    return jnp.stack(padded), np.array([len(y) for y in arrays])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
 
+from jaxfed._checks import check_name, check_positive, check_whole, checked_labels, checked_table
 from jaxfed._optional import require
 from jaxfed.metrics.clustering import clustering_accuracy
 
@@ -48,10 +49,8 @@ def svm_accuracy(
         raise ValueError(f"test: wanted {rows.shape[1]} features as train, got {others.shape[1]}")
     if len(np.unique(classes)) < 2:
         raise ValueError(f"train_labels: wanted two classes or more, got only {classes[0]}")
-    if kernel not in ("linear", "rbf"):
-        raise ValueError(f"kernel: wanted one of linear, rbf, got {kernel!r}")
-    if not 0 < penalty < np.inf:
-        raise ValueError(f"penalty: wanted a positive number, got {penalty!r}")
+    check_name("kernel", kernel, ("linear", "rbf"))
+    check_positive("penalty", penalty, single=True)
     svm = require("sklearn.svm", extra="data")
     classifier = svm.SVC(kernel=kernel, C=penalty).fit(rows, classes)
     return float(np.mean(classifier.predict(others) == truth))
@@ -89,8 +88,8 @@ def spectral_clustering_accuracy(
     kinds, codes = np.unique(classes, return_inverse=True)
     if len(kinds) < 2:
         raise ValueError(f"labels: wanted two classes or more, got only {classes[0]}")
-    if not 0 < gamma < np.inf:
-        raise ValueError(f"gamma: wanted a positive number, got {gamma!r}")
+    check_positive("gamma", gamma, single=True)
+    check_whole("seed", seed, least=0)
     cluster = require("sklearn.cluster", extra="data")
     found = cluster.SpectralClustering(
         n_clusters=len(kinds), affinity="rbf", gamma=gamma, random_state=seed
@@ -101,14 +100,5 @@ def spectral_clustering_accuracy(
 def _checked(
     name: str, rows: Any, labels: Any, name_of_labels: str | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    table, classes = np.asarray(rows), np.asarray(labels)
-    if table.ndim != 2 or not table.size:
-        raise ValueError(f"{name}: wanted a table (rows, features), got shape {table.shape}")
-    if classes.shape != (len(table),):
-        raise ValueError(
-            f"{name_of_labels or f'{name}_labels'}: wanted {len(table)}, one for each row, got "
-            f"shape {classes.shape}"
-        )
-    if table.dtype.kind not in "fiu" or not np.isfinite(table).all():
-        raise ValueError(f"{name}: wanted finite real numbers")
-    return table.astype(np.float64), classes
+    table = checked_table(name, rows)
+    return table, checked_labels(name_of_labels or f"{name}_labels", labels, len(table))

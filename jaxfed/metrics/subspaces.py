@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxfed._checks import checked_array
+
 
 def projector_distance(
     x: Float[Array, "*batch d r"], y: Float[Array, "*batch d s"]
@@ -27,11 +29,8 @@ def projector_distance(
     Raises:
         ValueError: if a basis is not a matrix or the ambient dimensions differ.
     """
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    if x.ndim < 2 or y.ndim < 2 or x.shape[-2] != y.shape[-2]:
-        raise ValueError(
-            f"x and y must be bases (..., d, r) and (..., d, s), got {x.shape} and {y.shape}"
-        )
+    x = checked_array("x", x, "... d r")
+    y = checked_array("y", y, f"... {x.shape[-2]} s")
     return _energy_outside(x, y) + _energy_outside(y, x)
 
 
@@ -68,8 +67,7 @@ def subspace_error(
     true_shared, true_local = components(true_shared, true_local, prefix="true_")
     if local is not None and true_local is not None and len(local) != len(true_local):
         raise ValueError(
-            f"local and true_local must be of as many clients, got {len(local)} and "
-            f"{len(true_local)}"
+            f"local, true_local: wanted as many clients, got {len(local)} and {len(true_local)}"
         )
     return _distance(shared, true_shared) + jnp.mean(_distance(local, true_local))
 
@@ -158,24 +156,16 @@ def components(
     Raises:
         ValueError: if they are not `(d, r1)` and `(m, d, r2)`, or both are None.
     """
-    shared, local = (None if part is None else jnp.asarray(part) for part in (shared, local))
-    shapes = [None if part is None else part.shape for part in (shared, local)]
-    fits = shared is not None or local is not None
-    fits &= (shared is None or shared.ndim == 2) and (local is None or local.ndim == 3)
-    if shared is not None and local is not None:
-        fits &= shared.shape[0] == local.shape[1]
-    if not fits:
-        raise ValueError(
-            f"{prefix}shared and {prefix}local must have shapes (d, r1) and (m, d, r2), got "
-            f"{shapes[0]} and {shapes[1]}"
-        )
+    if shared is None and local is None:
+        raise ValueError(f"{prefix}shared, {prefix}local: wanted one of the two, got None and None")
+    features = "d"
+    if shared is not None:
+        shared = checked_array(f"{prefix}shared", shared, "d r1")
+        features = str(len(shared))
+    if local is not None:
+        local = checked_array(f"{prefix}local", local, f"m {features} r2")
     return shared, local
 
 
 def _local(local: Float[Array, "m d r"]) -> jax.Array:
-    if local is None:
-        raise ValueError("local must have the shape (m, d, r), got None")
-    local = jnp.asarray(local)
-    if local.ndim != 3 or 0 in local.shape:
-        raise ValueError(f"local must have the shape (m, d, r), got {local.shape}")
-    return local
+    return checked_array("local", local, "m d r")

@@ -2,15 +2,7 @@
 
 from collections.abc import Sequence
 
-
-def check_size(name: str, size: object) -> None:
-    """Refuse what is not a positive whole number.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-        raise ValueError(f"{name}: wanted a positive whole number, got {size!r}")
+from jaxfed._checks import check_count, is_list, refuse
 
 
 def checked_image(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -19,12 +11,11 @@ def checked_image(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
     Raises:
         ValueError: unless they are three positive whole numbers.
     """
-    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if len(given) != 3:
-        raise ValueError(f"{name}: wanted height, width and channels, got {shape!r}")
-    for size in given:
-        check_size(name, size)
-    height, width, channels = given
+    if not is_list(shape) or len(shape) != 3:
+        raise refuse(name, "height, width and channels", shape)
+    for size in shape:
+        check_count(name, size)
+    height, width, channels = shape
     return height, width, channels
 
 

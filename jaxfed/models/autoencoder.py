@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from jaxfed._checks import check_count, check_name, checked_key
+
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "linear": lambda x: x,
     "relu": jax.nn.relu,
@@ -52,12 +54,10 @@ class Autoencoder(eqx.Module):
             ValueError: for sizes that are not positive whole numbers and unknown activations.
         """
         for name, size in (("features", features), ("latent", latent)):
-            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-                raise ValueError(f"{name}: wanted a positive whole number, got {size!r}")
-        if hidden not in ("linear", "relu"):
-            raise ValueError(f"hidden: wanted one of linear, relu, got {hidden!r}")
-        if output not in ("linear", "sigmoid"):
-            raise ValueError(f"output: wanted one of linear, sigmoid, got {output!r}")
+            check_count(name, size)
+        check_name("hidden", hidden, ("linear", "relu"))
+        check_name("output", output, ("linear", "sigmoid"))
+        key = checked_key("key", key)
         first, second = jax.random.split(key)
         self.encoder = eqx.nn.Linear(features, latent, key=first)
         self.decoder = eqx.nn.Linear(latent, features, key=second)

@@ -6,7 +6,6 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import equinox as eqx
@@ -17,8 +16,20 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, Key, Shaped
 
+from jaxfed._checks import (
+    check_count,
+    check_number,
+    check_positive,
+    checked_key,
+    checked_path,
+    host_array,
+    is_list,
+    is_real,
+    refuse,
+    shown,
+)
 from jaxfed._optional import require
-from jaxfed.models._sizes import check_size, checked_image
+from jaxfed.models._sizes import checked_image
 
 #: What the distances of `jaxfed.metrics` take features from: images `(n, ...)` to `(n, d)`.
 FeatureExtractor = Callable[[Shaped[Array, "n ..."]], Float[Array, "n d"]]
@@ -69,11 +80,16 @@ class Classifier(eqx.Module):
         self.image_shape = checked_image("image_shape", image_shape)
         if min(self.image_shape[:2]) < _LEAST:
             raise ValueError(
-                f"image_shape: wanted {_LEAST} x {_LEAST} pixels at least, got {image_shape!r}"
+                f"image_shape: wanted {_LEAST} x {_LEAST} pixels at least, got {shown(image_shape)}"
             )
+        if not is_list(channels) or len(channels) != 2:
+            raise refuse("channels", "two whole numbers", channels)
         sizes = ("classes", classes), ("features", features), *(("channels", c) for c in channels)
         for name, size in sizes:
-            check_size(name, size)
+            check_count(name, size)
+        check_number("offset", offset, "a number")
+        check_positive("scale", scale, single=True)
+        key = checked_key("key", key)
         height, width, inputs = self.image_shape
         area = _positions(_positions(height)) * _positions(_positions(width))
         keys = jax.random.split(key, 4)
@@ -167,16 +183,16 @@ def train_classifier(
         ValueError: for images that are none or not finite, labels that do not fit them or are no
             classes, a class without images, and numbers out of their range.
     """
+    key = checked_key("key", key)
     images, shape = _checked_images(images, image_shape)
-    labels = _array(labels)
+    labels = _array("labels", labels)
     classes = _checked_classes(labels, len(images), classes)
-    check_size("features", features)
-    check_size("epochs", epochs)
-    check_size("batch_size", batch_size)
+    check_count("features", features)
+    check_count("epochs", epochs)
+    check_count("batch_size", batch_size)
     if batch_size > len(images):
         raise ValueError(f"batch_size: wanted at most the {len(images)} images, got {batch_size}")
-    if not isinstance(learning_rate, Tracer) and not 0 < learning_rate < np.inf:
-        raise ValueError(f"learning_rate: wanted a positive number, got {learning_rate!r}")
+    check_positive("learning_rate", learning_rate, single=True)
     rate = jnp.asarray(learning_rate, float)
     return _train(key, images, labels, rate, shape, classes, features, epochs, batch_size)
 
@@ -258,12 +274,13 @@ def inception_features(
         equilibrium; Karras et al. (2020), Training generative adversarial networks with limited
         data, for the file.
     """
-    check_size("batch_size", batch_size)
+    check_count("batch_size", batch_size)
     if not isinstance(sha256, str) or not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise ValueError(f"sha256: wanted 64 hexadecimal digits, got {sha256!r}")
-    if not Path(path).is_file():
+        raise refuse("sha256", "64 hexadecimal digits", sha256)
+    path = checked_path("path", path)
+    if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    stored = Path(path).read_bytes()
+    stored = path.read_bytes()
     if (found := hashlib.sha256(stored).hexdigest()) != sha256.lower():
         raise ValueError(f"{path}: wanted a file of SHA-256 {sha256.lower()}, got {found}")
     torch = require("torch", extra="inception")
@@ -301,15 +318,18 @@ def inception_features(
     return features
 
 
-def _array(values: ArrayLike) -> Array:
+def _array(name: str, values: ArrayLike) -> Array:
     """As an array whose values can be asked for while other arguments are traced."""
-    return cast(Array, values if isinstance(values, Array) else np.asarray(values))
+    known = isinstance(values, Array)
+    return cast(Array, values if known else host_array(name, values, "an array of numbers"))
 
 
 def _checked_images(
     images: Shaped[ArrayLike, "n ..."], image_shape: Sequence[int] | None
 ) -> tuple[Float[Array, "n ..."], tuple[int, int, int]]:
-    images = _array(images)
+    images = _array("images", images)
+    if not is_real(images.dtype):
+        raise refuse("images", "real gray values", images)
     if image_shape is None:
         if images.ndim not in (3, 4):
             raise ValueError(
@@ -341,11 +361,11 @@ def _checked_classes(labels: Int[Array, " n"], images: int, classes: int | None)
     if isinstance(labels, Tracer):
         if classes is None:
             raise ValueError("classes: wanted their number where labels are traced, got None")
-        check_size("classes", classes)
+        check_count("classes", classes)
         return classes
     present = np.unique(np.asarray(labels))
     classes = int(present[-1]) + 1 if classes is None else classes
-    check_size("classes", classes)
+    check_count("classes", classes)
     if present[0] < 0 or present[-1] >= classes:
         raise ValueError(
             f"labels: wanted classes from 0 to {classes - 1}, got {present[0]} to {present[-1]}"

@@ -7,8 +7,9 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key
 
+from jaxfed._checks import check_count, check_name, checked_key
 from jaxfed.models._convolution import Convolution, TransposedConvolution
-from jaxfed.models._sizes import check_sample, check_size, checked_image
+from jaxfed.models._sizes import check_sample, checked_image
 
 KERNEL, STRIDE = 3, 2
 
@@ -64,10 +65,10 @@ class ConvolutionalAutoencoder(eqx.Module):
             raise ValueError(
                 f"image_shape: wanted at least {KERNEL} x {KERNEL} pixels, got {self.image_shape}"
             )
-        check_size("latent", latent)
-        check_size("channels", channels)
-        if hidden not in ("relu", "linear"):
-            raise ValueError(f"hidden: wanted one of relu, linear, got {hidden!r}")
+        check_count("latent", latent)
+        check_count("channels", channels)
+        check_name("hidden", hidden, ("relu", "linear"))
+        key = checked_key("key", key)
         self.hidden = hidden
         k = jax.random.split(key, 4)
         rows, columns = ((side - KERNEL) // STRIDE + 1 for side in (height, width))

@@ -10,9 +10,20 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key
+
+from jaxfed._checks import (
+    check_callable,
+    check_count,
+    check_flag,
+    check_instance,
+    check_number,
+    checked_dtype,
+    checked_key,
+    is_list,
+    refuse,
+)
 
 Denoiser = Callable[[Array, Array], Array]
 
@@ -138,7 +149,12 @@ def denoiser(model: Callable[..., Array], *, conditional: bool = False) -> Denoi
     Args:
         model: the network.
         conditional: whether it takes the amount, or the sample alone.
+
+    Raises:
+        ValueError: if `model` is no function or `conditional` no boolean.
     """
+    check_callable("model", model)
+    check_flag("conditional", conditional)
     return model if conditional else lambda sample, amount: model(sample)
 
 
@@ -173,10 +189,14 @@ def generate(
     Raises:
         ValueError: if `shape` is not of two positive numbers or `steps` is not positive.
     """
-    if len(shape) != 2 or min(shape) < 1:
-        raise ValueError(f"shape: wanted numbers of samples and features, got {shape}")
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps: wanted a whole number of at least 1, got {steps!r}")
+    check_callable("denoise", denoise)
+    check_instance("corruption", corruption, Corruption, "a Corruption, such as interpolation()")
+    if not is_list(shape) or len(shape) != 2:
+        raise refuse("shape", "numbers of samples and features", shape)
+    for number in shape:
+        check_count("shape", number)
+    check_count("steps", steps)
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
 
     def step(samples, index):
         amount, smaller = ((steps - index - i).astype(dtype) / steps for i in (0, 1))
@@ -190,9 +210,9 @@ def generate(
 
 def _checked(low: float, high: float) -> tuple[float, float]:
     for name, value in (("low", low), ("high", high)):
-        number = None if isinstance(value, Tracer) else np.asarray(value)
-        if number is None or number.ndim > 0 or number.dtype.kind not in "fiu":
-            raise ValueError(f"{name}: wanted a number from 0 to 1, got {value!r}")
+        if isinstance(value, Tracer):
+            raise refuse(name, "a number that is not traced", value)
+        check_number(name, value, "a number from 0 to 1", lambda x: (x >= 0) & (x <= 1))
     if not 0 <= low <= high <= 1 or high == 0:
         raise ValueError(
             f"low, high: wanted 0 <= low <= high <= 1, high above 0, got {low}, {high}"

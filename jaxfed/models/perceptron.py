@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from jaxfed._checks import check_count, check_number, checked_array, checked_key, is_list, refuse
+
 EPS = 1e-5  # added to variances
 
 
@@ -66,16 +68,17 @@ class Perceptron(eqx.Module):
             ValueError: for sizes that are not positive whole numbers, a momentum that is not from
                 0 to 1 and a mask of another length.
         """
+        if not is_list(hidden):
+            raise refuse("hidden", "a list of whole numbers", hidden)
         sizes = (features, *hidden, outputs)
         names = ("features", *("hidden" for _ in hidden), "outputs")
         for name, size in zip(names, sizes, strict=True):
-            if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-                raise ValueError(f"{name}: wanted a positive whole number, got {size!r}")
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum: wanted a number from 0 to 1, got {momentum!r}")
-        if mask is not None and mask.shape != (features,):
-            raise ValueError(f"mask: wanted shape {(features,)}, got {mask.shape}")
-        used = jnp.ones(features) if mask is None else jnp.asarray(mask)
+            check_count(name, size)
+        check_number("momentum", momentum, "a number from 0 to 1", lambda x: (x >= 0) & (x <= 1))
+        key = checked_key("key", key)
+        used = jnp.ones(features)
+        if mask is not None:
+            used = checked_array("mask", mask, f"{features}", finite=True)
         weights, biases = [], []
         for i, (inputs, units) in enumerate(itertools.pairwise(sizes)):
             count = used.sum() if i == 0 else jnp.asarray(inputs, used.dtype)

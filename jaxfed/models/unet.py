@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from jaxfed._checks import check_count, checked_key, is_list, refuse
 from jaxfed.models._convolution import Convolution
-from jaxfed.models._sizes import check_sample, check_size, checked_image
+from jaxfed.models._sizes import check_sample, checked_image
 
 
 class UNet(eqx.Module):
@@ -55,10 +56,11 @@ class UNet(eqx.Module):
                 "image_shape: wanted a height and width that can be halved twice, got "
                 f"{self.image_shape}"
             )
-        if len(widths) != 3:
-            raise ValueError(f"widths: wanted three numbers, got {tuple(widths)}")
+        if not is_list(widths) or len(widths) != 3:
+            raise refuse("widths", "three numbers", widths)
         for width in widths:
-            check_size("widths", width)
+            check_count("widths", width)
+        key = checked_key("key", key)
         sizes = (self.image_shape[-1], *widths)
         first, second = (jax.random.split(k, 3) for k in jax.random.split(key))
 

@@ -9,6 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checks import check_instance
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import Gram, Mean, Sum
 from jaxfed.linalg import Moment, orthonormalize, polar, should_densify, thin_product
@@ -33,7 +34,8 @@ def moment_behind(data: Samples | Moment) -> Moment:
 
 
 def check_data(clients: Clients) -> None:
-    """Refuse clients whose data are neither samples nor second moments."""
+    """Refuse what is no clients, and clients whose data are neither samples nor moments."""
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
     if not isinstance(clients.data, Samples | Moment):
         raise ValueError(
             "clients: PCA needs Clients.from_samples or Clients.from_moments, got data of type "

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, final
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.checks import check_name, check_positive
+from jaxfed.core.checks import check_flag, check_name, check_positive
 from jaxfed.core.clients import Samples
 from jaxfed.core.reduction import Gram
 from jaxfed.linalg import Moment, polar
@@ -97,10 +96,11 @@ class PersonalizedPCA(Algorithm):
         check_name("solver", solver, tuple(SOLVERS))
         check_name("likelihood", likelihood, ("exact", "half"))
         check_name("start", start, ("pooled", "random"))
+        check_flag("align", align)
         self.rank, self.solver, self.likelihood = rank, solver, likelihood
         self.start, self.align = start, align
-        self.noise_variance = jnp.asarray(noise_variance)
-        self.prior_variance = jnp.asarray(prior_variance)
+        self.noise_variance = hyperparameter(noise_variance)
+        self.prior_variance = hyperparameter(prior_variance)
         self.step_size = hyperparameter(step_size)
         self.global_step_size = hyperparameter(global_step_size)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._optional import require
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import check_count, check_instance, check_list, check_texts, checked_array
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
 from jaxfed.linalg import top_eigenvectors
@@ -61,8 +61,10 @@ def cluster_clients(
         >>> jf.metrics.clustering_accuracy(data.labels, labels)
         1.0
     """
-    distances = client_distances(jnp.asarray(local))
-    _check_count("clusters", clusters, distances)
+    local = checked_array("local", local, "clients features rank", finite=True)
+    distances = client_distances(local)
+    check_count("clusters", clusters, most=len(distances))
+    check_count("seed", seed, least=0)
     # Rounding may leave an affinity a little below zero.
     affinity = np.clip(1 - np.asarray(distances, float) / 2, 0, 1)
     spectral = require("sklearn.cluster", extra="data").SpectralClustering
@@ -97,8 +99,8 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
         >>> bool(jnp.allclose(((points[0] - points[1]) ** 2).sum(), 2.0, atol=1e-5))
         True
     """
-    distances = client_distances(jnp.asarray(local))
-    _check_count("dims", dims, distances)
+    distances = client_distances(local)
+    check_count("dims", dims, most=len(distances))
     centred = distances - distances.mean(axis=0)
     centred = centred - centred.mean(axis=1, keepdims=True)
     values, vectors = top_eigenvectors(-(centred + centred.T) / 4, dims)
@@ -167,12 +169,12 @@ def separate_video(
         >>> bool((there > 0).all())  # where the foreground is brightest, something moves
         True
     """
-    frames = jnp.asarray(frames)
-    if frames.ndim != 3:
-        raise ValueError(f"frames: wanted shape (frames, height, width), got {frames.shape}")
+    frames = checked_array("frames", frames, "frames height width", whole=False)
+    check_count("shared_rank", shared_rank)
+    check_count("local_rank", local_rank)
+    check_count("rounds", rounds)
     clients = Clients.from_samples(frames)
-    if algorithm is None:
-        algorithm = PerPCA(shared_rank, local_rank)
+    algorithm = _checked(algorithm, shared_rank, local_rank)
     if warm_start is None:
         warm_start = _fit(OneShot(shared_rank, local_rank), clients)
     solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
@@ -245,15 +247,21 @@ def topic_words(
         >>> topics.common, topics.own
         (['tax'], [['oil'], ['school']])
     """
-    clients = Clients.from_samples(counts)
+    check_list("counts", counts, "arrays (documents, words)")
+    clients = Clients.from_samples(
+        [checked_array(f"counts[{i}]", x, "n words", whole=False) for i, x in enumerate(counts)]
+    )
+    check_texts("vocabulary", vocabulary)
+    check_count("shared_rank", shared_rank)
+    check_count("local_rank", local_rank)
+    check_count("rounds", rounds)
     if len(vocabulary) != clients.features:
         raise ValueError(
             f"vocabulary: wanted {clients.features} words, one per column of the counts, got "
             f"{len(vocabulary)}"
         )
     check_count("words", words)
-    if algorithm is None:
-        algorithm = PerPCA(shared_rank, local_rank)
+    algorithm = _checked(algorithm, shared_rank, local_rank)
     if warm_start is None:
         warm_start = _thin_start(clients, shared_rank, local_rank)
     solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
@@ -285,12 +293,14 @@ def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personal
     return Personalized(shared, local)
 
 
+def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int) -> PerPCA:
+    """The algorithm, `PerPCA` with these ranks by default."""
+    if algorithm is None:
+        return PerPCA(shared_rank, local_rank)
+    check_instance("algorithm", algorithm, PerPCA, "jaxfed.pca.PerPCA or None")
+    return algorithm
+
+
 def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> Solution:
     # The key is never used: nothing is drawn by a one-shot estimate or after a warm start.
     return fit(algorithm, clients, rounds=rounds, key=jax.random.key(0), warm_start=warm_start)
-
-
-def _check_count(name: str, count: int, distances: Float[Array, "m m"]) -> None:
-    check_count(name, count)
-    if count > len(distances):
-        raise ValueError(f"{name}: wanted at most the {len(distances)} clients, got {count}")

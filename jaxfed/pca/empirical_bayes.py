@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics
+from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.linalg import Moment, orthonormalize
@@ -171,7 +171,7 @@ class EmpiricalBayesPCA(Algorithm):
         """
         check_count("rank", rank)
         check_positive("noise_variance", noise_variance)
-        self.rank, self.noise_variance = rank, jnp.asarray(noise_variance)
+        self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
 
     def check(self, clients: Clients, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed.core.algorithm import Diagnostics, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_name, check_positive
+from jaxfed.core.checks import check_count, check_name, check_positive, shown
 from jaxfed.core.reduction import Sum
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca._components import Frame, deflate
@@ -126,7 +126,7 @@ class FAPS(Eigensolver):
         steps = steps if local_steps is None else local_steps
         check_count("local_steps", steps)
         if local_tol is not None and tolerance is None:
-            raise ValueError(f"local_tol: local_solver='fixed' has none, got {local_tol!r}")
+            raise ValueError(f"local_tol: local_solver='fixed' has none, got {shown(local_tol)}")
         for name, value in (
             ("penalty", penalty),
             ("penalty_growth", penalty_growth),
@@ -134,7 +134,7 @@ class FAPS(Eigensolver):
         ):
             check_positive(name, value, optional=name != "penalty")
         self.rank, self.stop = rank, stop
-        self.penalty = jnp.asarray(penalty)
+        self.penalty = hyperparameter(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
         self.local_solver, self.local_steps = local_solver, steps

@@ -19,6 +19,7 @@ from typing import Literal
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.algorithm import Diagnostics
+from jaxfed.core.checks import check_name
 from jaxfed.core.clients import Clients
 from jaxfed.pca._components import Frame, check_start
 from jaxfed.pca._likelihood import (
@@ -161,8 +162,9 @@ def _check_training(training: str) -> None:
         ValueError: naming the class.
     """
     successors = {"local": "LocalProbabilisticPCA", "global": "GlobalProbabilisticPCA"}
+    check_name("training", training, ("personalized", *successors))
     if training != "personalized":
-        wanted = successors.get(training, " or ".join(successors.values()))
+        wanted = successors[training]
         raise ValueError(f"training: wanted {wanted} instead of HierarchicalPCA, got {training!r}")
     message = "HierarchicalPCA(training=...) is deprecated: 'personalized' is what it does"
     warnings.warn(message, DeprecationWarning, stacklevel=5)

@@ -27,6 +27,8 @@ from jaxfed.pca._components import (
     uncaptured,
 )
 
+METHODS = ("projector", "spectrum", "local_first")
+
 
 class Local(OneExchange):
     """PCA of each client alone, without any exchange ("indivPCA").
@@ -177,7 +179,7 @@ class OneShot(OneExchange):
         """
         check_count("shared_rank", shared_rank)
         check_count("local_rank", local_rank)
-        check_name("method", method, ("projector", "spectrum", "local_first"))
+        check_name("method", method, METHODS)
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
     def check(self, clients: Clients, start: Personalized | None) -> None:

@@ -7,7 +7,6 @@ local and global training these are.
 from typing import Literal, NamedTuple
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
@@ -58,7 +57,7 @@ class LocalProbabilisticPCA(Algorithm):
             ValueError: for a rank, variance or step size that is not positive.
         """
         check_settings(rank, noise_variance, step_size)
-        self.rank, self.noise_variance = rank, jnp.asarray(noise_variance)
+        self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
     def check(self, clients: Clients, start: Start) -> None:
@@ -153,7 +152,7 @@ class GlobalProbabilisticPCA(Algorithm):
         """
         check_settings(rank, noise_variance, step_size)
         check_name("start", start, ("pooled", "random"))
-        self.rank, self.start, self.noise_variance = rank, start, jnp.asarray(noise_variance)
+        self.rank, self.start, self.noise_variance = rank, start, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
     def check(self, clients: Clients, start: Start) -> None:

@@ -10,13 +10,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import (
+    check_callable,
+    check_count,
+    check_list,
+    check_name,
+    check_number,
+    checked_key,
+)
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.run import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
 from jaxfed.pca._components import check_data, check_fits
-from jaxfed.pca.one_shot import OneShot
+from jaxfed.pca.one_shot import METHODS, OneShot
 from jaxfed.pca.perpca import PerPCA
 
 
@@ -130,18 +137,19 @@ def suggest_ranks(
     """
     check_data(clients)
     for name, ranks in (("shared_ranks", shared_ranks), ("local_ranks", local_ranks)):
-        if len(ranks) == 0:
-            raise ValueError(f"{name}: wanted at least one rank, got none")
+        check_list(name, ranks, "ranks")
         for rank in ranks:
             check_count(name, rank)
-    if len(starts) == 0:
-        raise ValueError("starts: wanted at least one method of OneShot, got none")
+    check_list("starts", starts, "methods of OneShot")
+    for method in starts:
+        check_name("starts", method, METHODS)
     check_fits("shared_ranks + local_ranks", max(shared_ranks) + max(local_ranks), clients)
-    if not 0 <= held_out < 1:
-        raise ValueError(f"held_out: wanted a share from 0 to below 1, got {held_out!r}")
+    check_number("held_out", held_out, "a share from 0 to below 1", lambda x: (x >= 0) & (x < 1))
     for name, share in (("min_gain", min_gain), ("min_misalignment", min_misalignment)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name}: wanted a share from 0 to 1, got {share!r}")
+        check_number(name, share, "a share from 0 to 1", lambda x: (x >= 0) & (x <= 1))
+    check_count("rounds", rounds)
+    check_callable("algorithm", algorithm, "a function of two ranks that makes an algorithm")
+    key = checked_key("key", key)
 
     key_split, key_fit = jax.random.split(key)
     fitted, probe = _split(clients, held_out, key_split)

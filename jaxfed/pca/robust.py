@@ -6,10 +6,9 @@ would have to be sparse (Shi & Kontar 2024, Section 7.2).
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed.core.checks import check_count, check_positive
+from jaxfed.core.checks import check_count, check_positive, checked_array
 
 Matrix = Float[Array, "rows columns"]
 
@@ -60,15 +59,9 @@ def robust_pca(
         >>> bool(abs(found - low).max() < 1e-2)
         True
     """
-    matrix = jnp.asarray(matrix)
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"matrix: wanted shape (rows, columns), got {matrix.shape}")
-    if not jnp.issubdtype(matrix.dtype, jnp.floating):
-        raise ValueError(f"matrix: wanted real floating point numbers, got {matrix.dtype}")
-    if not isinstance(matrix, Tracer) and not jnp.isfinite(matrix).all():
-        raise ValueError("matrix: holds NaN or infinite values")
-    check_positive("sparsity", sparsity, optional=True)
-    check_positive("tol", tol, optional=True)
+    matrix = checked_array("matrix", matrix, "rows columns", finite=True, whole=False)
+    check_positive("sparsity", sparsity, optional=True, single=True)
+    check_positive("tol", tol, optional=True, single=True)
     check_count("rounds", rounds)
     if sparsity is None:
         sparsity = max(matrix.shape) ** -0.5

@@ -13,6 +13,7 @@ Source: the spiked covariance model's edge and eigenvalue correction, Donoho, Ga
 import jax
 import jax.numpy as jnp
 
+from jaxfed.core.checks import check_instance
 from jaxfed.linalg import Moment
 
 
@@ -30,7 +31,11 @@ def shrink(moment: Moment, rank: int) -> Moment:
 
     Returns:
         The shrunk moment, as a factor of `rank` rows.
+
+    Raises:
+        ValueError: if `moment` is none, or `rank` is not from 1 to the number of features.
     """
+    check_instance("moment", moment, Moment, "a jaxfed.linalg.Moment")
     values, vectors = moment.top(rank)
     count = jnp.maximum(moment.count, 1)
     aspect = moment.dim / count

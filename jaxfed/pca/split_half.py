@@ -14,9 +14,11 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.checks import check_count, check_instance, check_list, checked_key
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.run import fit
 from jaxfed.metrics import projector_distance
+from jaxfed.pca._components import check_data
 
 
 def split_half(
@@ -45,8 +47,12 @@ def split_half(
         ValueError: without candidates, without samples (moments cannot be split), or with a
             client of fewer than two samples.
     """
-    if len(algorithms) == 0:
-        raise ValueError("algorithms: at least one candidate is needed")
+    check_list("algorithms", algorithms, "candidates")
+    for algorithm in algorithms:
+        check_instance("algorithms", algorithm, Algorithm, "a list of algorithms")
+    check_count("rounds", rounds)
+    key = checked_key("key", key)
+    check_data(clients)
     if not isinstance(clients.data, Samples):
         raise ValueError("clients: split_half needs samples, second moments cannot be split")
     values, count = clients.data.values, clients.data.count

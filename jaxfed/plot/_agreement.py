@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.plot._figure import bare, canvas, host
+from jaxfed.core.checks import check_texts
+from jaxfed.plot._figure import bare, canvas, check_figure, host, texts
 
 
 def agreement(
@@ -29,10 +30,11 @@ def agreement(
         ValueError: if the shares are not `(views, rank)` or the names not one per view.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     values = host("shares", shares, 2, "shares of shape (views, rank)")
     views, rank = values.shape
-    if len(names) != views:
-        raise ValueError(f"names: wanted {views}, one per view, got {len(names)}")
+    check_texts("names", names)
+    texts("names", names, views)
     figure = canvas(figure, 1.6 + 0.34 * rank, 0.9 + 0.3 * views)
     axes = figure.subplots()
     image = axes.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto")

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from jaxfed.plot._figure import bare, canvas, colour, host
+from jaxfed.core.checks import checked_labels
+from jaxfed.plot._figure import bare, canvas, check_figure, colour, host, texts
 
 
 def clusters(
@@ -31,15 +32,14 @@ def clusters(
         ValueError: if points are not `(clients, 2)`, or labels or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     points = host("embedding", embedding, 2, "points of shape (clients, 2)")
     if points.shape[1] != 2:
         raise ValueError(f"embedding: wanted points of shape (clients, 2), got {points.shape}")
-    for name, given in (("labels", labels), ("names", names)):
-        if given is not None and len(given) != len(points):
-            raise ValueError(f"{name}: wanted {len(points)}, one per client, got {len(given)}")
+    classes = checked_labels("labels", labels, len(points))
+    texts("names", names, len(points))
     figure = canvas(figure, 5.0, 4.0)
     axes = figure.subplots()
-    classes = np.asarray(labels)
     for position, value in enumerate(np.unique(classes)):
         own = points[classes == value]
         # Colours repeat after eight classes, markers then change.

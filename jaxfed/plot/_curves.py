@@ -6,7 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from jaxfed.plot._figure import GREY, canvas, colour, light
+from jaxfed.core.checks import check_list, check_name, check_number, check_text
+from jaxfed.plot._figure import GREY, canvas, check_figure, colour, host, light, named
 
 
 def convergence(
@@ -35,10 +36,21 @@ def convergence(
         ValueError: if an entry is not in the history.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
+    named("history", history, "arrays")
+    check_list("quantities", quantities, "names of the history")
+    check_name("against", against, ("rounds", "bits_up"))
+    if label is not None:
+        check_text("label", label)
+    if levels is not None:
+        named("levels", levels, "numbers")
+        for name, value in levels.items():
+            check_number(f"levels[{name!r}]", value, "a number")
     wanted = [*quantities, *(["bits_up"] if against == "bits_up" else [])]
     for name in wanted:
-        if name not in history:
+        if not isinstance(name, str) or name not in history:
             raise ValueError(f"quantities: the history has {sorted(history)}, not {name!r}")
+        host(f"history[{name!r}]", history[name], 1, "a number for each round", finite=False)
     figure = canvas(figure, 5.0, 3.0)
     axes = figure.subplots()
     for position, name in enumerate(quantities):

@@ -1,10 +1,12 @@
 """What all pictures share: how a figure is made, and its colours."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxfed._optional import require
+from jaxfed.core.checks import check_count, check_texts, host_array, is_list, is_real, refuse
 
 SIGNED = "RdBu_r"  # components and parts of a sample: white is zero
 INK = "gray_r"  # samples with values from zero up
@@ -25,6 +27,12 @@ def canvas(figure: Any, width: float, height: float) -> Any:
     )
     new.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     return new
+
+
+def check_figure(figure: Any) -> None:
+    """Refuse what nothing can be drawn into."""
+    if figure is not None and not (hasattr(figure, "subplots") and hasattr(figure, "subfigures")):
+        raise refuse("figure", "a Matplotlib figure or subfigure, or None", figure)
 
 
 def bare(axes: Any) -> None:
@@ -53,19 +61,39 @@ def limit(values: Any) -> float:
     return float(np.max(np.abs(values), initial=0.0)) or 1.0
 
 
-def host(name: str, array: Any, ndim: int, wanted: str) -> np.ndarray:
-    """An array on the host, refused if it has another number of axes or is empty."""
-    values = np.asarray(array)
-    if values.ndim != ndim or 0 in values.shape:
-        raise ValueError(f"{name}: wanted {wanted}, got shape {values.shape}")
+def host(name: str, array: Any, ndim: int, wanted: str, *, finite: bool = True) -> np.ndarray:
+    """Numbers on the host, refused if they have another number of axes or are empty."""
+    values = host_array(name, array, wanted)
+    if not is_real(values.dtype) or values.ndim != ndim or 0 in values.shape:
+        raise refuse(name, wanted, array)
+    if finite and not np.isfinite(values).all():
+        raise ValueError(f"{name}: wanted finite numbers, got NaN or infinity")
     return values
+
+
+def texts(name: str, given: Any, number: int) -> None:
+    """Refuse what is not so many texts, or None."""
+    if given is not None:
+        check_texts(name, given)
+        if len(given) != number:
+            raise ValueError(f"{name}: wanted {number}, got {len(given)}")
+
+
+def named(name: str, given: Any, wanted: str) -> None:
+    """Refuse what is no dictionary with names, or one of nothing."""
+    if not isinstance(given, Mapping) or not given or not all(isinstance(k, str) for k in given):
+        raise refuse(name, f"a dictionary of {wanted} by name, at least one", given)
 
 
 def image_shape_of(features: int, image_shape: tuple[int, int] | None) -> tuple[int, int]:
     """Height and width, checked against the number of features."""
     if image_shape is None:
         raise ValueError(f"image_shape: wanted (height, width) of the {features} features")
+    if not is_list(image_shape) or len(image_shape) != 2:
+        raise refuse("image_shape", "(height, width)", image_shape)
     height, width = image_shape
+    check_count("image_shape", height)
+    check_count("image_shape", width)
     if height * width != features:
         raise ValueError(
             f"image_shape: {height} x {width} is {height * width} pixels, "

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxfed.plot._figure import canvas, colour, light
+from jaxfed._optional import require
+from jaxfed.core.checks import (
+    check_instance,
+    check_list,
+    check_name,
+    check_text,
+    check_texts,
+)
+from jaxfed.plot._figure import canvas, check_figure, colour, light
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -43,7 +51,18 @@ def grid(
             further dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
-    over = (over,) if isinstance(over, str) else tuple(over)
+    check_figure(figure)
+    dataset = require("xarray", extra="sweep").Dataset
+    check_instance("found", found, dataset, "an xarray.Dataset")
+    check_text("x", x)
+    check_name("scale", scale, ("log", "linear"))
+    if label is not None:
+        check_text("label", label)
+    if names is not None:
+        check_list("names", names, "names of variables")
+        check_texts("names", names)
+    over = (over,) if isinstance(over, str) else over
+    check_texts("over", over)
     dimensions = list(found.dims)
     for name in over:
         if name not in dimensions:

@@ -7,7 +7,20 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed._optional import require
-from jaxfed.plot._figure import INK, SIGNED, SMOOTH, bare, canvas, host, image_shape_of, limit
+from jaxfed.core.checks import check_count, refuse
+from jaxfed.plot._figure import (
+    INK,
+    SIGNED,
+    SMOOTH,
+    bare,
+    canvas,
+    check_figure,
+    host,
+    image_shape_of,
+    limit,
+    named,
+    texts,
+)
 
 ArrayLike = Array | np.ndarray
 
@@ -38,6 +51,9 @@ def components(
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
+    named("groups", groups, "components")
+    check_count("columns", columns)
     arrays = {
         name: host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
         for name, group in groups.items()
@@ -94,18 +110,26 @@ def separation(
         ValueError: if shapes do not fit together, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     samples = host("original", original, 2, "samples of shape (samples, features)")
     given = {"shared": shared, "own": own}
-    parts = {name: np.asarray(part) for name, part in given.items() if part is not None}
+    parts = {
+        name: host(name, part, 2, f"numbers of shape {samples.shape}")
+        for name, part in given.items()
+        if part is not None
+    }
     if not parts:
         raise ValueError("shared, own: wanted at least one of the parts, got none")
     for name, part in parts.items():
         if part.shape != samples.shape:
             raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")
-    if names is not None and len(names) != len(samples):
-        raise ValueError(f"names: wanted {len(samples)}, got {len(names)}")
+    if mean is not None:
+        mean = host("mean", mean, 1, f"{samples.shape[1]} numbers")
+        if mean.shape != samples.shape[1:]:
+            raise refuse("mean", f"{samples.shape[1]} numbers", mean)
+    texts("names", names, len(samples))
     height, width = image_shape_of(samples.shape[1], image_shape)
-    together = np.sum(list(parts.values()), axis=0) + (0 if mean is None else np.asarray(mean))
+    together = np.sum(list(parts.values()), axis=0) + (0 if mean is None else mean)
     rows = ("original", *(f"{name} part" for name in parts), "together")
     figure = canvas(figure, 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3)
     grid = figure.subplots(len(rows), len(samples), squeeze=False)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.plot._figure import INK, bare, canvas, host
+from jaxfed.core.checks import check_count, check_text, is_list, refuse
+from jaxfed.plot._figure import INK, bare, canvas, check_figure, host, named, texts
 
 ArrayLike = Array | np.ndarray
 
@@ -38,10 +39,13 @@ def samples(
             `image_shape`, `columns` is not positive, or a note is of no group.
         ImportError: if Matplotlib is not installed.
     """
-    if not groups:
-        raise ValueError("groups: wanted at least one group of images, got none")
-    if columns < 1:
-        raise ValueError(f"columns: wanted a positive number, got {columns}")
+    check_figure(figure)
+    named("groups", groups, "images")
+    check_count("columns", columns)
+    if notes is not None and not isinstance(notes, Mapping):
+        raise refuse("notes", "a dictionary of texts by name", notes)
+    for name, note in (notes or {}).items():
+        check_text(f"notes[{name!r}]", note)
     if unknown := set(notes or ()) - set(groups):
         raise ValueError(f"notes: wanted names of groups, got {', '.join(sorted(unknown))}")
     images = {
@@ -86,9 +90,9 @@ def reconstructions(
         ValueError: if there is no reconstruction, or shapes do not fit together.
         ImportError: if Matplotlib is not installed.
     """
+    check_figure(figure)
     images = _images("original", original, image_shape)
-    if not found:
-        raise ValueError("found: wanted at least one method's reconstructions, got none")
+    named("found", found, "reconstructions")
     rows = [("original", images, "")]
     for name, values in found.items():
         part = _images(f"found[{name!r}]", values, image_shape)
@@ -97,14 +101,17 @@ def reconstructions(
                 f"found[{name!r}]: wanted {len(images)} reconstructions, got {len(part)}"
             )
         rows.append((name, part, ""))
-    if names is not None and len(names) != len(images):
-        raise ValueError(f"names: wanted {len(images)}, got {len(names)}")
+    texts("names", names, len(images))
     return _grid(rows, len(images), names, figure)
 
 
 def _images(name: str, values: Any, image_shape: tuple[int, ...]) -> np.ndarray:
     array = host(name, values, 2, "images of shape (images, features)")
+    if not is_list(image_shape):
+        raise refuse("image_shape", "(height, width) or (height, width, 3)", image_shape)
     shape = tuple(image_shape)
+    for length in shape:
+        check_count("image_shape", length)
     if len(shape) == 3 and shape[-1] == 1:
         shape = shape[:2]
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[-1] != 3):

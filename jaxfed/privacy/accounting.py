@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.stats import norm
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, check_name
+from jaxfed.core.checks import check_count, check_flag, check_name, check_number, shown
 from jaxfed.core.release import Release
 from jaxfed.core.solution import Solution, Status
 
@@ -78,7 +78,7 @@ def epsilon(
     characteristic function, and Doroshenko et al. (2022), Connect the dots.
     """
     _check_positive(noise_multiplier=noise_multiplier)
-    share = _checked_share(rounds, delta, participants, clients, adjacency)
+    share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     return _epsilon(_parts(noise_multiplier, rounds, share, first_message), delta, adjacency)
 
 
@@ -215,7 +215,7 @@ def noise_multiplier(
         ImportError: if dp-accounting is missing.
     """
     _check_positive(epsilon=epsilon)
-    share = _checked_share(rounds, delta, participants, clients, adjacency)
+    share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     package = require("dp_accounting", extra="privacy")
     needed = (
         package.get_sigma_gaussian(epsilon, delta)
@@ -309,22 +309,22 @@ def _distance(adjacency: Adjacency) -> int:
 
 def _check_positive(**numbers: Any) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
-            raise ValueError(f"{name}: wanted a positive number, got {value!r}")
+        check_number(name, value, "a positive number", lambda x: x > 0)
 
 
 def _check_delta(delta: Any) -> None:
-    if not isinstance(delta, int | float) or not 0 < delta < 1:
-        raise ValueError(f"delta: wanted a number between 0 and 1, got {delta!r}")
+    check_number("delta", delta, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
 
 
 def _checked_share(
-    rounds: int, delta: float, participants: int | None, clients: int | None, adjacency: Adjacency
-) -> float:
+    rounds: int, delta: float, participants: int | None, clients: int | None, adjacency: Adjacency,
+    first_message: bool,
+) -> float:  # fmt: skip
     """The share of clients that take part, once all that says what is asked is checked."""
     check_count("rounds", rounds)
     _check_delta(delta)
     check_name("adjacency", adjacency, ("replace", "zero_out"))
+    check_flag("first_message", first_message)
     if participants is None and clients is None:
         return 1.0
     if not (isinstance(participants, int) and isinstance(clients, int)) or not (
@@ -332,7 +332,7 @@ def _checked_share(
     ):
         raise ValueError(
             "participants, clients: wanted two whole numbers, the first from 1 to the second, got "
-            f"{participants!r} and {clients!r}"
+            f"{shown(participants)} and {shown(clients)}"
         )
     if participants < clients and adjacency != "replace":
         raise ValueError(

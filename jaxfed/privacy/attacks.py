@@ -38,6 +38,18 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core import backend, channel, run
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core.channel import ways as ways_of
+from jaxfed.core.checks import (
+    check_flag,
+    check_instance,
+    check_positive,
+    check_whole,
+    checked_key,
+    checked_table,
+    host_array,
+    is_real,
+    refuse,
+)
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import plain, wrapped
 from jaxfed.core.rounds import Problem, begin, one_round, prepared, shared_secret
@@ -100,8 +112,7 @@ def record(
     Raises:
         ValueError: if there is no such client, and as `jaxfed.rollout`.
     """
-    if not isinstance(client, int | np.integer) or not 0 <= client < len(clients):
-        raise ValueError(f"client: wanted a number below {len(clients)}, got {client!r}")
+    _check_client(clients, client)
     problem, start = run.problem_of(
         algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
     )
@@ -229,8 +240,28 @@ def _double(tree: PyTree) -> PyTree:
 # What the server wants to know, and how near it comes.
 
 
+def _check_client(clients: Clients, client: int) -> None:
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
+    check_whole("client", client, least=0, most=len(clients) - 1)
+
+
+def _checked_frames(inputs: Frames, outputs: Frames) -> tuple[Frames, Frames]:
+    """What was sent and what came back, on the host; refused where the two do not fit."""
+    found = []
+    for name, given in (("inputs", inputs), ("outputs", outputs)):
+        wanted = "numbers of shape (rounds, features, rank)"
+        frames = host_array(name, given, wanted)
+        if not is_real(frames.dtype) or frames.ndim != 3 or not frames.size:
+            raise refuse(name, wanted, given)
+        found.append(frames)
+    if found[0].shape != found[1].shape:
+        raise refuse("outputs", f"the shape {found[0].shape} of inputs", outputs)
+    return found[0], found[1]
+
+
 def client_matrix(clients: Clients, client: int = 0) -> Matrix:
     """The secret: one client's sum of products, `C_i = A_i A_iᵀ`, in double precision."""
+    _check_client(clients, client)
     data: Any = jax.tree.map(lambda x: x[client], clients.data)
     if isinstance(data, Samples):
         rows = np.asarray(data.values, np.float64)
@@ -241,6 +272,7 @@ def client_matrix(clients: Clients, client: int = 0) -> Matrix:
 
 def public_guess(clients: Clients, client: int = 0) -> float:
     """Error of the pooled matrix over the number of clients, as a guess at one client's."""
+    _check_client(clients, client)
     matrices = [client_matrix(clients, i) for i in range(len(clients))]
     return relative_error(np.mean(matrices, axis=0), matrices[client])
 
@@ -257,6 +289,11 @@ def relative_error(estimate: Matrix, truth: Matrix, *, calibrated: bool = False)
     Returns:
         The error; NaN if the truth is zero.
     """
+    truth = checked_table("truth", truth)
+    estimate = checked_table("estimate", estimate)
+    if estimate.shape != truth.shape:
+        raise refuse("estimate", f"the shape {truth.shape} of truth", estimate)
+    check_flag("calibrated", calibrated)
     norm = np.linalg.norm(truth)
     if norm == 0:
         return float("nan")
@@ -283,6 +320,7 @@ def minimum_norm(inputs: Frames, outputs: Frames) -> Matrix:
 
     Source: Wang, Liu & Zhang (2022), Section 1.1.
     """
+    inputs, outputs = _checked_frames(inputs, outputs)
     z, y = np.concatenate(list(inputs), axis=1), np.concatenate(list(outputs), axis=1)
     # The blocks of converging methods are nearly dependent, and every digit counts.
     return np.linalg.lstsq(z.T, y.T, rcond=np.finfo(z.dtype).eps)[0].T
@@ -302,6 +340,8 @@ def outside_span(inputs: Frames, outputs: Frames, *, tol: float = 1e-11) -> Matr
     Returns:
         \(\Phi\), in the sense of least squares.
     """
+    inputs, outputs = _checked_frames(inputs, outputs)
+    check_positive("tol", tol, single=True)
     side_by_side = np.concatenate(list(inputs), axis=1)
 
     def adjoint(frames):
@@ -402,6 +442,14 @@ def restart_attack(
     Raises:
         ValueError: if the algorithm has no rank, and as `record`.
     """
+    check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
+    _check_client(clients, client)
+    key = checked_key("key", key)
+    check_whole("restarts", 1 if restarts is None else restarts)
+    check_flag("summed", summed)
+    check_flag("calibrated", calibrated)
+    check_positive("norm_factor", norm_factor, optional=True, single=True)
+    ways_of(channel)
     rank = getattr(algorithm, "rank", None) or getattr(algorithm, "shared_rank", None)
     if rank is None:
         raise ValueError(f"algorithm: {type(algorithm).__name__} has no shared components")

@@ -4,6 +4,7 @@ from jaxfed.core.channel.base import Channel as Channel
 from jaxfed.core.channel.base import Channels as Channels
 from jaxfed.core.channel.base import Context as Context
 from jaxfed.core.channel.base import Link as Link
+from jaxfed.core.channel.base import Ways as Ways
 from jaxfed.core.channel.base import bits as bits
 from jaxfed.core.channel.base import fixed_bits as fixed_bits
 from jaxfed.core.channel.base import lossless as lossless

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt16, UInt32
 
+from jaxfed.core.checks import shown
 from jaxfed.core.clients import Clients
 
 
@@ -205,7 +206,7 @@ def ways(channel: Channels) -> Ways:
     ):
         raise ValueError(
             "channel: wanted a channel, a pair (uplink, downlink) or three of them (uplink, "
-            f"downlink, start), got {channel!r}"
+            f"downlink, start), got {shown(channel)}"
         )
     up, down = given[:2]
     if len(given) == 2:

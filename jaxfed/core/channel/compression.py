@@ -19,11 +19,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree, UInt8, UInt32
 
 from jaxfed.core.channel.base import Channel, straight_through
 from jaxfed.core.channel.entropy import Stream, decode_symbols, encode_symbols
 from jaxfed.core.channel.packing import pack_symbols, unpack_symbols
+from jaxfed.core.checks import (
+    check_flag,
+    check_name,
+    check_number,
+    checked_dtype,
+    is_whole,
+    refuse,
+    shown,
+)
 
 
 class Payload(eqx.Module):
@@ -228,25 +238,25 @@ def quantize(
     scale and the contraction, Shrestha & Fu (2023), Section III.
     """
     if (bits is None) == (levels is None):
-        raise ValueError(f"bits, levels: wanted one of the two, got {bits!r} and {levels!r}")
+        raise ValueError(
+            f"bits, levels: wanted one of the two, got {shown(bits)} and {shown(levels)}"
+        )
     if bits is not None:
-        if not isinstance(bits, int) or isinstance(bits, bool) or not 2 <= bits <= 8:
-            raise ValueError(f"bits: wanted a whole number from 2 to 8, got {bits!r}")
+        if not is_whole(bits) or not 2 <= bits <= 8:
+            raise refuse("bits", "a whole number from 2 to 8", bits)
         levels = 2 ** (bits - 1) - 1
-    if not isinstance(levels, int) or isinstance(levels, bool) or not 1 <= levels <= 127:
-        raise ValueError(f"levels: wanted a whole number from 1 to 127, got {levels!r}")
+    if not is_whole(levels) or not 1 <= levels <= 127:  # pyright: ignore[reportOptionalOperand]
+        raise refuse("levels", "a whole number from 1 to 127", levels)
     for name, value, known in (
         ("norm", norm, ("max", "frobenius")),
         ("rounding", rounding, ("stochastic", "nearest")),
         ("coding", coding, ("fixed", "entropy")),
     ):
-        if value not in known:
-            raise ValueError(f"{name}: wanted one of {', '.join(known)}, got {value!r}")
-    if not isinstance(contraction, int | float) or not 1 <= contraction < float("inf"):
-        raise ValueError(f"contraction: wanted a number of at least 1, got {contraction!r}")
-    if scale_bits not in (16, 32):
-        raise ValueError(f"scale_bits: wanted 16 or 32, got {scale_bits!r}")
-    return _Quantize(levels, norm, float(contraction), rounding, coding, scale_bits)
+        check_name(name, value, known)
+    check_number("contraction", contraction, "a number of at least 1", lambda x: x >= 1)
+    if not is_whole(scale_bits) or scale_bits not in (16, 32):
+        raise refuse("scale_bits", "16 or 32", scale_bits)
+    return _Quantize(int(levels), norm, float(contraction), rounding, coding, scale_bits)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -384,12 +394,12 @@ def random_k(fraction: float, *, scaled: bool = True) -> Channel:
 
     Source: Stich, Cordonnier & Jaggi (2018), Sparsified SGD with memory.
     """
+    check_flag("scaled", scaled)
     return _RandomK(_checked_fraction(fraction), bool(scaled))
 
 
 def _checked_fraction(fraction: float) -> float:
-    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        raise ValueError(f"fraction: wanted a number in (0, 1], got {fraction!r}")
+    check_number("fraction", fraction, "a number in (0, 1]", lambda x: (x > 0) & (x <= 1))
     return float(fraction)
 
 
@@ -420,19 +430,20 @@ class _Cast(Compressor):
         return array
 
 
-def cast(dtype: str) -> Channel:
+def cast(dtype: DTypeLike) -> Channel:
     """Rounding to a lower precision; the derivative is straight through.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"` or `"float32"`. On processors older than 2012 (without
-            F16C) XLA compiles no `"float16"`.
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. On processors
+            older than 2012 (without F16C) XLA compiles no `"float16"`.
 
     Raises:
         ValueError: for any other type.
     """
-    if str(dtype) not in ("float16", "bfloat16", "float32"):
-        raise ValueError(f"dtype: wanted float16, bfloat16 or float32, got {dtype!r}")
-    return _Cast(jnp.dtype(dtype))
+    found = checked_dtype("dtype", dtype)
+    if found not in (jnp.float16, jnp.bfloat16, jnp.float32):
+        raise refuse("dtype", "float16, bfloat16 or float32", dtype)
+    return _Cast(found)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -491,7 +502,5 @@ def checked_compressor(compressor: Channel) -> Compressor:
         ValueError: if it is not one.
     """
     if not isinstance(compressor, Compressor):
-        raise ValueError(
-            f"compressor: wanted one without memory, such as quantize(3), got {compressor!r}"
-        )
+        raise refuse("compressor", "one without memory, such as quantize(3)", compressor)
     return compressor

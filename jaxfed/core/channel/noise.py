@@ -8,6 +8,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.channel.base import Channel
+from jaxfed.core.checks import check_count, check_number
 from jaxfed.core.reduction import is_linear
 
 
@@ -118,10 +119,8 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
     differentially private recurrent language models.
     """
     for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
-            raise ValueError(f"{name}: wanted a positive number, got {value!r}")
-    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise ValueError(f"clients: wanted a positive whole number, got {clients!r}")
+        check_number(name, value, "a positive number", lambda x: x > 0)
+    check_count("clients", clients)
     return _Gaussian(float(clip), float(noise_multiplier), clients)
 
 

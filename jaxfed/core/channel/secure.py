@@ -15,6 +15,7 @@ from jaxfed.core.channel.base import Channel, Context, lossless, straight_throug
 from jaxfed.core.channel.compression import chances
 from jaxfed.core.channel.noise import refuse_whole_numbers
 from jaxfed.core.channel.packing import pack_wide, unpack_wide
+from jaxfed.core.checks import check_count, check_number, is_whole, refuse
 from jaxfed.core.reduction import Additive, each, is_linear, wrapped
 
 
@@ -237,9 +238,8 @@ def secure_sum(
     Source: Bonawitz et al. (2017), Practical secure aggregation for privacy-preserving machine
     learning, Section 4; with few neighbours, Bell, Bonawitz, Gascon, Lepoint & Raykova (2020).
     """
-    for name, value, least in (("clients", clients, 2), ("bits", bits, 2)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
+    check_count("clients", clients, least=2)
+    check_count("bits", bits, least=2)
     if bits > 32:
         raise ValueError(f"bits: wanted at most 32, got {bits}")
     if 2 ** (bits - 1) - 1 < clients:
@@ -247,18 +247,13 @@ def secure_sum(
             f"bits: a sum over {clients} clients may overflow {bits} bits; "
             f"wanted at least {int(clients).bit_length() + 1}"
         )
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < np.inf:
-        raise ValueError(f"bound: wanted a positive number, got {bound!r}")
+    check_number("bound", bound, "a positive number", lambda x: x > 0)
     if neighbours is not None and (
-        not isinstance(neighbours, int) or neighbours % 2 or not 2 <= neighbours < clients
+        not is_whole(neighbours) or neighbours % 2 or not 2 <= neighbours < clients
     ):
-        raise ValueError(
-            f"neighbours: wanted an even number of at least 2 and below {clients}, "
-            f"got {neighbours!r}"
-        )
+        raise refuse("neighbours", f"an even number of at least 2 and below {clients}", neighbours)
+    neighbours = None if neighbours is None else int(neighbours)
     inner = lossless() if inner is None else inner
     if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, _SecureSum):
-        raise ValueError(
-            f"inner: wanted a channel without memory at both ends, such as gaussian, got {inner!r}"
-        )
+        raise refuse("inner", "a channel without memory at both ends, such as gaussian", inner)
     return _SecureSum(inner, clients, bits, float(bound), neighbours)

@@ -7,8 +7,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxfed._checks import (
+    check_factor,
+    checked_key,
+    counts_of,
+    host_array,
+    is_list,
+    is_whole,
+    refuse,
+)
 
 
 class Law(NamedTuple):
@@ -43,6 +52,7 @@ def draw(self: HasLaw, key: PRNGKeyArray, samples: int | Sequence[int]) -> Any: 
     Raises:
         ValueError: if `samples` is not positive or has the wrong length.
     """
+    key = checked_key("key", key)
     law = self.law
     clients, _, _ = law.local.shape
     sizes = sizes_of(samples, clients)
@@ -76,35 +86,15 @@ def _draw(key, ids, shared, local, shared_scale, local_scale, noise_variance, *,
     return jax.vmap(client)(ids)
 
 
-def is_concrete(value) -> bool:
-    return not isinstance(value, Tracer)
-
-
-def check_positive(name: str, value) -> None:
-    if not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
 def sizes_of(samples, clients: int) -> int | tuple[int, ...]:
-    if isinstance(samples, int | np.integer):
-        check_positive("samples", samples)
-        return int(samples)
-    sizes = tuple(samples)
-    if len(sizes) != clients:
-        raise ValueError(
-            f"samples must be one number or one per client, got {len(sizes)} for {clients} clients"
-        )
-    for size in sizes:
-        check_positive("samples of every client", size)
-    return tuple(int(size) for size in sizes)
+    sizes = counts_of("samples", samples, clients)
+    return int(samples) if is_whole(samples) else sizes  # pyright: ignore[reportArgumentType]
 
 
 def scale_of(name: str, value, rank: int | None, dtype) -> Float[Array, "..."]:
-    shapes = ((),) if rank is None else ((), (rank,))
-    if np.shape(value) not in shapes:
-        wanted = "one number" if rank is None else f"one number or one per component ({rank})"
-        raise ValueError(f"{name} must be {wanted}, got shape {np.shape(value)}")
-    # NumPy, because inside a compiled function even the test of a constant would be traced.
-    if is_concrete(value) and not np.all((np.asarray(value) >= 0) & np.isfinite(value)):
-        raise ValueError(f"{name} must be non-negative and finite, got {value}")
+    if rank is not None and is_list(value):
+        value = host_array(name, value, "numbers")
+    check_factor(name, value, single=rank is None)
+    if np.shape(value) not in ((), (rank,)):
+        raise refuse(name, f"one number or one per component ({rank})", value)
     return jnp.asarray(value, dtype)

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed.data.synthetic._common import check_positive, is_concrete, sizes_of
+from jaxfed._checks import (
+    check_flag,
+    check_name,
+    check_number,
+    check_whole,
+    checked_dtype,
+    checked_key,
+)
+from jaxfed.data.synthetic._common import sizes_of
 from jaxfed.linalg import orthonormalize
 
 
@@ -72,19 +80,19 @@ def spectrum_synthetic(
     Source:
         Wang, Liu & Zhang (2022), (23), (24) and section 5.6.
     """
-    check_positive("clients", clients)
-    check_positive("features", features)
-    if spectrum not in ("geometric", "arithmetic"):
-        raise ValueError(f'spectrum must be "geometric" or "arithmetic", got {spectrum!r}')
+    check_whole("clients", clients)
+    check_whole("features", features)
+    check_name("spectrum", spectrum, ("geometric", "arithmetic"))
+    check_flag("rotate", rotate)
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     sizes = sizes_of(samples, clients)
     each = (sizes,) * clients if isinstance(sizes, int) else sizes
     if sum(each) < features:
-        raise ValueError(f"samples must be at least features = {features} in all, got {sum(each)}")
+        raise ValueError(
+            f"samples: wanted at least the features = {features} in all, got {sum(each)}"
+        )
     for name, ratio in (("decay", decay), ("condition", condition)):
-        if np.shape(ratio) != ():
-            raise ValueError(f"{name} must be one number, got shape {np.shape(ratio)}")
-        if is_concrete(ratio) and not 1 <= float(ratio) < np.inf:
-            raise ValueError(f"{name} must be at least 1 and finite, got {ratio}")
+        check_number(name, ratio, "a finite number of at least 1", lambda x: x >= 1)
     place = jnp.arange(features, dtype=dtype)
     if spectrum == "geometric":
         values = jnp.asarray(decay, dtype) ** -place

@@ -5,10 +5,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxfed.data.synthetic._common import check_positive, is_concrete
+from jaxfed._checks import (
+    check_factor,
+    check_number,
+    check_whole,
+    checked_dtype,
+    checked_key,
+    counts_of,
+    is_list,
+    refuse,
+)
 
 
 class GCCAData(NamedTuple):
@@ -62,17 +70,14 @@ def gcca_synthetic(
     Source: Shrestha & Fu (2023), Section V-A1; Fu, Huang, Hong, Sidiropoulos & So (2017).
     """
     for name, value in (("views", views), ("entities", entities), ("latent", latent)):
-        check_positive(name, value)
-    widths = (features,) * views if isinstance(features, int) else tuple(features)
-    if len(widths) != views:
-        raise ValueError(f"features must be one number or {views}, got {len(widths)}")
-    for width in widths:
-        check_positive("features", width)
-    if is_concrete(noise) and not 0 <= noise < np.inf:
-        raise ValueError(f"noise must be non-negative and finite, got {noise}")
-    if len(densities) != 3 or not all(0 < density <= 1 for density in densities):
-        raise ValueError(f"densities must be three numbers in (0, 1], got {densities}")
-    kind = jnp.dtype(jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype)
+        check_whole(name, value)
+    widths = counts_of("features", features, views)
+    check_factor("noise", noise, single=True)
+    if not is_list(densities) or len(densities) != 3:
+        raise refuse("densities", "three numbers in (0, 1]", densities)
+    for density in densities:
+        check_number("densities", density, "numbers in (0, 1]", lambda x: (x > 0) & (x <= 1))
+    key, kind = checked_key("key", key), _dtype(dtype)
     of_latent, of_mixing, of_noise = (float(density) for density in densities)
 
     def gaussian(key, density, *shape):
@@ -91,6 +96,12 @@ def gcca_synthetic(
         arrays.append(scores @ matrix + noise * gaussian(noise_key, of_noise, entities, width))
         mixing.append(matrix)
     return GCCAData(arrays, scores, mixing)
+
+
+def _dtype(given: Any) -> Any:
+    """The type asked for; JAX's default for None."""
+    default = jax.dtypes.canonicalize_dtype(float)
+    return default if given is None else checked_dtype("dtype", given)
 
 
 class NonlinearViews(NamedTuple):
@@ -131,11 +142,9 @@ def nonlinear_views_synthetic(
     Source: Shrestha & Fu (2023), Section V-B, after Benton et al. (2019), Deep generalized
     canonical correlation analysis; the constants are those of the authors' programs.
     """
-    if not isinstance(entities, int) or isinstance(entities, bool) or entities < 2:
-        raise ValueError(f"entities: wanted a whole number of at least 2, got {entities!r}")
-    if is_concrete(noise) and not 0 <= noise < np.inf:
-        raise ValueError(f"noise: wanted a finite number of at least 0, got {noise!r}")
-    kind = jnp.dtype(jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype)
+    check_whole("entities", entities, least=2)
+    check_factor("noise", noise, single=True)
+    key, kind = checked_key("key", key), _dtype(dtype)
     keys = jax.random.split(key, 7)
     labels = jnp.arange(entities, dtype=jnp.int32) % 2
     one = labels == 1

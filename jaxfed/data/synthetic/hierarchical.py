@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed.data.synthetic._common import Law, check_positive, draw, scale_of, sizes_of
+from jaxfed._checks import check_whole, checked_dtype, checked_key
+from jaxfed.data.synthetic._common import Law, draw, scale_of, sizes_of
 from jaxfed.linalg import orthonormalize, polar
 
 
@@ -80,9 +81,10 @@ def hierarchical_synthetic(
         Ozkara, Huang & Diggavi (2023), Section V.
     """
     for name, value in (("clients", clients), ("features", features), ("rank", rank)):
-        check_positive(name, value)
+        check_whole(name, value)
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     if rank >= features:
-        raise ValueError(f"rank must be less than features = {features}, got {rank}")
+        raise ValueError(f"rank: wanted less than the features = {features}, got {rank}")
     sizes_of(samples, clients)
     spread = jnp.sqrt(scale_of("prior_variance", prior_variance, None, dtype))
     noise = scale_of("noise_variance", noise_variance, None, dtype)

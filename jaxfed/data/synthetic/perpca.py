@@ -17,11 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxfed._checks import (
+    check_flag,
+    check_name,
+    check_number,
+    check_whole,
+    checked_dtype,
+    checked_key,
+    shown,
+)
 from jaxfed.data.synthetic._common import (
     Law,
-    check_positive,
     draw,
-    is_concrete,
     scale_of,
     sizes_of,
 )
@@ -135,38 +142,33 @@ def perpca_synthetic(
         ("shared_rank", shared_rank),
         ("local_rank", local_rank),
     ):
-        check_positive(name, value)
+        check_whole(name, value)
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     free = features - shared_rank
     if local_rank > free:
         raise ValueError(
-            f"shared_rank + local_rank must be at most features = {features}, "
+            f"shared_rank + local_rank: wanted at most the features = {features}, "
             f"got {shared_rank} + {local_rank}"
         )
-    if local not in ("window", "random"):
-        raise ValueError(f'local must be "window" or "random", got {local!r}')
+    check_name("local", local, ("window", "random"))
+    check_flag("rotate", rotate)
     if window is not None and local != "window":
-        raise ValueError(f'window is for local="window", got window={window} with local={local!r}')
+        raise ValueError(f"window: wanted None with local='random', got {shown(window)}")
     if groups is not None and local != "random":
-        raise ValueError(f'groups is for local="random", got groups={groups} with local={local!r}')
+        raise ValueError(f"groups: wanted None with local='window', got {shown(groups)}")
     sizes = sizes_of(samples, clients)
 
     key_local, key_rotation, key_samples = jax.random.split(key, 3)
     if local == "window":
         window = free if window is None else window
-        if not local_rank <= window <= free:
-            raise ValueError(
-                f"window must be from local_rank = {local_rank} to features - shared_rank = "
-                f"{free}, got {window}"
-            )
+        check_whole("window", window, least=local_rank, most=free)
         # With window == local_rank every shift spans the same subspace: one group.
         labels = np.arange(clients) % (window if window > local_rank else 1)
         axes = (np.arange(clients)[:, None] + np.arange(local_rank)) % window
         basis = jnp.asarray(np.eye(free)[axes].transpose(0, 2, 1), dtype)
     else:
         groups = clients if groups is None else groups
-        check_positive("groups", groups)
-        if groups > clients:
-            raise ValueError(f"groups must be at most clients = {clients}, got {groups}")
+        check_whole("groups", groups, most=clients)
         labels = np.arange(clients) % groups
         basis = _random_subspaces(
             key_local, groups=groups, free=free, rank=local_rank, dtype=jnp.dtype(dtype)
@@ -223,8 +225,8 @@ def misalignment_pair(
     Source:
         Shi & Kontar (2024), section 7.1.1, figures 1 and 3.
     """
-    if is_concrete(theta) and not 0 <= float(theta) <= 0.5:
-        raise ValueError(f"theta must be from 0 to 1/2, got {theta}")
+    check_number("theta", theta, "a number from 0 to 1/2", lambda x: (x >= 0) & (x <= 0.5))
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     sizes = sizes_of(samples, 2)
     theta = jnp.asarray(theta, dtype)
     cos, sin = jnp.sqrt(1 - theta), jnp.sqrt(theta)

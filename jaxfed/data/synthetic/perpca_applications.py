@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxfed.data.synthetic._common import check_positive, scale_of
+from jaxfed._checks import check_number, check_positive, check_whole, checked_dtype, checked_key
+from jaxfed.data.synthetic._common import scale_of
 
 
 class ImageSequence(NamedTuple):
@@ -68,15 +69,15 @@ def image_sequence_synthetic(
         ("width", width),
         ("blobs", blobs),
     ):
-        check_positive(name, value)
-    if background_rank < 2:
-        raise ValueError(f"background_rank must be at least 2, got {background_rank}")
-    if not 0 < brightness < 1:
-        raise ValueError(f"brightness must be between 0 and 1, got {brightness}")
+        check_whole(name, value)
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
+    check_whole("background_rank", background_rank, least=2)
+    check_number("brightness", brightness, "a number between 0 and 1", lambda x: (x > 0) & (x < 1))
+    check_positive("radius", radius, single=True)
     if not 0 < 2 * radius < min(height, width) - 1:
         raise ValueError(
-            f"radius must be positive and 2 * radius less than height - 1 and width - 1, "
-            f"got radius={radius} in frames of {height} x {width}"
+            f"radius: wanted 2 * radius less than height - 1 and width - 1, "
+            f"got {radius} in frames of {height} x {width}"
         )
     variance = scale_of("noise_variance", noise_variance, None, dtype)
     return _image_sequence(
@@ -87,7 +88,7 @@ def image_sequence_synthetic(
         shape=(frames, height, width),
         blobs=blobs,
         waves=background_rank - 1,
-        dtype=jnp.dtype(dtype),
+        dtype=dtype,
     )
 
 
@@ -169,17 +170,17 @@ def topics_synthetic(
         ("groups", groups),
         ("documents", documents),
         ("words_per_topic", words_per_topic),
-        ("words_per_document", words_per_document),
     ):
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+        check_whole(name, value)
+    check_positive("words_per_document", words_per_document, single=True)
+    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     return _topics(
         key,
         words_per_document,
         groups=groups,
         documents=documents,
         words_per_topic=words_per_topic,
-        dtype=jnp.dtype(dtype),
+        dtype=dtype,
     )
 
 

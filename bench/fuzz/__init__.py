@@ -1,0 +1,1 @@
+"""Malformed arguments and files for everything that is public."""

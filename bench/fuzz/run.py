@@ -1,0 +1,187 @@
+"""Malformed arguments, and what becomes of them."""
+
+import os
+import random
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+
+from .callables import Target, targets
+from .files import written
+from .kinds import Kind
+from .values import DAMAGED, DAMAGED_ARRAYS, MALFORMED
+
+SECONDS = 5.0
+DAMAGED_FILES = 0.1  # the share of cases
+GOOD = ("refused", "taken")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call with a parameter that is changed.
+
+    Attributes:
+        target: what is called.
+        parameter: what is changed.
+        label: how.
+        value: to what.
+        taken: whether it must be accepted; None if it may be.
+    """
+
+    target: Target
+    parameter: str
+    label: str
+    value: Any
+    taken: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.target.name}({self.parameter}={self.label})"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: `kind` is one of `GOOD`, or a fault."""
+
+    case: Case
+    kind: str
+    message: str = ""
+
+
+@cache
+def _targets() -> list[Target]:
+    return targets()
+
+
+def cases(number: int, seed: int) -> Iterator[Case]:
+    """So many cases, drawn at random."""
+    rng = random.Random(seed)
+    made = 0
+    while made < number:
+        if rng.random() < DAMAGED_FILES:
+            made += 1
+            yield _damaged(rng, made)
+            continue
+        target = rng.choice(_targets())
+        parameter = rng.choice(sorted(target.kinds))
+        label, value = _drawn(rng, target.right.get(parameter))
+        taken = _fits(target.kinds[parameter], value)
+        if taken and not target.cheap:
+            continue
+        made += 1
+        yield Case(target, parameter, label, value, taken)
+
+
+def _damaged(rng: random.Random, number: int) -> Case:
+    """The call of a reader with a file that is damaged, which may not matter."""
+    reader, how, place = written(rng, Path(f"damaged-{number}"))
+    (target,) = (each for each in _targets() if each.name == f"data.{reader}")
+    parameter = next(iter(target.right))
+    return Case(target, parameter, f"({how})", place, None)
+
+
+def _fits(kind: Kind, value: Any) -> bool:
+    """Whether a value must be accepted; one that a predicate cannot even look at must not."""
+    if isinstance(value, Iterator):  # looking would use it up
+        return False
+    try:
+        return bool(kind(value))
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return False
+
+
+def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
+    """A value, made from one that is right in every third case."""
+    if right is not None and rng.random() < 0.35:
+        if isinstance(right, np.ndarray) and rng.random() < 0.7:
+            label = rng.choice(sorted(DAMAGED_ARRAYS))
+            with np.errstate(all="ignore"):
+                return f"right, {label}", DAMAGED_ARRAYS[label](right)
+        label = rng.choice(sorted(DAMAGED))
+        return f"right, {label}", DAMAGED[label](right)
+    label = rng.choice(sorted(MALFORMED))
+    return label, MALFORMED[label]()
+
+
+def outcome(case: Case) -> Outcome:
+    """Make the call, in the working directory, where nothing may be written."""
+    before, begin = _files(), time.perf_counter()
+    kind, message = _called(case)
+    if time.perf_counter() - begin > SECONDS:
+        kind = "slow"
+    if _files() != before:
+        kind = "wrote"
+    if case.taken is None:
+        shutil.rmtree(case.value.parts[0])
+    return Outcome(case, kind, message)
+
+
+def _called(case: Case) -> tuple[str, str]:
+    arguments = dict(case.target.right) | {case.parameter: case.value}
+    try:
+        result = jax.block_until_ready(case.target(**arguments))
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        if not isinstance(error, ValueError | FileNotFoundError):
+            return "another exception", message
+        if case.taken:
+            return "refused though right", message
+        return ("refused" if _named(case, str(error)) else "unnamed"), message
+    if case.taken is None:
+        return ("taken" if _sound(result) else "taken though wrong"), ""
+    return ("taken", "") if case.taken else ("taken though wrong", "")
+
+
+def _sound(result: Any) -> bool:
+    """Whether what a reader gives has numbers, and all of them finite."""
+    numbers = [
+        leaf.data if scipy.sparse.issparse(leaf) else leaf
+        for leaf in jax.tree.leaves(result)
+        if not isinstance(leaf, str)
+    ]
+    return all(np.isfinite(each).all() for each in numbers)
+
+
+def _named(case: Case, message: str) -> bool:
+    names = (case.parameter, *case.target.says.get(case.parameter, ()))
+    if isinstance(case.value, np.ndarray | jax.Array | list | tuple | range):
+        # It may be right in itself, and not fit the others.
+        names = (*names, *case.target.kinds, *case.target.right)
+    if case.taken is None:
+        return case.value.parts[0] in message
+    if isinstance(case.value, str | os.PathLike) and str(case.value):
+        names = (*names, str(case.value))
+    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) for name in names)
+
+
+def _files() -> list[str]:
+    return sorted(os.listdir())
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """How often each callable ended how."""
+    kinds = sorted({each.kind for each in outcomes}, key=lambda kind: (kind not in GOOD, kind))
+    counted = Counter((each.case.target.name, each.kind) for each in outcomes)
+    rows = [["callable", *kinds, "all"]]
+    names = sorted({each.case.target.name for each in outcomes})
+    for name in names:
+        numbers = [counted[name, kind] for kind in kinds]
+        rows.append([name, *map(str, numbers), str(sum(numbers))])
+    totals = [sum(counted[name, kind] for name in names) for kind in kinds]
+    rows.append(["all", *map(str, totals), str(len(outcomes))])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        row[0].ljust(widths[0])
+        + "".join(f"  {x:>{w}}" for x, w in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+    return "\n".join(lines)

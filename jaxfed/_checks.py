@@ -1,0 +1,386 @@
+"""What arguments must be, said alike everywhere: name, what was wanted and what was given.
+
+Numbers and arrays that are traced have no values yet: their shapes and types are looked at alone.
+"""
+
+import os
+import reprlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Key
+
+LARGEST = 2**31 - 1
+"""The largest whole number that every index of JAX can hold."""
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 200
+_BRIEF.maxlong = 60
+
+
+def shown(given: object) -> str:
+    """A value in one short line, whatever it is."""
+    if isinstance(given, np.ndarray | jax.Array) and np.ndim(given) > 0:
+        return f"an array of {given.dtype} of shape {given.shape}"
+    try:
+        return " ".join(_BRIEF.repr(given).split())
+    except ValueError:  # a whole number of more digits than Python writes
+        return f"{'-' * (given < 0)}2^{given.bit_length()}"  # pyright: ignore
+
+
+def refuse(argument: str, wanted: str, given: object) -> ValueError:
+    """The error that says what an argument should have been; raise it."""
+    return ValueError(f"{argument}: wanted {wanted}, got {shown(given)}")
+
+
+def check_name(argument: str, given: object, known: Sequence[str]) -> None:
+    """Refuse a name that is not among the known ones.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not isinstance(given, str) or given not in known:
+        raise refuse(argument, f"one of {', '.join(known)}", given)
+
+
+def check_flag(argument: str, given: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not isinstance(given, bool | np.bool_):
+        raise refuse(argument, "True or False", given)
+
+
+def check_text(argument: str, given: object) -> None:
+    """Refuse what is no text.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not isinstance(given, str):
+        raise refuse(argument, "a text", given)
+
+
+def check_texts(argument: str, given: object) -> None:
+    """Refuse what is no list of texts.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not is_list(given) or not all(isinstance(each, str) for each in given):  # pyright: ignore
+        raise refuse(argument, "a list of texts", given)
+
+
+def check_list(argument: str, given: object, wanted: str) -> None:
+    """Refuse what is no list, or a list of nothing.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not is_list(given) or len(given) == 0:  # pyright: ignore[reportArgumentType]
+        raise refuse(argument, f"a list of {wanted}, at least one", given)
+
+
+def is_list(given: object) -> bool:
+    """Whether something is a list or the like; a text is none."""
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+
+
+def check_count(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
+    """Refuse what is not a whole number of Python of at least so many.
+
+    Those of NumPy are arrays for Equinox, which static fields must not hold; see `check_whole`.
+
+    Raises:
+        ValueError: as said above, and for more than fit into 32 bits.
+    """
+    if isinstance(given, np.integer):
+        raise refuse(argument, "an int of Python", given)
+    check_whole(argument, given, least=least, most=most)
+
+
+def check_whole(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
+    """Refuse what is not a whole number, Python's or NumPy's, of at least so many.
+
+    Raises:
+        ValueError: as said above, and for more than fit into 32 bits.
+    """
+    if not is_whole(given) or given < least:  # pyright: ignore[reportOperatorIssue]
+        raise refuse(argument, f"a whole number of at least {least}", given)
+    if given > most:  # pyright: ignore[reportOperatorIssue]
+        raise refuse(argument, f"a whole number from {least} to {most}", given)
+
+
+def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
+    """A positive whole number for each client, from one for all or a list.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if is_whole(given):
+        given = (given,) * owners
+    if isinstance(given, np.ndarray | jax.Array):
+        given = host_array(argument, given, "whole numbers").tolist()
+    if not is_list(given) or len(given) != owners:  # pyright: ignore[reportArgumentType]
+        raise refuse(argument, f"one whole number or {owners}, one per client", given)
+    for number in given:  # pyright: ignore[reportGeneralTypeIssues]
+        check_whole(argument, number)
+    return tuple(int(number) for number in given)  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def is_whole(given: object) -> bool:
+    """Whether something is a whole number, Python's or NumPy's; True is none."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+
+
+def check_factor(
+    argument: str, given: object, *, optional: bool = False, single: bool = False
+) -> None:
+    """Refuse numbers that are negative or not finite, in the precision that JAX gives them.
+
+    Args:
+        argument: its name.
+        given: one number, or an array of them.
+        optional: whether it may be None.
+        single: whether it must be one number.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not (optional and given is None):
+        _check_numbers(argument, given, "a finite number of at least 0", lambda x: x >= 0, single)
+
+
+def check_positive(
+    argument: str, given: object, *, optional: bool = False, single: bool = False
+) -> None:
+    """Refuse numbers that are not positive or not finite, in the precision that JAX gives them.
+
+    Args:
+        argument: its name.
+        given: one number, or an array of them.
+        optional: whether it may be None.
+        single: whether it must be one number.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not (optional and given is None):
+        _check_numbers(argument, given, "a positive finite number", lambda x: x > 0, single)
+
+
+def check_number(
+    argument: str, given: object, wanted: str, holds: Callable[[Any], Any] = np.isfinite
+) -> None:
+    """Refuse what is not ONE finite real number, or not such a one.
+
+    Args:
+        argument: its name.
+        given: the number.
+        wanted: what it should be, in words.
+        holds: whether a number is that.
+
+    Raises:
+        ValueError: as said above.
+    """
+    _check_numbers(argument, given, wanted, holds, single=True)
+
+
+def _check_numbers(
+    argument: str, given: object, wanted: str, holds: Callable[[Any], Any], single: bool
+) -> None:
+    if isinstance(given, Tracer):
+        fits = not single or given.ndim == 0
+    else:
+        values = _in_precision(given)
+        fits = values is not None and not (single and values.ndim)
+        fits = fits and bool((np.isfinite(values) & holds(values)).all())
+    if not fits:
+        raise refuse(argument, wanted, given)
+
+
+def check_callable(argument: str, given: object, wanted: str = "a function") -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not callable(given):
+        raise refuse(argument, wanted, given)
+
+
+def check_instance(argument: str, given: object, kind: type, wanted: str) -> None:
+    """Refuse what is not an object of a class.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not isinstance(given, kind):
+        raise refuse(argument, wanted, given)
+
+
+def checked_key(argument: str, given: object) -> Key[Array, ""]:
+    """One random key; a key of the old style becomes one of the new.
+
+    Raises:
+        ValueError: if it is none, or several.
+    """
+    if isinstance(given, jax.Array | np.ndarray):
+        key = given
+        if given.dtype == np.uint32 and given.ndim > 0:
+            with suppress(TypeError):  # of another length
+                key = jax.random.wrap_key_data(jnp.asarray(given))
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return jnp.asarray(key)
+    raise refuse(argument, "one random key, such as jax.random.key(0)", given)
+
+
+def checked_dtype(argument: str, given: object) -> np.dtype:
+    """A type of floating-point numbers.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        found = jnp.dtype(given) if isinstance(given, str | type | np.dtype) else None  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise refuse(argument, "a type of floating-point numbers, such as 'float32'", given)
+    return found
+
+
+def checked_path(argument: str, given: object) -> Path:
+    """A path, whether or not there is anything.
+
+    Raises:
+        ValueError: if it is none, or no file system could have it.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise refuse(argument, "a path", given)
+    name = os.fspath(given)
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise refuse(argument, "a path", given)
+    return Path(name)
+
+
+def checked_array(
+    argument: str, given: Any, axes: str, *, finite: bool = False, whole: bool = True
+) -> Array:
+    """Real numbers as an array of JAX, of at least one entry; whole ones in its default precision.
+
+    Args:
+        argument: its name.
+        given: an array, or lists of numbers.
+        axes: what its axes are, such as `"clients features rank"`: a number is the axis's length,
+            `"..."` stands for any number of axes.
+        finite: whether NaN and infinity are refused.
+        whole: whether whole numbers are taken.
+
+    Raises:
+        ValueError: if it is none of these.
+    """
+    kind = "real" if whole else "floating-point"
+    wanted = f"an array of {kind} numbers of shape ({', '.join(axes.split())})"
+    array = given if isinstance(given, jax.Array) else host_array(argument, given, wanted)
+    numbers = is_real(array.dtype) if whole else jnp.issubdtype(array.dtype, jnp.floating)
+    if not numbers or not _has_axes(array.shape, axes.split()):
+        raise refuse(argument, wanted, given)
+    if 0 in array.shape:
+        raise refuse(argument, f"{wanted}, with at least one entry", given)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        array = array.astype(float)
+    if finite and not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
+        raise ValueError(f"{argument}: wanted finite numbers, got NaN or infinity")
+    return jnp.asarray(array)
+
+
+def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
+    """An array of NumPy, of whatever type.
+
+    Raises:
+        ValueError: if nothing but an array of objects can be made of it.
+    """
+    listed = is_list(given) or isinstance(given, np.ndarray | np.generic | int | float | jax.Array)
+    try:
+        array = np.asarray(given) if listed else None
+    except (ValueError, TypeError, OverflowError):  # ragged, or of random keys
+        array = None
+    if array is None or array.dtype.kind == "O" or isinstance(given, np.ma.MaskedArray):
+        raise refuse(argument, wanted, given)
+    return array
+
+
+def checked_table(argument: str, given: object) -> np.ndarray:
+    """A table of finite real numbers in double precision, on the host.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    wanted = "a table (rows, columns) of finite real numbers"
+    table = host_array(argument, given, wanted)
+    if not is_real(table.dtype) or table.ndim != 2 or not table.size:
+        raise refuse(argument, wanted, given)
+    if not np.isfinite(table).all():
+        raise refuse(argument, wanted, given)
+    return table.astype(np.float64)
+
+
+def checked_labels(argument: str, given: object, length: int | None = None) -> np.ndarray:
+    """Groups or classes by numbers or by names, on the host.
+
+    Args:
+        argument: its name.
+        given: the labels.
+        length: how many are wanted; any number of at least one by default.
+
+    Raises:
+        ValueError: if they are no labels, or not so many.
+    """
+    wanted = f"{'' if length is None else f'{length} '}labels, whole numbers or names, in a list"
+    labels = host_array(argument, given, wanted)
+    if labels.dtype.kind not in "biuU" or labels.ndim != 1 or not labels.size:
+        raise refuse(argument, wanted, given)
+    if length not in (None, len(labels)):
+        raise refuse(argument, wanted, given)
+    return labels
+
+
+def _has_axes(shape: tuple[int, ...], axes: list[str]) -> bool:
+    if "..." in axes:
+        axes = axes[1:]
+        if len(shape) < len(axes):
+            return False
+        shape = shape[len(shape) - len(axes) :]
+    return len(shape) == len(axes) and all(
+        not axis.isdecimal() or int(axis) == length
+        for axis, length in zip(axes, shape, strict=True)
+    )
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a type is of real numbers, whole ones among them."""
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _in_precision(given: object) -> np.ndarray | None:
+    """Real numbers as JAX will have them; None for what is none."""
+    if not isinstance(given, int | float | np.number | np.ndarray | jax.Array):
+        return None
+    try:
+        values = np.asarray(given)
+    except TypeError:  # random keys
+        return None
+    odd = isinstance(given, bool | np.ma.MaskedArray)
+    if odd or not is_real(values.dtype) or not values.size:
+        return None
+    with np.errstate(over="ignore", under="ignore"):
+        return values.astype(jax.dtypes.canonicalize_dtype(np.float64))
