@@ -335,7 +335,7 @@ def checked_table(argument: str, given: object) -> np.ndarray:
 
 
 def checked_labels(argument: str, given: object, length: int | None = None) -> np.ndarray:
-    """Groups or classes by numbers or by names, on the host.
+    """Groups or classes by numbers or names, on the host.
 
     Args:
         argument: its name.
@@ -345,9 +345,9 @@ def checked_labels(argument: str, given: object, length: int | None = None) -> n
     Raises:
         ValueError: if they are no labels, or not so many.
     """
-    wanted = f"{'' if length is None else f'{length} '}labels, whole numbers or names, in a list"
+    wanted = f"{'' if length is None else f'{length} '}labels, numbers or names, in a list"
     labels = host_array(argument, given, wanted)
-    if labels.dtype.kind not in "biuU" or labels.ndim != 1 or not labels.size:
+    if labels.dtype.kind not in "biufU" or labels.ndim != 1 or not labels.size:
         raise refuse(argument, wanted, given)
     if length not in (None, len(labels)):
         raise refuse(argument, wanted, given)

@@ -290,7 +290,7 @@ def test_incomplete_cifar_is_refused(tmp_path):
     files = binary(cifar())
     with pytest.raises(FileNotFoundError, match="nowhere: no such file or folder"):
         read_cifar10(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="split must be train or test, got 'valid'"):
+    with pytest.raises(ValueError, match="split: wanted one of train, test, got 'valid'"):
         read_cifar10(tmp_path, "valid")
     with pytest.raises(FileNotFoundError, match=r"no data_batch_1, .*, data_batch_5"):
         read_cifar10(tmp_path)
@@ -407,7 +407,7 @@ def test_missing_files_are_not_found(tmp_path):
             read(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"holds no file with suffix \.json"):
         read_femnist(tmp_path)
-    with pytest.raises(ValueError, match="split must be train or test, got 'both'"):
+    with pytest.raises(ValueError, match="split: wanted one of train, test, got 'both'"):
         read_mnist(tmp_path, "both")
 
 

@@ -573,13 +573,13 @@ def test_stop_words_complete_each_other():
 @pytest.mark.parametrize(
     ("groups", "arguments", "message"),
     [
-        ([], {}, "at least one group"),
-        (["just text"], {}, "group 0 must be a list of texts, got str"),
-        ([["fine"], [1]], {}, "group 1 must be a list of texts"),
-        ([["rare words"]], {}, "no word occurs min_count=6"),
-        ([["tax"], ["x"]], {"min_count": 1}, "group 1 has no document"),
-        ([["tax"]], {"min_count": 0}, "min_count must be at least 1"),
-        ([["tax"]], {"stop_words": "english"}, "stop_words must be a collection"),
+        ([], {}, "groups: wanted a list"),
+        (["just text"], {}, r"groups\[0\]: wanted a list of texts, got .just text"),
+        ([["fine"], [1]], {}, r"groups\[1\]: wanted a list of texts"),
+        ([["rare words"]], {}, "min_count, vocabulary: no word occurs 6 times"),
+        ([["tax"], ["x"]], {"min_count": 1}, r"groups\[1\]: has no document"),
+        ([["tax"]], {"min_count": 0}, "min_count: wanted a whole number"),
+        ([["tax"]], {"stop_words": "english"}, "stop_words: wanted a collection"),
     ],
 )
 def test_impossible_bags_are_refused(groups, arguments, message):

@@ -218,21 +218,21 @@ def test_pair_can_be_swept_over_theta(key):
     ("changes", "message"),
     [
         ({"clients": 0}, "clients"),
-        ({"features": 3}, "at most features = 3"),
+        ({"features": 3}, "at most the features = 3"),
         ({"shared_rank": 0}, "shared_rank"),
         ({"local_rank": 7}, r"shared_rank \+ local_rank"),
         ({"samples": 0}, "samples"),
-        ({"samples": [1, 2]}, "got 2 for 6 clients"),
-        ({"samples": [1, 2, 3, 4, 5, 0]}, "samples of every client"),
+        ({"samples": [1, 2]}, "samples: wanted one whole number or 6"),
+        ({"samples": [1, 2, 3, 4, 5, 0]}, "samples: wanted a whole number of at least 1, got 0"),
         ({"shared_scale": -1.0}, "shared_scale"),
         ({"local_scale": [1.0, 2.0, 3.0]}, "local_scale"),
         ({"noise_variance": float("nan")}, "noise_variance"),
         ({"noise_variance": [1.0, 2.0]}, "noise_variance"),
         ({"window": 1}, "window"),
         ({"window": 7}, "window"),
-        ({"groups": 2}, "groups is for"),
-        ({"local": "random", "window": 3}, "window is for"),
-        ({"local": "random", "groups": 7}, "at most clients = 6"),
+        ({"groups": 2}, "groups: wanted None"),
+        ({"local": "random", "window": 3}, "window: wanted None"),
+        ({"local": "random", "groups": 7}, "groups: wanted a whole number from 1 to 6"),
         ({"local": "elsewhere"}, "elsewhere"),
     ],
 )
@@ -243,7 +243,7 @@ def test_impossible_settings_are_refused(key, changes, message):
 
 @pytest.mark.parametrize("theta", [-0.1, 0.6, float("nan")])
 def test_impossible_misalignment_is_refused(key, theta):
-    with pytest.raises(ValueError, match="theta must be"):
+    with pytest.raises(ValueError, match="theta: wanted"):
         misalignment_pair(key, theta)
 
 
@@ -350,7 +350,7 @@ def test_draws_of_a_spectrum_differ_by_the_key(key):
     [
         ({"clients": 0}, "clients"),
         ({"features": 2.0}, "features"),
-        ({"samples": 1}, "samples must be at least features = 3"),
+        ({"samples": 1}, "samples: wanted at least the features = 3"),
         ({"samples": (4, 4, 4)}, "samples"),
         ({"spectrum": "flat"}, "spectrum"),
         ({"decay": 0.9}, "decay"),

@@ -203,10 +203,10 @@ def test_components_that_do_not_exist_are_none(samples, missing, x64):
 
 
 def test_some_components_are_needed(samples):
-    with pytest.raises(ValueError, match=r"must have shapes \(d, r1\) and \(m, d, r2\), got None"):
+    with pytest.raises(ValueError, match="^shared, local: wanted one of the two, got None"):
         metrics.reconstruction_error(samples, None, None)
     for measure in (metrics.misalignment, metrics.client_distances):
-        with pytest.raises(ValueError, match=r"local must have the shape .* got None"):
+        with pytest.raises(ValueError, match=r"^local: wanted an array .* got None"):
             measure(None)
 
 
@@ -330,10 +330,10 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
         (lambda: metrics.separation(Y, U, V, np.ones(3)), "counts"),
         (lambda: metrics.captured_energy(Y, U, V, np.array([-1, 1])), "counts"),
         (lambda: metrics.kkt_violation(Y, U, V, np.array([4, 1])), "counts"),
-        (lambda: metrics.projector_distance(U, U[:3]), "bases"),
-        (lambda: metrics.projector_distance(U[:, 0], U[:, 0]), "bases"),
+        (lambda: metrics.projector_distance(U, U[:3]), "y"),
+        (lambda: metrics.projector_distance(U[:, 0], U[:, 0]), "x"),
         (lambda: metrics.subspace_error(U, V, U, V[:1]), "true_local"),
-        (lambda: metrics.subspace_error(U, V, U[:2], V), "true_shared"),
+        (lambda: metrics.subspace_error(U, V, U[:2], V), "true_local"),
         (lambda: metrics.misalignment(U), "local"),
         (lambda: metrics.misalignment(V[:0]), "local"),
         (lambda: metrics.client_distances(U), "local"),

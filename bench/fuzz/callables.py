@@ -619,7 +619,7 @@ def _functions(right) -> list[Target]:
     energy = parts | {"per_client": flag}
     frame = {"w": right["frame"]}
     tall = lambda v: array(None, None, kinds="f")(v) and len(v) >= np.shape(v)[1]
-    labels = array(m, kinds="biuU")
+    labels = array(m, kinds="biufU")
     sets = {"features_a": right["matrix"], "features_b": right["matrix"]}
     rows = lambda v: real(None, FEATURES)(v) and len(v) >= 2
     pair = {"features_a": rows, "features_b": rows}
@@ -716,12 +716,12 @@ def _functions(right) -> list[Target]:
         }),
         Target("metrics.client_distribution", {"values": np.arange(3.0), "good": "small"}, {"values": real(None), "good": one_of("small", "large")}),
         Target("metrics.svm_accuracy", {"train": right["matrix"], "train_labels": np.arange(4) % 2, "test": right["matrix"], "test_labels": np.arange(4) % 2}, {
-            "train": real(SAMPLES, FEATURES, finite=True), "train_labels": array(SAMPLES, kinds="biuU"),
-            "test": real(SAMPLES, FEATURES, finite=True), "test_labels": array(SAMPLES, kinds="biuU"),
+            "train": real(SAMPLES, FEATURES, finite=True), "train_labels": array(SAMPLES, kinds="biufU"),
+            "test": real(SAMPLES, FEATURES, finite=True), "test_labels": array(SAMPLES, kinds="biufU"),
             "kernel": one_of("linear", "rbf"), "penalty": positive(arrays=False),
         }),
         Target("metrics.spectral_clustering_accuracy", {"rows": right["matrix"], "labels": np.arange(4) % 2}, {
-            "rows": real(SAMPLES, None, finite=True), "labels": array(SAMPLES, kinds="biuU"), "gamma": positive(arrays=False), "seed": whole(0),
+            "rows": real(SAMPLES, None, finite=True), "labels": array(SAMPLES, kinds="biufU"), "gamma": positive(arrays=False), "seed": whole(0),
         }),
         # --- GCCA
         Target("gcca.cost", views, {"views": tracked("views"), "shared": real(SAMPLES, 2), "local": real(2, FEATURES, 2), "ridge": factor()}),
@@ -796,7 +796,7 @@ def _data(right) -> list[Target]:
     the_key = {"key": right["key"]}
     sizes = SIZES
     samples, labels = right["samples"].reshape(-1, FEATURES), np.arange(12) % 3
-    of_labels = array(12, kinds="biuU")
+    of_labels = array(12, kinds="biufU")
     of_samples = lambda v: (
         isinstance(v, np.ndarray | jax.Array)
         and v.ndim >= 1
@@ -839,7 +839,7 @@ def _data(right) -> list[Target]:
         Target("data.partition_iid", many, split | {"labels": optional(of_labels), "sizes": optional(either(whole(1, 4), listed(whole(), 3)))}),
         Target("data.partition_by_class", many | {"classes_per_client": 1}, split | {
             "classes_per_client": whole(1, 3), "sizes": optional(either(whole(1, 4), listed(whole(), 3))),
-            "classes": lambda v: v is None or (array(None, kinds="iu")(v) and set(np.asarray(v)) <= {0, 1, 2} and len(set(np.asarray(v))) == len(v)),
+            "classes": lambda v: v is None or (array(None, kinds="iuf")(v) and set(np.asarray(v)) <= {0, 1, 2} and len(set(np.asarray(v))) == len(v)),
         }, says={"clients": ("class",), "classes_per_client": ("class",), "labels": ("class",), "sizes": ("class",)}),
         Target("data.partition_dirichlet", many | {"alpha": 1.0}, split | {"alpha": positive(arrays=False), "min_samples": whole(1, 4)}, says={"clients": ("min_samples",)}),
         Target("data.partition_sizes", the_key | {"total": 10, "clients": 3}, {
@@ -933,7 +933,7 @@ def _plots(right) -> list[Target]:
     return [
         Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure}),
         Target("plot.clusters", {"embedding": np.ones((3, 2)), "labels": np.arange(3)}, {
-            "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biuU"), "names": names(3), "figure": figure,
+            "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biufU"), "names": names(3), "figure": figure,
         }),
         Target("plot.components", {"groups": {"a": np.ones((6, 2))}, **two}, {
             "groups": mapping(lambda v: v is None or real(6, None, finite=True)(v)), "image_shape": optional(pixels), "columns": WHOLE, "figure": figure,
