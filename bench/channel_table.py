@@ -174,6 +174,7 @@ def rows(kinds=tuple(CASES), channels=tuple(CHANNELS), rounds: int = ROUNDS) -> 
                 channel = (masks, C.lossless(), C.lossless())
             row[name] = _cell(outcome(algorithm, clients, channel, start, length), exact)
         table.append(row)
+        jax.clear_caches()  # compiled programs hold memory maps, of which a process has so many
     return table
 
 
