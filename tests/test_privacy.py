@@ -236,6 +236,6 @@ def test_every_attack_of_the_table_says_something(row):
 
 def test_cells_of_the_table():
     cell = table().cell
-    assert cell(0.744, "–") == "0.74" and cell(0.0123, "–") == "**0.012**"
+    assert cell(0.744, "–") == "0.7" and cell(0.0123, "–") == "**0.01**"
     assert cell(7e-5, "–") == "**<1e-4**" and cell(5e-16, "–") == "**<1e-13**"
     assert cell(float("nan"), "no") == "no"
