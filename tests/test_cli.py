@@ -83,7 +83,7 @@ def demo(tmp_path_factory):
 def test_demo_compares_the_methods_on_held_out_images(demo):
     folder, run = demo
     arrays, summary = loaded(folder)
-    held_out = {row["method"]: row["left over, held out"] for row in summary["table"]}
+    held_out = {row["method"]: row["residual, held out"] for row in summary["table"]}
     assert held_out["PerPCA"] < held_out["OneShot"] < min(held_out["Local"], held_out["Pooled"])
     assert all(method in run.stdout for method in ("Local", "Pooled", "OneShot", "PerPCA"))
     assert arrays["shared"].shape == (64, 10) and arrays["local"].shape == (50, 64, 2)
@@ -96,7 +96,7 @@ def test_the_readme_shows_what_the_demo_prints(demo):
     for row in loaded(demo[0])[1]["table"]:
         (line,) = re.findall(rf"^\| {row['method']}: .*$", readme, re.M)
         printed = [float(cell) for cell in line.split("|")[2:4]]
-        computed = [row["left over, training"], row["left over, held out"]]
+        computed = [row["residual, training"], row["residual, held out"]]
         # One digit is printed; processors differ by less than 1e-5.
         np.testing.assert_allclose(printed, computed, atol=0.05 + 1e-3)
 
@@ -132,7 +132,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
     assert value(summary, "rounds") == 30
     assert value(summary, "objective") <= arrays["history_objective"][-1] * (1 + 1e-5)
     training, held_out = value(summary, "error on training"), value(summary, "error on held-out")
-    parts = value(summary, "in shared") + value(summary, "in own")
+    parts = value(summary, "in shared") + value(summary, "in local")
     assert 0 < training < held_out < 100 and parts + training == pytest.approx(100, abs=1e-3)
     # A frame in single precision up in each round, and one down, and once more at the start.
     assert value(summary, "bits sent") >= 30 * 9 * 2 * 32

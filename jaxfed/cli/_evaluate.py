@@ -13,7 +13,7 @@ from jaxfed.core.clients import Samples
 
 @jax.jit
 def shares(result: Personalized, data: Samples) -> metrics.EnergyShares:
-    """Shares of the samples' energy in the shared components, in the own ones, in neither."""
+    """Shares of the samples' energy in the shared components, in the local ones, in neither."""
     return metrics.separation(data.values, result.shared, result.local, data.count)
 
 
@@ -24,7 +24,7 @@ def objective(result: Personalized, data: Samples) -> float:
 
 
 def theta(result: Personalized) -> float | None:
-    """Misalignment of the own components, None where there are none."""
+    """Misalignment of the local components, None where there are none."""
     return None if result.local is None else float(metrics.misalignment(result.local))
 
 

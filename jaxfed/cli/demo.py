@@ -41,7 +41,7 @@ def add_parser(subparsers) -> None:
         "demo",
         description=(
             "Split scikit-learn's 1,797 images of handwritten digits over 50 clients of one or "
-            "two digits each, fit shared and own components, compare with PCA of each client "
+            "two digits each, fit shared and local components, compare with PCA of each client "
             "alone, of all data pooled, and in one shot, and draw what was learned."
         ),
     )
@@ -75,14 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"{len(sizes)} clients with one or two digits each and {min(sizes)} to {max(sizes)} images "
         f"of 8 x 8 pixels to learn from;\n{sum(map(len, digits.held_out))} more images are held "
-        f"out. {SHARED_RANK} shared and {LOCAL_RANK} own components.\n"
+        f"out. {SHARED_RANK} shared and {LOCAL_RANK} local components.\n"
     )
     solutions, held_out = fit_all(digits, key, arguments.rounds)
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
-    best = min(rows, key=lambda row: row["left over, held out"])["method"]
+    best = min(rows, key=lambda row: row["residual, held out"])["method"]
     print(_report.table(rows))
     print(
-        "\nleft over, in shared, in own: per cent of the energy, the squared deviation from the "
+        "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's own part, where it "
         f"does not belong.\nkB sent: by each client in all. Lowest held-out error: {best}."
     )
@@ -165,10 +165,10 @@ def compare(
         rows.append(
             {
                 "method": name,
-                "left over, training": 100 * float(learned.residual),
-                "left over, held out": 100 * float(unseen.residual),
+                "residual, training": 100 * float(learned.residual),
+                "residual, held out": 100 * float(unseen.residual),
                 "in shared": 100 * float(learned.shared),
-                "in own": 100 * float(learned.local),
+                "in local": 100 * float(learned.local),
                 "misalignment": _evaluate.theta(solution.result),
                 "kB sent": solution.history["bits_up"][-1] / 8e3,
             }
@@ -179,7 +179,7 @@ def compare(
 
 
 def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) -> Any:
-    """Shared components, own components of some clients, samples taken apart, convergence."""
+    """Shared components, local components of some clients, samples taken apart, convergence."""
     shared, local = (np.asarray(part) for part in solution.result)
     # For each digit a client that has no other.
     owners = [digits.classes.index((digit,)) for digit in range(10)]
@@ -208,7 +208,7 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
         figure=left,
     )
     left.suptitle("held-out images taken apart", fontsize=9, x=0.01, ha="left")
-    levels = {row["method"]: row["left over, held out"] for row in rows[:-1]}
+    levels = {row["method"]: row["residual, held out"] for row in rows[:-1]}
     plot.convergence(
         {"PerPCA": solution.history["held out"]},
         ["PerPCA"],

@@ -279,12 +279,12 @@ def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
         for part in ("train", "held_out")
     )
     most = int(np.max(train.data.count))
-    label = "left over of held-out samples (% of their energy)"
+    label = "residual of held-out samples (% of their energy)"
     return Source(Partial(_held_out_errors, learn, train, held_out), most, len(train), label)
 
 
 def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients, seed):
-    """Shares of the held-out samples' energy that are left over."""
+    """Shares of the held-out samples' energy that are in no component."""
     train, held_out = jax.tree.map(lambda x: x[seed], (train, held_out))
     given = train.restrict(clients=clients, samples=samples)
     values, counts = held_out.data.values, held_out.data.count

@@ -1,4 +1,4 @@
-"""Distances between subspaces and the misalignment of the clients' own components.
+"""Distances between subspaces and the misalignment of the clients' local components.
 
 Distances are sums of squared residuals such as `(I - P_y) x`, never differences of traces: those
 would keep no digit once the distance falls below the rounding error of the rank.

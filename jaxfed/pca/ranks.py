@@ -33,7 +33,7 @@ class RankTable(NamedTuple):
     Attributes:
         shared_rank: number of shared components.
         local_rank: number of local components.
-        error: share of the energy left over, `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over
+        error: share of the energy in no component, `mean_i ||Y_i - Y_i (P_U + P_Vi)||² / n_i` over
             `mean_i ||Y_i||² / n_i`, on held-out samples where there are any.
         misalignment: `θ = 1 - λ_max(mean_i P_Vi)` of the local components.
         held_out: whether errors are of samples that were not fitted.
@@ -191,7 +191,7 @@ def _moments(clients: Clients) -> Moment:
 
 
 def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> float:
-    """Share of the energy left over; clients without any sample do not count."""
+    """Share of the energy in no component; clients without any sample do not count."""
     error = reconstruction_error(data, *result, per_client=True)
     weights = weights * (data.count > 0)
     energy = weights @ data.trace

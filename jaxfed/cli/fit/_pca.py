@@ -22,7 +22,7 @@ from jaxfed.core.run import Solution, fit
 
 PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
-DRAWN = 4  # clients whose own components are drawn
+DRAWN = 4  # clients whose local components are drawn
 
 
 class Plan(NamedTuple):
@@ -93,7 +93,7 @@ def add_command(
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the ranks of a method with shared and own components."""
+    """Add the ranks of a method with shared and local components."""
     parser.add_argument("--shared-rank", type=int, required=True, metavar="R1")
     parser.add_argument("--local-rank", type=int, required=True, metavar="R2")
 
@@ -239,8 +239,8 @@ def _table(
         "error on training samples (% of their energy)": 100 * float(learned.residual),
         "error on held-out samples (% of their energy)": unseen and 100 * float(unseen.residual),
         "in shared components (% of the training energy)": 100 * float(learned.shared),
-        "in own components (% of the training energy)": 100 * float(learned.local),
-        "misalignment of the own components": _evaluate.theta(solution.result),
+        "in local components (% of the training energy)": 100 * float(learned.local),
+        "misalignment of the local components": _evaluate.theta(solution.result),
         **_common.traffic(start, solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
@@ -256,7 +256,7 @@ def _draw(
         groups["shared components"] = _evaluate.principal(shared, split.train)
     if local is not None:
         for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
-            groups[f"own components of {name}"] = _evaluate.principal(basis, [samples])
+            groups[f"local components of {name}"] = _evaluate.principal(basis, [samples])
     figures = {"components.png": plot.components(groups, shape)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history)

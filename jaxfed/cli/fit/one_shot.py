@@ -25,7 +25,7 @@ def add_parser(subparsers) -> None:
     parser = _pca.add_command(
         subparsers,
         "oneshot",
-        "shared and own components from one exchange",
+        "shared and local components from one exchange",
         lambda arguments: _pca.Plan(
             pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.method)
         ),

@@ -15,7 +15,7 @@ def add_parser(subparsers) -> None:
     parser = _pca.add_command(
         subparsers,
         "perpca",
-        "personalized PCA: shared and own components (Shi & Kontar 2024)",
+        "personalized PCA: shared and local components (Shi & Kontar 2024)",
         build,
     )
     _pca.add_ranks(parser)

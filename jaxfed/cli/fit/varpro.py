@@ -1,4 +1,4 @@
-"""`jaxfed fit varpro`: personalized PCA with the own components eliminated."""
+"""`jaxfed fit varpro`: personalized PCA with the local components eliminated."""
 
 import argparse
 
