@@ -144,6 +144,8 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         state = (*corrected(*_by_iteration(w)), w)
     else:
         inverse, error = _INVERSE_SQRT[method](_gram(w))
+        # Products of tiny entries are lost beyond what rounding says.
+        error += max(w.shape) * jnp.finfo(w.dtype).tiny * squared_norm(inverse)
         state = (*corrected(_times(w, inverse), inverse, error), w)
         state = repeated(~(state[2] <= tolerance), iterate, state)
     return repeated(~(state[2] <= tolerance), decompose, state)[:2]
@@ -207,9 +209,10 @@ def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Arra
     """Inverse square root by eigenvalues, and the error to expect of it (see `_newton_schulz`)."""
     values, vectors = _eigh(gram)
     positive = values > 0
-    reciprocal = jnp.where(positive, 1 / jnp.where(positive, values, 1), jnp.inf)
-    inverse = matmul(vectors * jnp.where(positive, jnp.sqrt(reciprocal), 0), vectors.T)
-    return inverse, jnp.finfo(gram.dtype).eps * values[-1] * jnp.sum(reciprocal)
+    known = jnp.where(positive, values, 1)
+    inverse = matmul(vectors * jnp.where(positive, 1 / jnp.sqrt(known), 0), vectors.T)
+    ratios = jnp.where(positive, values[-1] / known, jnp.inf)
+    return inverse, jnp.finfo(gram.dtype).eps * jnp.sum(ratios)
 
 
 def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Array, ""]]:
