@@ -94,6 +94,59 @@ def test_variances_that_are_equal(name, rows):
     check(rolled(ALGORITHMS[name], clients, None, rounds), clients)
 
 
+def test_a_warm_start_whose_parts_overlap():
+    """What the shared components took of local ones used to be completed by those themselves."""
+    rng = np.random.default_rng(0)
+    algorithm, rounds = ALGORITHMS["PerPCA"], 8
+    for _ in range(10):
+        rows = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)).astype(np.float32)
+        axes = np.eye(FEATURES, dtype=np.float32)[:, rng.permutation(FEATURES)]
+        local = np.stack([axes[:, [0, 2 + i]] for i in range(CLIENTS)])
+        clients = jf.Clients.from_samples(rows)
+        run = rolled(algorithm, clients, jf.Personalized(axes[:, :2], local), rounds)
+        check(run, clients)
+        values = [np.linalg.svd(x, compute_uv=False) ** 2 / SAMPLES for x in rows]
+        least = np.mean([own[4:].sum() for own in values])  # beyond four components
+        assert (run.history["objective"] >= least * (1 - 1e-4)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e12])
+def test_variable_projection_at_every_scale(scale, key):
+    """Squares of its gradients used to vanish or overflow, and with them its progress."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(CLIENTS, 30, FEATURES)) * [3, 2.5, 2, 1.5, 0.6]
+    last = [
+        jf.fit(
+            ALGORITHMS["VarProPerPCA"], jf.Clients.from_samples(np.float32(factor * rows)),
+            rounds=25, key=key,
+        ).history["objective"][-1] / factor**2
+        for factor in (1.0, scale)
+    ]  # fmt: skip
+    np.testing.assert_allclose(last[1], last[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["PerPCA", "VarProPerPCA"])
+def test_derivatives_of_tiny_data(name, key):
+    """Of zeros, and where squares of moments vanish: the automatic step size used to lose them."""
+    rows = np.random.default_rng(0).normal(size=(CLIENTS, SAMPLES, FEATURES))
+
+    @jax.jit
+    @jax.vmap
+    def slope(values):
+        def last(values):
+            clients = jf.Clients.from_samples(values)
+            run = jf.rollout(ALGORITHMS[name], clients, rounds=3, key=key)
+            return run.history["objective"][-1]
+
+        return jax.grad(last)(values)
+
+    scales = np.float32([1, 1e-6, 1e-12, 0])
+    slopes = slope(scales[:, None, None, None] * rows.astype(np.float32))
+    assert np.isfinite(slopes).all() and not slopes[-1].any()
+    for scale, found in zip(scales[1:-1], slopes[1:-1], strict=True):
+        np.testing.assert_allclose(found / scale, slopes[0], atol=2e-3 * np.abs(slopes[0]).max())
+
+
 def test_rank_one_and_rank_two_data(key):
     direction = np.ones((FEATURES, 1)) / np.sqrt(FEATURES)
     scores = np.random.default_rng(0).normal(size=(CLIENTS, SAMPLES, 1))

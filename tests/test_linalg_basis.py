@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.linalg import orthonormalize, thin_product, top_eigenvectors
+from jaxfed.linalg import orthonormalize, polar, thin_product, top_eigenvectors
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 METHODS = ["cholesky", "qr"]
@@ -52,6 +52,20 @@ def test_orthonormal_with_the_same_flag(dtype, method, shape, condition, scale, 
         # Every leading block of columns spans what those of w span.
         error = 100 * r * np.finfo(dtype).eps * np.linalg.cond(np.asarray(w, np.float64))
         assert np.abs(q - gram_schmidt(w)).max() <= error
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [orthonormalize, partial(polar, method="eigh")],
+    ids=["orthonormalize", "polar, eigh"],
+)
+def test_orthonormal_where_squares_nearly_vanish(factor):
+    """Within a hundredfold of the smallest squares they used to be wrong by up to one."""
+    w = np.random.default_rng(0).normal(size=(6, 2))
+    scales = 10.0 ** np.concatenate([np.arange(-20, -16, 0.2), np.arange(18, 19, 0.2)])
+    q = jax.jit(jax.vmap(factor))(jnp.asarray(scales[:, None, None] * w, jnp.float32))
+    products = np.swapaxes(q, 1, 2) @ q
+    np.testing.assert_allclose(products, np.broadcast_to(np.eye(2), products.shape), atol=2e-5)
 
 
 def test_orthonormal_matrices_are_fixed_points(x64):

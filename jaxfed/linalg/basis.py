@@ -77,6 +77,8 @@ def _values(w: Float[Array, "d r"], method: str) -> Factors:
         length = jnp.sqrt(jnp.diagonal(g))
         (inverse,) = _inverse_cholesky(g / (length[:, None] * length))
         error = 2 * eps * squared_norm(inverse)
+        # Products of tiny entries are lost beyond what rounding says.
+        error += len(w) * jnp.finfo(w.dtype).tiny / jnp.min(length) ** 2
         inverse = inverse / length[:, None]
         return matmul(w, inverse), inverse, error
 

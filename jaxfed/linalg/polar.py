@@ -127,6 +127,8 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         start = w / length, eye / length, unknown
     else:
         inverse, error = _INVERSE_SQRT[method](gram)
+        # Products of tiny entries are lost beyond what rounding says.
+        error += max(w.shape) * jnp.finfo(w.dtype).tiny * squared_norm(inverse)
         good = error < eps**0.5
         start = (
             jnp.where(good, _times(w, inverse), w / length),
@@ -205,9 +207,10 @@ def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Arra
     """Inverse square root by eigenvalues, and the error to expect of it (see `_newton_schulz`)."""
     values, vectors = _eigh(gram)
     positive = values > 0
-    reciprocal = jnp.where(positive, 1 / jnp.where(positive, values, 1), jnp.inf)
-    inverse = matmul(vectors * jnp.where(positive, jnp.sqrt(reciprocal), 0), vectors.T)
-    return inverse, jnp.finfo(gram.dtype).eps * values[-1] * jnp.sum(reciprocal)
+    known = jnp.where(positive, values, 1)
+    inverse = matmul(vectors * jnp.where(positive, 1 / jnp.sqrt(known), 0), vectors.T)
+    ratios = jnp.where(positive, values[-1] / known, jnp.inf)
+    return inverse, jnp.finfo(gram.dtype).eps * jnp.sum(ratios)
 
 
 def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Array, ""]]:

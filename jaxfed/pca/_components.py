@@ -80,6 +80,20 @@ def check_start(
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
 
 
+@jax.custom_jvp
+def reciprocal(curvature: Float[Array, ""]) -> Float[Array, ""]:
+    """One over a curvature, as far as that is finite; its square, in the derivative, need not be."""
+    return 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
+
+
+@reciprocal.defjvp
+def _(primals, tangents):
+    (curvature,), (change,) = primals, tangents
+    value = reciprocal(curvature)
+    known = curvature > jnp.finfo(curvature.dtype).tiny
+    return value, -(jnp.where(known, change, 0) * value) * value
+
+
 def retract(w: Frame, retraction: str, active: Float[Array, " rank"] | None = None) -> Frame:
     """Orthonormal columns spanning those of `w`; columns that are not active stay zero.
 

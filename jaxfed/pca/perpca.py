@@ -31,6 +31,7 @@ from jaxfed.pca._components import (
     moment_message,
     moment_of,
     moment_received,
+    reciprocal,
     retract,
     top_components,
     uncaptured,
@@ -205,7 +206,7 @@ class PerPCA(Algorithm):
             shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype), "qr")
         step_size = objective = None
         if self.step_size is None:
-            step_size = 1 / jnp.maximum(first["curvature"], jnp.finfo(shared.dtype).tiny)
+            step_size = reciprocal(first["curvature"])
         if self.decay is not None:
             step_size = self.step_size if step_size is None else step_size
             objective = jnp.full((), jnp.inf, shared.dtype)
@@ -217,7 +218,8 @@ class PerPCA(Algorithm):
         """Local components: given, random, or the best for the first shared ones."""
         moment, unshrunk, active = data
         if start is not None and start.local is not None:
-            return start.local if active is None else start.local * active
+            # What the shared ones take away of them must not be completed by those in the rounds.
+            return beside(downlink.shared, start.local, active)
         if start is None and self.start == "random":
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw, "qr", active)

@@ -18,6 +18,7 @@ optimization with orthogonality constraints, Algorithm 1 and equation 18.
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -53,7 +54,10 @@ class Evaluation(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The last accepted point, and the trial that is being evaluated."""
+    """The last accepted point, and the trial that is being evaluated.
+
+    Gradients and objectives are multiples of the unit, whose squares are in no danger.
+    """
 
     base: Frame
     gradient: Frame  # at the base
@@ -61,6 +65,7 @@ class Server(NamedTuple):
     step: Float[Array, ""]
     captured: Float[Array, " window"]  # of the last accepted points, infinite while unknown
     accepted: Int[Array, ""]
+    unit: Float[Array, ""]  # a power of two near the first gradients
 
 
 class VarProPerPCA(Algorithm):
@@ -130,6 +135,7 @@ class VarProPerPCA(Algorithm):
             step=jnp.zeros((), shared.dtype),
             captured=jnp.full(WINDOW, jnp.inf, shared.dtype),
             accepted=jnp.zeros((), jnp.int32),
+            unit=jnp.ones((), shared.dtype),
         )
 
     def downlink(self, server: Server) -> Frame:
@@ -160,14 +166,16 @@ class VarProPerPCA(Algorithm):
     ) -> tuple[Server, Diagnostics]:
         """Accept the trial and step on from it, or try a shorter step from the base."""
         del key
-        base, old_gradient, trial, step, captured, accepted = server
+        base, old_gradient, trial, step, captured, accepted, unit = server
+        first = accepted == 0
+        unit = jnp.where(first, _power_near(uplink.product), unit)
+        uplink = jax.tree.map(lambda x: x / unit, uplink)
         gradient = deflate(uplink.product, trial)
-        scale = jnp.linalg.norm(uplink.product)
-        scale = jnp.maximum(scale, jnp.finfo(scale.dtype).tiny)
+        square = jnp.sum(uplink.product**2)
+        scale = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 1)
         # Differences below the rounding of the objective must not count as a fall.
         slack = 8 * jnp.finfo(captured.dtype).eps * jnp.abs(uplink.captured)
         wanted = jnp.min(captured) + SUFFICIENT * step * jnp.sum(old_gradient**2) - slack
-        first = accepted == 0
         good = first | (uplink.captured >= wanted)
 
         s = deflate(trial - base, trial)
@@ -181,9 +189,16 @@ class VarProPerPCA(Algorithm):
         base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
         captured = jnp.where(good, jnp.roll(captured, 1).at[0].set(uplink.captured), captured)
         trial = polar(base + step * gradient)
-        return Server(base, gradient, trial, step, captured, accepted + good), {}
+        return Server(base, gradient, trial, step, captured, accepted + good, unit), {}
 
     def client_result(self, downlink: Frame, local: None, data: Moment) -> Frame:
         """The best local components for the final shared ones."""
         del local
         return best_local(data, downlink, self.local_rank)
+
+
+def _power_near(matrix: Frame) -> Float[Array, ""]:
+    """A power of two near the largest entry, by which division is exact; one if all are zero."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
+    known = largest > jnp.finfo(largest.dtype).tiny
+    return jnp.ldexp(jnp.ones_like(largest), jnp.where(known, jnp.frexp(largest)[1], 0))
