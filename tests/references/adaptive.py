@@ -41,8 +41,8 @@ def adept(
 ):  # fmt: skip
     """Personal models, the global model, the spread, and each round's objective.
 
-    `present[t][i]` says whether client i takes part in round t. The server adds the changes of
-    those who do by their weights, times how many clients there are for each of them.
+    `present[t][i]` says whether client i takes part in round t. The server adds the mean of the
+    changes of those who do, by their weights.
     """
     clients = range(len(tables))
     mean = [p.copy() for p in parameters]
@@ -57,7 +57,7 @@ def adept(
         next_mean, next_spread = [p.copy() for p in mean], [s.copy() for s in spread]
         value = 0.0
         for i in here:
-            x, share = tables[i], weights[i] * len(tables) / len(here)
+            x, share = tables[i], weights[i] / sum(weights[j] for j in here)
             factor = 1 / len(x) if prior_weight is None else prior_weight
             theta, mu, sigma = personal[i], [p.copy() for p in mean], [s.copy() for s in spread]
             value += weights[i] * (loss(theta, x)[0] + factor * penalty(theta, mu, sigma, xi))
