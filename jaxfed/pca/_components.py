@@ -82,7 +82,7 @@ def check_start(
 
 @jax.custom_jvp
 def reciprocal(curvature: Float[Array, ""]) -> Float[Array, ""]:
-    """One over a curvature, as far as that is finite; its square, in the derivative, need not be."""
+    """One over a curvature, as far as that is finite; in the derivative its square need not be."""
     return 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
 
 
