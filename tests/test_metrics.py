@@ -315,7 +315,7 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: metrics.reconstruction_error(Y, U[:3], V), "shared"),
+        (lambda: metrics.reconstruction_error(Y, U[:3], V), "local"),
         (lambda: metrics.reconstruction_error(Y, U, V[0]), "local"),
         (lambda: metrics.reconstruction_error(Y[0], U, V), "samples"),
         (lambda: metrics.reconstruction_error(Y[:, :, :3], U, V), "samples"),

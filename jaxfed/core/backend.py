@@ -228,7 +228,7 @@ def chunked(size: int) -> Backend:
     Raises:
         ValueError: if `size` is not a positive whole number.
     """
-    check_whole("size", size)
+    check_whole("chunked size", size)
     return _Chunked(int(size))
 
 
