@@ -121,7 +121,7 @@ def faults(setting: Setting, objective, shared, local) -> dict[str, np.ndarray]:
 
 
 def _error(frame: np.ndarray) -> np.ndarray:
-    """How far the columns of each case are from being orthonormal; columns of zeros do not count."""
+    """How far each case's columns are from orthonormal; those of zeros do not count."""
     gram = frame.swapaxes(-1, -2) @ frame
     used = np.linalg.norm(frame, axis=-2) > 0.5
     return np.abs(gram - used[..., None] * np.eye(frame.shape[-1])).max((-3, -2, -1))
