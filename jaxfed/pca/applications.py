@@ -99,7 +99,7 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
         >>> bool(jnp.allclose(((points[0] - points[1]) ** 2).sum(), 2.0, atol=1e-5))
         True
     """
-    distances = client_distances(local)
+    distances = client_distances(checked_array("local", local, "clients features rank"))
     check_count("dims", dims, most=len(distances))
     centred = distances - distances.mean(axis=0)
     centred = centred - centred.mean(axis=1, keepdims=True)
