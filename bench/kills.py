@@ -65,8 +65,10 @@ def _fitted(out: Path, channel: Callable, **options) -> dict[str, np.ndarray]:
 
     import jaxfed as jf
 
+    # The random start sends nothing before the rounds that masks could not hide.
+    algorithm = jf.pca.PerPCA(1, 1, decay=0.9, start="random")
     solution = jf.fit(
-        jf.pca.PerPCA(1, 1, decay=0.9, start="random"), _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
+        algorithm, _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
         channel=(channel(jf.channel), jf.channel.lossless()), chunk_rounds=1, best="objective",
         callbacks=[jf.EarlyStopping("objective", patience=ROUNDS // 2)],
         checkpoint=jf.Checkpoint(out / "checkpoint", every=1), **options,
