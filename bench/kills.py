@@ -65,8 +65,8 @@ def _fitted(out: Path, channel: Callable, **options) -> dict[str, np.ndarray]:
 
     import jaxfed as jf
 
-    # The random start sends nothing before the rounds that masks could not hide.
-    algorithm = jf.pca.PerPCA(1, 1, decay=0.9, start="random")
+    # Nothing is sent before the rounds, which masks could not hide.
+    algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, decay=0.9, start="random")
     solution = jf.fit(
         algorithm, _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
         channel=(channel(jf.channel), jf.channel.lossless()), chunk_rounds=1, best="objective",
