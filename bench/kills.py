@@ -46,7 +46,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
     sweep += ["--rounds", "3", "--prior-variance", *(str(0.01 * (i + 1)) for i in range(20))]
     return {
         "fit: participation": [*jaxfed, *perpca, "--out"],
-        "fit: differences": [*jaxfed, *gcca, "--participation", "2", "--out"],
+        "fit: differences": [*jaxfed, *gcca, "--out"],
+        "fit: differences, participation": [*this, "differences"],
         "fit: noise": [*this, "noise"],
         "fit: masks": [*this, "masks"],
         "sweep": [*jaxfed, *sweep, "--out"],
@@ -64,14 +65,27 @@ def _fitted(out: Path, channel: Callable, **options) -> dict[str, np.ndarray]:
 
     import jaxfed as jf
 
+    # Nothing is sent before the rounds, which masks could not hide.
+    algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, decay=0.9, start="random")
     solution = jf.fit(
-        jf.pca.PerPCA(1, 1, decay=0.9), _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
+        algorithm, _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
         channel=(channel(jf.channel), jf.channel.lossless()), chunk_rounds=1, best="objective",
         callbacks=[jf.EarlyStopping("objective", patience=ROUNDS // 2)],
         checkpoint=jf.Checkpoint(out / "checkpoint", every=1), **options,
     )  # fmt: skip
     leaves = jax.tree.leaves((solution.result, solution.history, solution.local))
     return {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
+
+
+def differences(out: Path) -> dict[str, np.ndarray]:
+    """Quantized differences, half of the clients in each round."""
+    import jaxfed as jf
+
+    return _fitted(
+        out,
+        lambda c: c.difference(c.quantize(3)),
+        participation=jf.participation.uniform(2),
+    )
 
 
 def noise(out: Path) -> dict[str, np.ndarray]:
@@ -110,7 +124,7 @@ def grid(out: Path) -> dict[str, np.ndarray]:
     return {str(name): values.values for name, values in found.items()}
 
 
-PROGRAMS = {"noise": noise, "masks": masks, "grid": grid}
+PROGRAMS = {"differences": differences, "noise": noise, "masks": masks, "grid": grid}
 
 
 def program(name: str, out: Path) -> None:

@@ -30,13 +30,13 @@ class Setting(NamedTuple):
     algorithm: jf.Algorithm
     views: bool = False  # whether it is for views
     squares: bool = True  # whether its objective is a sum of squares
-    frames: bool = True  # whether its shared and local components are orthonormal
+    together: bool = True  # whether shared and local components are orthonormal together
 
 
 def settings() -> dict[str, Setting]:
     """All algorithms, by name."""
     pca, gcca = jf.pca, jf.gcca
-    bayes = partial(Setting, squares=False)
+    bayes = partial(Setting, squares=False, together=False)
     return {
         "PerPCA": Setting(pca.PerPCA(2, 2)),
         "PerPCA, qr": Setting(pca.PerPCA(2, 2, retraction="qr", decay=0.5)),
@@ -106,19 +106,25 @@ def faults(setting: Setting, objective, shared, local) -> dict[str, np.ndarray]:
     found = {"NaN": ~finite}
     if setting.squares:
         found["negative"] = (leaves[0] < 0).any(1)
-    if setting.frames:
-        parts = [] if shared is None else [np.broadcast_to(
-            np.asarray(shared, float)[:, None], (number, CLIENTS, *np.shape(shared)[1:])
-        )]  # fmt: skip
-        if not setting.views and local is not None:
-            parts.append(np.asarray(local, float))
-        frame = np.concatenate(parts, axis=-1)
-        gram = frame.swapaxes(-1, -2) @ frame
-        # Columns of zeros are components that do not exist.
-        used = np.linalg.norm(frame, axis=-2) > 0.5
-        error = np.abs(gram - used[..., None] * np.eye(frame.shape[-1])).max((-3, -2, -1))
-        found["not orthonormal"] = finite & (error > SLACK)
+    shape = (number, CLIENTS)
+    parts = []
+    if shared is not None:
+        frame = np.asarray(shared, float)[:, None]
+        parts.append(np.broadcast_to(frame, (*shape, *frame.shape[2:])))
+    if local is not None and not setting.views:
+        parts.append(np.asarray(local, float))
+    if setting.together:
+        parts = [np.concatenate(parts, axis=-1)]
+    error = np.max([_error(frame) for frame in parts], axis=0)
+    found["not orthonormal"] = finite & (error > SLACK)
     return found
+
+
+def _error(frame: np.ndarray) -> np.ndarray:
+    """How far each case's columns are from orthonormal; those of zeros do not count."""
+    gram = frame.swapaxes(-1, -2) @ frame
+    used = np.linalg.norm(frame, axis=-2) > 0.5
+    return np.abs(gram - used[..., None] * np.eye(frame.shape[-1])).max((-3, -2, -1))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def check_texts(argument: str, given: object) -> None:
     Raises:
         ValueError: as said above.
     """
-    if not is_list(given) or not all(isinstance(each, str) for each in given):  # pyright: ignore
+    if not is_list(given) or not all(isinstance(each, str) for each in given):
         raise refuse(argument, "a list of texts", given)
 
 
@@ -85,11 +85,11 @@ def check_list(argument: str, given: object, wanted: str) -> None:
     Raises:
         ValueError: as said above.
     """
-    if not is_list(given) or len(given) == 0:  # pyright: ignore[reportArgumentType]
+    if not is_list(given) or len(given) == 0:
         raise refuse(argument, f"a list of {wanted}, at least one", given)
 
 
-def is_list(given: object) -> bool:
+def is_list(given: object) -> TypeGuard[Sequence[Any]]:
     """Whether something is a list or the like; a text is none."""
     return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
@@ -113,9 +113,9 @@ def check_whole(argument: str, given: object, *, least: int = 1, most: int = LAR
     Raises:
         ValueError: as said above, and for more than fit into 32 bits.
     """
-    if not is_whole(given) or given < least:  # pyright: ignore[reportOperatorIssue]
+    if not is_whole(given) or given < least:
         raise refuse(argument, f"a whole number of at least {least}", given)
-    if given > most:  # pyright: ignore[reportOperatorIssue]
+    if given > most:
         raise refuse(argument, f"a whole number from {least} to {most}", given)
 
 
@@ -129,14 +129,14 @@ def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
         given = (given,) * owners
     if isinstance(given, np.ndarray | jax.Array):
         given = host_array(argument, given, "whole numbers").tolist()
-    if not is_list(given) or len(given) != owners:  # pyright: ignore[reportArgumentType]
+    if not is_list(given) or len(given) != owners:
         raise refuse(argument, f"one whole number or {owners}, one per client", given)
-    for number in given:  # pyright: ignore[reportGeneralTypeIssues]
+    for number in given:
         check_whole(argument, number)
-    return tuple(int(number) for number in given)  # pyright: ignore[reportGeneralTypeIssues]
+    return tuple(int(number) for number in given)
 
 
-def is_whole(given: object) -> bool:
+def is_whole(given: object) -> TypeGuard[int]:
     """Whether something is a whole number, Python's or NumPy's; True is none."""
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
@@ -201,8 +201,10 @@ def _check_numbers(
         fits = not single or given.ndim == 0
     else:
         values = _in_precision(given)
-        fits = values is not None and not (single and values.ndim)
-        fits = fits and bool((np.isfinite(values) & holds(values)).all())
+        if values is None or (single and values.ndim):
+            fits = False
+        else:
+            fits = bool((np.isfinite(values) & holds(values)).all())
     if not fits:
         raise refuse(argument, wanted, given)
 
@@ -250,7 +252,7 @@ def checked_dtype(argument: str, given: object) -> np.dtype:
         ValueError: if it is none.
     """
     try:
-        found = jnp.dtype(given) if isinstance(given, str | type | np.dtype) else None  # pyright: ignore[reportArgumentType]
+        found = jnp.dtype(given) if isinstance(given, str | type | np.dtype) else None
     except TypeError:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):

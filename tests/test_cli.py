@@ -389,7 +389,7 @@ def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
         (["--prior-variance", "0.1", "-1"], "prior_variance: wanted"),
         (["--prior-variance", "0.1", "--seeds", "0"], "--seeds: wanted a positive"),
         (["--prior-variance", "0.1", "--samples", "0", "4"], "--samples: wanted numbers from 1"),
-        (["--prior-variance", "0.1", "--rank", "6"], "rank must be less than features"),
+        (["--prior-variance", "0.1", "--rank", "6"], "rank: wanted less than the features"),
         (["--prior-variance", "0.1", "--block", "0"], "block: wanted a whole number of at least 1"),
         (["--prior-variance", "0.1", "--noise-variance", "0"], "noise_variance: wanted"),
         (["--prior-variance", "0.1", "--data", "nowhere"], "nowhere"),

@@ -177,23 +177,23 @@ KEY = jax.random.key(0)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: partition_iid(SAMPLES, LABELS[:-1], 2, key=KEY), "labels: wanted 120 labels"),
+        (lambda: partition_iid(SAMPLES, LABELS[:-1], 2, key=KEY), "labels: wanted 120"),
         (
             lambda: partition_iid(SAMPLES, None, 121, key=KEY),
-            "clients: wanted a whole number from 1 to 120",
+            "clients: wanted .* 1 to 120",
         ),
-        (lambda: partition_iid(SAMPLES, None, 0, key=KEY), "clients: wanted a whole number"),
+        (lambda: partition_iid(SAMPLES, None, 0, key=KEY), "clients: wanted"),
         (
             lambda: partition_iid(SAMPLES, None, 2, sizes=61, key=KEY),
-            "sizes: wanted 120 at most.*got 122",
+            "sizes: .* got 122",
         ),
         (
             lambda: partition_iid(SAMPLES, None, 2, sizes=[3], key=KEY),
-            "sizes: wanted one whole number or 2",
+            "sizes: wanted one .* or 2",
         ),
         (
             lambda: partition_iid(SAMPLES, None, 2, sizes=[3, 0], key=KEY),
-            "sizes: wanted a whole number of at least 1, got 0",
+            "sizes: wanted .* got 0",
         ),
         (lambda: partition_iid(np.zeros(()), None, 1, key=KEY), "leading axis"),
         (
@@ -202,7 +202,7 @@ KEY = jax.random.key(0)
         ),
         (
             lambda: partition_by_class(SAMPLES, np.zeros(()), 2, 1, key=KEY),
-            "labels: wanted 120 labels",
+            "labels: wanted 120",
         ),
         (
             lambda: partition_by_class(*labelled(3), 4, 1, key=KEY, classes=range(5)),
@@ -218,7 +218,7 @@ KEY = jax.random.key(0)
         ),
         (
             lambda: partition_by_class(SAMPLES, LABELS, 2, 6, key=KEY),
-            "classes_per_client: wanted a whole number from 1 to 5",
+            "classes_per_client.*1 to 5",
         ),
         (lambda: partition_by_class(SAMPLES, LABELS, 2, 0, key=KEY), "classes_per_client"),
         (
@@ -233,10 +233,10 @@ KEY = jax.random.key(0)
             lambda: partition_by_class(SAMPLES, LABELS, 120, 2, key=KEY),
             "has 24 samples, but its 48 clients need 48",
         ),
-        (lambda: partition_dirichlet(SAMPLES, LABELS, 2, 0.0, key=KEY), "alpha: wanted a positive"),
+        (lambda: partition_dirichlet(SAMPLES, LABELS, 2, 0.0, key=KEY), "alpha: wanted"),
         (
             lambda: partition_dirichlet(SAMPLES, LABELS, 2, -1.0, key=KEY),
-            "alpha: wanted a positive",
+            "alpha: wanted",
         ),
         (
             lambda: partition_dirichlet(SAMPLES, LABELS, 7, 1.0, min_samples=20, key=KEY),
@@ -255,7 +255,7 @@ KEY = jax.random.key(0)
         (lambda: train_test_split([SAMPLES, SAMPLES[:1]], 0.5, key=KEY), "client 1 has 1 samples"),
         (
             lambda: train_test_split([SAMPLES], [1, 2], key=KEY),
-            "test: wanted one whole number or 1",
+            "test: wanted one",
         ),
         (lambda: train_test_split([], 0.5, key=KEY), "arrays: wanted a list of arrays"),
     ],

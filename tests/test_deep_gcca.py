@@ -452,7 +452,7 @@ R, Y = np.eye(4), np.arange(4) % 2
     [
         (lambda: jf.metrics.svm_accuracy(R[0], Y, R, Y), r"train: wanted a table .* \(4,\)"),
         (lambda: jf.metrics.svm_accuracy(R, Y[:3], R, Y), r"train_labels: wanted 4.* \(3,\)"),
-        (lambda: jf.metrics.svm_accuracy(R, Y, R * np.nan, Y), "test: wanted finite"),
+        (lambda: jf.metrics.svm_accuracy(R, Y, R * np.nan, Y), "test: wanted a table .* of finite"),
         (lambda: jf.metrics.svm_accuracy(R, Y, R[:, :2], Y), "test: wanted 4 features .* got 2"),
         (lambda: jf.metrics.svm_accuracy(R, 0 * Y, R, Y), "train_labels: wanted two classes"),
         (lambda: jf.metrics.svm_accuracy(R, Y, R, Y, kernel="cosine"), "kernel: .* 'cosine'"),
@@ -575,7 +575,7 @@ def test_bad_hyperparameters_are_refused(options, message):
         ({"outputs": 2.0}, "outputs: .* got 2.0"),
         ({"hidden": (8, 0)}, "hidden: .* got 0"),
         ({"momentum": 2.0}, "momentum: .* got 2.0"),
-        ({"mask": np.ones(3)}, r"mask: wanted shape \(4,\), got \(3,\)"),
+        ({"mask": np.ones(3)}, r"mask: wanted an array .*\(4\), got .*\(3,\)"),
     ],
 )
 def test_a_bad_perceptron_is_refused(options, message, key):

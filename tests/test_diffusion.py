@@ -323,12 +323,12 @@ def test_a_net_of_images_tells_the_size_of_a_sample(key):
     ("low", "high", "message"),
     [
         (0.5, 0.4, "low, high: .* got 0.5, 0.4"),
-        (-0.1, 0.4, "low, high: .* got -0.1, 0.4"),
+        (-0.1, 0.4, "low: wanted a number from 0 to 1, got -0.1"),
         (0.0, 0.0, "low, high: .* got 0.0, 0.0"),
-        (0.0, 1.1, "low, high: .* got 0.0, 1.1"),
+        (0.0, 1.1, "high: wanted a number from 0 to 1, got 1.1"),
         ("0", 1.0, "low: .* got '0'"),
         (0.0, [1.0], r"high: .* got \[1.0\]"),
-        (float("nan"), 1.0, "low, high: .* got nan, 1.0"),
+        (float("nan"), 1.0, "low: wanted a number from 0 to 1, got nan"),
     ],
 )
 def test_bad_amounts_are_refused(make, low, high, message):

@@ -102,7 +102,7 @@ DATA = {
         lambda: jf.Clients.from_samples(ONE), r"arrays: wanted a list.*of shape \(6, 4\)"
     ),
     "vectors": (lambda: mixed(ONE[0]), r"arrays\[1\]: wanted shape \(samples, features\)"),
-    "not a list": (lambda: jf.Clients.from_samples({"a": ONE}), "arrays: wanted a list.*dict"),
+    "not a list": (lambda: jf.Clients.from_samples({"a": ONE}), "arrays: wanted a list.*'a'"),
     "weights by another name": (
         lambda: jf.Clients.from_samples(block(), weights="size"), "weights: wanted 'equal', 'samp"
     ),
@@ -188,9 +188,9 @@ RUNS = {
     "pooled components": (lambda: run(jf.pca.Pooled(5)), "rank: 5 orthonormal components"),
     "local components": (lambda: run(jf.pca.Local(5)), "rank: 5 orthonormal components"),
     "one shot": (lambda: run(jf.pca.OneShot(2, 3)), "shared_rank [+] local_rank: 5 ortho"),
-    "no rounds": (lambda: run(rounds=0), "rounds: wanted a positive whole number, got 0"),
-    "negative rounds": (lambda: run(rounds=-5), "rounds: wanted a positive whole number, got -5"),
-    "half a round": (lambda: run(rounds=2.5), "rounds: wanted a positive whole number, got 2.5"),
+    "no rounds": (lambda: run(rounds=0), "rounds: wanted a positive whole number.*, got 0"),
+    "negative rounds": (lambda: run(rounds=-5), "rounds: wanted a positive whole number.*, got -5"),
+    "half a round": (lambda: run(rounds=2.5), "rounds: wanted a positive whole number.*, got 2.5"),
     "True as rounds": (lambda: run(rounds=True), "rounds: wanted a positive whole"),
     "not an algorithm": (lambda: run("PerPCA"), "algorithm: wanted a jaxfed algorithm, got str"),
     "the class itself": (lambda: run(jf.pca.PerPCA), "algorithm: wanted a jaxfed algorithm"),

@@ -107,7 +107,7 @@ def test_an_interrupted_run_is_taken_up_again(data, tmp_path, monkeypatch, capsy
         (("--training", "fedavg", "--published"), "--published: is for --training personalized"),
         (("--rounds", 0), "--rounds: wanted at least 1"),
         (("--momentum", 1), "--momentum: wanted from 0 to below 1"),
-        (("--latent", 0), "latent: wanted a positive whole number, got 0"),
+        (("--latent", 0), "latent: wanted a whole number of at least 1, got 0"),
         (("--local-steps", 0), "local_steps: wanted a whole number of at least 1"),
         (("--batch-size", 8), "batch_size: wanted at most the smallest client's"),
         (("--hyper-prior", 0), "hyper_prior: wanted a positive finite number"),

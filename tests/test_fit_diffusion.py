@@ -223,7 +223,7 @@ def test_an_interrupted_run_is_taken_up_again(data, tmp_path, monkeypatch, capsy
         (("--local-steps", 0), "local_steps: wanted a whole number of at least 1"),
         (("--batch-size", 9), "batch_size: wanted at most the smallest client's"),
         (("--initial-spread", 0), "initial_spread: wanted a positive finite number"),
-        (("--widths", 2, 0, 2), "widths: wanted a positive whole number, got 0"),
+        (("--widths", 2, 0, 2), "widths: wanted a whole number of at least 1, got 0"),
         (("--image-shape", "2x8"), "image_shape: .* halved twice"),
         (("--chunk-size", 2), "--chunk-size: is for"),
     ],

@@ -519,7 +519,7 @@ def test_what_sparse_views_cannot_is_refused(key):
         (lambda: jf.gcca.MVLSA(True), "rank"),
         (lambda: jf.gcca.MVLSA(2, view_rank=0), "view_rank"),
         (lambda: jf.gcca.alignment_accuracy(jnp.ones((1, 4, 2))), "scores"),
-        (lambda: jf.gcca.subspace_distance(jnp.eye(3), jnp.eye(4)), "shared, other"),
+        (lambda: jf.gcca.subspace_distance(jnp.eye(3), jnp.eye(4)), "other: wanted"),
         (lambda: jf.gcca.bits_per_variable(-1, 3), "rounds"),
         (lambda: jf.gcca.bits_per_variable(1, 3, start_bits=0), "start_bits"),
         (lambda: jf.gcca.compression_ratio(3, 0, 3), "full_rounds"),
@@ -560,7 +560,7 @@ def test_other_clients_and_starts_are_refused(key):
         warm = jf.Personalized(*map(jnp.ones, shapes))
         with pytest.raises(ValueError, match="warm_start"):
             fit(jf.gcca.MaxVar(2), views, warm_start=warm)
-    with pytest.raises(ValueError, match="shared, local"):
+    with pytest.raises(ValueError, match="local: wanted"):
         jf.gcca.cost(views, jnp.ones((6, 2)), jnp.ones((2, 3, 3)))
 
 

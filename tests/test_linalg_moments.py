@@ -135,7 +135,7 @@ def test_forming_pays_after_enough_rounds():
 def test_refuses_what_is_no_moment():
     with pytest.raises(ValueError, match=r"^samples: wanted .*\(n, d\)"):
         Moment.from_samples(jnp.ones((2, 3, 4)))
-    with pytest.raises(ValueError, match="samples: wanted .* floating-point"):
+    with pytest.raises(ValueError, match=r"^samples: wanted .* floating-point"):
         Moment.from_samples(jnp.ones((3, 4), jnp.int32))
     with pytest.raises(ValueError, match="matrix: wanted a square matrix"):
         Moment.from_dense(jnp.ones((3, 4)))

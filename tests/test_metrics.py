@@ -203,7 +203,7 @@ def test_components_that_do_not_exist_are_none(samples, missing, x64):
 
 
 def test_some_components_are_needed(samples):
-    with pytest.raises(ValueError, match="^shared, local: wanted one of the two, got None"):
+    with pytest.raises(ValueError, match=r"^shared, local: wanted one of the two, got None"):
         metrics.reconstruction_error(samples, None, None)
     for measure in (metrics.misalignment, metrics.client_distances):
         with pytest.raises(ValueError, match=r"^local: wanted an array .* got None"):
@@ -315,7 +315,7 @@ Y, U, V = np.zeros((2, 3, 4)), np.zeros((4, 1)), np.zeros((2, 4, 2))
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: metrics.reconstruction_error(Y, U[:3], V), "shared"),
+        (lambda: metrics.reconstruction_error(Y, U[:3], V), "local"),
         (lambda: metrics.reconstruction_error(Y, U, V[0]), "local"),
         (lambda: metrics.reconstruction_error(Y[0], U, V), "samples"),
         (lambda: metrics.reconstruction_error(Y[:, :, :3], U, V), "samples"),

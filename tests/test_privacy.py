@@ -183,7 +183,7 @@ def test_channels():
 
 def test_bad_arguments():
     clients, key = draw(), jax.random.key(0)
-    with pytest.raises(ValueError, match="client: wanted a number below 4, got 4"):
+    with pytest.raises(ValueError, match="client: wanted a whole number from 0 to 3, got 4"):
         privacy.record(SOLVERS["FAPS"], clients, rounds=1, key=key, client=4)
     with pytest.raises(ValueError, match="rounds: "):
         privacy.record(SOLVERS["FAPS"], clients, rounds=0, key=key)

@@ -119,13 +119,13 @@ def test_too_few_samples_to_hold_out(key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shared_ranks": ()}, "shared_ranks: wanted at least one rank"),
+        ({"shared_ranks": ()}, "shared_ranks: wanted a list of ranks"),
         ({"local_ranks": (1, 0)}, "local_ranks: wanted a whole number of at least 1, got 0"),
         ({"local_ranks": (1, 8)}, r"shared_ranks \+ local_ranks: 10 orthonormal components"),
         ({"held_out": 1.0}, "held_out: wanted a share from 0 to below 1"),
         ({"min_gain": -0.1}, "min_gain: wanted a share from 0 to 1"),
         ({"min_misalignment": 2.0}, "min_misalignment: wanted a share from 0 to 1"),
-        ({"starts": ()}, "starts: wanted at least one method"),
+        ({"starts": ()}, "starts: wanted a list of methods"),
     ],
 )
 def test_refuses_bad_input(key, change, message):

@@ -299,9 +299,7 @@ def test_vmap_over_learning_rates_is_a_loop(key):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^manifold: wanted one of .*grassmann, stiefel, got 'sphere'"
-    ):
+    with pytest.raises(ValueError, match=r"^manifold: wanted .*stiefel, got 'sphere'"):
         riemannian(optax.sgd(0.1), manifold={"a": "stiefel", "b": "sphere"})
     with pytest.raises(ValueError, match=r"^retraction: wanted one of .*qr, got 'svd'"):
         riemannian(optax.sgd(0.1), retraction="svd")

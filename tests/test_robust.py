@@ -77,11 +77,11 @@ def test_under_jit_and_vmap(key, x64):
 @pytest.mark.parametrize(
     ("matrix", "arguments", "message"),
     [
-        (np.ones(3), {}, r"matrix: wanted shape \(rows, columns\), got \(3,\)"),
-        (np.ones((0, 3)), {}, r"matrix: wanted shape"),
-        (np.ones((2, 3), int), {}, "matrix: wanted real floating point numbers, got int"),
-        (np.ones((2, 3), complex), {}, "matrix: wanted real floating point numbers"),
-        (np.full((2, 3), np.nan), {}, "matrix: holds NaN"),
+        (np.ones(3), {}, r"matrix: wanted .*\(rows, columns\), got .*\(3,\)"),
+        (np.ones((0, 3)), {}, "matrix: wanted .* at least one entry"),
+        (np.ones((2, 3), int), {}, "matrix: wanted an array of floating-point numbers.*int"),
+        (np.ones((2, 3), complex), {}, "matrix: wanted an array of floating-point numbers"),
+        (np.full((2, 3), np.nan), {}, "matrix: wanted finite numbers"),
         (np.ones((2, 3)), {"sparsity": 0.0}, "sparsity: wanted a positive finite number"),
         (np.ones((2, 3)), {"tol": -1.0}, "tol: wanted a positive finite number"),
         (np.ones((2, 3)), {"rounds": 0}, "rounds: wanted a whole number of at least 1"),

@@ -156,7 +156,7 @@ def test_a_second_grid_compiles_nothing(caplog):
 
 def test_grids_that_do_not_fit_are_refused():
     keys = jax.random.key(0)
-    with pytest.raises(ValueError, match=r"^stack: nothing to stack"):
+    with pytest.raises(ValueError, match=r"^algorithms: wanted one or a list"):
         jf.sweep([], draw(), keys=keys, rounds=2)
     with pytest.raises(ValueError, match=r"^stack: ranks and other static fields must agree"):
         jf.sweep([jf.pca.PerPCA(1, 1), jf.pca.PerPCA(1, 2)], draw(), keys=keys, rounds=2)

@@ -253,7 +253,7 @@ def chunked(size: int) -> Backend:
     Raises:
         ValueError: if `size` is not a positive whole number.
     """
-    check_whole("size", size)
+    check_whole("chunked size", size)
     return _Chunked(int(size))
 
 
@@ -313,13 +313,13 @@ def _devices(
     if wanted is None:
         return tuple(available)
     if is_whole(wanted):
-        if not 0 < wanted <= len(available):  # pyright: ignore[reportOperatorIssue]
+        if not 0 < wanted <= len(available):
             raise ValueError(
                 f"{name}: {shown(wanted)} were asked for, there are {len(available)} "
                 f"({available[0].platform})"
             )
-        return tuple(available[: int(wanted)])  # pyright: ignore[reportArgumentType]
+        return tuple(available[: int(wanted)])
     # Not by a set: what cannot be hashed is no device.
-    if not is_list(wanted) or not wanted or any(each not in available for each in wanted):  # pyright: ignore
+    if not is_list(wanted) or not wanted or any(each not in available for each in wanted):
         raise refuse(name, f"how many of {len(available)} devices, or a list of some", wanted)
-    return tuple(wanted)  # pyright: ignore[reportArgumentType]
+    return tuple(wanted)

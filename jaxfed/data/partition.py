@@ -6,7 +6,7 @@ the same key gives the same split.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -305,7 +305,7 @@ def _table(name: str, given: object) -> np.ndarray:
     return array
 
 
-def _check(samples, labels, clients, *, optional: bool = False):
+def _check(samples, labels, clients, *, optional: bool = False) -> tuple[np.ndarray, Any, int]:
     samples = _table("samples", samples)
     if labels is not None or not optional:
         labels = checked_labels("labels", labels, len(samples))

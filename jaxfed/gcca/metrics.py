@@ -44,7 +44,7 @@ def cost(
 
     Source: Shrestha & Fu (2023), equation (7), with the factor 1/2 of their programs.
     """
-    check_views(views, 1)
+    check_views(views, 1, "views")
     clients, (entities, features) = len(views), views.data.shape
     shared = checked_array("shared", shared, f"{entities} rank")
     local = checked_array("local", local, f"{clients} {features} {shared.shape[1]}")
@@ -93,7 +93,7 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     Source: Shrestha & Fu (2023), Section II.
     """
     check_count("rank", rank)
-    check_views(views, rank)
+    check_views(views, rank, "views")
     check_factor("ridge", ridge, single=True)
     if isinstance(views.data, SparseView):
         raise ValueError("views: the optimum needs dense ones, Views.from_arrays, got sparse ones")

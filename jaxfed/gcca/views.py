@@ -249,7 +249,7 @@ def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:
     return (columns < view.count[..., None]).astype(view.values.dtype)
 
 
-def check_views(clients: Clients, rank: int) -> None:
+def check_views(clients: Clients, rank: int, name: str = "clients") -> None:
     """Refuse clients without views, and more components than there are entities.
 
     Raises:
@@ -258,7 +258,7 @@ def check_views(clients: Clients, rank: int) -> None:
     if not isinstance(clients, Clients) or not isinstance(clients.data, View | SparseView):
         given = clients.data if isinstance(clients, Clients) else clients
         raise ValueError(
-            f"clients, views: GCCA needs Views.from_arrays, got data of type {type(given).__name__}"
+            f"{name}: GCCA needs Views.from_arrays, got data of type {type(given).__name__}"
         )
     entities = clients.data.shape[0]
     if rank > entities:

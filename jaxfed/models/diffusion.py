@@ -193,8 +193,9 @@ def generate(
     check_instance("corruption", corruption, Corruption, "a Corruption, such as interpolation()")
     if not is_list(shape) or len(shape) != 2:
         raise refuse("shape", "numbers of samples and features", shape)
-    for number in shape:
-        check_count("shape", number)
+    samples, features = shape
+    check_count("shape", samples)
+    check_count("shape", features)
     check_count("steps", steps)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
 
@@ -204,7 +205,7 @@ def generate(
         found = jax.vmap(denoise, (0, None))(samples, amount)
         return more * found + less / noise * (samples - signal * found), None
 
-    start = corruption.noise(key, shape, dtype)
+    start = corruption.noise(key, (samples, features), dtype)
     return jax.lax.scan(step, start, jnp.arange(steps))[0]
 
 

@@ -99,7 +99,7 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
         >>> bool(jnp.allclose(((points[0] - points[1]) ** 2).sum(), 2.0, atol=1e-5))
         True
     """
-    distances = client_distances(local)
+    distances = client_distances(checked_array("local", local, "clients features rank"))
     check_count("dims", dims, most=len(distances))
     centred = distances - distances.mean(axis=0)
     centred = centred - centred.mean(axis=1, keepdims=True)
@@ -247,10 +247,13 @@ def topic_words(
         >>> topics.common, topics.own
         (['tax'], [['oil'], ['school']])
     """
-    check_list("counts", counts, "arrays (documents, words)")
-    clients = Clients.from_samples(
-        [checked_array(f"counts[{i}]", x, "n words", whole=False) for i, x in enumerate(counts)]
-    )
+    if not isinstance(counts, np.ndarray | Array):
+        check_list("counts", counts, "arrays (documents, words)")
+    counts = [
+        checked_array(f"counts[{i}]", rows, "documents words", whole=False)
+        for i, rows in enumerate(counts)
+    ]
+    clients = Clients.from_samples(counts)
     check_texts("vocabulary", vocabulary)
     check_count("shared_rank", shared_rank)
     check_count("local_rank", local_rank)

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_flag, check_name, check_positive, is_whole
+from jaxfed.core.checks import check_count, check_flag, check_name, check_positive
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Max
 from jaxfed.linalg import Moment
@@ -139,7 +139,7 @@ class PerPCA(Algorithm):
         check_positive("decay", decay, optional=True)
         check_flag("shrinkage", shrinkage)
         self.shared_rank = shared_rank
-        self.local_rank = local_rank if is_whole(local_rank) else tuple(local_rank)
+        self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
         self.step_size, self.decay = hyperparameter(step_size), hyperparameter(decay)
         self.variant, self.retraction, self.start = variant, retraction, start
         self.shrinkage = shrinkage
