@@ -197,7 +197,7 @@ def test_meshes_and_devices_that_do_not_fit_are_refused():
         jf.backend.shard(100)
     with pytest.raises(ValueError, match=r"0 were asked for"):
         jf.backend.shard(0)
-    with pytest.raises(ValueError, match=r"devices: wanted some of"):
+    with pytest.raises(ValueError, match=r"devices: wanted how many of"):
         jf.backend.pmap([])
     with pytest.raises(ValueError, match=r"axis: the mesh has the axes .*name the one"):
         jf.backend.shard(mesh(2, 2))
