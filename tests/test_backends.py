@@ -185,14 +185,14 @@ def test_meshes_and_devices_that_do_not_fit_are_refused():
         jf.backend.shard(100)
     with pytest.raises(ValueError, match=r"0 were asked for"):
         jf.backend.shard(0)
-    with pytest.raises(ValueError, match=r"devices: wanted some of"):
+    with pytest.raises(ValueError, match=r"devices: wanted how many of"):
         jf.backend.pmap([])
     with pytest.raises(ValueError, match=r"axis: the mesh has the axes .*name the one"):
         jf.backend.shard(mesh(2, 2))
-    with pytest.raises(ValueError, match=r"axis: the mesh has the axes .*not 'clients'"):
+    with pytest.raises(ValueError, match=r"axis: wanted one of silos, spare, got 'clients'"):
         jf.backend.shard(mesh(2, 2), axis="clients")
     for size in (0, -1, 2.5):
-        with pytest.raises(ValueError, match=r"chunked size: wanted a positive whole number"):
+        with pytest.raises(ValueError, match=r"chunked size: wanted a whole number"):
             jf.backend.chunked(size)
 
 
