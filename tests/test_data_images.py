@@ -11,6 +11,7 @@ import tarfile
 import numpy as np
 import pytest
 
+from fuzz.cifar import array_of, batch, pickled
 from jaxfed.data import read_cifar10, read_femnist, read_mnist
 
 # MNIST ------------------------------------------------------------------------------------------
@@ -95,44 +96,8 @@ def entries(pixels, labels):
     return others | {b"data": pixels, b"labels": labels.tolist()}
 
 
-def pickled(value):
-    """The instructions of a value in the published files, which Python 2 wrote; none of Python 3's
-    protocols gives the same.
-    """
-    match value:
-        case bytes() if len(value) < 256:
-            return b"U" + bytes([len(value)]) + value
-        case bytes():
-            return b"T" + struct.pack("<i", len(value)) + value
-        case int() if 0 <= value < 256:
-            return b"K" + bytes([value])
-        case int() if 0 <= value < 2**16:
-            return b"M" + struct.pack("<H", value)
-        case int():
-            return b"J" + struct.pack("<i", value)
-        case list():
-            return b"](" + b"".join(map(pickled, value)) + b"e"
-        case dict():
-            return b"}(" + b"".join(pickled(part) for pair in value.items() for part in pair) + b"u"
-        case np.ndarray():
-            return array_of(value.shape, value.tobytes())
-    raise TypeError(value)
-
-
-def array_of(shape, elements, *, make=b"numpy.core.multiarray\n_reconstruct", order=b"\x89"):
-    state = b"(K\x03U\x01|NNN" + 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
-    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R" + state
-    empty = b"c" + make + b"\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x0c"
-    sizes = b"(" + b"".join(map(pickled, shape)) + b"t"
-    return empty + b"(K\x01" + sizes + kind + order + pickled(elements) + b"tb"
-
-
-def whole(value, protocol=2):
-    return b"\x80" + bytes([protocol]) + pickled(value) + b"."
-
-
 def python(batches):
-    return {name: whole(entries(*batch)) for name, batch in batches.items()}
+    return {name: batch(entries(*given)) for name, given in batches.items()}
 
 
 def write(files, folder):
@@ -176,9 +141,8 @@ def test_cifar_of_both_versions(tmp_path, form):
 
 def test_pixels_may_lie_column_by_column(tmp_path):
     pixels, labels = cifar()["test_batch"]
-    batch = entries(pixels, labels)
     turned = array_of(pixels.shape, pixels.T.tobytes(), order=b"\x88")
-    stored = whole(batch).replace(pickled(pixels), turned)
+    stored = batch(entries(pixels, labels)).replace(pickled(pixels), turned)
     found = read_cifar10(write({"test_batch": stored}, tmp_path), "test")
     np.testing.assert_array_equal(found.images[0, 0, :, 0], pixels[0, :32])
     assert len(found.images) == len(pixels)
@@ -219,7 +183,7 @@ STATE = b"(K\x03U\x01|NNN"
 
 
 def changed(old, new):
-    stored = whole(GOOD)
+    stored = batch(GOOD)
     assert old in stored
     return stored.replace(old, new)
 
@@ -229,24 +193,24 @@ def changed(old, new):
     [
         (b"", "not a batch of the Python version"),
         (b"no pickle", "not a batch of the Python version"),
-        (whole(GOOD)[:-9], "not a batch of the Python version"),
-        (whole(GOOD)[:-1], "not a batch of the Python version"),
-        (whole(GOOD, protocol=3), "PROTO 3 is in none of the published files"),
+        (batch(GOOD)[:-9], "not a batch of the Python version"),
+        (batch(GOOD)[:-1], "not a batch of the Python version"),
+        (batch(GOOD, protocol=3), "PROTO 3 is in none of the published files"),
         (pickle.dumps({"data": 1.5}, 2), "BINUNICODE data is in none of the published files"),
-        (whole([GOOD]), "do not fit together"),
-        (whole({1: 2}), "do not fit together"),
+        (batch([GOOD]), "do not fit together"),
+        (batch({1: 2}), "do not fit together"),
         (b"\x80\x02}(U\x01atu.", "do not fit together"),
         (b"\x80\x02}](u.", "do not fit together: wanted a dict, got a list"),
         (b"\x80\x02h\x05.", "do not fit together"),
-        (whole({b"data": GOOD[b"data"]}), "wanted data and labels, it holds data"),
-        (whole(GOOD | {b"data": [1, 2]}), "wanted data as an array, got list"),
-        (whole(GOOD | {b"data": np.uint8([[1, 2]])}), r"\(n, 3072\), got \(1, 2\)"),
-        (whole(GOOD | {b"data": np.array(1, np.uint8)}), r"\(n, 3072\), got \(\)"),
-        (whole(GOOD | {b"data": np.zeros((0, 3072), np.uint8)}), r"got \(0, 3072\)"),
-        (whole(GOOD | {b"labels": [1]}), "holds 2 images and 1 labels"),
-        (whole(GOOD | {b"labels": [1, 10]}), "labels from 0 to 9, got 1 to 10"),
-        (whole(GOOD | {b"labels": [1, b"a"]}), "labels as a list of whole numbers"),
-        (whole(GOOD | {b"labels": [[1], [2, 3]]}), "labels as a list of whole numbers"),
+        (batch({b"data": GOOD[b"data"]}), "wanted data and labels, it holds data"),
+        (batch(GOOD | {b"data": [1, 2]}), "wanted data as an array, got list"),
+        (batch(GOOD | {b"data": np.uint8([[1, 2]])}), r"\(n, 3072\), got \(1, 2\)"),
+        (batch(GOOD | {b"data": np.array(1, np.uint8)}), r"\(n, 3072\), got \(\)"),
+        (batch(GOOD | {b"data": np.zeros((0, 3072), np.uint8)}), r"got \(0, 3072\)"),
+        (batch(GOOD | {b"labels": [1]}), "holds 2 images and 1 labels"),
+        (batch(GOOD | {b"labels": [1, 10]}), "labels from 0 to 9, got 1 to 10"),
+        (batch(GOOD | {b"labels": [1, b"a"]}), "labels as a list of whole numbers"),
+        (batch(GOOD | {b"labels": [[1], [2, 3]]}), "labels as a list of whole numbers"),
         # What made NumPy read and write memory that is not its own.
         (changed(STORED, STORED[: STORED.index(b"(K\x01")]), "an array without elements"),
         (changed(STATE, b"(K\x03U\x01|N}N"), "do not fit together: a state that fits nothing"),

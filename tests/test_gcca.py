@@ -376,7 +376,7 @@ def test_agreement_of_views_is_drawn():
     axes, _ = figure.axes
     np.testing.assert_array_equal(axes.images[0].get_array(), np.eye(3, 5))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="names: wanted 3, one per view, got 2"):
+    with pytest.raises(ValueError, match="names: wanted 3, got 2"):
         jf.plot.agreement(np.eye(3), ["a", "b"])
     with pytest.raises(ValueError, match="shares: wanted"):
         jf.plot.agreement(np.ones(3), ["a"])

@@ -300,7 +300,7 @@ def test_reconstructed_energy():
     np.testing.assert_allclose(measured(counts), np.mean(wanted), rtol=1e-6)
     with pytest.raises(ValueError, match=r"^counts"):
         measured(np.array([2.0, 4]))
-    with pytest.raises(ValueError, match=r"^reconstructions .* got \(2, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"^reconstructions: .* shape \(2, 2, 2\)"):
         jf.metrics.reconstructed_energy(samples, found[:, :2])
 
 

@@ -111,6 +111,7 @@ HYPER = positive()
 MAYBE = optional(HYPER)
 WHOLE = count()  # of Python, for what becomes static
 COUNT = whole()
+UNPACKED = whole(1, 2**63 - 1)
 SOME = optional(count())
 REAL = "fiu"
 SIZES = either(whole(), listed(whole(), CLIENTS))
@@ -859,16 +860,16 @@ def _data(right) -> list[Target]:
         *(
             Target(f"data.read_{name}", {parameter: "nowhere"}, {parameter: lambda v: False} | more)
             for name, parameter, more in (
-                ("arrays", "path", {"names": optional(texts), "same_features": flag}),
-                ("cifar10", "path", {"split": one_of("train", "test")}),
+                ("arrays", "path", {"max_bytes": UNPACKED, "names": optional(texts), "same_features": flag}),
+                ("cifar10", "path", {"max_bytes": UNPACKED, "split": one_of("train", "test")}),
                 ("femnist", "path", {}),
-                ("folder", "path", {"client_column": optional(text)}),
-                ("idx", "path", {}),
-                ("images", "folder", {"color": flag}),
-                ("mnist", "folder", {"split": one_of("train", "test")}),
-                ("table", "path", {"client_column": optional(text)}),
+                ("folder", "path", {"max_bytes": UNPACKED, "client_column": optional(text)}),
+                ("idx", "path", {"max_bytes": UNPACKED}),
+                ("images", "folder", {"max_bytes": UNPACKED, "color": flag}),
+                ("mnist", "folder", {"max_bytes": UNPACKED, "split": one_of("train", "test")}),
+                ("table", "path", {"max_bytes": UNPACKED, "client_column": optional(text)}),
                 ("text", "folder", {"suffix": text}),
-                ("views", "path", {"names": optional(texts)}),
+                ("views", "path", {"max_bytes": UNPACKED, "names": optional(texts)}),
             )
         ),
     ]  # fmt: skip
@@ -916,7 +917,7 @@ def _models(right) -> list[Target]:
             "key": key, "images": real(4, 13, 13, finite=True), "labels": lambda v: array(4, kinds="iu")(v) and (np.asarray(v) >= 0).all() and set(np.asarray(v)) == {0, 1},
             "classes": optional(count(2, 2)), "image_shape": lambda v: v is None, "features": WHOLE, "epochs": WHOLE, "batch_size": count(1, 4), "learning_rate": positive(arrays=False),
         }, says={"classes": ("labels",), "labels": ("classes",)}),
-        Target("models.inception_features", {"path": "no such file"}, {"path": lambda v: False, "batch_size": WHOLE}),
+        Target("models.inception_features", {"path": "no such file"}, {"path": lambda v: False, "batch_size": WHOLE, "sha256": lambda v: False}),
         Target("generative.sample", {"algorithm": right["training"], "key": right["key"], "arrays": right["training"].arrays, "count": 1}, {
             "algorithm": lambda v: False, "key": lambda v: False, "count": lambda v: False, "steps": lambda v: False,
         }, says={"key": ("algorithm",), "count": ("algorithm",), "steps": ("algorithm",)}),

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import pickle
 import random
 import struct
 from collections.abc import Callable
@@ -14,6 +13,8 @@ import numpy as np
 import pandas
 import PIL.Image
 import scipy.sparse
+
+from . import cifar
 
 
 def _npy(array: np.ndarray) -> bytes:
@@ -60,7 +61,7 @@ def sound() -> dict[tuple[str, str], dict[str, bytes]]:
     idx = {"train-images-idx3-ubyte": _idx(images), "train-labels-idx1-ubyte": _idx(np.arange(3))}
     batches = [f"data_batch_{i}" for i in range(1, 6)]
     pixels = rng.integers(0, 255, (2, 3072)).astype(np.uint8)
-    batch = pickle.dumps({b"data": pixels, b"labels": [1, 2]}, protocol=2)
+    batch = cifar.batch({b"data": pixels, b"labels": [1, 2]})
     user = {"x": rng.uniform(size=(2, 784)).tolist(), "y": [1, 2]}
     leaf = {"users": ["a"], "num_samples": [2], "user_data": {"a": user}}
     two = {"a.npy": _npy(table), "b.npy": _npy(table[:3])}

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from jaxfed._checks import check_whole, checked_path
+
 StrPath = str | os.PathLike[str]
 
 #: What a compressed file or a picture may take in memory unless more is allowed. A few kilobytes of
@@ -62,6 +64,12 @@ def listing(names: Iterable[object], limit: int = 5) -> str:
     return ", ".join(map(str, shown[:limit])) + (", ..." if len(shown) > limit else "")
 
 
+def checked_source(argument: str, path: StrPath, max_bytes: int) -> Path:
+    """A path to read from, and how much it may unpack to, once both can be."""
+    check_whole("max_bytes", max_bytes, most=2**63 - 1)
+    return checked_path(argument, path)
+
+
 def content(path: Path, max_bytes: int) -> bytes | bytearray:
     """What a file holds, unpacked if it is compressed by gzip."""
     limit = allowed(existing(path), max_bytes)
@@ -94,8 +102,6 @@ def check_archive(path: Path, max_bytes: int) -> None:
 
 def allowed(path: Path, max_bytes: int) -> int:
     """How much a file may unpack to: what was said, and never less than its own size."""
-    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise ValueError(f"max_bytes: wanted a whole number of at least 1, got {max_bytes!r}")
     return max(max_bytes, path.stat().st_size)
 
 

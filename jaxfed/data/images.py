@@ -15,7 +15,15 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from jaxfed._checks import check_name, checked_path
-from jaxfed.data._files import MAX_BYTES, StrPath, content, existing, files_in, listing
+from jaxfed.data._files import (
+    MAX_BYTES,
+    StrPath,
+    checked_source,
+    content,
+    existing,
+    files_in,
+    listing,
+)
 from jaxfed.data._pickled import read_batch
 from jaxfed.data.readers import read_idx
 
@@ -70,7 +78,7 @@ def read_mnist(
         LeCun, Bottou, Bengio & Haffner (1998), Gradient-based learning applied to document
         recognition; Xiao, Rasul & Vollgraf (2017), Fashion-MNIST.
     """
-    folder = checked_path("folder", folder)
+    folder = checked_source("folder", folder, max_bytes)
     prefix = {"train": "train", "test": "t10k"}[_checked_split(split)]
     files = files_in(folder)
     paths = []
@@ -126,7 +134,7 @@ def read_cifar10(
     Source:
         Krizhevsky (2009), Learning multiple layers of features from tiny images.
     """
-    path = checked_path("path", path)
+    path = checked_source("path", path, max_bytes)
     wanted = _CIFAR_FILES[_checked_split(split)]
     either = {name + suffix for name in wanted for suffix in ("", ".bin")}
     found = _cifar_files(path, either, max_bytes)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxfed._checks import check_flag, check_text, check_texts, checked_path
+from jaxfed._checks import check_flag, check_text, check_texts
 from jaxfed._optional import require
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -25,6 +25,7 @@ from jaxfed.data._files import (
     allowed,
     check_archive,
     check_size,
+    checked_source,
     content,
     existing,
     files_in,
@@ -69,7 +70,7 @@ def read_folder(
         FileNotFoundError: if there is nothing at `path`.
         ValueError: if no format is recognised, several are, or a file is malformed.
     """
-    path = checked_path("path", path)
+    path = checked_source("path", path, max_bytes)
     _check_column(client_column)
     files = files_in(path) if path.is_dir() else [existing(path)]
     formats = {
@@ -126,7 +127,7 @@ def read_arrays(
         FileNotFoundError: if there is nothing at `path`.
         ValueError: if a file is malformed or clients disagree about the features.
     """
-    path = checked_path("path", path)
+    path = checked_source("path", path, max_bytes)
     check_names(names)
     check_flag("same_features", same_features)
     if not path.is_dir():
@@ -183,7 +184,7 @@ def read_table(
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
         ValueError: if a table is ragged, not numeric, incomplete, or disagrees with another.
     """
-    path = checked_path("path", path)
+    path = checked_source("path", path, max_bytes)
     _check_column(client_column)
     files = files_in(path, TABLES) if path.is_dir() else [existing(path)]
     if len({file.suffix.lower() for file in files}) > 1:
@@ -230,7 +231,7 @@ def read_images(
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
     check_flag("color", color)
-    files = files_in(checked_path("folder", folder), _IMAGES)
+    files = files_in(checked_source("folder", folder, max_bytes), _IMAGES)
     return np.stack(_read_image_files(files, color=color, max_bytes=max_bytes))
 
 
@@ -255,7 +256,7 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
         FileNotFoundError: if the file does not exist.
         ValueError: if the header or the length of the file is wrong.
     """
-    path = checked_path("path", path)
+    path = checked_source("path", path, max_bytes)
     stored = content(path, max_bytes)
     if len(stored) < 4 or stored[:2] != b"\0\0" or stored[2] not in _IDX_TYPES:
         raise ValueError(
@@ -414,6 +415,7 @@ def _load_parquet(path: Path, max_bytes: int) -> tuple[list[str], list[Sequence]
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count:
             raise ValueError(f"{path}: column {name!r} has {column.null_count} missing values")
+        columns.append(column.to_numpy())
     return table.column_names, columns
 
 

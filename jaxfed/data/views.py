@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxfed._checks import checked_path
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -15,6 +14,7 @@ from jaxfed.data._files import (
     allowed,
     check_archive,
     check_size,
+    checked_source,
     existing,
     files_in,
     listing,
@@ -59,7 +59,7 @@ def read_views(
         ValueError: for fewer than two views, views with different numbers of entities, dense and
             sparse ones together, or a malformed file.
     """
-    path = checked_path("path", path)
+    path = checked_source("path", path, max_bytes)
     check_names(names)
     files = files_in(path, (*ARRAYS, *TABLES)) if path.is_dir() else [existing(path)]
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
