@@ -4,10 +4,9 @@ What is asked for is imported when it is, so that `import jaxfed` and a command'
 wait for JAX.
 """
 
-import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxfed import _deprecated
+from jaxfed import _names
 
 if TYPE_CHECKING:
     from jaxfed import data as data
@@ -82,21 +81,15 @@ def _masked(clients, *, size=None, samples=None):
     return clients.restrict(clients=size, samples=samples)
 
 
-_old_name = _deprecated.old_names(
-    __name__,
-    {
-        "Diverged": "jaxfed.DivergenceError",
-        "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),
-    },
-)
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _PLACES:
-            return _old_name(name)
-        found = globals()[name] = pkgutil.resolve_name(_PLACES[name])
-        return found
+    __getattr__ = _names.lazy_names(
+        __name__,
+        _PLACES,
+        {
+            "Diverged": "jaxfed.DivergenceError",
+            "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),
+        },
+    )
 
 
 def __dir__() -> list[str]:

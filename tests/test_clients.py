@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed._deprecated import old_names
+from jaxfed._names import lazy_names
 from jaxfed.linalg import Moment
 
 COUNTS = (4, 2, 5)
@@ -139,7 +139,7 @@ def test_the_old_name_of_restrict_still_works():
 
 
 def test_an_old_name_is_the_new_one():
-    attribute = old_names("jaxfed", {"Averaging": "jaxfed.generative.FedAvg"})
+    attribute = lazy_names("jaxfed", {}, {"Averaging": "jaxfed.generative.FedAvg"})
     with pytest.warns(DeprecationWarning, match=r"^jaxfed.Averaging is now jaxfed.generative.Fed"):
         assert attribute("Averaging") is jf.generative.FedAvg
 

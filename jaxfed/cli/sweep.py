@@ -291,8 +291,7 @@ def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients
     energies = jnp.sum(values**2, axis=(1, 2)) / counts
 
     def error(frames):
-        nothing = frames[0, :, :0]
-        left = metrics.reconstruction_error(values, nothing, frames, counts, per_client=True)
+        left = metrics.reconstruction_error(values, None, frames, counts, per_client=True)
         return 100 * jnp.vdot(given.weights, left) / jnp.vdot(given.weights, energies)
 
     learned = learn(given, jax.random.key(seed), prior_variance)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed._deprecated import renamed_argument
+from jaxfed._names import renamed_argument
 from jaxfed._optional import require
 from jaxfed.core import backend, channel, participation
 from jaxfed.core.algorithm import Algorithm, Personalized

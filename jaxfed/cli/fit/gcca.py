@@ -195,7 +195,7 @@ def _draw(
     """Draw what there is to draw; return the names of the pictures."""
     figures = {"agreement.png": plot.agreement(fits, names)}
     if solution.rounds > 1:
-        levels = {} if least is None else {"least cost / views": least / len(names)}
+        levels = None if least is None else {"least cost / views": least / len(names)}
         figures["convergence.png"] = plot.convergence(
             solution.history, levels=levels, label="cost / views"
         )

@@ -1,31 +1,38 @@
-"""Old public names, which keep working for one release and say what they are called now."""
+"""Public names that are imported when they are asked for, and old ones, with their successors."""
 
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def old_names(module: str, names: Mapping[str, str | tuple[str, Any]]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that knows its old names.
+def lazy_names(
+    module: str, places: Mapping[str, str], old: Mapping[str, str | tuple[str, Any]]
+) -> Callable[[str], Any]:
+    """A module's `__getattr__` that imports what is asked for, and knows old names.
 
     Hide it from type checkers by `if not TYPE_CHECKING`, or they take every misspelt name of the
-    module for an old one.
+    module for one of these.
 
     Args:
         module: the module's `__name__`.
-        names: by the old name, the full dotted new one, `"jaxfed.DivergenceError"`; or, where the
+        places: by the name, where it lives, `"jaxfed.core.run:fit"`.
+        old: by the old name, the full dotted new one, `"jaxfed.DivergenceError"`; or, where the
             arguments changed too, the new one with what the old name still stands for.
 
     Returns:
-        `f(name)`, which warns and returns what the old name stands for, and raises an
-        `AttributeError` for any other name.
+        `f(name)`, which returns what the name stands for, with a warning for an old one, and raises
+        an `AttributeError` for any other.
     """
 
     def attribute(name: str) -> Any:
-        if name not in names:
+        if name in places:
+            found = vars(sys.modules[module])[name] = pkgutil.resolve_name(places[name])
+            return found
+        if name not in old:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        known = names[name]
+        known = old[name]
         new = known if isinstance(known, str) else known[0]
         warnings.warn(
             f"{module}.{name} is now {new}; the old name goes in the next release",
