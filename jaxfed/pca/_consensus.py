@@ -21,7 +21,15 @@ from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
-from jaxfed.pca._components import Frame, check_data, check_fits, check_start, deflate, moment_of
+from jaxfed.pca._components import (
+    Frame,
+    check_data,
+    check_fits,
+    check_start,
+    deflate,
+    moment_of,
+    uncaptured,
+)
 
 
 class Member(NamedTuple):
@@ -106,7 +114,7 @@ def first_state(
 
 def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, ""]:
     """A client's mean squared reconstruction error of a sample, which goes into the history."""
-    return (data.moment.trace - captured) / jnp.maximum(data.count, 1)
+    return uncaptured(data.moment, captured) / jnp.maximum(data.count, 1)
 
 
 def kkt_violation(server: Server, product: Frame) -> Float[Array, ""] | None:
