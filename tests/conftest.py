@@ -71,6 +71,13 @@ def key():
 
 
 @pytest.fixture
+def environment():
+    """That of a process with one device, which compiles as the tests do."""
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    return os.environ | {"XLA_FLAGS": " ".join(flags)}
+
+
+@pytest.fixture
 def x64():
     """Double precision for one test."""
     with jax.enable_x64(True):

@@ -1,7 +1,6 @@
 """Clients one after the other, at once, or spread over devices: the same numbers."""
 
 import functools
-import os
 import socket
 import subprocess
 import sys
@@ -228,14 +227,13 @@ assert run(own, place, jf.backend.shard(local)) != alone
 
 
 @pytest.mark.timeout(200)
-def test_what_differs_between_processes_is_refused():
+def test_what_differs_between_processes_is_refused(environment):
     """Each with its own clients, they used to compute something out of half of both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     command = [sys.executable, "-c", TWO_PROCESSES]
-    both = [subprocess.Popen([*command, str(i), port], env=settings) for i in range(2)]
+    both = [subprocess.Popen([*command, str(i), port], env=environment) for i in range(2)]
     try:
         assert [process.wait(timeout=150) for process in both] == [0, 0]
     finally:
@@ -256,8 +254,7 @@ for _ in range(20):
 """
 
 
-def test_decompositions_on_several_devices_do_not_wait_for_each_other():
+def test_decompositions_on_several_devices_do_not_wait_for_each_other(environment):
     """Two devices of a processor that each decompose a batch used to hang in almost every run."""
-    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    settings["NPROC"] = "2"  # as many threads as devices, on every machine
+    settings = environment | {"NPROC": "2"}  # as many threads as devices, on every machine
     subprocess.run([sys.executable, "-c", TWO_CORES], env=settings, check=True, timeout=200)

@@ -456,7 +456,6 @@ assert jnp.isfinite(found.result.shared).all()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
-def test_a_multiple_of_eight_entries_on_one_core():
+def test_a_multiple_of_eight_entries_on_one_core(environment):
     """Empty arrays in the packing used to keep decompositions beside it from being compiled."""
-    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    subprocess.run([sys.executable, "-c", ONE_CORE], env=settings, check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", ONE_CORE], env=environment, check=True, timeout=200)
