@@ -133,16 +133,19 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         written = _bytes(sent.payload, real)
         # Only what both ends may remember is kept.
         kept = sent.decoded if problem.uplink.cumulative else None
-        return (contributions(sent.decoded, weight), written), (kept, _broken(message, weight))
+        broken = _broken(message, weight)
+        sent_on = contributions(sent.decoded, weight), written, _one_more(broken, weight)
+        return sent_on, (kept, broken)
 
-    (total, written), (first, broken) = collect(
+    (total, written, failures), (first, broken) = collect(
         problem.backend,
         announce,
         (key, shared_secret(problem.key), shared_start),
         (clients.data, clients.ids, clients.weights, places, local_start),
         problem.size,
     )
-    total = _marred(problem.first_uplink.receive(total, None), broken)
+    failed = plain(failures) > 0
+    total = _marred(problem.first_uplink.receive(total, None), failed)
     like = jax.eval_shape(_first_of, clients.data)
     server = algorithm.server_init(_server_key(key), plain(total), like, start)
     server = contract.arrays_of(algorithm, "server_init", server)
@@ -178,7 +181,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         else None,
         objective=jnp.full((), jnp.nan, objective.dtype),
         measure=jnp.full((), jnp.inf, objective.dtype),
-        failure=Failure(broken.any().astype(jnp.int32), broken),
+        failure=Failure(failed.astype(jnp.int32), broken),
     )
     costs = Costs(
         first_up,
@@ -212,11 +215,16 @@ def _broken(message: PyTree, weight: Float[Array, ""]) -> Bool[Array, ""]:
     return (weight > 0) & ~jnp.asarray([True, *finite]).all()
 
 
-def _marred(message: PyTree, broken: Bool[Array, " m"]) -> PyTree:
+def _one_more(broken: Bool[Array, ""], like: Float[Array, ""]) -> PyTree:
+    """The contribution to the number of those, in the one sum that a round takes anyway."""
+    return contributions(Sum(broken.astype(like.dtype)), jnp.ones_like(like))
+
+
+def _marred(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
     """What was received: NaN if a message is not finite, whatever clipped or hid that."""
 
     def marred(x):
-        return jnp.where(broken.any(), jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+        return jnp.where(failed, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
     return jax.tree.map(marred, message)
 
@@ -310,16 +318,18 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         share = weight * present.astype(weight.dtype)
         # Of absent clients the server has the last message already: they have changed nothing.
         changed = weight * there.astype(weight.dtype) if way.cumulative else share
+        broken = _broken(uplink, share)
         contributed = (
             contributions(sent.decoded, changed),
             contributions((diagnostics, jnp.ones_like(weight)), share),
             _bytes(sent.payload, present),
+            _one_more(broken, weight),
         )
         kept = new_local, sent.memory
         if not everybody:
             kept = jax.tree.map(lambda new, old: jnp.where(there, new, old), kept, (local, memory))
         lost = there & ~jnp.isfinite(diagnostics["objective"])
-        return contributed, (kept, (lost, _broken(uplink, share)))
+        return contributed, (kept, (lost, broken))
 
     shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
     before = state.local, state.uplink.sender
@@ -338,16 +348,17 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     else:
         sent, found = collect(problem.backend, work, shared, own, problem.size)
     (local, sender), (lost, broken) = found
-    message, told, written = sent
-    message = _marred(problem.uplink.receive(message, state.uplink.receiver), broken)
+    message, told, written, failures = sent
+    failed = plain(failures) > 0
+    message = _marred(problem.uplink.receive(message, state.uplink.receiver), failed)
     server, measured = contract.server_step(algorithm, server_key, state.server, plain(message))
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
-    share = jnp.where(happens, share, 1)
+    share = jnp.where(share != 0, share, 1)
     diagnostics = {name: value / share for name, value in diagnostics.items()}
     # Not finite if one participant's is not.
-    sound = jnp.isfinite(diagnostics["objective"]) & ~broken.any()
+    sound = jnp.isfinite(diagnostics["objective"]) & ~failed
     diagnostics |= measured
     measure = diagnostics.get("stopping_measure")
     if measure is None:
