@@ -188,7 +188,14 @@ def _cell(given: Outcome, exact: Outcome) -> str:
     cost = f"{given.bits / exact.bits:.2f}"
     if not np.isfinite(off):
         return f"({cost}: diverges)"
-    return cost if off <= 0.01 else f"({cost}: {float(f'{100 * off:.1g}'):g} % off)"
+    if off <= 0.01:
+        return cost
+    far = f"{_rounded(1 + off)}-fold" if off >= 10 else f"{_rounded(100 * off)} % off"
+    return f"({cost}: {far})"
+
+
+def _rounded(value: float) -> str:
+    return f"{float(f'{value:.1g}'):g}"
 
 
 # --- three algorithms on their papers' settings --------------------------------------------------
