@@ -172,8 +172,6 @@ def checked_method(method: str | None, known: tuple[str, ...], default: str) -> 
 def differentiable(
     values: Callable[[Array, str], Factors],
     rotation: Callable[[Array, Array], Array],
-    *,
-    wide: bool = False,
 ) -> Callable[[Array, str], Factors]:
     """Give a factorization its derivative, in both modes and of every order.
 
@@ -181,7 +179,6 @@ def differentiable(
         values: `(w, method) -> (Q, R^{-1})` with `W = Q R`; itself never differentiated.
         rotation: `(R^{-1}, N) -> Omega`, the antisymmetric matrix that keeps `dR` of its kind,
             where `N = Q^T dW R^{-1}`; linear in `N`, differentiable and transposable.
-        wide: whether `W` and `Q` are the transposes of those above.
 
     Returns:
         `values` with its derivative rule.
@@ -196,17 +193,14 @@ def differentiable(
     #     dR R^{-1}  = N - Omega,
     #     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
     #     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
-    # Q and R^{-1} are results of this same rule, so it can be differentiated again. Of a wide
-    # matrix it is the rule of its transpose.
+    # Q and R^{-1} are results of this same rule, so it can be differentiated again.
     @factor.defjvp
     def factor_jvp(method, primals, tangents):
         (w,), (dw,) = primals, tangents
-        factors = factor(w, method)
-        upright = jnp.transpose if wide else lambda x: x
-        q, inverse = upright(factors[0]), factors[1]
-        a = matmul(upright(dw), inverse)
+        q, inverse = factor(w, method)
+        a = matmul(dw, inverse)
         n = matmul(q.T, a)
         k = rotation(inverse, n) - n
-        return factors, (upright(a + matmul(q, k)), matmul(inverse, k))
+        return (q, inverse), (a + matmul(q, k), matmul(inverse, k))
 
     return factor
