@@ -3,9 +3,12 @@
     python bench/perpca_round.py
 
 The authors' way is re-created in `authors_perpca.py`: NumPy on one thread, a Python loop over
-clients, the second moment recomputed each round, the polar factor from a full SVD. The bare
-products are the round's own `S_i W` for all clients, batched, and nothing else.
+clients, the second moment recomputed each round, the polar factor from a full SVD. Plain JAX is
+`plain_jax.py`, with QR. The bare products are the round's own `S_i W` for all clients, batched, and
+nothing else.
 """
+
+from functools import partial
 
 from timing import machine, single_threaded_blas, table, turns
 
@@ -15,6 +18,7 @@ import authors_perpca
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain_jax
 
 import jaxfed as jf
 
@@ -79,7 +83,9 @@ def main() -> None:
         def authors(with_loss, double=double, shared=shared, local=local, step=step):
             return lambda: authors_perpca.authors_round(double, shared, local, step, with_loss)
 
-        fast = turns({"ours": ours, "bare": bare})
+        plain = partial(plain_jax.perpca, jnp.asarray(samples), *start, step, ROUNDS)
+
+        fast = turns({"ours": ours, "plain": plain, "bare": bare})
         slow = turns({"plain": authors(False), "loss": authors(True)}, repeats=3)
         for clock in ("cpu", "wall"):
             mine = fast["ours"][clock] / ROUNDS
@@ -89,6 +95,7 @@ def main() -> None:
                     "clock": clock,
                     "ours ms": 1e3 * mine,
                     "authors / ours": slow["plain"][clock] / mine,
+                    "plain JAX / ours": fast["plain"][clock] / fast["ours"][clock],
                     "with loss": slow["loss"][clock] / mine,
                     "ours / bare products": mine / (fast["bare"][clock] / ROUNDS),
                     "moment": "matrix" if dense else "samples",

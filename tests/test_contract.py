@@ -414,9 +414,22 @@ EVERY = ("structure", "order", "bits", "refusals")
 FIRST = ("types", "vmap", "gradients", "padding")
 RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST)
 every_example = pytest.mark.parametrize("name", GOOD)
-first_example = pytest.mark.parametrize(
-    "name", [next(name for name in GOOD if name.startswith(kind.__name__)) for kind in EXAMPLES]
-)
+# These compile for ten seconds and more. At least one algorithm of each family is not among them.
+LONG = {
+    jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA, jf.pca.VarProPerPCA,
+    jf.pca.LocalProbabilisticPCA, jf.pca.GlobalProbabilisticPCA, jf.pca.FAPS, jf.pca.LocalPower,
+    jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.generative.AdaptiveTraining,
+    jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
+}  # fmt: skip
+
+
+def first_example(long=frozenset()):
+    """The first of each algorithm; those of these are slow."""
+    names = {kind: next(n for n in GOOD if n.startswith(kind.__name__)) for kind in EXAMPLES}
+    slow = {True: [pytest.mark.slow], False: []}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=slow[kind in long]) for kind, name in names.items()]
+    )
 
 
 def draw_samples(seed=0):
@@ -624,12 +637,12 @@ def test_what_depends_on_settings(name):
     run_checks(name, EVERY)
 
 
-@first_example
+@first_example(LONG - {jf.pca.VarProPerPCA, jf.pca.LocalPower, jf.gcca.MaxVar, jf.pca.FAPS})
 def test_numbers_and_derivatives(name):
     run_checks(name, FIRST)
 
 
-@first_example
+@first_example(LONG)
 def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.

@@ -6,9 +6,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxfed as jf
+from jaxfed.core.compiling import compiler_options
 
 FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 
@@ -400,3 +402,24 @@ def test_inputs_are_left_as_they_were(key):
     before = jax.tree.map(np.array, (algorithm, clients, start))
     jf.fit(algorithm, clients, rounds=ROUNDS, key=key, warm_start=start, chunk_rounds=5)
     chex.assert_trees_all_equal(jax.tree.map(np.array, (algorithm, clients, start)), before)
+
+
+def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeypatch, key):
+    small, wide = (
+        jf.Clients.from_samples(jax.random.normal(key, (2, 6, features))) for features in (4, 100)
+    )
+    model = jf.models.Autoencoder(100, 60, hidden="relu", key=key)
+    network = jf.generative.FedAvg(
+        model, jf.models.reconstruction_loss, optax.sgd(0.1), local_steps=1
+    )
+    level, threads = "xla_backend_optimization_level", "xla_cpu_multi_thread_eigen"
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    options = compiler_options(jf.pca.PerPCA(1, 2), small)
+    assert options[level] == 1 and options[threads] is False
+    assert threads not in compiler_options(jf.pca.PerPCA(1, 2), wide)
+    assert compiler_options(network, wide) == {}  # whose rounds would be slower
+    jax.jit(jnp.sin, compiler_options=options)(1.0)  # this version knows them
+
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
+    assert level not in compiler_options(jf.pca.PerPCA(1, 2), small)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +21,7 @@ from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
+from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
 from jaxfed.core.rounds import State
 from jaxfed.core.solution import DivergenceError, Solution, Status
@@ -147,7 +148,7 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    compiled = _compiled(_is_small(clients))
+    compiled = _compiled(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
         chunk_rounds = max(1, rounds // 50) if watched else rounds
@@ -257,8 +258,9 @@ class _Compiled(eqx.Module):
     finish: Callable = eqx.field(static=True)
 
 
-def _compile(**compiler: Any) -> _Compiled:
-    jit = partial(jax.jit, **compiler)
+@cache
+def _compiled(**options: bool | int) -> _Compiled:
+    jit = partial(jax.jit, compiler_options=options)
 
     def run(problem, start, tol, options):
         """All of it as one program, which takes less time to compile than its parts."""
@@ -304,21 +306,6 @@ def _fetched(array: Array) -> np.ndarray:
     if not array.is_fully_addressable:
         array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
-
-
-_DEFAULT = _compile()
-# On a processor, threads cost more than they bring for products this small (and the option is
-# one of the compiled function, not of the process).
-_SINGLE_THREAD = _compile(compiler_options={"xla_cpu_multi_thread_eigen": False})
-
-
-def _compiled(small: bool) -> _Compiled:
-    return _SINGLE_THREAD if small and jax.default_backend() == "cpu" else _DEFAULT
-
-
-def _is_small(clients: Clients) -> bool:
-    leaves = jax.tree.leaves(clients.data)
-    return max(int(np.prod(leaf.shape[1:])) for leaf in leaves) <= 2**15 and clients.features <= 64
 
 
 def _bar(rounds: int):
