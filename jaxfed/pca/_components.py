@@ -114,12 +114,20 @@ def deflate(w: Frame, basis: Frame) -> Frame:
 
 def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | None = None) -> Frame:
     """Top eigenvectors of a second moment; columns that are not active are zero."""
-    values, vectors = moment.top(rank)
+    return activated(moment, *moment.top(rank), active)
+
+
+def activated(
+    moment: Moment, values: Array, vectors: Frame, active: Float[Array, " rank"] | None
+) -> Frame:
+    """A second moment's top eigenvectors with zeros for those that are not active."""
     if active is None:
         return vectors
     # The active ones do turn towards the others: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
     gaps = values - values[:, None]
-    clear = (active > active[:, None]) & (gaps > jnp.finfo(values.dtype).eps * rank * values[0])
+    clear = (active > active[:, None]) & (
+        gaps > jnp.finfo(values.dtype).eps * len(values) * values[0]
+    )
     turn = jnp.where(clear, change_within(moment, vectors) / jnp.where(clear, gaps, 1), 0)
     return (vectors + vectors @ turn) * active
 

@@ -22,6 +22,7 @@ from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
     RETRACTIONS,
     Frame,
+    activated,
     beside,
     best_local,
     check_data,
@@ -33,7 +34,6 @@ from jaxfed.pca._components import (
     moment_received,
     reciprocal,
     retract,
-    top_components,
     uncaptured,
 )
 from jaxfed.pca.shrinkage import shrink
@@ -188,11 +188,14 @@ class PerPCA(Algorithm):
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
-        if self.step_size is None:
-            first["curvature"] = Max(moment.largest_eigenvalue())
-        if start is None and self.start == "local_first":
-            own = top_components(moment, self._width, active)
-            first["moment"] = moment_message(moment.deflate(own))
+        alone = start is None and self.start == "local_first"
+        if alone or self.step_size is None:
+            values, vectors = moment.top(self._width if alone else 1)
+            if self.step_size is None:
+                first["curvature"] = Max(values[0])
+            if alone:
+                own = activated(moment, values, vectors, active)
+                first["moment"] = moment_message(moment.deflate(own))
         return first
 
     def server_init(self, key, first, like, start):
