@@ -37,6 +37,7 @@ def pytest_configure(config):
     """
     config.addinivalue_line("markers", "float16: computes in half precision")
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("user"))  # of the command line
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -1,5 +1,6 @@
 """The loop: traced as a whole, or driven from the host in chunks."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import chex
@@ -423,3 +424,20 @@ def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeyp
 
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
     assert level not in compiler_options(jf.pca.PerPCA(1, 2), small)
+
+
+def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
+    set_before = jax.config.jax_compilation_cache_dir
+    assert jf.enable_compilation_cache() == Path(set_before)  # what JAX is told already
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        folder = jf.enable_compilation_cache()
+        assert folder.is_dir() and folder.is_relative_to(tmp_path / "user")
+        assert jax.config.jax_compilation_cache_dir == str(folder)
+        assert jf.enable_compilation_cache(tmp_path / "here") == tmp_path / "here"
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match="file"):
+            jf.enable_compilation_cache(tmp_path / "file")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", set_before)

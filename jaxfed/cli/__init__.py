@@ -1,6 +1,7 @@
 """The command line: `jaxfed COMMAND`, the same as `python -m jaxfed COMMAND`."""
 
 import argparse
+import contextlib
 import importlib
 import logging
 import sys
@@ -31,18 +32,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="jaxfed", description="Federated, personalized, unsupervised learning in JAX."
     )
     parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
+    parser.add_argument(
+        "--no-compilation-cache",
+        action="store_true",
+        help="do not keep compiled programs on disk (in ~/.cache/jaxfed, or XDG_CACHE_HOME)",
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over,
     # and of what it raises besides.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         for name, summary in COMMANDS.items():
-            if arguments[:1] == [name]:
+            if name in _first_words(arguments):
                 # Only the command that is asked for is imported.
                 importlib.import_module(f"jaxfed.cli.{name}").add_parser(commands)
             else:
                 commands.add_parser(name, help=summary)
         parsed = parser.parse_args(arguments)
+        if not parsed.no_compilation_cache:
+            from jaxfed.core.compiling import enable_compilation_cache
+
+            with contextlib.suppress(OSError):  # a run without it is only slower
+                enable_compilation_cache()
         return parsed.run(parsed)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         print(f"jaxfed: {' '.join(str(error).split())}", file=sys.stderr)
@@ -50,3 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxfed: interrupted", file=sys.stderr)
         return 130
+
+
+def _first_words(arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments up to the first that is no option: the command."""
+    for number, word in enumerate(arguments):
+        if not word.startswith("-"):
+            return arguments[: number + 1]
+    return arguments

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(_report.table(rows))
     print(
         "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
-        "mean image.\nmisalignment: 0 if some direction is in every client's own part, where it "
+        "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "
         f"does not belong.\nkB sent: by each client in all. Lowest held-out error: {best}."
     )
     perpca = solutions["PerPCA"]

@@ -1,6 +1,9 @@
-"""What a run's programs are compiled with, where XLA's defaults take long for what they bring."""
+"""What a run's programs are compiled with, and where compiled ones are kept."""
 
+import hashlib
 import os
+import platform
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -27,7 +30,8 @@ def compiler_options(algorithm: Algorithm, clients: Clients) -> dict[str, bool |
         return {}
     options: dict[str, bool | int] = {}
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
-    # short way, which takes half the time; the elementwise work of training networks is not.
+    # short way, which takes half the time (bench/first_call.py); the elementwise work of training
+    # networks is not.
     if _numbers(algorithm) <= 10_000:
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
     # Threads cost more than they bring for products this small.
@@ -39,3 +43,42 @@ def compiler_options(algorithm: Algorithm, clients: Clients) -> dict[str, bool |
 
 def _numbers(tree: PyTree) -> int:
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Keep compiled programs on disk, so that a later process need not compile them again.
+
+    It is JAX's own compilation cache with a place of its own; call this before anything is
+    compiled. The command line does so by default. Nothing is ever removed from the folder; remove
+    it whenever you like.
+
+    Args:
+        folder: where to keep them. By default where JAX is told to
+            (`JAX_COMPILATION_CACHE_DIR`), or else a folder of this user for this kind of processor.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    if folder is None and jax.config.jax_compilation_cache_dir:
+        return Path(jax.config.jax_compilation_cache_dir)
+    place = _user_folder() if folder is None else Path(folder).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return place
+
+
+def _user_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # Machines that share a home folder may not run each other's programs.
+    processor = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        lines = described.read_text(errors="replace").splitlines()
+        processor += next((x for x in lines if x.startswith(("flags", "Features"))), "")
+    name = hashlib.sha256(processor.encode()).hexdigest()[:16]
+    return Path(base) / "jaxfed" / "programs" / name
