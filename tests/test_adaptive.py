@@ -239,6 +239,7 @@ def test_absent_clients_rest(key, x64):
     assert (some.local.rounds == jnp.array([4, 0, 4, 0])).all()
 
 
+@pytest.mark.slow
 def test_compressed_messages_lead_to_the_same_place(key, x64):
     channel = jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)
     exact, rough = (
@@ -266,6 +267,7 @@ def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
 PROXIMAL = functools.partial(AdaptiveAutoencoder, prior_step="proximal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "clipped"),
     [(AdaptiveAutoencoder.published, True), (PROXIMAL, False)],

@@ -92,6 +92,7 @@ def test_equals_vmap(name):
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chunks of 3", spread("pmap 2"), spread("shard 4")])
 def test_half_of_the_clients_take_part(name):
     clients = draw()
@@ -112,6 +113,7 @@ def test_host_driven_runs_too(name):
     assert jax.tree.leaves(given.local)[0].shape[0] == CLIENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chunks of 3", spread("shard 2")])
 def test_gradients_equal_those_of_vmap(name):
     clients = draw()

@@ -41,6 +41,7 @@ def test_it_learns(trained, digits):
     assert trained.accuracy(*digits[1]) > 0.96
 
 
+@pytest.mark.slow
 def test_features_tell_samples_from_worse_ones(trained, digits):
     # Of none that it was trained with: of those the features are better than of any others.
     images, labels = digits[1]
@@ -63,6 +64,7 @@ def test_features_tell_samples_from_worse_ones(trained, digits):
         assert 2 * abs(close) < noisy and 2 * abs(close) < one_class
 
 
+@pytest.mark.slow
 def test_images_may_be_flattened_and_of_any_range(key, digits):
     (images, labels), _ = digits
     images, labels = images[:60], labels[:60]

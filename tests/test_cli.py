@@ -344,6 +344,7 @@ def test_sweep_your_own_files(data, tmp_path, capsys):
     assert "not empty" in refused(capsys, main([*SWEEP, *options, "--out", str(out)]))
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
     out, whole = tmp_path / "killed", tmp_path / "whole"
     variances = [str(0.01 * (i + 1)) for i in range(100)]

@@ -414,6 +414,7 @@ def slopes(channel, keys):
     return jax.vmap(jax.grad(last), (None, 0))(0.1, keys)
 
 
+@pytest.mark.slow
 @every_compressor
 @pytest.mark.parametrize("memory", ["none", "difference", "error_feedback"])
 def test_every_lossy_run_has_a_derivative(name, memory, key):

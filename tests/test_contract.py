@@ -423,12 +423,12 @@ LONG = {
 }  # fmt: skip
 
 
-def first_example(long=frozenset()):
+def first_example(slow=frozenset()):
     """The first of each algorithm; those of these are slow."""
     names = {kind: next(n for n in GOOD if n.startswith(kind.__name__)) for kind in EXAMPLES}
-    slow = {True: [pytest.mark.slow], False: []}
+    marks = {True: [pytest.mark.slow], False: []}
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=slow[kind in long]) for kind, name in names.items()]
+        "name", [pytest.param(name, marks=marks[kind in slow]) for kind, name in names.items()]
     )
 
 
@@ -637,12 +637,12 @@ def test_what_depends_on_settings(name):
     run_checks(name, EVERY)
 
 
-@first_example(LONG - {jf.pca.VarProPerPCA, jf.pca.LocalPower, jf.gcca.MaxVar, jf.pca.FAPS})
+@first_example(slow=LONG)
 def test_numbers_and_derivatives(name):
     run_checks(name, FIRST)
 
 
-@first_example(LONG)
+@first_example(slow=LONG)
 def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.

@@ -132,6 +132,7 @@ def test_the_perceptron_is_the_reference(key, x64):
         )
 
 
+@pytest.mark.slow
 def test_first_values_are_uniform_and_as_for_the_real_features(key):
     model = Perceptron(40, 2, hidden=(50, 30), key=key)
     assert [w.shape for w in model.weights] == [(40, 50), (50, 30), (30, 2)]
@@ -207,6 +208,7 @@ class Counted(eqx.Module):
         return (x @ self.values)[None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "epochs"), [(4, 1), (4, 3), (5, 1), (12, 2)])
 def test_batches_go_through_all_entities_in_one_order(batch, epochs, key, x64):
     # One step changes the weights of the batch's entities by the step size times their residual.
@@ -251,6 +253,7 @@ def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
     np.testing.assert_allclose(found, memories, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_three_bits_come_as_far_for_a_tenth_of_the_bits(key):
     clients = views(np.float32, entities=400)
     algorithm = batched(batch_size=100)
@@ -265,6 +268,7 @@ def test_three_bits_come_as_far_for_a_tenth_of_the_bits(key):
     np.testing.assert_allclose(1 - a_round[1] / a_round[0], 0.906, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_representation_is_centred_and_orthonormal(dtype, key):
     with jax.enable_x64(dtype is np.float64):
@@ -285,6 +289,7 @@ def test_single_precision_stays_single_where_64_bits_are_enabled(key, x64):
     assert out.history["objective"].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_warm_start_goes_on(key, x64):
     first = solve(deep(), views(), key, rounds=2)
     whole = solve(deep(), views(), key, rounds=4)
@@ -302,6 +307,7 @@ def test_a_warm_start_goes_on(key, x64):
 # --- where and with whom it runs -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_absent_views_do_not_count(key, x64):
     clients = jf.gcca.Views.from_arrays([*arrays(), *arrays(seed=1)])
     chosen = np.array([True, False, True, False, False, True])
@@ -322,6 +328,7 @@ def test_absent_views_do_not_count(key, x64):
     chex.assert_trees_all_equal(kept, jax.tree.map(lambda leaf: leaf[~chosen], start.local))
 
 
+@pytest.mark.slow
 def test_one_view_in_six_a_round_gets_there_too(key):
     clients = jf.gcca.Views.from_arrays(
         [x for seed in (0, 0) for x in arrays(np.float32, entities=200, seed=seed)]
@@ -337,6 +344,7 @@ def test_one_view_in_six_a_round_gets_there_too(key):
         assert objective[-10:].mean() < 0.5 * objective[:6].mean()
 
 
+@pytest.mark.slow
 def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
     clients, other = views(), views(seed=1)
 
@@ -355,6 +363,7 @@ def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
 # --- what comes of it ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_networks_apply_to_other_entities(key, x64):
     algorithm = batched()
     result = solve(algorithm, views(), key).result
@@ -375,6 +384,7 @@ def test_networks_apply_to_other_entities(key, x64):
     np.testing.assert_allclose(again, result.shared, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_any_module_is_a_network(key):
     def network(features, *, mask, key):
         del mask
@@ -478,6 +488,7 @@ def seen(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
     folder, out = seen(tmp_path / "data"), tmp_path / "out"
     command = ["fit", "deep-gcca", "--data", folder, "--out", out, "--rank", 2, "--rounds", 6]
@@ -645,6 +656,7 @@ def test_networks_refuse_other_views(key):
         algorithm.outputs(local, jf.Clients.from_samples(arrays(np.float32, features=(5, 5, 5))))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_stopped(key):
     with pytest.raises(FloatingPointError, match=r"is not finite in round \d+"):
         jf.fit(deep(step_size=1e25), views(np.float32), rounds=20, key=key)

@@ -71,6 +71,7 @@ def check(solution, clients):
     return energy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(rows=federation())
 def test_components_that_do_not_exist(name, rows):
@@ -128,6 +129,7 @@ def test_variable_projection_at_every_scale(scale, key):
     np.testing.assert_allclose(last[1], last[0], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["PerPCA", "VarProPerPCA"])
 def test_derivatives_of_tiny_data(name, key):
     """Of zeros, and where squares of moments vanish: the automatic step size used to lose them."""

@@ -84,6 +84,7 @@ def compiled(name):
     return jax.jit(error), jax.jit(jax.grad(error, argnums=(0, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ALGORITHMS, *ONE_SHOT])
 def test_with_respect_to_the_data(name):
     values, (error, gradient) = draw(0)[0], compiled(name)
@@ -109,6 +110,7 @@ def test_repeated_eigenvalues_of_the_data_make_no_nan(name):
         assert jnp.isfinite(part).all()
 
 
+@pytest.mark.slow
 def test_through_an_automatic_step_size_and_participation():
     values, held_out = draw(1)
 
@@ -126,6 +128,7 @@ def test_through_an_automatic_step_size_and_participation():
         np.testing.assert_allclose((gradient * direction).sum(), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rematerialization_saves_memory_and_changes_nothing():
     values, held_out = draw(0)
     at = jnp.asarray(STEP), values
@@ -153,6 +156,7 @@ def repeated():
     return jnp.asarray(np.stack(CLIENTS * [one]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "retraction"), [("tangent", "polar"), ("polar", "qr")])
 def test_orthonormal_iterates(variant, retraction):
     """A feasible start is retracted as it is: all its singular values are one.
@@ -180,6 +184,7 @@ def test_orthonormal_iterates(variant, retraction):
 # --- second order -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (2.0, 2.0, 0.5), (3.0, 2.0, 1.0)])
 def test_second_derivatives_of_the_polar_factor(scales):
     rng = np.random.default_rng(0)
@@ -198,6 +203,7 @@ def test_second_derivatives_of_the_polar_factor(scales):
     np.testing.assert_allclose(product, (8 * near - far) / (12 * step), rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_second_derivative_of_a_run_with_respect_to_the_step_size():
     values, held_out = draw(0)
 

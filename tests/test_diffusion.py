@@ -116,6 +116,7 @@ def test_a_conditional_net_is_given_the_amount(key, x64):
     np.testing.assert_array_equal(net(batch[0], 0.3), batch[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amount", [0.2, 0.6])
 def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
     """W = s C (s² C + n² I)⁻¹ for the second moment C; local training is prior weight 0."""
@@ -216,6 +217,7 @@ def test_it_is_adaptive_training_of_the_denoising_loss():
     assert float(AdaptiveDiffusion(net()).initial_spread) == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_steps_become_a_tenth(key):
     """Adam moves by its step size where the gradient stays the same."""
 
@@ -239,6 +241,7 @@ def test_optimizers_are_made_once():
     assert jax.tree.structure(adept()) == jax.tree.structure(adept())
 
 
+@pytest.mark.slow
 def test_compressed_messages_lead_to_nearly_the_same(key, x64):
     channel = jf.channel.error_feedback(jf.channel.quantize(6)), jf.channel.lossless()
     exactly, roughly = (solve(adept(), draw(), key, rounds=8, channel=c) for c in (None, channel))
@@ -250,6 +253,7 @@ def test_compressed_messages_lead_to_nearly_the_same(key, x64):
     assert roughly.history["bits_up"][-1] < 0.4 * exactly.history["bits_up"][-1]
 
 
+@pytest.mark.slow
 def test_the_hyper_parameters_derivatives_are_finite_differences(key, x64):
     clients, held_out = draw(), draw(seed=1).data.values[0]
 
@@ -288,6 +292,7 @@ def test_types_are_kept(wide, key):
 # --- samples of the models -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_clients_model_makes_its_own_samples(key, x64):
     weights = jax.random.normal(key, (3, FEATURES, FEATURES)) / 4
     models = Linear(weights)
@@ -390,6 +395,7 @@ def test_what_cannot_be_drawn_from_is_refused(key):
             generate(exact, PRESERVING, key, shape, steps=steps)
 
 
+@pytest.mark.slow
 def test_a_loss_that_diverges_stops_the_run(key):
     with pytest.raises(FloatingPointError, match=r"in round \d+"):
         algorithm = adept(step_size=1e30, decay_after=None)

@@ -41,6 +41,7 @@ def loaded(folder):
         return dict(arrays), {row["quantity"]: row["value"] for row in summary["table"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -75,6 +76,7 @@ def test_models_are_trained_and_reconstruct(options, data, tmp_path, capsys):
         assert (out / picture).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_taken_up_again(data, tmp_path, monkeypatch, capsys):
     """What is learned is, bit for bit, that of the uninterrupted run."""
     options = ("--checkpoint-every", 1, "--rounds", 4)

@@ -155,6 +155,7 @@ def test_other_images_are_refused(rows, options, message, tmp_path):
 # --- what it does --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "models"),
     [
@@ -185,6 +186,7 @@ def test_models_are_trained_and_drawn_from(options, models, data, tmp_path, caps
         assert (out / picture).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_taken_up_again(data, tmp_path, monkeypatch, capsys):
     """What is drawn and measured is, bit for bit, that of the uninterrupted run."""
     options = ("--checkpoint-every", 1)

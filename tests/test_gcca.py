@@ -113,6 +113,7 @@ def test_optimum_is_the_closed_form_and_is_reached(x64):
     assert distance(run(clients, warm)) > 3 * distance(exact)
 
 
+@pytest.mark.slow
 def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
     views = arrays()
     clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
@@ -143,6 +144,7 @@ def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
     assert memoryless[30:].max() < 0.05 and memoryless[60:].min() > 1e-4
 
 
+@pytest.mark.slow
 def test_two_bits_need_a_contraction():
     clients = jf.gcca.Views.from_arrays(arrays(200, (20, 20, 20), dtype=np.float32))
     warm = jf.rollout(jf.gcca.MVLSA(RANK), clients, rounds=1, key=jax.random.key(0)).result
@@ -172,6 +174,7 @@ def test_bits_are_those_of_the_formula():
     assert jf.gcca.bits_per_variable(4, 3, start_bits=32) == 44  # the paper's
 
 
+@pytest.mark.slow
 def test_batches_average_to_the_gradient(x64):
     views = arrays()
     clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
@@ -229,6 +232,7 @@ def test_derivatives(x64):
     assert all(abs(x) > 1e-4 for x in found)
 
 
+@pytest.mark.slow
 def test_derivatives_by_the_views_ignore_padding(x64):
     views = arrays()
     clients, warm = jf.gcca.Views.from_arrays(views), padded(*start(views))
@@ -274,6 +278,7 @@ def thinned(dtype: Any = np.float64):
     return views, [make(x) for make, x in zip(formats, views, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("center", [False, True])
 def test_sparse_views_give_what_dense_ones_give(x64, center):
     views, matrices = thinned()
@@ -328,6 +333,7 @@ def test_largest_eigenvalue_of_a_sparse_view(x64):
     np.testing.assert_allclose(slope @ view.values, 2 * exact, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_exact_maps_are_least_squares_maps(x64):
     views = arrays()
     clients = jf.gcca.Views.from_arrays(views)

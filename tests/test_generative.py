@@ -201,6 +201,7 @@ def test_the_loss_has_a_key_for_each_client_and_step(key, x64):
 # --- where and with whom it runs -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compressed_messages_lead_to_the_same_place(key, x64):
     channel = jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)
     exact, rough = (
@@ -211,6 +212,7 @@ def test_compressed_messages_lead_to_the_same_place(key, x64):
     assert rough["bits_up"][-1] < 0.2 * exact["bits_up"][-1]
 
 
+@pytest.mark.slow
 def test_derivatives_are_finite_differences_over_a_sweep(key, x64):
     clients, validation = draw(), draw(seed=1).data.values[0]
 

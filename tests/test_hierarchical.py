@@ -135,6 +135,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_gradient_descent(name, samples, frames, x64):
     given, expected = SETTINGS[name]
@@ -178,6 +179,7 @@ def test_block_descent(which, samples, x64):
         assert np.all(block.history["objective"] <= descent.history["objective"] + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", ["closed_form", "log", "gradient"])
 def test_adaptive(spread, samples, x64):
     clients = jf.Clients.from_samples(samples)
@@ -247,6 +249,7 @@ def test_training_of_old_names_its_successor(training):
         Hierarchical(training="personalized")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
 @pytest.mark.parametrize("factor", [1.0, 1.5, 2.0])
 def test_orthonormal_at_every_step_size(dtype, tolerance, factor, samples):
@@ -262,6 +265,7 @@ def test_orthonormal_at_every_step_size(dtype, tolerance, factor, samples):
             assert np.linalg.norm(frame.T @ frame - np.eye(RANK)) <= tolerance * RANK
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_clients_at_a_time(samples, key, x64):
     arrays = samples * 4
     clients = jf.Clients.from_samples(arrays)
@@ -316,6 +320,7 @@ def test_what_does_not_fit_is_refused(algorithm, start, message, samples, key):
 # --- empirical Bayes -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_normalizer_against_monte_carlo(x64):
     d, r, draws = 6, 2, 200_000
     rng = np.random.default_rng(0)
@@ -388,6 +393,7 @@ def estimated(key, prior_variance):
     return found.history["prior_variance"][-1], true, error(found), fixed.min()
 
 
+@pytest.mark.slow
 def test_the_spread_is_recovered_over_an_order_of_magnitude(key):
     for simulated in (0.003, 0.01, 0.03):
         spread, true, error, best = estimated(key, simulated)

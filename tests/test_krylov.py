@@ -121,6 +121,7 @@ def test_the_answer_is_that_of_the_pooled_matrix(samples, unique, memory):
     assert reference.captured(c, z) >= captured * (1 - 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 5, 6])
 def test_any_rank(rank):
     samples = draw(features=6)
@@ -130,6 +131,7 @@ def test_any_rank(rank):
     assert solution.history["kkt_violation"][-(-6 // rank) - 1] < 1e-14
 
 
+@pytest.mark.slow
 def test_single_precision():
     single = [a.astype(np.float32) for a in draw()]
     double = [a.astype(np.float64) for a in single]
@@ -193,6 +195,7 @@ def test_the_hardest_setting_of_the_paper_in_a_few_rounds(key):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "features", "rank", "rivals"),
     [
@@ -212,6 +215,7 @@ def test_a_quarter_of_the_rounds_of_the_rivals(counts, features, rank, rivals, k
         assert mine <= rounds_needed(rival(rank), samples, 120, key) / 4
 
 
+@pytest.mark.slow
 def test_a_tolerance_stops_it(key):
     samples = draw(6, 1.05, 60, (50,) * 4)
     for stop, tol in (("kkt", 1e-8), ("objective", 1e-10)):

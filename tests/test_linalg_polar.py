@@ -198,6 +198,7 @@ def finite_difference(function, w, direction, step=1e-6):
     return (function(w + step * direction) - function(w - step * direction)) / (2 * step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["newton_schulz", "eigh", "svd"])
 def test_both_modes_equal_finite_differences(method, x64):
     function = partial(polar, method=method)
@@ -250,6 +251,7 @@ def test_single_precision_derivative_is_accurate():
     chex.assert_trees_all_close(np.asarray(tangent, np.float64), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_second_derivatives_equal_differences_of_first(x64):
     """In every combination of modes, at distinct and at repeated singular values."""
     first, second, weights = DIRECTIONS
@@ -275,6 +277,7 @@ def test_second_derivatives_equal_differences_of_first(x64):
         chex.assert_trees_all_close(result, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_derivative_through_a_loop_of_retractions(remat, x64):
     """As the rounds use it: under scan, jit and vmap, with and without rematerialization."""
@@ -296,6 +299,7 @@ def test_derivative_through_a_loop_of_retractions(remat, x64):
     chex.assert_trees_all_close(slope, difference, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_jacobians_of_both_modes_agree_and_are_symmetric(x64):
     """By pulling and pushing many tangents through one point, mapped over matrices."""
     forward, reverse = (
@@ -306,6 +310,7 @@ def test_jacobians_of_both_modes_agree_and_are_symmetric(x64):
     chex.assert_trees_all_close(flat, flat.mT, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradient_on_devices_is_that_of_one():
     mesh = jax.make_mesh((1,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("clients")

@@ -95,6 +95,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_gcca_of_degenerate_views_has_finite_derivatives(name):
     views = {key: x for key, x in DEGENERATE.items() if key not in ("tiny", "huge")}

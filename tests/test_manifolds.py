@@ -340,6 +340,7 @@ def test_exponential_and_logarithm(shape, dtype, tolerance, x64):
     assert deviation(EXP(x, 10 * v / s[0])) < 10 * tolerance
 
 
+@pytest.mark.slow
 def test_exponential_and_logarithm_are_differentiable(x64):
     x, g = draw(4, (5, 3))
     v = 0.4 * grassmann.project(x, g)

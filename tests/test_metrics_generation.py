@@ -69,6 +69,7 @@ def test_constant_features_are_points():
     chex.assert_tree_all_finite(slope)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(12, 9), (9, 12), (4, 6), (12, 4)])
 @distances
 def test_derivatives_are_finite_differences(distance, n, k, x64):

@@ -79,6 +79,7 @@ def test_transposed_convolutions_add_kernels(stride, extra, key, x64):
     np.testing.assert_allclose(layer(image), wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_unet(key, x64):
     model = UNet(SMALL, widths=(3, 4, 5), key=key)
     image = jax.random.normal(key, SMALL)
@@ -88,6 +89,7 @@ def test_the_unet(key, x64):
     np.testing.assert_allclose(model(image.reshape(-1)), wanted.reshape(-1), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", ["relu", "linear"])
 @pytest.mark.parametrize("shape", [SMALL, (5, 6, 1)])
 def test_the_convolutional_autoencoder(hidden, shape, key, x64):
@@ -124,6 +126,7 @@ def test_first_parameters_are_within_the_usual_bounds(key):
         assert (a != b).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("make", ["unet", "autoencoder"])
 def test_clients_nets_train_at_once(make, wide, key):

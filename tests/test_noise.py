@@ -54,6 +54,7 @@ def test_noise_is_what_it_says(clients, key):
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
 
 
+@pytest.mark.slow
 def test_a_run_with_little_noise_is_nearly_the_run(key):
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
@@ -239,6 +240,7 @@ def spent(*solutions, **options):
     return privacy.spent(*solutions, delta=1e-5, **options)
 
 
+@pytest.mark.slow
 def test_what_runs_have_spent(key):
     """Their solutions know what was sent; several runs add up, and so does a warm start."""
     clients, power = draw(), jf.pca.SubspaceIteration(2)
@@ -264,6 +266,7 @@ def test_what_runs_have_spent(key):
     assert spent(best) == pytest.approx(spent(once))
 
 
+@pytest.mark.slow
 def test_who_took_part_counts(key):
     clients, alone = draw(), (jf.channel.gaussian(1.0, 2.0), LOSSLESS)
     run = functools.partial(jf.rollout, key=key, channel=alone, rounds=4)

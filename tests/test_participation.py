@@ -67,6 +67,7 @@ def test_the_absent_keep_their_state_to_the_bit(name, key):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vmap", "chunked", SHARD])
 def test_a_fixed_number_is_drawn_anew_each_round(name, key):
     states, solution = trajectory(jf.participation.uniform(2), BACKENDS[name](), key)

@@ -192,6 +192,7 @@ def test_bad_arguments():
     assert np.isnan(privacy.relative_error(np.eye(2), np.zeros((2, 2))))
 
 
+@pytest.mark.slow
 def test_the_record_through_differences_is_that_of_the_run():
     """Also where the memory starts from the first message, as that of `MaxVar` does."""
     rng = np.random.default_rng(0)
@@ -215,6 +216,7 @@ def table():
         sys.path.remove(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", range(20), ids=str)
 def test_every_attack_of_the_table_says_something(row):
     """Whichever way round the features are in its messages."""

@@ -26,6 +26,7 @@ def _clients(key, shared_rank=1, local_rank=1, samples=50, **law):
     return jf.Clients.from_samples(data.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [(1, 1), (1, 2), (2, 2)])
 def test_suggests_the_truth(key, truth):
     table = suggest_ranks(_clients(key, *truth), **GRID)
@@ -70,6 +71,7 @@ def test_several_starts_avoid_a_collapse(key):
     assert table.suggested == (1, 1)
 
 
+@pytest.mark.slow
 def test_errors_of_moments_are_of_the_fitted_data(key):
     samples = _clients(key).data.values
     clients = jf.Clients.from_moments(samples.mT @ samples / samples.shape[1])
@@ -133,6 +135,7 @@ def test_refuses_bad_input(key, change, message):
         suggest_ranks(_clients(key), **(GRID | change))
 
 
+@pytest.mark.slow
 def test_example():
     failed, attempted = doctest.testmod(ranks)
     assert attempted > 0
