@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxfed import plot as plot
     from jaxfed import privacy as privacy
     from jaxfed import testing as testing
+    from jaxfed.core import adjoint as adjoint
     from jaxfed.core import backend as backend
     from jaxfed.core import channel as channel
     from jaxfed.core import participation as participation
@@ -55,6 +56,7 @@ _PLACES = {
     "plot": "jaxfed.plot",
     "privacy": "jaxfed.privacy",
     "testing": "jaxfed.testing",
+    "adjoint": "jaxfed.core.adjoint",
     "backend": "jaxfed.core.backend",
     "channel": "jaxfed.core.channel",
     "participation": "jaxfed.core.participation",
