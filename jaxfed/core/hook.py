@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
@@ -32,16 +32,10 @@ def hooked(value: PyTree, look: Look) -> PyTree:
 @hooked.def_jvp
 def _(primals: tuple[PyTree, Look], tangents: tuple[PyTree, None]) -> tuple[PyTree, PyTree]:
     (value, look), (change, _) = primals, tangents
-    changes = [
-        jax.numpy.zeros_like(x) if t is None else t
-        for x, t in zip(jax.tree.leaves(value), _leaves(change), strict=True)
-    ]
-    out = _hook.bind(*changes, *jax.tree.leaves(value), look=_Looked(look, value))
+    zeros = jax.tree.map(jnp.zeros_like, value)
+    operands = jax.tree.leaves((eqx.combine(change, zeros), value))
+    out = _hook.bind(*operands, look=_Looked(look, value))
     return value, jax.tree.unflatten(jax.tree.structure(value), out)
-
-
-def _leaves(tree: PyTree) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=lambda x: x is None)
 
 
 class _Looked:

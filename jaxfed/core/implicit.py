@@ -232,6 +232,8 @@ def _fixed_point(point: States, function: _Round, report: Report, settings: Sett
 @_fixed_point.def_jvp
 def _(primals: tuple, tangents: tuple) -> tuple[States, States]:
     (point, function, report, settings), (_, change, told, _) = primals, tangents
+    # With a derivative of its own, for derivatives of this one.
+    point = _fixed_point(point, function, report, settings)
     image, derivative = jax.linearize(function, point)
     vertical = vertical_part(
         lambda x: _picked(function.problem.algorithm)(eqx.combine(x, _zeros(function.kept))), point
@@ -253,7 +255,7 @@ def _(primals: tuple, tangents: tuple) -> tuple[States, States]:
     if jax.tree.leaves(active):
         moved = jax.jvp(lambda x: eqx.combine(x, function)(point), (active,), (change,))[1]
         right = horizontal(moved)
-    told = jax.tree.map(lambda x, t: jnp.zeros_like(x) if t is None else t, report, told)
+    right, told = _tied((right, eqx.combine(told, _zeros(report))))
 
     def product(pair):
         vector, told = pair
@@ -330,6 +332,14 @@ def _or_precision(given: float | None, tree: PyTree, single: float, double: floa
         return given
     types = {x.dtype for x in jax.tree.leaves(tree)}
     return double if types <= {jnp.dtype("float64")} else single
+
+
+def _tied(tree: PyTree) -> PyTree:
+    """The same, each part formally depending on the others: a solve has one right-hand side."""
+    total = sum((jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)), start=jnp.zeros(()))
+    # Not zero times the total, which would be NaN where one of them is.
+    nothing = jax.lax.select(jnp.zeros((), bool), total, jnp.zeros_like(total))
+    return jax.tree.map(lambda x: x + nothing.astype(x.dtype), tree)
 
 
 def _zeros(tree: PyTree) -> PyTree:
