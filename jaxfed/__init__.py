@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxfed import manifolds as manifolds
     from jaxfed import metrics as metrics
     from jaxfed import models as models
+    from jaxfed import nn as nn
     from jaxfed import pca as pca
     from jaxfed import plot as plot
     from jaxfed import privacy as privacy
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from jaxfed.core.solution import DivergenceError as DivergenceError
     from jaxfed.core.solution import Solution as Solution
     from jaxfed.core.solution import Status as Status
+    from jaxfed.core.tune import Tuned as Tuned
+    from jaxfed.core.tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -52,6 +55,7 @@ _PLACES = {
     "manifolds": "jaxfed.manifolds",
     "metrics": "jaxfed.metrics",
     "models": "jaxfed.models",
+    "nn": "jaxfed.nn",
     "pca": "jaxfed.pca",
     "plot": "jaxfed.plot",
     "privacy": "jaxfed.privacy",
@@ -76,6 +80,8 @@ _PLACES = {
     "DivergenceError": "jaxfed.core.solution:DivergenceError",
     "Solution": "jaxfed.core.solution:Solution",
     "Status": "jaxfed.core.solution:Status",
+    "Tuned": "jaxfed.core.tune:Tuned",
+    "tune": "jaxfed.core.tune:tune",
 }
 
 

@@ -30,7 +30,9 @@ def top(values):
 
 def along(function, at, direction, step=1e-4):
     """Central difference of fourth order."""
-    near, far = (function(at + h * direction) - function(at - h * direction) for h in (step, 2 * step))
+    near, far = (
+        function(at + h * direction) - function(at - h * direction) for h in (step, 2 * step)
+    )
     return (8 * near - far) / (12 * step)
 
 
@@ -179,7 +181,9 @@ def test_forward_mode_and_forward_over_reverse():
     def slope(values):
         return along(reference, values, direction)
 
-    np.testing.assert_allclose((second * direction).sum(), along(slope, values, direction), rtol=1e-4)
+    np.testing.assert_allclose(
+        (second * direction).sum(), along(slope, values, direction), rtol=1e-4
+    )
 
 
 SGD = optax.sgd(1.0)
@@ -198,7 +202,8 @@ REFUSED = {
         "^participation: wanted everybody",
     ),
     "given clients": (
-        lambda: jf.pca.PerPCA(1, 1), {"participation": jf.participation.mask(np.eye(3, dtype=bool))},
+        lambda: jf.pca.PerPCA(1, 1),
+        {"participation": jf.participation.mask(np.eye(3, dtype=bool))},
         "^participation: wanted everybody",
     ),
     "a stochastic channel": (
@@ -220,9 +225,7 @@ def test_runs_without_a_fixed_point_are_refused(name, key):
     make, options, message = REFUSED[name]
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=message):
-        jf.rollout(
-            make(), clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options
-        )
+        jf.rollout(make(), clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options)
 
 
 @pytest.mark.parametrize(
@@ -247,5 +250,5 @@ def test_arguments_are_refused(name, make):
 
 def test_an_adjoint_is_wanted(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
-    with pytest.raises(ValueError, match="^adjoint: wanted one of jaxfed.adjoint, got 'implicit'"):
+    with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):
         jf.rollout(jf.pca.Pooled(1), clients, rounds=1, key=key, adjoint="implicit")

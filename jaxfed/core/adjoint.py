@@ -125,6 +125,13 @@ class _Implicit(Adjoint):
         )
 
 
+def with_report(adjoint: Adjoint, report: Report) -> Adjoint:
+    """The same, which reports on its linear system if it has one."""
+    if not isinstance(adjoint, _Implicit):
+        return adjoint
+    return _Implicit(adjoint.algorithm, report, adjoint.settings)
+
+
 def unrolled(remat: bool = False) -> Adjoint:
     """Differentiate every round as it was computed.
 

@@ -156,7 +156,9 @@ def _changing(problem: Problem, state: State) -> States:
     """For each part of the states, whether it has a derivative and a round may change it."""
     algorithm, clients, key = problem.algorithm, problem.clients, problem.key
     downlink = state.downlink.receiver
-    own = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), (clients.data, state.local))
+    own = jax.eval_shape(
+        lambda tree: jax.tree.map(lambda x: x[0], tree), (clients.data, state.local)
+    )
 
     def work(downlink, own):
         data, local, weight = own
@@ -168,7 +170,9 @@ def _changing(problem: Problem, state: State) -> States:
         return plain(collect(vmap(), work, downlink, everybody, problem.size)[0])
 
     message = jax.eval_shape(received, clients, state.local, downlink)
-    server = _changed(lambda x, uplink: algorithm.server_step(key, x, uplink)[0], state.server, message)
+    server = _changed(
+        lambda x, uplink: algorithm.server_step(key, x, uplink)[0], state.server, message
+    )
     local = _changed(
         lambda x, data, downlink: algorithm.client_step(key, downlink, x, data)[1],
         own[1], own[0], downlink,

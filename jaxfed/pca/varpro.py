@@ -39,7 +39,7 @@ from jaxfed.pca._components import (
     moment_received,
     top_components,
 )
-from jaxfed.pca._reduced import Evaluation, Reduced, evaluate
+from jaxfed.pca._reduced import Evaluation, evaluate
 from jaxfed.pca.perpca import PerPCA
 
 # Accepted objectives that a new one is compared with, and how the step changes.
