@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from jaxfed import manifolds as manifolds
     from jaxfed import metrics as metrics
     from jaxfed import models as models
+    from jaxfed import nn as nn
     from jaxfed import pca as pca
     from jaxfed import plot as plot
     from jaxfed import privacy as privacy
     from jaxfed import testing as testing
+    from jaxfed.core import adjoint as adjoint
     from jaxfed.core import backend as backend
     from jaxfed.core import channel as channel
     from jaxfed.core import participation as participation
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from jaxfed.core.solution import DivergenceError as DivergenceError
     from jaxfed.core.solution import Solution as Solution
     from jaxfed.core.solution import Status as Status
+    from jaxfed.core.tune import Tuned as Tuned
+    from jaxfed.core.tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -52,10 +56,12 @@ _PLACES = {
     "manifolds": "jaxfed.manifolds",
     "metrics": "jaxfed.metrics",
     "models": "jaxfed.models",
+    "nn": "jaxfed.nn",
     "pca": "jaxfed.pca",
     "plot": "jaxfed.plot",
     "privacy": "jaxfed.privacy",
     "testing": "jaxfed.testing",
+    "adjoint": "jaxfed.core.adjoint",
     "backend": "jaxfed.core.backend",
     "channel": "jaxfed.core.channel",
     "participation": "jaxfed.core.participation",
@@ -76,6 +82,8 @@ _PLACES = {
     "DivergenceError": "jaxfed.core.solution:DivergenceError",
     "Solution": "jaxfed.core.solution:Solution",
     "Status": "jaxfed.core.solution:Status",
+    "Tuned": "jaxfed.core.tune:Tuned",
+    "tune": "jaxfed.core.tune:tune",
 }
 
 

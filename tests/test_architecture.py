@@ -33,11 +33,12 @@ ALLOWED = {
     "generative": {*CORE, "models"},
     "privacy": CORE,
     "testing": CORE,
+    "nn": CORE,
     "plot": {*CORE, "data", "metrics", "pca"},
     "deploy": CORE,
     "estimators": {*CORE, *FAMILIES, "data", "metrics", "models"},
     "cli": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy"},
-    "__init__": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy", "testing"},
+    "__init__": {*CORE, *FAMILIES, "data", "metrics", "models", "nn", "plot", "privacy", "testing"},
     "__main__": {"cli"},
 }
 TOP = "jaxfed itself"  # the package, which imports nearly everything

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed.core.clients import Clients
+from jaxfed.core.gauge import Bases
 
 # Scalars for the history, by name.
 Diagnostics = Mapping[str, Float[Array, ""]]
@@ -142,6 +143,32 @@ class Algorithm(eqx.Module):
         """The shared model, once the rounds are over; what would be sent next by default."""
         return self.downlink(server)
 
+    def through(self) -> "Algorithm":
+        """The algorithm by whose round a solution is differentiated implicitly; itself by default.
+
+        Another one has the same solutions at fixed points of its own round; it is started at the
+        result, and its own result is what is differentiated. It is worth naming where this one's
+        state is no point (a memory of earlier rounds), is larger, or is slower to settle.
+
+        Raises:
+            ValueError: if the rounds have no fixed point, as those of minibatches; the message
+                begins with `adjoint: `.
+        """
+        return self
+
+    def bases(self, server: PyTree, local: PyTree) -> Bases:
+        """Which parts of the states are bases that stand for a subspace; none by default.
+
+        They are picked out, transposed where components are rows, and nothing else. Turning them at
+        a fixed point of the round gives another fixed point.
+
+        Args:
+            server: the server's state.
+            local: ONE client's state.
+        """
+        del server, local
+        return Bases()
+
 
 class OneExchange(Algorithm):
     """An algorithm that has learned all it will from the first messages, so one round is enough.
@@ -153,6 +180,18 @@ class OneExchange(Algorithm):
     @abc.abstractmethod
     def residual_variance(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
         """ONE client's objective."""
+
+    @final
+    def through(self) -> Algorithm:
+        """Nothing: there are no rounds whose fixed point the result were.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
+            f"{type(self).__name__} has no rounds; adjoint.unrolled() is exact"
+        )
 
     @final
     def downlink(self, server: PyTree) -> PyTree:

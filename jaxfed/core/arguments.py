@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed.core import backend, channel, contract, participation
+from jaxfed.core import adjoint, backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint, digest_of
@@ -35,6 +35,7 @@ from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), backend.vmap(), participation.everybody()
+UNROLLED = adjoint.unrolled()
 
 
 def problem_of(
@@ -141,7 +142,10 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
         known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
         known("warm_start"),
     )  # fmt: skip
-    check_loop(known("tol"), known("metrics"), known("metrics_every", 1), known("remat", False))
+    check_flag("remat", known("remat", False))
+    check_loop(
+        known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
+    )
 
 
 def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
@@ -210,7 +214,7 @@ def check_rounds(rounds: Any) -> None:
         raise refuse("rounds", f"a positive whole number of at most {LARGEST}", rounds)
 
 
-def check_loop(tol: Any, metrics: Any, metrics_every: Any, remat: Any = False) -> None:
+def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED) -> None:
     """Refuse what the traced loop cannot use.
 
     Raises:
@@ -221,7 +225,7 @@ def check_loop(tol: Any, metrics: Any, metrics_every: Any, remat: Any = False) -
     if metrics is not None:
         check_callable("metrics", metrics, "a function of the result or None")
     check_count("metrics_every", metrics_every)
-    check_flag("remat", remat)
+    check_instance("adjoint", given, adjoint.Adjoint, "one of jaxfed.adjoint")
 
 
 def check_host(

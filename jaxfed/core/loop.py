@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.rounds import (
@@ -37,6 +37,17 @@ class Options(eqx.Module):
     metrics: Metrics | None = eqx.field(static=True)
     metrics_every: int = eqx.field(static=True)
     remat: bool = eqx.field(static=True)
+    # States kept at each level of recursive checkpointing; None: no such levels.
+    width: int | None = eqx.field(static=True, default=None)
+
+
+def solve(
+    problem: Problem, start: Personalized | None, tol: Array | float | None, options: Options
+) -> Solution:
+    """A whole run."""
+    problem, state, costs = prepare(problem, start, options.rounds)
+    state, history = advance(problem, state, tol, options)
+    return finish(problem, state, costs, with_bits(history, costs, problem.size, jnp), tol)
 
 
 def prepare(
@@ -64,19 +75,23 @@ def advance(
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
         return state, record | jax.lax.cond(due, evaluate, lambda _: none, state)
 
+    first = state.round
+
+    def unfinished(state):
+        going_on = state.round - first < options.rounds
+        if options.stops:
+            assert tol is not None
+            going_on &= (state.measure > tol) & (state.failure.round == 0)
+        return going_on
+
+    if options.width is not None:
+        return _checkpointed(measured, unfinished, state, options.rounds, options.width)
     if not options.stops:
         step = jax.checkpoint(measured) if options.remat else measured
         return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
 
-    assert tol is not None
-    first = state.round
     record = jax.eval_shape(measured, state)[1]
     history = jax.tree.map(lambda x: blank((options.rounds,), x.dtype), record)
-
-    def unfinished(carry):
-        state, _ = carry
-        going_on = (state.measure > tol) & (state.failure.round == 0)
-        return (state.round - first < options.rounds) & going_on
 
     def body(carry):
         state, history = carry
@@ -84,7 +99,46 @@ def advance(
         state, record = measured(state)
         return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
 
-    return jax.lax.while_loop(unfinished, body, (state, history))
+    return jax.lax.while_loop(lambda carry: unfinished(carry[0]), body, (state, history))
+
+
+def _checkpointed(
+    step: Callable[[State], tuple[State, dict[str, Array]]],
+    unfinished: Callable[[State], Bool[Array, ""]],
+    state: State,
+    rounds: int,
+    width: int,
+) -> tuple[State, dict[str, Array]]:
+    """At most so many rounds, as scans within scans whose bodies are computed again.
+
+    Each level keeps the states at which its parts begin, `width` of them, and the parts of only one
+    of them are ever there. So levels cost a further evaluation of all rounds each, and width times
+    their number in states.
+
+    Source: Griewank (1992), Achieving logarithmic growth of temporal and spatial complexity in
+    reverse automatic differentiation, in its simplest form, with equal parts.
+    """
+    length, levels = 1, 0
+    while not levels or length < rounds:
+        shapes = jax.eval_shape(step, state)[1]
+        none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
+        # The branches are within what is computed again, or they would keep their inputs each time.
+        part = jax.checkpoint(partial(_if, unfinished, step, none))
+        count = min(width, -(-rounds // length))
+        step = partial(_scan, part, count)
+        length, levels = length * count, levels + 1
+    state, history = step(state)
+    if levels > 1:
+        history = jax.tree.map(lambda x: x.reshape(-1, *x.shape[levels:])[:rounds], history)
+    return state, history
+
+
+def _if(unfinished, step, none, state):
+    return jax.lax.cond(unfinished(state), step, lambda state: (state, none), state)
+
+
+def _scan(step, length, state):
+    return jax.lax.scan(lambda state, _: step(state), state, length=length)
 
 
 def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:

@@ -7,16 +7,16 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed._names import renamed_argument
 from jaxfed._optional import require
-from jaxfed.core import backend, channel, participation
+from jaxfed.core import adjoint, backend, channel, participation
+from jaxfed.core.adjoint import unrolled
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.arguments import LOSSLESS, VMAP, check_host, check_loop, problem_of
+from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
 from jaxfed.core.checks import check_count
@@ -40,7 +40,8 @@ def rollout(
     tol: float | None = None,
     metrics: Metrics | None = None,
     metrics_every: int = 1,
-    remat: bool = False,
+    adjoint: adjoint.Adjoint = UNROLLED,
+    remat: bool | None = None,
 ) -> Solution:
     """Run an algorithm as one traced computation, to be put under `jit`, `vmap` and `grad`.
 
@@ -56,11 +57,13 @@ def rollout(
         participation: who takes part in each round; everybody by default.
         backend: how clients are mapped: `vmap`, `chunked`, `pmap` or `shard`.
         tol: stop once the algorithm's stopping measure (by default the relative change of the
-            objective) is at most this. The loop is then a `while_loop`, which has no reverse
-            derivative.
+            objective) is at most this. Unrolled, the loop is then a `while_loop`, which has no
+            reverse derivative.
         metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
         metrics_every: evaluate `metrics` every so many rounds.
-        remat: recompute each round in the backward pass instead of storing it.
+        adjoint: how the run is differentiated: `jaxfed.adjoint.unrolled()`, `checkpointed()` or,
+            where it has converged, `implicit()`.
+        remat: the old name of `adjoint=jaxfed.adjoint.unrolled(remat=...)`.
 
     Returns:
         The solution; all of it traced, `history` with `rounds` entries.
@@ -71,11 +74,13 @@ def rollout(
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
-    check_loop(tol, metrics, metrics_every, remat)
-    options = Options(rounds, tol is not None, metrics, metrics_every, remat)
-    problem, state, costs = prepare(problem, start, rounds)
-    state, history = advance(problem, state, tol, options)
-    return finish(problem, state, costs, with_bits(history, costs, problem.size, jnp), tol)
+    if remat is not None:
+        renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
+        adjoint = unrolled(remat)
+    check_loop(tol, metrics, metrics_every, adjoint)
+    adjoint.check(problem)
+    options = Options(rounds, tol is not None, metrics, metrics_every, remat=False)
+    return adjoint.solve(problem, start, tol, options)
 
 
 def fit(

@@ -275,6 +275,19 @@ class DeepMaxVar(Algorithm):
         del downlink, data
         return local.arrays
 
+    def through(self) -> Algorithm:
+        """This one, with all entities in every step.
+
+        Raises:
+            ValueError: where steps take some entities at random.
+        """
+        if self.batch_size is not None:
+            raise ValueError(
+                "adjoint: wanted DeepMaxVar(batch_size=None) for an implicit derivative, since "
+                f"batches at random have no fixed point, got {self.batch_size}"
+            )
+        return self
+
     def outputs(self, local: PyTree, views: Views) -> Float[Array, "views entities rank"]:
         """What each view's network gives for the entities of its view, by running statistics.
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
+from jaxfed.core.gauge import Bases
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
 from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, should_densify
 
@@ -241,6 +242,23 @@ class MaxVar(Algorithm):
         """The view's map."""
         del downlink, data
         return local.weights
+
+    def through(self) -> Algorithm:
+        """This one, with all entities in every step.
+
+        Raises:
+            ValueError: where steps take some entities at random.
+        """
+        if self.batch_size is not None:
+            raise ValueError(
+                "adjoint: wanted MaxVar(batch_size=None) for an implicit derivative, since "
+                f"batches at random have no fixed point, got {self.batch_size}"
+            )
+        return self
+
+    def bases(self, server: Scores, local: Map) -> Bases:
+        """The representation, the maps and the scores, all of them turned alike."""
+        return Bases(shared=(server,), along=tuple(local))
 
 
 def _scores(data: Member, weights: Weights) -> Scores:

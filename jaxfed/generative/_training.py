@@ -43,6 +43,20 @@ class Training(Algorithm):
         return jax.tree.unflatten(structure, whole)
 
     @final
+    def through(self) -> Algorithm:
+        """This one, with all samples in every step.
+
+        Raises:
+            ValueError: where steps take some samples at random.
+        """
+        if self.batch_size is not None:
+            raise ValueError(
+                f"adjoint: wanted {type(self).__name__}(batch_size=None) for an implicit "
+                f"derivative, since batches at random have no fixed point, got {self.batch_size}"
+            )
+        return self
+
+    @final
     def check(self, clients: Clients, start: Personalized | None) -> None:
         """Refuse data, a loss or a warm start that do not fit the model.
 

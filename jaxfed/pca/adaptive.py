@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.core.algorithm import Diagnostics, hyperparameter
 from jaxfed.core.checks import check_name, check_positive
 from jaxfed.core.clients import Clients
+from jaxfed.core.gauge import Bases
 from jaxfed.pca._components import Frame, check_start
 from jaxfed.pca._likelihood import (
     Member,
@@ -231,6 +232,10 @@ class AdaptivePCA(PersonalizedPCA):
     def shared_result(self, server: Server) -> Frame:
         """The shared components."""
         return server.shared.T
+
+    def bases(self, server: Server, local: Rows) -> Bases:
+        """The components, all of them turned alike."""
+        return Bases(shared=(server.shared.T,), along=(local.T,))
 
     def _dimension(self, features: int) -> int:
         free = features - self.rank if self.dimension == "subspace" else features

@@ -34,7 +34,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.linalg import Moment, orthonormalize
+from jaxfed.core.gauge import Bases
+from jaxfed.linalg import Moment, polar
 from jaxfed.pca._components import (
     Frame,
     change_within,
@@ -257,7 +258,8 @@ class EmpiricalBayesPCA(Algorithm):
         factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
         place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
         concentration = jnp.exp(place_next)
-        server = Server(orthonormalize(uplink), concentration, jnp.stack([place, move]))
+        # The nearest basis to the one before, so that it comes to rest with the subspace.
+        server = Server(polar(uplink), concentration, jnp.stack([place, move]))
         return server, {"prior_variance": 1 / concentration}
 
     def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:
@@ -269,6 +271,11 @@ class EmpiricalBayesPCA(Algorithm):
     def shared_result(self, server: Server) -> Frame:
         """The shared components."""
         return server.shared
+
+    def bases(self, server: Server, local: None) -> Bases:
+        """The shared components."""
+        del local
+        return Bases(shared=(server.shared,))
 
     def _precision(self, moment: Moment) -> Scalar:
         return precision(moment.count, self.noise_variance.astype(moment.trace.dtype))

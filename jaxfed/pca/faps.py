@@ -32,6 +32,7 @@ from jaxfed.pca._consensus import (
     measures,
     residual_variance,
 )
+from jaxfed.pca.subspace_iteration import SubspaceIteration
 
 # Rule (25): every so many rounds the penalty may grow, unless the distance of the subspaces has
 # fallen by this factor since.
@@ -274,6 +275,10 @@ class FAPS(Eigensolver):
         return x, steps
 
     # --- result --------------------------------------------------------------------------------
+
+    def through(self) -> SubspaceIteration:
+        """Subspace iteration, which has the same solution and nothing to remember."""
+        return SubspaceIteration(self.rank, retraction="polar")
 
     def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
         """No local components."""

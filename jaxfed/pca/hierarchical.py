@@ -21,6 +21,7 @@ from jaxtyping import Array, PyTree
 from jaxfed.core.algorithm import Diagnostics
 from jaxfed.core.checks import check_name
 from jaxfed.core.clients import Clients
+from jaxfed.core.gauge import Bases
 from jaxfed.pca._components import Frame, check_start
 from jaxfed.pca._likelihood import (
     Member,
@@ -153,6 +154,10 @@ class HierarchicalPCA(PersonalizedPCA):
     def shared_result(self, server: Rows) -> Frame:
         """The shared components."""
         return server.T
+
+    def bases(self, server: Rows, local: Rows) -> Bases:
+        """The components, all of them turned alike."""
+        return Bases(shared=(server.T,), along=(local.T,))
 
 
 def _check_training(training: str) -> None:

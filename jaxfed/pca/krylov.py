@@ -37,6 +37,7 @@ from jaxfed.pca._consensus import (
     positive,
     relative_change,
 )
+from jaxfed.pca.subspace_iteration import SubspaceIteration
 
 # Columns that the server remembers by default. More than these save hardly a round on spectra that
 # decay, and the eigenproblem of T must stay small beside the clients' products: LAPACK takes one
@@ -89,8 +90,8 @@ class BlockLanczos(Eigensolver):
     is the mean squared reconstruction error of a sample, over all samples. The result is one
     product with \(A A^\top\) further, which is known already and only improves them.
 
-    Derivatives with respect to the data are those of the unrolled rounds. From a random start
-    they are as accurate as the components; a warm start that is converged has nothing to unroll.
+    Derivatives of unrolled rounds are, from a random start, as accurate as the components; a warm
+    start that is converged has nothing to unroll, and wants `adjoint=jf.adjoint.implicit()`.
     """
 
     needs_everybody = True  # products of different rounds are compared
@@ -299,6 +300,10 @@ class BlockLanczos(Eigensolver):
         return block
 
     # --- result --------------------------------------------------------------------------------
+
+    def through(self) -> SubspaceIteration:
+        """Subspace iteration, which has the same solution and nothing to remember."""
+        return SubspaceIteration(self.rank, retraction="polar")
 
     def shared_result(self, server: Memory) -> Frame:
         """The best components within the memory, Q V, one product further."""

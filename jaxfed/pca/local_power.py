@@ -27,6 +27,7 @@ from jaxfed.pca._consensus import (
     measures,
     residual_variance,
 )
+from jaxfed.pca.subspace_iteration import SubspaceIteration
 
 
 class Broadcast(NamedTuple):
@@ -191,6 +192,10 @@ class LocalPower(Eigensolver):
         return jax.vmap(aligned)(clients.product, clients.basis).sum(0)
 
     # --- result --------------------------------------------------------------------------------
+
+    def through(self) -> SubspaceIteration:
+        """Subspace iteration, which has the same solution and nothing to remember."""
+        return SubspaceIteration(self.rank, retraction="polar")
 
     def shared_result(self, server: PowerServer) -> Frame:
         """The components."""

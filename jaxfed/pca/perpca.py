@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_flag, check_name, check_positive
 from jaxfed.core.clients import Clients
+from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import (
@@ -36,6 +37,7 @@ from jaxfed.pca._components import (
     retract,
     uncaptured,
 )
+from jaxfed.pca._reduced import Reduced
 from jaxfed.pca.shrinkage import shrink
 
 
@@ -283,3 +285,14 @@ class PerPCA(Algorithm):
     def shared_result(self, server):
         """The shared components."""
         return server.shared
+
+    def through(self) -> Algorithm:
+        """The same problem in the shared components alone; of `"polar"` steps, these themselves.
+
+        Those end beside the objective's stationary points.
+        """
+        return Reduced(self, self._width) if self.variant == "tangent" else self
+
+    def bases(self, server: Server, local: Frame) -> Bases:
+        """The shared components, and each client's own."""
+        return Bases(shared=(server.shared,), own=(local,))

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, PyTree
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_name
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.gauge import Bases
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import Frame, check_start, moment_received
 from jaxfed.pca._likelihood import (
@@ -108,6 +109,11 @@ class LocalProbabilisticPCA(Algorithm):
         """The client's components."""
         del downlink, data
         return local.T
+
+    def bases(self, server: None, local: Rows) -> Bases:
+        """Each client's components."""
+        del server
+        return Bases(own=(local.T,))
 
 
 class Server(NamedTuple):
@@ -217,3 +223,8 @@ class GlobalProbabilisticPCA(Algorithm):
     def shared_result(self, server: Server) -> Frame:
         """The components."""
         return server.shared.T
+
+    def bases(self, server: Server, local: None) -> Bases:
+        """The components."""
+        del local
+        return Bases(shared=(server.shared.T,))

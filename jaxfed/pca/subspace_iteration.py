@@ -8,13 +8,15 @@ consensus on subspaces in federated principal component analysis.
 
 from typing import Literal
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from jaxfed.core.algorithm import Diagnostics, Personalized
+from jaxfed.core.checks import check_name
+from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Sum
-from jaxfed.linalg import orthonormalize
-from jaxfed.pca._components import Frame
+from jaxfed.pca._components import RETRACTIONS, Frame
 from jaxfed.pca._consensus import (
     Eigensolver,
     Member,
@@ -39,7 +41,15 @@ class SubspaceIteration(Eigensolver):
     Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
     """
 
-    def __init__(self, rank: int, *, stop: Literal["objective", "kkt"] = "objective"):
+    retraction: Literal["qr", "polar"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        stop: Literal["objective", "kkt"] = "objective",
+        retraction: Literal["qr", "polar"] = "qr",
+    ):
         r"""Set up the algorithm.
 
         Args:
@@ -49,12 +59,16 @@ class SubspaceIteration(Eigensolver):
                 `"kkt"`, the scaled KKT violation
                 \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\). Both cost no message but, for the
                 second, one number at the start.
+            retraction: which basis of the sum comes next: `"qr"`, by which the components come to
+                be the eigenvectors in order, each at its own rate; or `"polar"`, the one nearest
+                to the basis before, which comes to rest as soon as the subspace does.
 
         Raises:
-            ValueError: if `rank` is not a positive whole number or `stop` is unknown.
+            ValueError: if `rank` is not a positive whole number, or a name is unknown.
         """
         check_arguments(rank, stop)
-        self.rank, self.stop = rank, stop
+        check_name("retraction", retraction, tuple(RETRACTIONS))
+        self.rank, self.stop, self.retraction = rank, stop, retraction
 
     def _products(self, rounds: int) -> int:
         return rounds
@@ -97,4 +111,16 @@ class SubspaceIteration(Eigensolver):
         del key
         captured = jnp.vdot(server.shared, uplink)
         measured = measures(server, captured, kkt_violation(server, uplink))
-        return Server(orthonormalize(uplink), captured, server.energy), measured
+        shared = RETRACTIONS[self.retraction](uplink)
+        return Server(shared, captured, server.energy), measured
+
+    def through(self) -> "SubspaceIteration":
+        """The one whose bases come to rest with the subspace."""
+        if self.retraction == "polar":
+            return self
+        return SubspaceIteration(self.rank, stop=self.stop, retraction="polar")
+
+    def bases(self, server: Server, local: None) -> Bases:
+        """The components."""
+        del local
+        return Bases(shared=(server.shared,))

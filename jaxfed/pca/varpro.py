@@ -38,19 +38,13 @@ from jaxfed.pca._components import (
     moment_of,
     moment_received,
     top_components,
-    uncaptured,
 )
+from jaxfed.pca._reduced import Evaluation, evaluate
+from jaxfed.pca.perpca import PerPCA
 
 # Accepted objectives that a new one is compared with, and how the step changes.
 WINDOW = 5
 SUFFICIENT, SHRINK = 1e-4, 0.25
-
-
-class Evaluation(NamedTuple):
-    """Uplink: a client's part of the gradient, and of the objective, at the trial point."""
-
-    product: Frame  # (I - V Vᵀ) S U
-    captured: Float[Array, ""]
 
 
 class Server(NamedTuple):
@@ -153,13 +147,8 @@ class VarProPerPCA(Algorithm):
     ) -> tuple[Evaluation, None, Diagnostics]:
         """Evaluate the gradient and the objective with the best local components."""
         del key
-        shared = downlink
-        own = best_local(data, shared, self.local_rank)
-        product = data.mv(jnp.concatenate([shared, own], axis=1))
-        by_shared, by_own = product[:, : self.shared_rank], product[:, self.shared_rank :]
-        captured = jnp.vdot(shared, by_shared) + jnp.vdot(own, by_own)
-        uplink = Evaluation(deflate(by_shared, own), captured / 2)
-        return uplink, local, {"objective": uncaptured(data, captured)}
+        uplink, rest = evaluate(data, downlink, self.local_rank)
+        return uplink, local, {"objective": rest}
 
     def server_step(
         self, key: Key[Array, ""], server: Server, uplink: Evaluation
@@ -195,6 +184,10 @@ class VarProPerPCA(Algorithm):
         """The best local components for the final shared ones."""
         del local
         return best_local(data, downlink, self.local_rank)
+
+    def through(self) -> Algorithm:
+        """Gradient ascent of the same function: a line search remembers more than a point."""
+        return PerPCA(self.shared_rank, self.local_rank).through()
 
 
 def _power_near(matrix: Frame) -> Float[Array, ""]:

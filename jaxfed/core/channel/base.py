@@ -36,6 +36,8 @@ class Channel(eqx.Module):
 
     cumulative: ClassVar[bool] = False
     """Whether a message can only be understood by who has received all earlier ones."""
+    settles: ClassVar[bool] = False
+    """Whether messages that no longer change arrive, after some rounds, as they are."""
     private: ClassVar[bool] = False
     """Whether it hides what a client sends. It is then for uplinks alone."""
 
@@ -151,6 +153,8 @@ def straight_through(value: PyTree, standin: PyTree) -> PyTree:
 
 
 class _Lossless(Channel):
+    settles = True
+
     def memory(self, message):
         del message
 

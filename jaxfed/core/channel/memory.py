@@ -12,6 +12,7 @@ class _Difference(Channel):
     inner: Compressor
 
     cumulative = True
+    settles = True
 
     def memory(self, message):
         return message

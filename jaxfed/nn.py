@@ -1,0 +1,218 @@
+"""Solves as layers of a model: forward is a federated run, backward its implicit derivative.
+
+`personalized_projection` and `common_projection` are functions, for models of any kind; the Equinox
+modules around them remember the solution from call to call, through `equinox.nn.State`, so that
+each solve goes on from the last one. What comes out depends on subspaces and not on their bases, so
+that any loss may follow.
+
+    >>> import equinox as eqx, jax, jaxfed as jf
+    >>> samples = jax.random.normal(jax.random.key(0), (3, 20, 4)) * jax.numpy.array([5, 4, 2, 1.0])
+    >>> layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
+    ...     jf.pca.PerPCA(1, 1), samples, rounds=500, key=jax.random.key(1)
+    ... )
+    >>> @jax.jit
+    ... def loss(scale, state):
+    ...     projected, state = layer(scale * samples, state)
+    ...     return ((samples - projected) ** 2).mean(), state
+    >>> (value, state), slope = jax.value_and_grad(loss, has_aux=True)(
+    ...     jax.numpy.ones(4), state
+    ... )
+    >>> slope.shape
+    (4,)
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from jaxfed.core.adjoint import Adjoint, implicit
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.clients import Clients
+from jaxfed.core.run import fit, rollout
+
+Samples = Float[Array, "clients samples features"]
+
+
+def personalized_projection(
+    algorithm: Algorithm,
+    samples: Samples,
+    *,
+    rounds: int,
+    key: Key[Array, ""],
+    start: Personalized | None = None,
+    tol: float | None = None,
+    adjoint: Adjoint | None = None,
+) -> tuple[Samples, Personalized]:
+    """Samples on the components that are learned from them, `x (UUᵀ + V_iV_iᵀ)`.
+
+    Args:
+        algorithm: learns shared or local components or both, orthonormal together: `PerPCA`.
+        samples: as many of every client, `(clients, samples, features)`.
+        rounds: of the solve; at most so many with `tol`.
+        key: random key.
+        start: an earlier result to start from.
+        tol: ends the solve, as in `rollout`.
+        adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
+
+    Returns:
+        The projected samples, with derivatives by the samples and the algorithm's numbers, and the
+        result, to start the next call from.
+
+    Raises:
+        ValueError: as `rollout` does.
+    """
+    result = rollout(
+        algorithm, Clients.from_samples(samples), rounds=rounds, key=key, warm_start=start, tol=tol,
+        adjoint=implicit() if adjoint is None else adjoint,
+    ).result  # fmt: skip
+    projected = jnp.zeros_like(samples)
+    if result.shared is not None:
+        projected += samples @ result.shared @ result.shared.T
+    if result.local is not None:
+        projected += samples @ result.local @ jnp.swapaxes(result.local, 1, 2)
+    return projected, result
+
+
+def common_projection(
+    algorithm: Algorithm,
+    views: Clients,
+    *,
+    rounds: int,
+    key: Key[Array, ""],
+    start: Personalized | None = None,
+    tol: float | None = None,
+    adjoint: Adjoint | None = None,
+) -> tuple[Float[Array, "views entities features"], Personalized]:
+    """Views on the representation that they have in common, `GGᵀ X_j`.
+
+    Args:
+        algorithm: learns an orthonormal representation `G (entities, rank)`: `MaxVar`.
+        views: dense views, `jaxfed.gcca.Views.from_arrays`, whose features may be traced.
+        rounds: of the solve; at most so many with `tol`.
+        key: random key.
+        start: an earlier result to start from.
+        tol: ends the solve, as in `rollout`.
+        adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
+
+    Returns:
+        The projected views, and the result, to start the next call from.
+
+    Raises:
+        ValueError: as `rollout` does.
+    """
+    result = rollout(
+        algorithm, views, rounds=rounds, key=key, warm_start=start, tol=tol,
+        adjoint=implicit() if adjoint is None else adjoint,
+    ).result  # fmt: skip
+    return result.shared @ (result.shared.T @ views.data.values), result
+
+
+class PersonalizedProjection(eqx.nn.StatefulLayer):
+    """`personalized_projection` as an Equinox layer that starts each solve from the last solution.
+
+    `layer, state = eqx.nn.make_with_state(PersonalizedProjection)(algorithm, samples, ...)`, then
+    `projected, state = layer(samples, state)`. The algorithm's numbers are parameters of the layer.
+    """
+
+    algorithm: Algorithm
+    adjoint: Adjoint
+    key: Key[Array, ""]
+    last: eqx.nn.StateIndex
+    rounds: int = eqx.field(static=True)
+    tol: float | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        samples: Samples,
+        *,
+        rounds: int,
+        key: Key[Array, ""],
+        tol: float | None = None,
+        adjoint: Adjoint | None = None,
+    ):
+        """Set up the layer, by a first solve.
+
+        Args:
+            algorithm: as in `personalized_projection`.
+            samples: of all clients, to start from, `(clients, samples, features)`.
+            rounds: of each solve; at most so many with `tol`.
+            key: random key.
+            tol: ends a solve, as in `rollout`.
+            adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
+
+        Raises:
+            ValueError: as `rollout` does.
+        """
+        self.adjoint = implicit() if adjoint is None else adjoint
+        self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
+        clients = Clients.from_samples(samples)
+        self.last = eqx.nn.StateIndex(_first(algorithm, clients, rounds, key, tol))
+
+    def __call__(self, samples: Samples, state: eqx.nn.State) -> tuple[Samples, eqx.nn.State]:
+        """The projected samples, and the state for the next call."""
+        projected, result = personalized_projection(
+            self.algorithm, samples, rounds=self.rounds, key=self.key, tol=self.tol,
+            start=state.get(self.last), adjoint=self.adjoint,
+        )  # fmt: skip
+        return projected, state.set(self.last, jax.lax.stop_gradient(result))
+
+
+class CommonRepresentation(eqx.nn.StatefulLayer):
+    """`common_projection` as an Equinox layer that starts each solve from the last solution.
+
+    `layer, state = eqx.nn.make_with_state(CommonRepresentation)(algorithm, views, ...)`, then
+    `projected, state = layer(views, state)`. The algorithm's numbers are parameters of the layer.
+    """
+
+    algorithm: Algorithm
+    adjoint: Adjoint
+    key: Key[Array, ""]
+    last: eqx.nn.StateIndex
+    rounds: int = eqx.field(static=True)
+    tol: float | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        views: Clients,
+        *,
+        rounds: int,
+        key: Key[Array, ""],
+        tol: float | None = None,
+        adjoint: Adjoint | None = None,
+    ):
+        """Set up the layer, by a first solve.
+
+        Args:
+            algorithm: as in `common_projection`.
+            views: dense views to start from.
+            rounds: of each solve; at most so many with `tol`.
+            key: random key.
+            tol: ends a solve, as in `rollout`.
+            adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
+
+        Raises:
+            ValueError: as `rollout` does.
+        """
+        self.adjoint = implicit() if adjoint is None else adjoint
+        self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
+        self.last = eqx.nn.StateIndex(_first(algorithm, views, rounds, key, tol))
+
+    def __call__(
+        self, views: Clients, state: eqx.nn.State
+    ) -> tuple[Float[Array, "views entities features"], eqx.nn.State]:
+        """The projected views, and the state for the next call."""
+        projected, result = common_projection(
+            self.algorithm, views, rounds=self.rounds, key=self.key, tol=self.tol,
+            start=state.get(self.last), adjoint=self.adjoint,
+        )  # fmt: skip
+        return projected, state.set(self.last, jax.lax.stop_gradient(result))
+
+
+def _first(
+    algorithm: Algorithm, clients: Clients, rounds: int, key: Key[Array, ""], tol: float | None
+) -> Personalized:
+    """The solution that the first call starts from."""
+    return jax.lax.stop_gradient(fit(algorithm, clients, rounds=rounds, key=key, tol=tol).result)

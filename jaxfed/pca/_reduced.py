@@ -1,0 +1,102 @@
+"""Personalized PCA as a problem in the shared components alone, the local ones eliminated.
+
+    F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
+
+whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U.
+
+Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
+projection (Golub & Pereyra 1973).
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.gauge import Bases
+from jaxfed.linalg import Moment, polar
+from jaxfed.pca._components import Frame, best_local, deflate, reciprocal, uncaptured
+
+Active = Float[Array, " rank"] | None
+
+
+class Evaluation(NamedTuple):
+    """Uplink: a client's part of the gradient, and of the objective, at the shared components."""
+
+    product: Frame  # (I - V Vᵀ) S U
+    captured: Float[Array, ""]
+
+
+def evaluate(
+    moment: Moment, shared: Frame, rank: int, active: Active = None
+) -> tuple[Evaluation, Float[Array, ""]]:
+    """ONE client's part of gradient and objective, and the variance that it does not capture.
+
+    Args:
+        moment: the client's second moment.
+        shared: U.
+        rank: number of the client's components.
+        active: which of them are in use; all by default.
+    """
+    own = best_local(moment, shared, rank, active)
+    product = moment.mv(jnp.concatenate([shared, own], axis=1))
+    by_shared, by_own = jnp.split(product, [shared.shape[1]], axis=1)
+    captured = jnp.vdot(shared, by_shared) + jnp.vdot(own, by_own)
+    return Evaluation(deflate(by_shared, own), captured / 2), uncaptured(moment, captured)
+
+
+class Reduced(Algorithm):
+    """Gradient ascent of F from a solution, by whose round that solution is differentiated.
+
+    The round's Jacobian is I + t ∇²F there, with any step size t. Local components stay what they
+    are given, and tell the basis of the best ones alone.
+    """
+
+    model: Algorithm  # prepares the data: `PerPCA`
+    rank: int = eqx.field(static=True)  # of the local components
+
+    def prepare(self, data, client_id, rounds):
+        """The client's second moment, and its mask where ranks differ."""
+        return self.model.prepare(data, client_id, rounds)
+
+    def server_init(self, key, first, like, start):
+        """The shared components of the solution."""
+        del key, first, like
+        return start.shared
+
+    def downlink(self, server):
+        """The shared components."""
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        """The local components of the solution."""
+        del key, downlink, data
+        return start.local
+
+    def client_step(self, key, downlink, local, data):
+        """Evaluate the gradient and the objective with the best local components."""
+        del key
+        uplink, rest = evaluate(data.moment, downlink, self.rank, data.active)
+        return uplink.product, local, {"objective": rest}
+
+    def server_step(self, key, server, uplink):
+        """A step as long as the largest that might be of use."""
+        del key
+        scale = jax.lax.stop_gradient(reciprocal(jnp.linalg.norm(uplink, 2)))
+        return polar(server + scale * deflate(uplink, server)), {}
+
+    def client_result(self, downlink, local, data):
+        """The best local components, in the basis nearest to that of the solution."""
+        moment = data.moment if data.unshrunk is None else data.unshrunk
+        best = best_local(moment, downlink, self.rank, data.active)
+        overlap = best.T @ local
+        if data.active is not None:
+            overlap = overlap + jnp.diag(1 - data.active)
+        return best @ polar(overlap)
+
+    def bases(self, server: PyTree, local: PyTree) -> Bases:
+        """The shared components, and each client's own."""
+        return Bases(shared=(server,), own=(local,))

@@ -1,0 +1,254 @@
+"""Derivatives of runs from few kept states, and of fixed points of the round."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+
+FEATURES, CLIENTS, SAMPLES, RANK = 4, 3, 6, 2
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def drawn(seed):
+    """Samples whose second moments decay clearly, and a matrix to weigh projectors with."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)) * [3.0, 2.5, 1.0, 0.5]
+    return values, rng.normal(size=(FEATURES, FEATURES)), rng.normal(size=values.shape)
+
+
+def top(values):
+    """The first eigenvectors of all samples together, in order."""
+    rows = values.reshape(-1, FEATURES)
+    return np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :RANK]
+
+
+def along(function, at, direction, step=1e-4):
+    """Central difference of fourth order."""
+    near, far = (
+        function(at + h * direction) - function(at - h * direction) for h in (step, 2 * step)
+    )
+    return (8 * near - far) / (12 * step)
+
+
+# --- checkpointed --------------------------------------------------------------------------------
+
+
+def run(values, adjoint, rounds, tol=None):
+    """A sum over the subspace, and the history, of a run from a random start."""
+    solution = jf.rollout(
+        jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=rounds,
+        key=jax.random.key(0), tol=tol, adjoint=adjoint,
+        metrics=lambda result: {"first": result.shared[0, 0]}, metrics_every=2,
+    )  # fmt: skip
+    projector = solution.result.shared @ solution.result.shared.T
+    return (drawn(0)[1] * projector).sum(), solution.history
+
+
+def test_checkpointed_runs_are_unrolled_ones():
+    def all_of_them(values):
+        ways = jf.adjoint.unrolled(), jf.adjoint.checkpointed(2)
+        return [
+            jax.value_and_grad(run, has_aux=True)(values, adjoint, rounds=7) for adjoint in ways
+        ]
+
+    wanted, found = jax.jit(all_of_them)(drawn(0)[0])
+    assert jnp.abs(wanted[1]).max() > 0.01
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), found, wanted)
+
+
+def test_a_run_that_stops_by_its_tolerance_has_a_reverse_derivative():
+    values, _, _ = drawn(1)
+    (_, history), gradient = jax.jit(
+        jax.value_and_grad(
+            lambda values: run(values, jf.adjoint.checkpointed(3), 30, tol=1e-3), has_aux=True
+        )
+    )(values)
+    objectives = np.asarray(history["objective"])
+    rounds = int(np.isfinite(objectives).sum())
+    assert 2 < rounds < 28 and np.isfinite(objectives[:rounds]).all()
+    unrolled = jax.jit(jax.grad(lambda v: run(v, jf.adjoint.unrolled(), rounds)[0]))(values)
+    np.testing.assert_allclose(gradient, unrolled, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_checkpointed_runs_take_less_memory():
+    values = np.random.default_rng(0).normal(size=(CLIENTS, 4, 60))
+
+    def memory(adjoint):
+        def loss(values):
+            clients, key = jf.Clients.from_samples(values), jax.random.key(0)
+            algorithm = jf.pca.SubspaceIteration(20)
+            run = jf.rollout(algorithm, clients, rounds=1024, key=key, adjoint=adjoint)
+            return (run.result.shared**3).sum()
+
+        program = jax.jit(jax.grad(loss)).lower(values).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    ways = jf.adjoint.unrolled(), jf.adjoint.checkpointed(), jf.adjoint.checkpointed(2)
+    unrolled, root, least = map(memory, ways)
+    assert root < unrolled / 10 and least < 0.7 * root
+
+
+# --- implicit ------------------------------------------------------------------------------------
+
+
+def loss(values, frame, turned, report, throw=False):
+    """A function of the subspace that one round leaves, and so much of one of its basis."""
+    solution = jf.rollout(
+        jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=1,
+        key=jax.random.key(0), warm_start=jf.Personalized(frame, None),
+        adjoint=jf.adjoint.implicit(report=report, throw=throw),
+    )  # fmt: skip
+    shared, weights = solution.result.shared, jnp.asarray(drawn(0)[1])
+    of_basis = (weights[:, :RANK] * shared).sum()
+    return jnp.tanh(weights * (shared @ shared.T)).sum() + turned * of_basis
+
+
+def reference(values):
+    """The same function of the subspace of the samples."""
+    frame = top(values)
+    return np.tanh(drawn(0)[1] * (frame @ frame.T)).sum()
+
+
+@functools.cache
+def compiled():
+    """Gradients of several problems at once."""
+    gradient = jax.grad(loss, argnums=(0, 1, 3))
+    return jax.jit(jax.vmap(gradient, in_axes=(0, 0, 0, None), out_axes=0))
+
+
+def test_implicit_derivatives():
+    simple, other = drawn(0)[0], drawn(1)[0]
+    repeated = np.zeros((CLIENTS, SAMPLES, FEATURES))
+    repeated[:, range(FEATURES), range(FEATURES)] = [2.0, 2.0, 1.0, 0.5]
+    rng = np.random.default_rng(2)
+    turn, start = (np.linalg.qr(rng.normal(size=(n, RANK)))[0] for n in (RANK, FEATURES))
+    cases = [
+        (simple, top(simple), 0.0),
+        (other, top(other), 0.0),
+        (repeated, top(repeated) @ turn, 0.0),  # any basis of the subspace is as good
+        (simple, start, 0.0),
+        (simple, top(simple), 1.0),
+    ]
+    values, frames, turned = map(np.stack, zip(*cases, strict=True))
+    by_values, by_frames, report = compiled()(values, frames, turned, jf.adjoint.Report())
+
+    for i in range(3):
+        direction = drawn(i)[2]
+        wanted = along(reference, values[i], direction)
+        assert abs(wanted) > 1e-2
+        np.testing.assert_allclose((by_values[i] * direction).sum(), wanted, rtol=1e-7)
+        assert (by_frames[i] == 0).all()  # the start does not matter
+    assert (report.residual[:3] < 1e-10).all() and (report.turning[:3] < 1e-10).all()
+    assert (report.rounds[:3] >= 1).all() and (report.rounds[:3] < 30).all()
+    # One round from somewhere else is no fixed point, and a basis has no derivative.
+    assert np.isnan(by_values[3]).all() and np.isnan(by_values[4]).all()
+    assert report.turning[4] > 0.1
+
+
+def test_what_has_no_derivative_is_refused():
+    values, _, _ = drawn(0)
+    gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
+    assert np.isfinite(gradient(values, top(values), 0.0)).all()
+    with pytest.raises(Exception, match="depends on how their bases are turned"):
+        gradient(values, top(values), 1.0).block_until_ready()
+    with pytest.raises(Exception, match="wanted a fixed point of the round"):
+        gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
+
+
+def test_forward_mode_and_forward_over_reverse():
+    values, _, direction = drawn(0)
+    frame = jnp.asarray(top(values))
+
+    def derivatives(values):
+        def value(values):
+            return loss(values, frame, 0.0, None)
+
+        def both(values):
+            return value(values), jax.grad(value)(values)
+
+        return jax.jvp(both, (values,), (direction,))[1]
+
+    first, second = jax.jit(derivatives)(values)
+    np.testing.assert_allclose(first, along(reference, values, direction), rtol=1e-7)
+
+    def slope(values):
+        return along(reference, values, direction)
+
+    np.testing.assert_allclose(
+        (second * direction).sum(), along(slope, values, direction), rtol=1e-4
+    )
+
+
+SGD = optax.sgd(1.0)
+
+
+def fedavg(**options):
+    model = jf.models.Autoencoder(FEATURES, 1, key=jax.random.key(0))
+    return jf.generative.FedAvg(model, jf.models.reconstruction_loss, SGD, local_steps=1, **options)
+
+
+REFUSED = {
+    "a minibatch": (lambda: fedavg(batch_size=2), {}, "^adjoint: wanted FedAvg.batch_size=None"),
+    "no rounds": (lambda: jf.pca.Pooled(2), {}, "^adjoint: .* Pooled has no rounds"),
+    "sampled clients": (
+        lambda: jf.pca.PerPCA(1, 1), {"participation": jf.participation.uniform(2)},
+        "^participation: wanted everybody",
+    ),
+    "given clients": (
+        lambda: jf.pca.PerPCA(1, 1),
+        {"participation": jf.participation.mask(np.eye(3, dtype=bool))},
+        "^participation: wanted everybody",
+    ),
+    "a stochastic channel": (
+        lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.quantize(3)}, "^channel: .*difference",
+    ),
+    "noise": (
+        lambda: jf.pca.PerPCA(1, 1),
+        {"channel": (jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())}, "^channel: ",
+    ),
+    "error feedback": (
+        lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},
+        "^channel: ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_runs_without_a_fixed_point_are_refused(name, key):
+    make, options, message = REFUSED[name]
+    clients = jf.Clients.from_samples(drawn(0)[0])
+    with pytest.raises(ValueError, match=message):
+        jf.rollout(make(), clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("n", lambda: jf.adjoint.checkpointed(1)),
+        ("remat", lambda: jf.adjoint.unrolled(1)),
+        ("tol", lambda: jf.adjoint.implicit(tol=0.0)),
+        ("max_rounds", lambda: jf.adjoint.implicit(max_rounds=0)),
+        ("memory", lambda: jf.adjoint.implicit(memory=2.0)),
+        ("fixed_point_tol", lambda: jf.adjoint.implicit(fixed_point_tol=-1.0)),
+        ("turning_tol", lambda: jf.adjoint.implicit(turning_tol=None)),
+        ("through", lambda: jf.adjoint.implicit(through="subspace")),
+        ("report", lambda: jf.adjoint.implicit(report=True)),
+        ("throw", lambda: jf.adjoint.implicit(throw="no")),
+    ],
+)
+def test_arguments_are_refused(name, make):
+    with pytest.raises(ValueError, match=f"^{name}: wanted .* got"):
+        make()
+
+
+def test_an_adjoint_is_wanted(key):
+    clients = jf.Clients.from_samples(drawn(0)[0])
+    with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):
+        jf.rollout(jf.pca.Pooled(1), clients, rounds=1, key=key, adjoint="implicit")

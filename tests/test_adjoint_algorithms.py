@@ -1,0 +1,153 @@
+"""Derivatives of every deterministic algorithm against differences of whole solves."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+
+FEATURES, CLIENTS, SAMPLES = 5, 3, 9
+SGD = optax.sgd(1.0)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def samples(seed=0):
+    """Strong shared and local components, little noise, so that all solves converge soon."""
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(size=(FEATURES, 2))
+    values = np.empty((CLIENTS, SAMPLES, FEATURES))
+    for rows in values:
+        # The strongest is a client's own, the next two are shared.
+        frame = np.linalg.qr(np.concatenate([shared, rng.normal(size=(FEATURES, 3))], axis=1))[0]
+        scores = np.linalg.qr(rng.normal(size=(SAMPLES, FEATURES)))[0]
+        rows[:] = scores * [6.0, 3.0, 9.0, 0.5, 0.3] @ frame.T
+    return values + 0.1 * rng.normal(size=values.shape)
+
+
+def clients_of(algorithm, values, weights):
+    if isinstance(algorithm, jf.gcca.MaxVar):
+        views = jf.gcca.Views.from_arrays(list(values))
+        return eqx.tree_at(lambda c: c.weights, views, weights / weights.sum())
+    return jf.Clients.from_samples(values, weights=weights)
+
+
+class Line(eqx.Module):
+    """A model with one best fit: the last feature from the others."""
+
+    slopes: jax.Array
+
+    def __call__(self, x):
+        return x[-1] - self.slopes @ x[:-1]
+
+
+def fit_loss(model, batch, key):
+    del key
+    return jnp.mean(jax.vmap(model)(batch) ** 2) + 0.1 * jnp.sum(model.slopes**4)
+
+
+def essence(result):
+    """A smooth function of subspaces, and of what turns along with them."""
+    shared, local = result
+    rng = np.random.default_rng(3)
+    parts = []
+    if isinstance(shared, Line):
+        return jnp.sum(jnp.sin(shared.slopes))
+    if shared is not None:
+        parts.append(shared @ shared.T)
+    if local is not None:
+        parts.append(jnp.einsum("mdr,mer->mde", local, local))
+    return sum((jnp.asarray(rng.normal(size=p.shape)) * jnp.tanh(p)).sum() for p in parts)
+
+
+def fedavg():
+    return jf.generative.FedAvg(
+        Line(jnp.zeros(FEATURES - 1)), fit_loss, SGD, local_steps=2, step_size=0.01, proximal=0.1
+    )
+
+
+PCA = jf.pca
+# What is solved, in how many rounds, and to what accuracy differences of the solves agree.
+CASES = {
+    "PerPCA": (lambda: PCA.PerPCA(2, 1, step_size=0.1), 1500, 1e-6),
+    "PerPCA automatic": (lambda: PCA.PerPCA(1, 1, decay=0.5), 1500, 1e-6),
+    "PerPCA polar": (lambda: PCA.PerPCA(1, 1, variant="polar", step_size=0.1), 1500, 1e-6),
+    "PerPCA ranks": (lambda: PCA.PerPCA(2, (1, 0, 1)), 1500, 1e-6),
+    "PerPCA shrinkage": (lambda: PCA.PerPCA(2, 1, shrinkage=True), 1500, 1e-6),
+    "VarProPerPCA": (lambda: PCA.VarProPerPCA(2, 1), 300, 1e-6),
+    "SubspaceIteration": (lambda: PCA.SubspaceIteration(2), 300, 1e-6),
+    "BlockLanczos": (lambda: PCA.BlockLanczos(2), 20, 1e-6),
+    "LocalPower": (lambda: PCA.LocalPower(2), 300, 1e-6),
+    "FAPS": (lambda: PCA.FAPS(2), 1000, 1e-6),
+    "HierarchicalPCA": (lambda: PCA.HierarchicalPCA(2, 0.5, 0.1), 1500, 1e-6),
+    "HierarchicalPCA eigenvectors": (
+        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"), 400, 1e-6
+    ),
+    "HierarchicalPCA printed": (
+        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, likelihood="half", align=False), 3000, 1e-6
+    ),
+    "AdaptivePCA": (lambda: PCA.AdaptivePCA(2, 0.5), 2000, 1e-6),
+    "AdaptivePCA log": (
+        lambda: PCA.AdaptivePCA(2, 0.5, hyper_prior=0.1, spread="log", solver="eigenvectors"),
+        1000, 1e-6,
+    ),
+    "EmpiricalBayesPCA": (lambda: PCA.EmpiricalBayesPCA(2, 0.5), 400, 1e-6),
+    "LocalProbabilisticPCA": (lambda: PCA.LocalProbabilisticPCA(2, 0.5), 1500, 1e-6),
+    "GlobalProbabilisticPCA": (lambda: PCA.GlobalProbabilisticPCA(2, 0.5), 1500, 1e-6),
+    "MaxVar": (lambda: jf.gcca.MaxVar(2, ridge=0.1), 3000, 1e-6),
+    "MaxVar exact": (
+        lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6
+    ),
+    "FedAvg": (fedavg, 500, 1e-6),
+}  # fmt: skip
+
+
+def compiled(name, adjoint):
+    """Value and derivatives of a run by its algorithm's numbers, samples and weights."""
+    make, rounds, _ = CASES[name]
+    numbers, settings = eqx.partition(make(), eqx.is_inexact_array)
+
+    def value(at):
+        numbers, values, weights = at
+        algorithm = eqx.combine(numbers, settings)
+        clients = clients_of(algorithm, values, weights)
+        run = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0), adjoint=adjoint)
+        return essence(run.result)
+
+    at = jax.tree.map(jnp.asarray, (numbers, samples(), np.array([0.2, 0.5, 0.3])))
+    return jax.jit(jax.value_and_grad(value)), at
+
+
+def check(name, adjoint):
+    function, at = compiled(name, adjoint)
+    _, gradient = function(at)
+    rng = np.random.default_rng(1)
+    for place in range(3):
+        direction = jax.tree.map(jnp.zeros_like, at)
+        own = jax.tree.map(lambda x: x * rng.normal(size=x.shape), at[place])
+        direction = (*direction[:place], own, *direction[place + 1 :])
+
+        def value(step, direction=direction):
+            return function(jax.tree.map(lambda x, u: x + step * u, at, direction))[0]
+
+        step = 2e-4
+        near, far = (value(h) - value(-h) for h in (step, 2 * step))
+        wanted = (8 * near - far) / (12 * step)
+        products = jax.tree.map(lambda g, u: jnp.sum(g * u), gradient, direction)
+        found = sum(jax.tree.leaves(products), start=jnp.zeros(()))
+        np.testing.assert_allclose(
+            found,
+            wanted,
+            rtol=CASES[name][2],
+            atol=1e-9,
+            err_msg=("numbers", "samples", "weights")[place],
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_implicit_derivatives_are_those_of_whole_solves(name):
+    check(name, jf.adjoint.implicit())

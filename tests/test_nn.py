@@ -1,0 +1,77 @@
+"""Solves as layers: their derivatives, and what they remember."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def samples():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(3, 10, 4)) * [0.3, 5.0, 0.5, 1.0]
+    values[..., 1] = rng.normal(size=(3, 10)) * 2
+    for own in range(3):
+        values[own, :, [0, 2, 3][own]] += 6 * rng.normal(size=10)
+    return values
+
+
+def error(scale, layer, state):
+    """How badly scaled samples are told by their components."""
+    scaled = samples() * scale
+    projected, state = layer(scaled, state)
+    return ((scaled - projected) ** 2).mean(), state
+
+
+def test_a_layer_is_differentiated_through_its_solve(key):
+    layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
+        jf.pca.PerPCA(1, 1), samples(), rounds=1000, key=key
+    )
+    gradient = jax.jit(jax.value_and_grad(error, has_aux=True))
+    scale = jnp.array([1.0, 0.9, 1.1, 1.0])
+    (value, after), slope = gradient(scale, layer, state)
+    assert value < (samples() ** 2).mean() / 4
+
+    direction = np.random.default_rng(1).normal(size=4)
+    far, near = (
+        [gradient(scale + sign * step * direction, layer, state)[0][0] for sign in (1, -1)]
+        for step in (2e-4, 1e-4)
+    )
+    wanted = (8 * (near[0] - near[1]) - (far[0] - far[1])) / 1.2e-3
+    np.testing.assert_allclose(slope @ direction, wanted, rtol=1e-6)
+
+    # The next solve starts where this one ended.
+    kept = after.get(layer.last)
+    assert jnp.abs(kept.shared - state.get(layer.last).shared).max() > 1e-6
+    (again, _), _ = gradient(scale, layer, after)
+    np.testing.assert_allclose(again, value, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_views_on_what_they_have_in_common(key):
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(9, 2))
+    arrays = [common @ rng.normal(size=(2, 3)) + 0.3 * rng.normal(size=(9, 3)) for _ in range(3)]
+    make = eqx.nn.make_with_state(jf.nn.CommonRepresentation)
+    layer, state = make(
+        jf.gcca.MaxVar(2, solver="exact", ridge=0.1), jf.gcca.Views.from_arrays(arrays),
+        rounds=300, key=key,
+    )  # fmt: skip
+
+    @jax.jit
+    @jax.value_and_grad
+    def left(scale):
+        scaled = [array * scale for array in arrays]
+        projected, _ = layer(jf.gcca.Views.from_arrays(scaled), state)
+        return ((jnp.stack(scaled) - projected) ** 2).sum()
+
+    scale, direction = jnp.ones(3), jnp.array([0.3, -0.7, 0.2])
+    near, far = (
+        left(scale + step * direction)[0] - left(scale - step * direction)[0]
+        for step in (1e-4, 2e-4)
+    )
+    np.testing.assert_allclose(left(scale)[1] @ direction, (8 * near - far) / 1.2e-3, rtol=1e-6)

@@ -1,0 +1,74 @@
+"""Hyperparameters by gradients of a held-out loss."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def problem():
+    """Clients around common components, and the error that is expected of other samples."""
+    data = jf.data.hierarchical_synthetic(
+        jax.random.key(0), clients=8, features=5, rank=2, samples=12, prior_variance=0.03
+    )
+
+    def held_out(result):
+        return jf.metrics.expected_reconstruction_error(result.local, data.local, 0.5)
+
+    return jf.Clients.from_samples(data.samples), held_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [3e-4, 3.0])
+def test_a_prior_variance_is_tuned_as_a_grid_would(problem, start):
+    clients, held_out = problem
+    tuned = jf.tune(
+        jf.pca.HierarchicalPCA(2, 0.5, start, solver="eigenvectors"), clients, held_out,
+        optax.adam(0.4), names=["prior_variance"], rounds=400, steps=40, patience=8,
+        key=jax.random.key(0),
+    )  # fmt: skip
+
+    @jax.jit
+    @jax.vmap
+    def error(variance):
+        algorithm = jf.pca.HierarchicalPCA(2, 0.5, variance, solver="eigenvectors")
+        run = jf.rollout(algorithm, clients, rounds=400, key=jax.random.key(0))
+        return held_out(run.result)
+
+    least = error(jnp.geomspace(3e-4, 3.0, 41)).min()
+    assert tuned.loss.min() <= least + 1e-3 * abs(least)
+    steps = len(tuned.loss)
+    assert (
+        tuned.path["prior_variance"].shape == (steps,) and tuned.path["prior_variance"][0] == start
+    )
+    best = tuned.path["prior_variance"][tuned.loss.argmin()]
+    np.testing.assert_allclose(tuned.algorithm.prior_variance, best)
+    np.testing.assert_allclose(held_out(tuned.solution.result), tuned.loss.min())
+    assert (tuned.adjoint_rounds > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("names", {"names": ["rank"]}),
+        ("names", {"names": ["step_size"]}),  # automatic
+        ("names", {"names": []}),
+        ("names", {"names": "prior_variance"}),
+        ("steps", {"steps": 0}),
+        ("patience", {"patience": 0}),
+        ("adjoint", {"adjoint": "implicit"}),
+        ("progress", {"progress": 1}),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(problem, name, options):
+    clients, held_out = problem
+    given = {"names": ["prior_variance"], "rounds": 10, "steps": 2, "key": jax.random.key(0)}
+    algorithm = jf.pca.HierarchicalPCA(2, 0.5, 0.1)
+    with pytest.raises(ValueError, match=f"^{name}: wanted"):
+        jf.tune(algorithm, clients, held_out, optax.sgd(0.1), **given | options)
