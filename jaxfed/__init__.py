@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from jaxfed.core.grid import sweep as sweep
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
+    from jaxfed.core.saved import Saved as Saved
+    from jaxfed.core.saved import load as load
     from jaxfed.core.solution import DivergenceError as DivergenceError
     from jaxfed.core.solution import Solution as Solution
     from jaxfed.core.solution import Status as Status
@@ -71,6 +73,8 @@ _PLACES = {
     "sweep": "jaxfed.core.grid:sweep",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
+    "Saved": "jaxfed.core.saved:Saved",
+    "load": "jaxfed.core.saved:load",
     "DivergenceError": "jaxfed.core.solution:DivergenceError",
     "Solution": "jaxfed.core.solution:Solution",
     "Status": "jaxfed.core.solution:Status",
