@@ -31,6 +31,8 @@ class FederatedGCCA(BaseEstimator):
     canonical correlation analysis.
     """
 
+    solver: Literal["gradient", "exact"]
+
     def __init__(
         self,
         n_components: int = 1,

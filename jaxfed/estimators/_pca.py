@@ -55,6 +55,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     rounds: int
     center: bool
     random_state: Any
+    n_features_in_: int
 
     @abc.abstractmethod
     def _columns(self) -> int:
@@ -152,7 +153,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return scores
 
     @final
-    def fit_transform(self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None) -> Table:
+    def fit_transform(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None
+    ) -> Table:
         """`fit`, and the scores of the same samples."""
         return self.fit(X, y, groups).transform(X, groups)
 
@@ -172,7 +175,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: for scores that do not fit, and groups that are not known.
         """
         check_is_fitted(self)
-        X = check_array(X, dtype=[np.float64, np.float32])
+        X = _array(X, dtype=[np.float64, np.float32])
         if X.shape[1] != self._n_features_out:
             raise ValueError(f"X: wanted {self._n_features_out} scores a row, got {X.shape[1]}")
         found = np.zeros((len(X), self.n_features_in_), X.dtype)
@@ -251,7 +254,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]
 
     def _checked(self, X: ArrayLike, *, reset: bool, **wanted: int) -> Table:
-        return validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], **wanted)
+        types: Any = [np.float64, np.float32]
+        found: Any = validate_data(self, X, reset=reset, dtype=types, **wanted)
+        return found
 
     def _basis(self, own: Basis) -> Basis:
         """All components of a client."""
@@ -452,11 +457,16 @@ class HierarchicalPCA(ClientPCA):
 
 
 def _labels(groups: ArrayLike | None, X: Table) -> np.ndarray:
-    labels = check_array(groups, ensure_2d=False, dtype=None, input_name="groups")
+    labels = _array(groups, ensure_2d=False, dtype=None, input_name="groups")
     if labels.ndim != 1:
         raise ValueError(f"groups: wanted one label for each row, got shape {labels.shape}")
     check_consistent_length(X, labels)
     return labels
+
+
+def _array(given: Any, **wanted: Any) -> np.ndarray:
+    """An array, as scikit-learn checks it, which knows no types."""
+    return check_array(given, **wanted)  # pyright: ignore
 
 
 def _host(array: Any) -> np.ndarray:
