@@ -10,6 +10,7 @@ from jaxfed import _names
 
 if TYPE_CHECKING:
     from jaxfed import data as data
+    from jaxfed import estimators as estimators
     from jaxfed import gcca as gcca
     from jaxfed import generative as generative
     from jaxfed import linalg as linalg
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from jaxfed.core.grid import sweep as sweep
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
+    from jaxfed.core.saved import Saved as Saved
+    from jaxfed.core.saved import load as load
     from jaxfed.core.solution import DivergenceError as DivergenceError
     from jaxfed.core.solution import Solution as Solution
     from jaxfed.core.solution import Status as Status
@@ -50,6 +53,7 @@ __version__ = "0.1.0"
 # Where each public name lives, as above.
 _PLACES = {
     "data": "jaxfed.data",
+    "estimators": "jaxfed.estimators",
     "gcca": "jaxfed.gcca",
     "generative": "jaxfed.generative",
     "linalg": "jaxfed.linalg",
@@ -79,6 +83,8 @@ _PLACES = {
     "sweep": "jaxfed.core.grid:sweep",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
+    "Saved": "jaxfed.core.saved:Saved",
+    "load": "jaxfed.core.saved:load",
     "DivergenceError": "jaxfed.core.solution:DivergenceError",
     "Solution": "jaxfed.core.solution:Solution",
     "Status": "jaxfed.core.solution:Status",

@@ -1,46 +1,141 @@
+"""What README and documentation show runs, and says of itself what is so."""
+
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path for path in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(path.parts)
+)
+ALONE = {"estimators", "install"}  # the others go on from the first fit
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.M | re.S)
+def blocks(page, language="python"):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
-def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    namespace = {}
-    sources = blocks("python")
-    assert sources
+def executed(page, namespace, capsys):
+    """Run a page's blocks one after the other; return what each printed, by its source."""
     printed = {}
-    for source in sources:
-        exec(compile(source, str(README), "exec"), namespace)
+    for source in blocks(page):
+        exec(compile(source, str(page), "exec"), namespace)
         printed[source] = capsys.readouterr().out.splitlines()
+    return printed
 
-    def lines(of):
-        return next(lines for source, lines in printed.items() if of in source)
 
-    # What the text says of them.
+@pytest.fixture(scope="module")
+def first_fit(tmp_path_factory):
+    """The names that the README's first block leaves behind."""
+    namespace = {}
+    source = blocks(README)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("first"))
+        exec(compile(source, str(README), "exec"), namespace)
+        assert Path("components.png").stat().st_size > 0
     assert namespace["shared"].shape == (64, 10) and namespace["local"].shape == (40, 64, 2)
-    assert (tmp_path / "components.png").stat().st_size > 0
-    assert lines("BlockLanczos") == [f"{namespace['together'].rounds} (64, 5)"]
-    assert namespace["together"].rounds < 20
-    error, bits = map(float, lines("quantize"))
-    assert error == pytest.approx(1, abs=0.02) and bits < 0.15
+    return namespace
+
+
+@pytest.fixture
+def run(first_fit, tmp_path, monkeypatch, capsys):
+    """Run a page; return its names and a function that finds what a block printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def of(name):
+        page = DOCS / f"{name}.md"
+        namespace = {} if page.stem in ALONE else dict(first_fit)
+        printed = executed(page, namespace, capsys)
+        return namespace, lambda part: next(out for code, out in printed.items() if part in code)
+
+    return of
+
+
+# What the text says of some of them.
+def consensus(names, lines):
+    assert lines("BlockLanczos") == [f"{names['together'].rounds} (64, 5)"]
+    assert names["together"].rounds < 20
+
+
+def bits(names, lines):
+    error, share = map(float, lines("quantize"))
+    assert error == pytest.approx(1, abs=0.02) and share < 0.15
+
+
+def devices(names, lines):
     objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 3, rel=1e-5)
-    assert namespace["swept"].history["objective"].shape == (3, 10)
+
+
+def sweeps(names, lines):
+    assert names["swept"].history["objective"].shape == (3, 10)
+
+
+def models(names, lines):
     *energies, shape = lines("AdaptiveAutoencoder")
     tuned, adapted = (float(line.split()[-1]) for line in energies)
     assert tuned == pytest.approx(0.76, abs=0.01) and adapted == pytest.approx(0.79, abs=0.01)
     assert shape == "(1797, 5)"
 
 
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", README.read_text())
-    assert links
-    for link in links:
-        assert (README.parent / link).exists(), link
+def fitted(names, lines):
+    assert lines("explained_variance")[0] == "(10,) (40, 2) (40,)"
+    assert names["newcomer"].local.shape == (1, 64, 2)
+
+
+def data(names, lines):
+    assert lines("from_samples") == ["Clients(3 clients: 8 to 35 samples of 5 features, float32)"]
+    assert names["names"] == ["client0", "client1", "client2"]
+
+
+SAID = {f.__name__: f for f in (bits, consensus, data, devices, fitted, models, sweeps)}
+LONG = {"derivatives", "estimators", "models", "sharing"}  # compile much
+SHOWN = [
+    pytest.param(
+        page.relative_to(DOCS).with_suffix("").as_posix(),
+        marks=[pytest.mark.slow] * (page.stem in LONG),
+    )
+    for page in PAGES
+    if blocks(page)
+]
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_every_python_block_of_the_documentation_runs(page, run):
+    names, lines = run(page)
+    SAID.get(Path(page).name, lambda names, lines: None)(names, lines)
+
+
+def test_every_python_block_of_the_readme_runs(first_fit, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = dict(first_fit)
+    for source in blocks(README)[1:]:
+        exec(compile(source, str(README), "exec"), namespace)
+    assert capsys.readouterr().out.splitlines()[-1] == "(1797, 6)"
+
+
+def test_the_readme_fits_on_a_few_screens():
+    assert len(README.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_public_name_is_documented(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.delitem(sys.modules, "public", raising=False)
+    import public
+
+    assert public.undocumented() == []
+    pages = (DOCS / "reference/index.md").read_text()
+    assert all(f"_generated/{module}\n" in pages for module in public.MODULES)
+    # A name that says nothing of itself is seen.
+    monkeypatch.setattr(sys.modules["jaxfed.pca"].PerPCA, "__doc__", None)
+    assert public.undocumented() == ["jaxfed.pca.PerPCA"]

@@ -156,6 +156,11 @@ def tolerance(value) -> bool:
     return value is None or number(least=0)(value) or value == float("inf")
 
 
+def never(value) -> bool:
+    """That there is no such file is always said."""
+    return False
+
+
 def start(value) -> bool:
     return value is None
 
@@ -258,6 +263,7 @@ def targets() -> list[Target]:
             },
         ),
         Target("stack", {"trees": [right["perpca"]] * 2}, {"trees": listed(anything)}),
+        Target("load", {"path": "absent.npz"}, {"path": never, "like": never}),
         Target(
             "Checkpoint", {"path": "run"}, {"path": path, "every": WHOLE, "keep": WHOLE}, cheap=True
         ),
@@ -619,6 +625,10 @@ def _functions(right) -> list[Target]:
     three = {"samples": right["samples"], "shared": right["frame"], "local": right["frames"]}
     energy = parts | {"per_client": flag}
     frame = {"w": right["frame"]}
+    own = jf.Personalized(None, jnp.asarray(right["frames"]))
+    shared_alone = jf.Personalized(jnp.asarray(right["frame"]), None)
+    fitted, asked = {"fitted": own}, {"fitted": lambda v: v is own}
+    of_all = lambda last: either(real(m, None, last), listed(real(None, last), m))
     tall = lambda v: array(None, None, kinds="f")(v) and len(v) >= np.shape(v)[1]
     labels = array(m, kinds="biufU")
     sets = {"features_a": right["matrix"], "features_b": right["matrix"]}
@@ -727,6 +737,9 @@ def _functions(right) -> list[Target]:
         # --- GCCA
         Target("gcca.cost", views, {"views": tracked("views"), "shared": real(SAMPLES, 2), "local": real(2, FEATURES, 2), "ridge": factor()}),
         Target("gcca.optimum", {"views": right["views"], "rank": 1}, {"views": tracked("views"), "rank": count(1, SAMPLES), "ridge": factor()}),
+        Target("gcca.transform", {"fitted": jf.Personalized(views["shared"], views["local"]), "views": right["views"]}, {
+            "fitted": instance(jf.Personalized), "views": tracked("views"),
+        }),
         Target("gcca.alignment_accuracy", {"scores": np.ones((2, 3, 2), np.float32)}, {"scores": lambda v: real(None, None, None)(v) and len(v) >= 2}),
         Target("gcca.subspace_distance", {"shared": right["frame"], "other": right["other"]}, {"shared": real(d, None), "other": real(d, None)}),
         Target("gcca.bits_per_variable", {"rounds": 2, "bits": 3.0}, {
@@ -750,6 +763,19 @@ def _functions(right) -> list[Target]:
             "shared_rank": count(1, 4), "local_rank": count(1, 4), "words": WHOLE, "rounds": WHOLE,
             "algorithm": optional(instance(jf.pca.PerPCA)), "warm_start": start,
         }),
+        Target("pca.transform", fitted | {"samples": right["samples"]}, asked | {"samples": of_all(d)}, says={"samples": ("client",)}),
+        Target("pca.transform", fitted | {"samples": right["matrix"], "client": 1}, asked | {"samples": real(None, d), "client": whole(0, m - 1)}),
+        Target("pca.anomaly_score", fitted | {"samples": right["samples"]}, asked | {"samples": of_all(d)}, says={"samples": ("client",)}),
+        Target("pca.anomaly_score", fitted | {"samples": right["matrix"], "client": 1}, asked | {"samples": real(None, d), "client": whole(0, m - 1)}),
+        Target("pca.inverse_transform", fitted | {"scores": right["matrix"][:, :RANK], "client": 1}, asked | {"scores": real(None, RANK), "client": whole(0, m - 1)}),
+        Target("pca.inverse_transform", fitted | {"scores": right["samples"][..., :RANK]}, asked | {"scores": of_all(RANK)}, says={"scores": ("client",)}),
+        Target("pca.explained_variance", fitted | {"samples": right["samples"]}, {
+            "fitted": asked["fitted"], "samples": either(of_all(d), instance(jf.linalg.Moment)),
+        }),
+        Target("pca.personalize", {"fitted": shared_alone, "samples": right["samples"], "rank": 1}, {
+            "fitted": lambda v: v is shared_alone, "samples": either(array(None, None, d, finite=True), lambda v: _tables(v) and np.shape(v[0])[1] == d),
+            "rank": count(1, d - RANK),
+        }, says={"samples": ("arrays",)}),
         Target("pca.shrink", {"moment": right["moment"], "rank": 1}, {"moment": tracked("moment"), "rank": whole(1, d)}),
         Target("pca.split_half", {"algorithms": [right["perpca"]], "clients": right["clients"], "rounds": 1, "key": right["key"]}, {
             "algorithms": listed(instance(jf.Algorithm)), "clients": tracked("clients"), "rounds": WHOLE, "key": key,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed.core.clients import Clients
+from jaxfed.core.described import described
 from jaxfed.core.gauge import Bases
 
 # Scalars for the history, by name.
@@ -52,6 +53,9 @@ class Algorithm(eqx.Module):
     `jaxfed.reduction`), and the server gets the same structure, reduced. A message that is not
     finite ends the run (see `jaxfed.Status`). `local` never leaves its client.
     """
+
+    def __repr__(self) -> str:
+        return described(self)
 
     needs_everybody: ClassVar[bool] = False
     """Whether every client must take part in each round."""

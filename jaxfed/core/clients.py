@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxfed.core.checks import host_array, is_list, is_real, is_whole, refuse, shown
+from jaxfed.core.described import is_known
 from jaxfed.linalg import Moment
 
 
@@ -28,6 +29,13 @@ class Samples(eqx.Module):
         """1 for a real row, 0 for padding."""
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
         return (rows < self.count[..., None]).astype(self.values.dtype)
+
+    def __repr__(self) -> str:
+        if not is_known(self.count) or not is_known(self.values):
+            return eqx.tree_pformat(self)
+        least, most = int(np.min(self.count)), int(np.max(self.count))
+        samples = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        return f"{samples} samples of {self.values.shape[-1]:,} features, {self.values.dtype}"
 
 
 class Clients(eqx.Module):
@@ -132,6 +140,11 @@ class Clients(eqx.Module):
 
     def __len__(self) -> int:
         return self.ids.shape[-1]
+
+    def __repr__(self) -> str:
+        if not is_known(self.ids):
+            return eqx.tree_pformat(self)
+        return f"{type(self).__name__}({len(self):,} clients: {self.data!r})"
 
     @property
     def features(self) -> int:

@@ -168,7 +168,7 @@ def finish(
     failure = Failure(state.failure.round, state.failure.clients[: problem.size])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state), state, released(problem, state, costs),
+        result_of(problem, state), state, released(problem, state, costs), problem.algorithm,
     )  # fmt: skip
 
 

@@ -1,12 +1,18 @@
 """What a run returns, and what it raises."""
 
+import html
+import os
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from jaxfed.core.algorithm import Personalized
+from jaxfed.core import saved
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.checks import refuse
+from jaxfed.core.described import columns, is_known
 from jaxfed.core.release import Release
 from jaxfed.core.rounds import Failure, State
 
@@ -40,6 +46,7 @@ class Solution(eqx.Module):
         state: what the next round would start from.
         releases: what left the clients, how often and with which participation, that of a solution
             which was the warm start included; `jaxfed.privacy.spent` is the account of it.
+        algorithm: what ran.
     """
 
     server: PyTree
@@ -51,6 +58,57 @@ class Solution(eqx.Module):
     result: Personalized
     state: State
     releases: tuple[Release, ...]
+    algorithm: Algorithm
+
+    def summary(self) -> str:
+        """What ran, how it ended and what it cost, in two columns of text.
+
+        Raises:
+            ValueError: for the solutions of several runs, and one that is traced.
+        """
+        return columns(saved.story(self._saved("summary")))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result and the history to a file, which `jaxfed.load` reads.
+
+        Args:
+            path: of the file, such as `"result.npz"`; one that is there is replaced. The layout is
+                that of `jaxfed.core.saved`.
+
+        Raises:
+            ValueError: for what is no path, the solutions of several runs, and one that is traced.
+            OSError: if it cannot be written.
+        """
+        saved.write(path, self._saved("save"))
+
+    def _saved(self, asked: str) -> saved.Saved:
+        if not self._is_one:
+            raise refuse(asked, "the solution of one run, not traced", self.rounds)
+        (status,) = [name for name in _STATUSES if self.status == getattr(Status, name)]
+        return saved.saved(self, status)
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether this is the solution of one run, with values."""
+        arrays = [x for x in jax.tree.leaves((self.rounds, self.status)) if eqx.is_array(x)]
+        return all(is_known(x) and x.ndim == 0 for x in arrays)
+
+    def __repr__(self) -> str:
+        if not self._is_one:
+            return eqx.tree_pformat(self)
+        rows = saved.story(self._saved("repr"))
+        return f"Solution({', '.join(f'{name}: {text}' for name, text in rows.items())})"
+
+    def _repr_html_(self) -> str | None:
+        """The summary as a table, for notebooks."""
+        if not self._is_one:
+            return None
+        rows = saved.story(self._saved("repr")).items()
+        cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
+        return f"<table>{''.join(cells)}</table>"
+
+
+_STATUSES = ("round_limit", "converged", "diverged", "stopped")
 
 
 class DivergenceError(FloatingPointError):

@@ -9,6 +9,7 @@ from jaxfed.gcca.metrics import compression_ratio as compression_ratio
 from jaxfed.gcca.metrics import cost as cost
 from jaxfed.gcca.metrics import optimum as optimum
 from jaxfed.gcca.metrics import subspace_distance as subspace_distance
+from jaxfed.gcca.metrics import transform as transform
 from jaxfed.gcca.mvlsa import MVLSA as MVLSA
 from jaxfed.gcca.views import SparseView as SparseView
 from jaxfed.gcca.views import View as View

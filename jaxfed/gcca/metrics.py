@@ -1,4 +1,4 @@
-"""How good a common representation is, and what it cost to find."""
+"""How good a common representation is, what it cost to find, and that of other entities."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import (
     check_count,
     check_factor,
     check_number,
     check_positive,
     checked_array,
+    refuse,
 )
 from jaxfed.core.clients import Clients
+from jaxfed.core.saved import Saved
+from jaxfed.core.solution import Solution
 from jaxfed.gcca.views import SparseView, check_views, factorize
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
 
@@ -49,8 +53,41 @@ def cost(
     shared = checked_array("shared", shared, f"{entities} rank")
     local = checked_array("local", local, f"{clients} {features} {shared.shape[1]}")
     check_factor("ridge", ridge, single=True)
-    scores = jax.vmap(lambda view, weights: view.mv(weights))(views.data, local) / entities**0.5
+    scores = _scores(views, local, entities)
     return (jnp.sum((scores - shared) ** 2) + ridge * jnp.sum(local**2)) / 2
+
+
+def transform(
+    fitted: Solution | Saved | Personalized, views: Clients
+) -> Float[Array, "views entities rank"]:
+    r"""Each view's scores of entities, of those that maps were learned from or others.
+
+    The maps `Q_j` of a linear method make `X_j Q_j / sqrt(L)` of view j, with the number L of the
+    entities that they were learned from. The mean over the views is the common representation of
+    new entities; a view that new entities lack is left out of it.
+
+    Args:
+        fitted: a solution of `MaxVar` or `MVLSA`, its result, or what `jaxfed.load` read.
+        views: the same views, centred in the same way, of any entities.
+
+    Raises:
+        ValueError: for what is no result of these, clients without views, or shapes that do not
+            fit.
+
+    Source: Shrestha & Fu (2023), equation (7).
+    """
+    result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
+    wanted = "what MaxVar or MVLSA learned: a jaxfed.Solution, its result, or what was loaded"
+    axes = [getattr(part, "ndim", None) for part in (result or ())]
+    if not isinstance(result, Personalized) or axes != [2, 3]:
+        raise refuse("fitted", wanted, fitted)
+    check_views(views, 1, "views")
+    local = checked_array("fitted", result.local, f"{len(views)} {views.data.shape[1]} rank")
+    return _scores(views, local, jnp.shape(result.shared)[0])
+
+
+def _scores(views: Clients, local: Array, entities: int) -> Float[Array, "views entities rank"]:
+    return jax.vmap(lambda view, weights: view.mv(weights))(views.data, local) / entities**0.5
 
 
 class Optimum(NamedTuple):

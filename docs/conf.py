@@ -1,0 +1,143 @@
+"""How the documentation is built: `sphinx-build -W -n docs docs/_build`, without a network.
+
+The reference is written from the public names each time: a public name without a docstring stops
+the build, and so does a reference to a name that does not exist.
+"""
+
+import inspect
+import pkgutil
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
+
+from public import MODULES, module_named, public_names, undocumented  # noqa: E402
+
+import papers  # noqa: E402
+
+# What estimators inherit from scikit-learn is not described again.
+SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
+
+project = "jaxfed"
+copyright = "The jaxfed authors"
+release = metadata.version("jaxfed")
+version = release
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "_generated/targets.md"]
+html_theme = "furo"
+html_title = "jaxfed"
+html_static_path = ["_static"]
+html_css_files = ["own.css"]
+html_math_renderer = "mathml"
+
+# Mathematics is MathML, which browsers draw by themselves: nothing is fetched from anywhere.
+extensions.append("mathml")
+
+myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
+myst_heading_anchors = 3
+
+default_role = "code"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 90
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+nitpicky = True
+
+
+def write_reference(app) -> None:
+    """Write a page for each public module, and the list of what is reproduced."""
+    missing = undocumented()
+    if missing:
+        raise ValueError(f"public names without a docstring: {', '.join(missing)}")
+    folder = HERE / "_generated"
+    folder.mkdir(exist_ok=True)
+    for module in MODULES:
+        _write(folder / f"{module}.md", _page(module))
+    rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
+    _write(folder / "targets.md", "\n".join(["| target | what it is |", "| --- | --- |", *rows]))
+
+
+def _page(module: str) -> str:
+    about = inspect.cleandoc(module_named(module).__doc__ or "").split("\n\n")[0]
+    lines = [f"# `{module}`", "", " ".join(about.split()), "", "```{eval-rst}"]
+    lines += [f".. currentmodule:: {module}", ""]
+    for name, found in public_names(module).items():
+        if inspect.isclass(found):
+            lines += [f".. autoclass:: {module}.{name}", "   :members:"]
+            lines += [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
+        elif callable(found):
+            lines += [f".. autofunction:: {module}.{name}", ""]
+        else:
+            lines += [f".. py:data:: {module}.{name}", ""]
+    return "\n".join([*lines, "```", ""])
+
+
+def _write(path: Path, text: str) -> None:
+    # Only if it changed, so that Sphinx reads again only what it must.
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def as_rst(app, what, name, object_, options, lines) -> None:
+    """Turn the marks of a docstring into those of reStructuredText."""
+    text = "\n".join(lines)
+    text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
+    # What is code, mathematics or emphasis stays; other marks are only characters.
+    code, emphasis = r"(?::math:)?`[^`]*`|^ *\.\. math::.*$", r"(?<!\w)\*\w[^*\n]*\*(?!\w)"
+    item, argument = r"^ *\* ", r"^ *\*+\w+[:,]"
+    kept = re.split(f"({code}|{emphasis}|{item}|{argument})", text, flags=re.M)
+    for i in range(0, len(kept), 2):
+        kept[i] = re.sub(r"[|*]", r"\\\g<0>", kept[i])
+        kept[i] = re.sub(r"(?<=\w)_(?=[\s,.;:)])", r"\\_", kept[i])
+    lines[:] = "".join(kept).split("\n")
+
+
+def skip(app, what, name, object_, skipped, options) -> bool | None:
+    """Leave out what estimators have from scikit-learn, and `set_fit_request` and its like."""
+    foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
+    return True if foreign or re.fullmatch("set_.*_request", name) else None
+
+
+def resolve(app, env, node, contnode):
+    """Find a public name by where it is defined; a private one stays text, a wrong one fails."""
+    if node.get("refdomain") != "py":
+        return None
+    target = node.get("reftarget", "")
+    public = app.public.get(target)
+    if public is not None and public != target:
+        domain = env.get_domain("py")
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
+    return contnode if _exists(target, node.get("py:module")) else None
+
+
+def _exists(target: str, module: str | None) -> bool:
+    for name in (target, f"{module}.{target}", f"builtins.{target}"):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        return True
+    # The types of arrays, and what annotations abbreviate.
+    return not target.startswith(("jaxfed", "jf."))
+
+
+def setup(app) -> None:
+    """Connect what is above."""
+    app.public = {
+        f"{found.__module__}.{found.__qualname__}": f"{module}.{name}"
+        for module in MODULES
+        for name, found in public_names(module).items()
+        if hasattr(found, "__qualname__")
+    }
+    app.connect("builder-inited", write_reference)
+    app.connect("autodoc-process-docstring", as_rst, priority=1)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("missing-reference", resolve)

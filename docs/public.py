@@ -1,0 +1,74 @@
+"""The public names, in one place for the reference and for the test that they are documented."""
+
+import inspect
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+MODULES = (
+    "jaxfed",
+    "jaxfed.pca",
+    "jaxfed.gcca",
+    "jaxfed.generative",
+    "jaxfed.estimators",
+    "jaxfed.channel",
+    "jaxfed.participation",
+    "jaxfed.backend",
+    "jaxfed.reduction",
+    "jaxfed.metrics",
+    "jaxfed.plot",
+    "jaxfed.data",
+    "jaxfed.models",
+    "jaxfed.privacy",
+    "jaxfed.linalg",
+    "jaxfed.manifolds",
+    "jaxfed.manifolds.stiefel",
+    "jaxfed.manifolds.grassmann",
+    "jaxfed.testing",
+)
+
+
+def module_named(name: str) -> Any:
+    """A public module, which may live elsewhere: `jaxfed.channel` is `jaxfed.core.channel`."""
+    package, _, last = name.rpartition(".")
+    return getattr(import_module(package), last) if package else import_module(name)
+
+
+def public_names(name: str) -> dict[str, Any]:
+    """What a module offers, by name, without modules."""
+    module = module_named(name)
+    listed = getattr(module, "__all__", None)
+    if name == "jaxfed":
+        names = sorted(module._PLACES)
+    elif listed is not None:
+        names = sorted(listed)
+    else:
+        home = module.__name__
+        names = [
+            each
+            for each, found in vars(module).items()
+            if not each.startswith("_") and getattr(found, "__module__", "").startswith(home)
+        ]
+    found = {each: getattr(module, each) for each in names}
+    return {each: value for each, value in found.items() if not isinstance(value, ModuleType)}
+
+
+def undocumented() -> list[str]:
+    """Public names, and public methods of public classes, that say nothing of themselves."""
+    missing = []
+    for module in MODULES:
+        for name, found in public_names(module).items():
+            if not (inspect.isclass(found) or inspect.isfunction(found)):
+                continue
+            if not found.__doc__:
+                missing.append(f"{module}.{name}")
+            if not inspect.isclass(found):
+                continue
+            missing += [
+                f"{module}.{name}.{method}"
+                for method, value in vars(found).items()
+                if not method.startswith("_")
+                and inspect.isfunction(value)
+                and not inspect.getdoc(getattr(found, method))
+            ]
+    return missing

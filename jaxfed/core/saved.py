@@ -1,0 +1,222 @@
+"""Results in a file: written by `Solution.save`, read by `load`, with nothing in them that runs.
+
+The file is an uncompressed `.npz`. Its entry `header` is a text, a JSON object:
+
+    format       2-part name and number of this layout, ["jaxfed.solution", 1]
+    versions     of Python, jaxfed and the packages that computed
+    algorithm    the algorithm as it is printed
+    clients      how many there were
+    rounds       how many ran
+    status       how the run ended, a name of `jaxfed.Status`
+    parts        for `shared` and `local`: null where there is none, else the paths of its arrays
+    types        the type of each array
+
+The other entries are arrays: `shared` and `local` where such a part is one array, `shared.encoder`
+and the like where it is a tree of them, and `history/NAME`. A later layout has another number, and
+`load` goes on reading this one.
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed._versions import versions
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checks import check_instance, checked_path
+from jaxfed.core.described import columns
+from jaxfed.core.files import replacing
+
+LAYOUT = ["jaxfed.solution", 1]
+PARTS = Personalized._fields
+HISTORY = "history/"
+
+
+class Saved(NamedTuple):
+    """What a file holds of a run: its result and history, and what is known of how it came about.
+
+    Go on from it with `fit(..., warm_start=saved.result)`. What a run sent, for an account of
+    privacy over several runs (`jaxfed.privacy.spent`), is not in the file.
+
+    Attributes:
+        result: the learned models, `result.shared` and `result.local`.
+        history: `(rounds,)` arrays by name.
+        rounds: how many rounds ran.
+        status: how the run ended, a name of `jaxfed.Status`.
+        algorithm: the algorithm as it is printed.
+        clients: how many there were.
+        versions: of Python, jaxfed and the packages that computed, by name.
+    """
+
+    result: Personalized
+    history: dict[str, np.ndarray]
+    rounds: int
+    status: str
+    algorithm: str
+    clients: int
+    versions: dict[str, str]
+
+    def summary(self) -> str:
+        """What ran, how it ended and what it cost, in two columns of text."""
+        return columns(story(self))
+
+
+def story(run: Any) -> dict[str, str]:
+    """What ran, how it ended and what it cost, of a `Saved` or what has the same attributes."""
+    rows = {
+        "algorithm": run.algorithm,
+        "clients": f"{run.clients:,}",
+        "rounds": f"{run.rounds:,}, {run.status.replace('_', ' ')}",
+    }
+    objective = np.asarray(run.history.get("objective", ()))
+    if objective.size:
+        rows["objective"] = f"{objective[0]:.6g} entering the first round, {objective[-1]:.6g} last"
+    participants = np.asarray(run.history.get("participants", ()))
+    if participants.size and (participants != run.clients).any():
+        rows["participants"] = f"{participants.mean():.4g} a round"
+    for name, words in (("bits_up", "sent"), ("bits_down", "received")):
+        if np.size(run.history.get(name, ())):
+            rows[words] = f"{_bytes(run.history[name][-1] / 8)} by a client"
+    for name in PARTS:
+        leaves = jax.tree.leaves(getattr(run.result, name))
+        rows[name] = ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves) or "nothing"
+    return rows
+
+
+def write(path: str | os.PathLike[str], run: Saved) -> None:
+    """Write a file: complete or not at all.
+
+    Raises:
+        ValueError: for what is no path.
+        OSError: if it cannot be written.
+    """
+    place = checked_path("path", path)
+    arrays, parts = {}, {}
+    for name in PARTS:
+        part = getattr(run.result, name)
+        leaves = list(_named(name, part))
+        parts[name] = [path for path, _ in leaves] or None
+        arrays |= dict(leaves)
+    arrays |= {HISTORY + name: values for name, values in run.history.items()}
+    arrays = {name: np.asarray(values) for name, values in arrays.items()}
+    header = {
+        "format": LAYOUT,
+        "versions": run.versions,
+        "algorithm": run.algorithm,
+        "clients": run.clients,
+        "rounds": run.rounds,
+        "status": run.status,
+        "parts": parts,
+        "types": {name: str(values.dtype) for name, values in arrays.items()},
+    }
+    # NumPy's files have no half precision but IEEE's: others are written as the bytes they are.
+    plain = {k: x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for k, x in arrays.items()}
+    with replacing(place) as part, part.open("wb") as file:
+        np.savez(file, header=np.asarray(json.dumps(header)), **plain)  # pyright: ignore
+
+
+def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> Saved:
+    """Read what `Solution.save` wrote.
+
+    Args:
+        path: of the file.
+        like: a result of the same structure, for one whose parts are trees of arrays (networks);
+            without it, such a part comes as a dictionary of its arrays by their paths.
+
+    Returns:
+        The result and its history.
+
+    Raises:
+        ValueError: for a file that `Solution.save` did not write, one of a later layout, and
+            a `like` of other parts, shapes or types.
+        OSError: if the file cannot be read.
+    """
+    place = checked_path("path", path)
+    if like is not None:
+        check_instance("like", like, Personalized, "a jaxfed.Personalized, such as a result")
+    with place.open("rb") as file:
+        try:
+            header, arrays = _read(file)
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError) as error:
+            raise ValueError(f"{place}: not a file that Solution.save wrote ({error})") from error
+    parts = {}
+    for name in PARTS:
+        own = {path: jnp.asarray(arrays[path]) for path in header["parts"][name] or ()}
+        parts[name] = _part(name, own, None if like is None else (getattr(like, name),))
+    history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
+    kept = {name: header[name] for name in Saved._fields if name in header}
+    return Saved(result=Personalized(**parts), history=history, **kept)
+
+
+def _read(file: Any) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # So that no file takes more memory than it has bytes.
+            packed = [each.filename for each in archive.infolist() if each.compress_type]
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"no archive: {error}") from error
+    if packed:
+        raise ValueError(f"wanted entries that are not compressed, got {packed[0]}")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        header = json.loads(str(stored["header"]))
+        name, number = header["format"]
+        if name != LAYOUT[0] or number > LAYOUT[1]:
+            raise ValueError(f"wanted format {LAYOUT}, got {header['format']}")
+        types = header["types"]
+        arrays = {key: stored[key].view(jnp.dtype(types[key])) for key in types}
+    _check(header)
+    return header, arrays
+
+
+def _check(header: Mapping[str, Any]) -> None:
+    """Refuse a header whose entries are not what they should be."""
+    wanted = {"rounds": int, "clients": int, "status": str, "algorithm": str, "versions": dict}
+    for name, kind in wanted.items():
+        if type(header[name]) is not kind:
+            raise ValueError(f"{name}: wanted {kind.__name__}, got {header[name]!r}")
+    missing = {p for name in PARTS for p in header["parts"][name] or ()} - header["types"].keys()
+    if missing:
+        raise ValueError(f"parts without arrays: {sorted(missing)}")
+
+
+def _part(name: str, arrays: Mapping[str, Any], like: tuple[PyTree] | None) -> PyTree:
+    if like is None:
+        return arrays.get(name, dict(arrays)) if arrays else None
+    wanted = dict(_named(name, like[0]))
+    shapes = {path: (np.shape(x), jnp.result_type(x)) for path, x in wanted.items()}
+    if shapes != {path: (x.shape, x.dtype) for path, x in arrays.items()}:
+        raise ValueError(f"like: its {name} part has other arrays than the file")
+    found = iter(arrays[path] for path in wanted)
+    return jax.tree.map(lambda x: next(found) if eqx.is_array(x) else x, like[0])
+
+
+def _named(name: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
+    """A tree's arrays by their paths."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if eqx.is_array(leaf):
+            yield name + jax.tree_util.keystr(path), leaf
+
+
+def saved(run: Any, status: str) -> Saved:
+    """What of a solution goes into a file."""
+    history = {name: np.asarray(values) for name, values in run.history.items()}
+    clients = len(run.failure.clients)
+    return Saved(
+        run.result, history, int(run.rounds), status, repr(run.algorithm), clients, versions()
+    )
+
+
+def _bytes(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    raise AssertionError

@@ -1,0 +1,18 @@
+"""Estimators in scikit-learn's form: rows are samples, and `groups` says whose client each row is.
+
+`pip install 'jaxfed[sklearn]'`. They work in pipelines and searches. For `GroupKFold` to hold out
+whole clients and the estimator to know them as well, enable scikit-learn's metadata routing:
+
+    sklearn.set_config(enable_metadata_routing=True)
+    model = PersonalizedPCA().set_fit_request(groups=True).set_score_request(groups=True)
+    GridSearchCV(model, {"local_rank": [1, 2, 3]}, cv=GroupKFold()).fit(X, groups=groups)
+"""
+
+from jaxfed._optional import require
+
+require("sklearn.base", extra="sklearn")
+
+from jaxfed.estimators._gcca import FederatedGCCA as FederatedGCCA  # noqa: E402
+from jaxfed.estimators._pca import FederatedPCA as FederatedPCA  # noqa: E402
+from jaxfed.estimators._pca import HierarchicalPCA as HierarchicalPCA  # noqa: E402
+from jaxfed.estimators._pca import PersonalizedPCA as PersonalizedPCA  # noqa: E402

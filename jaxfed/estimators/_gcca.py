@@ -1,0 +1,139 @@
+"""Generalized CCA in the form that libraries of multiview models use: a list of views."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Float
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from jaxfed import gcca
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checks import check_list, check_whole
+from jaxfed.core.run import fit
+
+
+class FederatedGCCA(BaseEstimator):
+    """Scores on which views of the same entities agree; each view stays with its client.
+
+    `jaxfed.gcca.MaxVar` from the start that `jaxfed.gcca.MVLSA` finds in one round. `fit` and
+    `transform` take a list of views, as `cca-zoo` has it.
+
+    Attributes of a fitted one: `weights_`, a list of `(d_j, r)`; `means_`, a list of `(d_j,)`;
+    `representation_`, the common one of the entities of `fit`, `(n, r)`, orthonormal; `n_views_`;
+    `n_iter_`; `summary_`.
+
+    Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
+    canonical correlation analysis.
+    """
+
+    solver: Literal["gradient", "exact"]
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        ridge: float = 0.0,
+        solver: Literal["gradient", "exact"] = "exact",
+        rounds: int = 50,
+        center: bool = True,
+        random_state: Any = None,
+    ):
+        """Set the estimator up.
+
+        Args:
+            n_components: number of components.
+            ridge: weight of the maps' squares; positive for views as wide as they are long.
+            solver: what a client does in each round, see `jaxfed.gcca.MaxVar`.
+            rounds: of the iteration.
+            center: whether each view's means are subtracted.
+            random_state: a seed or a `numpy.random.RandomState`.
+        """
+        self.n_components, self.ridge, self.solver = n_components, ridge, solver
+        self.rounds, self.center, self.random_state = rounds, center, random_state
+
+    def fit(self, views: Sequence[ArrayLike], y: None = None) -> Self:
+        """Learn maps.
+
+        Args:
+            views: a list of `(n, d_j)`, the same entities in the same order.
+            y: nothing.
+
+        Raises:
+            ValueError: for parameters or views that do not fit.
+        """
+        for name in ("n_components", "rounds"):
+            check_whole(name, getattr(self, name))
+        tables = _checked(views)
+        self.means_ = [x.mean(axis=0) * self.center for x in tables]
+        clients = self._views(tables)
+        key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
+        rank = int(self.n_components)
+        start = fit(gcca.MVLSA(rank), clients, rounds=1, key=key)
+        algorithm = gcca.MaxVar(rank, solver=self.solver, ridge=self.ridge)
+        solution = fit(algorithm, clients, rounds=int(self.rounds), key=key, warm_start=start)
+        self.n_views_, self.n_iter_ = len(tables), solution.rounds
+        self.summary_ = solution.summary()
+        self.representation_ = np.asarray(solution.result.shared, np.float64)
+        self.weights_ = [
+            np.asarray(q[: x.shape[1]], np.float64)
+            for q, x in zip(solution.result.local, tables, strict=True)
+        ]
+        return self
+
+    def transform(self, views: Sequence[ArrayLike]) -> list[Float[np.ndarray, "n r"]]:
+        """Each view's scores, of entities that were there in `fit` or others.
+
+        Args:
+            views: a list of `(n, d_j)`.
+
+        Returns:
+            A list of `(n, r)`, whose mean is the common representation.
+
+        Raises:
+            ValueError: for views that do not fit.
+        """
+        check_is_fitted(self)
+        tables = _checked(views)
+        if [x.shape[1] for x in tables] != [len(q) for q in self.weights_]:
+            raise ValueError(
+                f"views: wanted {[len(q) for q in self.weights_]} features, "
+                f"got {[x.shape[1] for x in tables]}"
+            )
+        widest = max(map(len, self.weights_))
+        local = np.stack([np.pad(q, ((0, widest - len(q)), (0, 0))) for q in self.weights_])
+        result = Personalized(jnp.asarray(self.representation_), jnp.asarray(local))
+        return [np.asarray(x) for x in gcca.transform(result, self._views(tables))]
+
+    def fit_transform(
+        self, views: Sequence[ArrayLike], y: None = None
+    ) -> list[Float[np.ndarray, "n r"]]:
+        """`fit`, and the scores of the same views."""
+        return self.fit(views, y).transform(views)
+
+    def score(self, views: Sequence[ArrayLike], y: None = None) -> float:
+        """Mean correlation of two views' scores, over pairs of views and components."""
+        scores = np.stack(self.transform(views))
+        scores = scores - scores.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(scores, axis=1, keepdims=True)
+        unit = scores / np.where(norms > 0, norms, 1)
+        first, second = np.triu_indices(len(unit), 1)
+        return float(np.mean(np.sum(unit[first] * unit[second], axis=1)))
+
+    def _views(self, tables: list[np.ndarray]) -> gcca.Views:
+        return gcca.Views.from_arrays([x - m for x, m in zip(tables, self.means_, strict=True)])
+
+
+def _checked(views: Sequence[ArrayLike]) -> list[np.ndarray]:
+    check_list("views", views, "tables (n, d_j)")
+    tables = [
+        check_array(x, dtype=np.float64, input_name=f"views[{j}]") for j, x in enumerate(views)
+    ]
+    if len(tables) < 2:
+        raise ValueError("views: wanted at least two, got one")
+    check_consistent_length(*tables)
+    return tables

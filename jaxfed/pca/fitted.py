@@ -1,0 +1,242 @@
+"""What is asked of learned components: scores, reconstructions, variances, anomalies, newcomers.
+
+A client's components are the shared ones and its own beside them, where these are orthogonal to
+each other. Where they are not, as under the prior of `HierarchicalPCA`, whose local components
+scatter around the shared ones, a client's are its own alone. Scores come in this order, the shared
+ones first.
+
+Samples are an array `(m, n, d)` or a list of `(n_i, d)`, one for each client, centred as those that
+the components were learned from. With `client=i`, or where nothing is local, they may be one table
+`(n, d)`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxfed.core.algorithm import Personalized
+from jaxfed.core.checks import check_count, check_instance, checked_array, is_list, is_whole, refuse
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.saved import Saved
+from jaxfed.core.solution import Solution
+from jaxfed.linalg import Moment
+from jaxfed.metrics.reconstruction import Data, moments
+from jaxfed.pca._components import Frame, best_local, check_fits
+
+Fitted: TypeAlias = Solution | Saved | Personalized
+Tables: TypeAlias = (
+    Float[ArrayLike, "m n d"] | Float[ArrayLike, "n d"] | Sequence[Float[ArrayLike, "n_i d"]]
+)
+Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "n_i ..."]]
+
+# By how much components that are orthogonal may overlap, and those around common ones do not.
+OVERLAP = 0.01
+
+
+class ExplainedVariance(NamedTuple):
+    """The clients' second moments along components, which variances are if samples are centred.
+
+    Attributes:
+        shared: along each shared component, the mean over the clients, `(r1,)`; None where a
+            client's components are its own alone.
+        local: along each client's own, `(m, r2)`; None where nothing is local.
+        total: the whole of each client's, `(m,)`.
+    """
+
+    shared: Float[Array, " r1"] | None
+    local: Float[Array, "m r2"] | None
+    total: Float[Array, " m"]
+
+
+def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
+    """The scores of samples, their coordinates in their client's components.
+
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`.
+        client: the position of the client that all samples are of.
+
+    Returns:
+        Scores in the form of the samples, r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
+
+    Raises:
+        ValueError: for what is no result of PCA, samples of other clients or features, and one
+            table without its client.
+    """
+    return _mapped("samples", lambda x, basis: x @ basis, fitted, samples, client, 0)
+
+
+def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = None) -> Found:
+    """The samples that scores stand for, in the span of their client's components.
+
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        scores: as `transform` returns them: `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
+        client: the position of the client that all scores are of.
+
+    Returns:
+        Samples in the form of the scores, d in place of r.
+
+    Raises:
+        ValueError: as `transform`.
+    """
+    return _mapped("scores", lambda z, basis: z @ basis.T, fitted, scores, client, 1)
+
+
+def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
+    """How far samples are from their client's components: the squared distance to their span.
+
+    Source: the Q statistic of Jackson & Mudholkar (1979), Control procedures for residuals
+    associated with principal component analysis, Technometrics 21 (3).
+
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`.
+        client: the position of the client that all samples are of.
+
+    Returns:
+        A number of at least 0 for each sample: `(m, n)`, a list of `(n_i,)`, or `(n,)`.
+
+    Raises:
+        ValueError: as `transform`.
+    """
+
+    def distance(x, basis):
+        return jnp.sum((x - (x @ basis) @ basis.T) ** 2, axis=-1)
+
+    return _mapped("samples", distance, fitted, samples, client, 0)
+
+
+def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
+    """What each component explains of each client's second moment.
+
+    Shares of the whole are `jaxfed.metrics.separation`.
+
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `jaxfed.linalg.Moment`.
+
+    Returns:
+        Variances along the shared and the local components, and in all.
+
+    Raises:
+        ValueError: for what is no result of PCA, and samples of other clients or features.
+    """
+    shared, local = _parts(fitted)
+    data = moments(samples, None)
+    features = [len(shared)] if shared is not None else []
+    clients = []
+    if local is not None:
+        clients, features = [len(local)], [local.shape[1]]
+    if [data.dim] != features or clients not in ([], [len(data.count)]):
+        wanted = f"samples of {features[0]} features{f', of {clients[0]} clients' * len(clients)}"
+        raise refuse("samples", wanted, f"{len(data.count)} clients, {data.dim} features")
+
+    def along(basis):
+        return jnp.sum(basis * jax.vmap(Moment.mv)(data, basis), axis=-2)
+
+    own = None if local is None else along(local)
+    common = None
+    if shared is not None:
+        common = along(jnp.broadcast_to(shared, (len(data.count), *shared.shape))).mean(axis=0)
+    return ExplainedVariance(common, own, data.trace)
+
+
+def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
+    """Components of new clients, for whom nothing but their own samples is looked at.
+
+    The best local components beside shared ones that stay as they are: top eigenvectors of the
+    deflated second moment, as in Shi & Kontar (2024), (14).
+
+    Args:
+        fitted: a solution with shared components, its result, or what `jaxfed.load` read.
+        samples: of the new clients: `(m, n, d)`, or a list of `(n_i, d)`.
+        rank: number of local components of each.
+
+    Returns:
+        The same shared components, and the new clients' own, `(m, d, rank)`.
+
+    Raises:
+        ValueError: for what is no result of PCA with shared components beside which others can
+            be, and for samples or a rank that do not fit.
+    """
+    shared, _ = _parts(fitted)
+    check_count("rank", rank)
+    if shared is None:
+        raise refuse("fitted", "shared components with local ones beside them", fitted)
+    clients = Clients.from_samples(samples)  # pyright: ignore[reportArgumentType]
+    if clients.features != len(shared):
+        raise refuse("samples", f"{len(shared)} features", clients.data.values)
+    check_fits("shared components + rank", shared.shape[1] + rank, clients)
+
+    def of_one(data: Samples) -> Frame:
+        moment = Moment.from_samples(data.values, data.count)
+        return best_local(moment, shared.astype(data.values.dtype), rank)
+
+    return Personalized(shared, jax.jit(jax.vmap(of_one))(clients.data))
+
+
+def _parts(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
+    """Shared and local components that go side by side."""
+    result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
+    wanted = "what PCA learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
+    check_instance("fitted", result, Personalized, wanted)
+    assert isinstance(result, Personalized)
+    parts = [(result.shared, 2), (result.local, 3)]
+    if not any(part is not None for part, _ in parts) or not all(
+        part is None or getattr(part, "ndim", None) == axes for part, axes in parts
+    ):
+        raise refuse("fitted", wanted, fitted)
+    shared, local = (None if part is None else jnp.asarray(part) for part, _ in parts)
+    if shared is None or local is None:
+        return shared, local
+    if len(shared) != local.shape[1]:
+        raise refuse("fitted", wanted, fitted)
+    overlap = jnp.max(jnp.abs(shared.T @ local))
+    # Traced, nothing is known of it: side by side, as they are given.
+    if not isinstance(overlap, Tracer) and overlap > OVERLAP:
+        return None, local
+    return shared, local
+
+
+def _mapped(
+    argument: str,
+    function: Callable[[Array, Frame], Array],
+    fitted: Fitted,
+    tables: Tables,
+    client: int | None,
+    axis: int,
+) -> Found:
+    """Apply a function to each client's table and basis; the basis's `axis` is the table's last."""
+    shared, local = _parts(fitted)
+    beside = [] if shared is None else [shared]
+
+    def basis(i: int | Array) -> Frame:
+        return jnp.concatenate([*beside, *([] if local is None else [local[i]])], axis=1)
+
+    width = basis(0).shape[axis]
+    if client is not None or (local is None and getattr(tables, "ndim", 3) == 2):
+        if client is not None and local is None:
+            raise refuse("client", "None where nothing is local", client)
+        if local is not None and not (is_whole(client) and 0 <= client < len(local)):
+            raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
+        return function(checked_array(argument, tables, f"rows {width}"), basis(client or 0))
+    if is_list(tables):
+        owners = len(tables) if local is None else len(local)
+        if len(tables) != owners:
+            raise refuse(argument, f"{owners} tables, one for each client", tables)
+        checked = [
+            checked_array(f"{argument}[{i}]", x, f"rows {width}") for i, x in enumerate(tables)
+        ]
+        return [function(x, basis(i)) for i, x in enumerate(checked)]
+    if isinstance(tables, np.ndarray | jax.Array) and tables.ndim == 2:
+        raise refuse("client", "the position of the client whose these are", client)
+    array = checked_array(argument, tables, f"{'m' if local is None else len(local)} n {width}")
+    if local is None:
+        return jax.vmap(function, (0, None))(array, basis(0))
+    return jax.vmap(lambda x, i: function(x, basis(i)))(array, jnp.arange(len(local)))

@@ -1,0 +1,185 @@
+"""Estimators in scikit-learn's form, on clients with two shared and two own components."""
+
+import pickle
+
+import numpy as np
+import pytest
+import sklearn
+from sklearn.decomposition import PCA
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from jaxfed import estimators
+
+M, N, D = 4, 30, 6
+
+
+def sampled(m=M, n=N, noise=0.1, seed=0):
+    """Samples, whose each is, and the shared components."""
+    rng = np.random.default_rng(seed)
+    shared = np.linalg.qr(rng.normal(size=(D, 2)))[0]
+    tables = []
+    for _ in range(m):
+        own = rng.normal(size=(D, 2))
+        own = np.linalg.qr(own - shared @ (shared.T @ own))[0]
+        scores = rng.normal(size=(2, n, 2)) * np.array([2.0, 1.5])[:, None, None]
+        tables.append(scores[0] @ shared.T + scores[1] @ own.T)
+    X = np.concatenate(tables)
+    return X + noise * rng.normal(size=X.shape) + 1, np.repeat(np.arange(m), n), shared
+
+
+@pytest.fixture(scope="module")
+def data():
+    return sampled()
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    X, groups, _ = data
+    return estimators.PersonalizedPCA(2, 2, rounds=20, random_state=0).fit(X, groups=groups)
+
+
+def test_components_are_those_of_the_truth(data, fitted):
+    shared = data[2]
+    assert fitted.components_.shape == (2, D) and fitted.local_components_.shape == (M, 2, D)
+    overlap = np.linalg.svd(fitted.components_ @ shared)[1]
+    assert overlap.min() > 0.98
+    assert np.abs(fitted.components_ @ fitted.local_components_.swapaxes(1, 2)).max() < 1e-5
+    assert fitted.explained_variance_ratio_.sum() == pytest.approx(1, abs=0.01)
+    assert fitted.noise_variance_ == pytest.approx(0.01, rel=0.5)
+    assert "PerPCA" in fitted.summary_
+
+
+def test_scores_restore_samples_of_known_clients(data, fitted):
+    X, groups, _ = data
+    scores = fitted.transform(X, groups=groups)
+    assert scores.shape == (len(X), 4) and scores.dtype == X.dtype
+    restored = fitted.inverse_transform(scores, groups=groups)
+    assert np.mean((X - restored) ** 2) < 0.02
+    np.testing.assert_allclose(fitted.transform(X[::-1], groups[::-1])[::-1], scores, atol=1e-12)
+    # Uncorrelated within a client, the largest variance first.
+    own = scores[groups == 1, 2:]
+    assert np.abs((own.T @ own)[0, 1]) < 1e-6 * (own**2).sum()
+    assert (own[:, 0] ** 2).sum() > (own[:, 1] ** 2).sum()
+
+
+def test_a_sample_of_nobody_known_has_shared_scores_alone(data, fitted):
+    X, groups, _ = data
+    scores = fitted.transform(X)
+    np.testing.assert_array_equal(scores[:, 2:], 0)
+    np.testing.assert_allclose(scores[:, :2], fitted.transform(X, groups)[:, :2])
+
+
+def test_a_new_client_is_personalized(data, fitted):
+    X = sampled(seed=0)[0]
+    rng = np.random.default_rng(5)
+    own = np.linalg.qr(rng.normal(size=(D, 2)))[0]
+    new = rng.normal(size=(N, 2)) @ fitted.components_ + rng.normal(size=(N, 2)) @ own.T
+    new += fitted.mean_
+    labels = np.full(N, 9)
+    scores = fitted.transform(new, groups=labels)
+    assert np.abs(scores[:, 2:]).max() > 0.5
+    with pytest.raises(ValueError, match=r"groups: .*9.* was not there in fit"):
+        fitted.inverse_transform(scores, groups=labels)
+    known = pickle.loads(pickle.dumps(fitted)).personalize(new, groups=labels)
+    restored = known.inverse_transform(known.transform(new, labels), groups=labels)
+    np.testing.assert_allclose(restored, new, atol=1e-4)
+    assert known.local_components_.shape == (M + 1, 2, D)
+    assert fitted.local_components_.shape == (M, 2, D)
+    np.testing.assert_allclose(known.transform(X), fitted.transform(X))
+
+
+def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
+    X = data[0][:N]
+    ours = estimators.FederatedPCA(2, rounds=10).fit(X)
+    theirs = PCA(2).fit(X)
+    np.testing.assert_allclose(
+        np.abs(np.sum(ours.components_ * theirs.components_, axis=1)), 1, atol=1e-3
+    )
+    # Theirs divides by n - 1.
+    assert ours.score(X) == pytest.approx(theirs.score(X), abs=0.01)
+    np.testing.assert_allclose(
+        ours.explained_variance_ratio_, theirs.explained_variance_ratio_, rtol=1e-3
+    )
+
+
+def test_a_prior_leaves_every_client_components_of_its_own(data):
+    X, groups, _ = data
+    model = estimators.HierarchicalPCA(2, rounds=3, random_state=0).fit(X, groups=groups)
+    assert model.components_.shape == (2, D) and model.local_components_.shape == (M, 2, D)
+    assert model.transform(X, groups).shape == (len(X), 2) and model.prior_variance_ > 0
+    new = model.transform(X[groups == 0], groups=np.full(N, 9))
+    # Its own samples under the same prior: nearly what it had.
+    known = model.transform(X[groups == 0], groups=groups[groups == 0])
+    assert np.abs(np.corrcoef(new[:, 0], known[:, 0])[0, 1]) > 0.99
+
+
+def test_it_works_in_a_pipeline_and_names_its_columns(data):
+    X, groups, _ = data
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(D)])
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = estimators.PersonalizedPCA(2, 2, rounds=20, random_state=0)
+        model.set_fit_request(groups=True).set_transform_request(groups=True)
+        pipe = make_pipeline(StandardScaler(), model).set_output(transform="pandas")
+        found = pipe.fit(frame, groups=groups).transform(frame, groups=groups)
+    assert list(found.columns) == [f"personalizedpca{j}" for j in range(4)]
+    assert list(pipe[-1].feature_names_in_) == list(frame.columns)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"shared_rank": 0}, "shared_rank: wanted a whole number"),
+        ({"local_rank": 1.5}, "local_rank: wanted a whole number"),
+        ({"rounds": 0}, "rounds: wanted a whole number"),
+        ({"center": "yes"}, "center: wanted True or False"),
+        ({"shared_rank": D}, f"minimum of {D + 1} is required"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(data, changed, said):
+    with pytest.raises(ValueError, match=said):
+        estimators.PersonalizedPCA(**changed).fit(data[0], groups=data[1])
+
+
+def test_bad_groups_are_refused(data):
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        estimators.PersonalizedPCA().fit(data[0], groups=data[1][:-1])
+    with pytest.raises(ValueError, match="groups: wanted one label for each row"):
+        estimators.PersonalizedPCA().fit(data[0], groups=data[1][:, None])
+
+
+def test_views_agree_on_what_they_share():
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(60, 2))
+    views = [common @ rng.normal(size=(2, d)) + 0.05 * rng.normal(size=(60, d)) + 3 for d in (4, 5)]
+    model = estimators.FederatedGCCA(2, rounds=10, random_state=0).fit([v[:40] for v in views])
+    assert [q.shape for q in model.weights_] == [(4, 2), (5, 2)]
+    assert model.score([v[40:] for v in views]) > 0.98
+    assert [z.shape for z in model.transform(views)] == [(60, 2)] * 2
+    with pytest.raises(ValueError, match="views: wanted at least two"):
+        model.fit(views[:1])
+    with pytest.raises(ValueError, match=r"views: wanted \[4, 5\] features"):
+        model.transform(views[::-1])
+
+
+@pytest.mark.slow
+def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
+    X, groups, _ = sampled(m=12, n=60, noise=0.3)
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = estimators.PersonalizedPCA(rounds=50, start="projector", random_state=0)
+        model.set_fit_request(groups=True).set_score_request(groups=True)
+        grid = {"shared_rank": np.array([1, 2, 3]), "local_rank": [1, 2, 3]}
+        search = GridSearchCV(model, grid, cv=GroupKFold(3)).fit(X, groups=groups)
+    assert search.best_params_ == {"shared_rank": 2, "local_rank": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalPCA"])
+def test_scikit_learns_own_checks_pass(name):
+    results = check_estimator(getattr(estimators, name)(rounds=2), on_skip=None)
+    assert {result["status"] for result in results} <= {"passed", "skipped"}
+    # Arrays of other libraries are skipped where SciPy is not told to take them.
+    assert sum(result["status"] == "skipped" for result in results) <= 1

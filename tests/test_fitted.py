@@ -1,0 +1,185 @@
+"""What is asked of a fitted model: against NumPy, on arrays made by hand where that will do."""
+
+import json
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+
+M, N, D = 3, 6, 5
+REFUSED = r"not a file that Solution\.save wrote"
+
+
+def frame(rng, rank):
+    return np.linalg.qr(rng.normal(size=(D, rank)))[0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Samples of three clients, two shared components, and one local to each beside them."""
+    rng = np.random.default_rng(0)
+    shared = frame(rng, 2)
+    local = []
+    for _ in range(M):
+        own = rng.normal(size=(D, 1))
+        own -= shared @ (shared.T @ own)
+        local.append(own / np.linalg.norm(own))
+    samples = rng.normal(size=(M, N, D)).astype(np.float32)
+    local = np.stack(local).astype(np.float32)
+    return samples, jf.Personalized(jnp.asarray(shared, jnp.float32), jnp.asarray(local))
+
+
+@pytest.fixture(scope="module")
+def solution(model):
+    clients = jf.Clients.from_samples(model[0])
+    return jf.fit(jf.pca.OneShot(2, 1), clients, rounds=1, key=jax.random.key(0))
+
+
+def test_scores_reconstructions_and_anomalies_are_those_of_the_joint_basis(model):
+    samples, result = model
+    scores = jf.pca.transform(result, samples)
+    restored = jf.pca.inverse_transform(result, scores)
+    distances = jf.pca.anomaly_score(result, samples)
+    for i in range(M):
+        basis = np.concatenate([result.shared, result.local[i]], axis=1)
+        np.testing.assert_allclose(scores[i], samples[i] @ basis, atol=1e-5)
+        left = samples[i] - samples[i] @ basis @ basis.T
+        np.testing.assert_allclose(samples[i] - restored[i], left, atol=1e-5)
+        np.testing.assert_allclose(distances[i], (left**2).sum(1), atol=1e-5)
+        np.testing.assert_array_equal(jf.pca.transform(result, samples[i], client=i), scores[i])
+    ragged = jf.pca.transform(result, [x[: 2 + i] for i, x in enumerate(samples)])
+    assert [x.shape for x in ragged] == [(2, 3), (3, 3), (4, 3)]
+    np.testing.assert_allclose(ragged[1], scores[1, :3], atol=1e-6)
+
+
+def test_components_around_shared_ones_are_whole_by_themselves(model):
+    samples, _ = model
+    rng = np.random.default_rng(1)
+    around = jnp.asarray(np.stack([frame(rng, 2) for _ in range(M)]), jnp.float32)
+    scores = jf.pca.transform(jf.Personalized(around[0], around), samples)
+    np.testing.assert_array_equal(scores, jf.pca.transform(jf.Personalized(None, around), samples))
+    assert scores.shape == (M, N, 2)
+
+
+def test_where_nothing_is_local_a_table_needs_no_client(model):
+    samples, result = model
+    pooled = jf.Personalized(result.shared, None)
+    np.testing.assert_allclose(
+        jf.pca.transform(pooled, samples[0]), samples[0] @ result.shared, atol=1e-5
+    )
+    assert jf.pca.transform(pooled, samples).shape == (M, N, 2)
+    with pytest.raises(ValueError, match="client: wanted the position"):
+        jf.pca.transform(result, samples[0])
+
+
+def test_variance_is_explained_as_numpy_explains_it(model):
+    samples, result = model
+    found = jf.pca.explained_variance(result, samples)
+    moments = np.einsum("mnd,mne->mde", samples, samples) / N
+    shared = np.einsum("dr,mde,er->r", result.shared, moments, result.shared) / M
+    local = np.einsum("mdr,mde,mer->mr", result.local, moments, result.local)
+    np.testing.assert_allclose(found.shared, shared, rtol=1e-5)
+    np.testing.assert_allclose(found.local, local, rtol=1e-5)
+    np.testing.assert_allclose(found.total, np.trace(moments, axis1=1, axis2=2), rtol=1e-5)
+
+
+def test_a_newcomer_gets_the_best_components_beside_the_shared_ones(model):
+    samples, result = model
+    found = jf.pca.personalize(result, samples[:2], 2)
+    assert found.local.shape == (2, D, 2)
+    for x, own in zip(samples, found.local, strict=False):
+        rest = x - x @ result.shared @ result.shared.T
+        vectors = np.linalg.eigh(rest.T @ rest)[1][:, -2:]
+        np.testing.assert_allclose(own @ own.T, vectors @ vectors.T, atol=1e-4)
+    with pytest.raises(ValueError, match="shared components"):
+        jf.pca.personalize(jf.Personalized(None, result.local), samples, 1)
+
+
+def test_summary_and_printing_say_what_ran(solution):
+    text = solution.summary()
+    assert "OneShot(shared_rank=2, local_rank=1)" in text and "1, round limit" in text
+    assert f"{M}" in text and "sent" in text
+    assert repr(solution).startswith("Solution(algorithm: OneShot(")
+    assert solution._repr_html_().startswith("<table>")
+    stacked = jf.stack([solution, solution])
+    assert "Solution" in repr(stacked) and stacked._repr_html_() is None
+    with pytest.raises(ValueError, match="summary: wanted the solution of one run"):
+        stacked.summary()
+
+
+def test_algorithms_and_clients_print_as_what_makes_them(model):
+    assert repr(jf.pca.PerPCA(2, 1)) == "PerPCA(shared_rank=2, local_rank=1)"
+    assert repr(jf.pca.PerPCA(2, 1, step_size=0.5)).startswith("PerPCA(step_size=0.5,")
+    clients = jf.Clients.from_samples([x[: 4 + i] for i, x in enumerate(model[0])])
+    assert repr(clients) == "Clients(3 clients: 4 to 6 samples of 5 features, float32)"
+    shapes = jax.eval_shape(lambda x: x, clients)
+    assert "Clients(" in repr(shapes)
+    assert "PerPCA" in repr(jax.eval_shape(lambda x: x, jf.pca.PerPCA(2, 1, step_size=0.5)))
+
+
+def test_what_is_saved_is_loaded(solution, tmp_path):
+    solution.save(tmp_path / "result.npz")
+    found = jf.load(tmp_path / "result.npz")
+    np.testing.assert_array_equal(found.result.shared, solution.result.shared)
+    np.testing.assert_array_equal(found.result.local, solution.result.local)
+    assert found.history.keys() == solution.history.keys()
+    assert (found.rounds, found.status, found.clients) == (1, "round_limit", M)
+    assert found.summary() == solution.summary()
+
+
+def test_networks_are_loaded_into_what_they_are_like(solution, tmp_path):
+    model = jf.models.Autoencoder(4, 2, key=jax.random.key(0))
+    halves = jax.tree.map(lambda x: x.astype("bfloat16"), model)
+    result = jf.Personalized(model, {"half": halves})
+    tree = type(solution)(**{**vars(solution), "result": result})
+    tree.save(tmp_path / "result.npz")
+    found = jf.load(tmp_path / "result.npz", like=result).result
+    assert jax.tree.structure(found) == jax.tree.structure(result)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(result), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
+    by_path = jf.load(tmp_path / "result.npz").result.shared
+    assert any("weight" in path for path in by_path)
+    with pytest.raises(ValueError, match="like: its shared part"):
+        jf.load(tmp_path / "result.npz", like=jf.Personalized(halves, halves))
+
+
+def test_other_files_are_refused(solution, tmp_path):
+    path = tmp_path / "result.npz"
+    np.savez(path, shared=np.ones(3))
+    with pytest.raises(ValueError, match=REFUSED):
+        jf.load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=REFUSED):
+        jf.load(path)
+    np.savez(path, header=np.asarray(json.dumps({"format": ["jaxfed.solution", 2]})))
+    with pytest.raises(ValueError, match="wanted format"):
+        jf.load(path)
+    np.savez_compressed(path, shared=np.zeros(10**6))
+    with pytest.raises(ValueError, match="not compressed"):
+        jf.load(path)
+    solution.save(path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            if name != "shared.npy":
+                archive.writestr(name, content)
+    with pytest.raises(ValueError, match=REFUSED):
+        jf.load(path)
+
+
+def test_entities_seen_later_are_represented(model):
+    rng = np.random.default_rng(2)
+    views = [rng.normal(size=(8, 3)).astype(np.float32) for _ in range(2)]
+    local = rng.normal(size=(2, 3, 2)).astype(np.float32)
+    result = jf.Personalized(jnp.ones((4, 2)), jnp.asarray(local))
+    scores = jf.gcca.transform(result, jf.gcca.Views.from_arrays(views))
+    for j in range(2):
+        np.testing.assert_allclose(scores[j], views[j] @ local[j] / 2, rtol=1e-5)
+    with pytest.raises(ValueError, match="fitted"):
+        jf.gcca.transform(model[1], jf.gcca.Views.from_arrays(views[:1]))
