@@ -79,6 +79,14 @@ def draws(low: float, middle: float, high: float) -> Interval:
     return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
 
 
+def few_draws(low: float, middle: float, high: float) -> Interval:
+    """A size of which the reference has a few draws: half of their range more on each side, of
+    the logarithms.
+    """
+    room = math.sqrt(high / low)
+    return Interval(low / room, high * room, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
+
+
 def about(value: float, factor: float = 2.0) -> Interval:
     """A size; what differs by less than this factor counts as the same."""
     return Interval(value / factor, value * factor, f"{value:.2g}")
@@ -396,7 +404,12 @@ def write(report: Report, folder: Path) -> list[Path]:
             entry |= cell.texts()
             entry |= {"mean": cell.mean, "sd": cell.sd, "values": _flat(cell.measured)}
         rows.append(entry)
-    summary = {"title": report.title, "rows": rows, "notes": list(report.notes)}
+    summary = {
+        "title": report.title,
+        "columns": list(report.columns),
+        "rows": rows,
+        "notes": list(report.notes),
+    }
     _report.write(results, report.arrays, summary)
     return [folder / name for name in (*RESULT, *others)]
 

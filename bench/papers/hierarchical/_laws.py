@@ -30,7 +30,7 @@ from papers.report import Interval, Labels, at_least
 NOISE = 0.5
 LOCAL, GLOBAL, OURS, PRINTED = "local", "global", "personalized", "personalized, Fact 1"
 TOLERANCE = 0.008  # two standard deviations over the reference's data sets, at most 0.004
-RESOLUTION = 0.0005  # half a unit of the last digit of the reference's errors
+RESOLUTION = 0.00025  # half of the smallest difference that the reference's digits tell
 BOTH = "Both readings of the caption's number: as the standard deviation, and as the variance."
 
 READINGS = {"standard deviation": 0.01, "variance": 0.1}
@@ -133,7 +133,7 @@ def least(differences: Float[np.ndarray, "places seeds"]) -> Float[np.ndarray, "
 def at_least_half(*differences: float) -> Interval:
     """What a claim has to reach: half of what it is in the reference, at the place it is least.
 
-    Where it does not hold in the reference, the last digit that the reference is known to.
+    Where it does not hold in the reference, half of what could be told there.
     """
     return at_least(max(min(differences) / 2, RESOLUTION))
 

@@ -13,7 +13,7 @@ from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.perpca._statistics import drawn_moments
 from papers.perpca._synthetic import AUTHORS, Keys, gaussian, one_shots, smallest_first
-from papers.report import Found, Interval, Labels, Target, between, near, within
+from papers.report import Found, Interval, Labels, Target, ahead, between, near, within
 from papers.runs import Seeds, learned
 
 _SIZES = (300, 1000, 10_000, 100_000)  # samples of a rich client
@@ -98,6 +98,16 @@ def run(
             slopes = np.polyfit(np.log10(sizes), np.log10(errors), 1)[0]
             measured[*method, "slope"] = slopes
 
+    for place, n in enumerate(sizes):
+        labels = PUBLISHED, f"distPCA less {AUTHORS}", f"n = {n:,}"
+        known = [REFERENCE.get((PUBLISHED, name, labels[2])) for name in ("distPCA", AUTHORS)]
+        if PUBLISHED in settings and None not in known:
+            middles = [(v.low + v.high) / 2 for v in known if v is not None]
+            measured[labels] = ahead(
+                curves[PUBLISHED, AUTHORS][place], curves[PUBLISHED, "distPCA"][place],
+                (middles[0] - middles[1]) / 2,
+            )  # fmt: skip
+
     def draw():
         titles = [(name, "samples n of the rich clients", "subspace error") for name in settings]
         for setting, axes in zip(settings, graphs(titles), strict=True):
@@ -119,28 +129,74 @@ def run(
     )
 
 
+# Least and largest of the reference's five draws, for each of the sizes.
+_DRAWS = {
+    (WELL_POSED, "distPCA"): (
+        (0.223, 0.257),
+        (0.0587, 0.0665),
+        (0.00579, 0.00628),
+        (0.000577, 0.000623),
+    ),
+    (WELL_POSED, LOCAL_FIRST): (
+        (0.222, 0.245),
+        (0.0581, 0.0627),
+        (0.00572, 0.00597),
+        (0.000569, 0.000596),
+    ),
+    (WELL_POSED, "PerPCA, spectrum start"): (
+        (0.222, 0.253),
+        (0.0585, 0.0656),
+        (0.00579, 0.00626),
+        (0.000577, 0.000623),
+    ),
+    (WELL_POSED, "PerPCA, random start"): (
+        (0.222, 0.253),
+        (0.0585, 0.0656),
+        (0.00579, 0.00626),
+        (0.000577, 0.000623),
+    ),
+    (WELL_POSED, "PerPCA, default start"): (
+        (0.222, 0.253),
+        (0.0585, 0.0656),
+        (0.00579, 0.00626),
+        (0.000577, 0.000623),
+    ),
+    (TEXT, "distPCA"): ((0.124, 0.252), (0.0157, 0.0281), (0.00112, 0.00265), (0.000101, 0.000263)),
+    (TEXT, LOCAL_FIRST): (
+        (0.00926, 0.0116),
+        (0.00206, 0.00282),
+        (0.000184, 0.000262),
+        (1.81e-05, 2.61e-05),
+    ),
+    (TEXT, "PerPCA polar, random start"): (
+        (0.0709, 0.104),
+        (0.015, 0.0272),
+        (0.00108, 0.00262),
+        (0.0001, 0.000262),
+    ),
+}
+
+
 def _reference() -> dict[Labels, Interval]:
     reference: dict[Labels, Interval] = {}
-
-    def known(setting, method, values, tolerance):
-        for n, value in zip(_SIZES, values, strict=True):
-            if value is not None:
-                reference[setting, method, f"n = {n:,}"] = within(value, tolerance)
-
-    known("published", AUTHORS, (1.41, 0.391, 0.0340, 0.00344), 0.25)
-    reference["published", AUTHORS, "slope"] = near(-0.997, 0.05)
-    for n in _SIZES:
-        reference["published", "distPCA", f"n = {n:,}"] = between(7.05, 8.1)
-        reference["published", "PerPCA, spectrum start", f"n = {n:,}"] = between(7.1, 8.1)
-    reference["published", "PerPCA, spectrum start", "slope"] = near(0, 0.05)
-    text = "as in the text", "PerPCA polar, random start"
-    known(*text, (None, 1.78e-2, 2.03e-3, 2.05e-4), 0.25)
-    reference[*text, "slope"] = near(-0.97, 0.1)
-    for start in ("spectrum", "random", "default"):
-        method = f"PerPCA, {start} start"
-        known("well-posed", method, (0.239, 0.0620, 5.87e-3, 5.85e-4), 0.1)
-        reference["well-posed", method, "slope"] = Interval(-1.1, -0.9, "-1.012")
+    # Of one draw for each size; it scatters as the other settings' errors do.
+    for n, value in zip(_SIZES, (1.41, 0.391, 0.0340, 0.00344), strict=True):
+        reference[PUBLISHED, AUTHORS, f"n = {n:,}"] = within(value, 0.25)
+        reference[PUBLISHED, "distPCA", f"n = {n:,}"] = between(7.05, 8.1)
+        reference[PUBLISHED, "PerPCA, spectrum start", f"n = {n:,}"] = between(7.1, 8.1)
+    reference[PUBLISHED, AUTHORS, "slope"] = near(-0.997, 0.05)
+    reference[PUBLISHED, "PerPCA, spectrum start", "slope"] = near(0, 0.05)
+    for labels, values in _DRAWS.items():
+        for n, ends in zip(_SIZES, values, strict=True):
+            reference[*labels, f"n = {n:,}"] = between(*ends)
+        # The law of large numbers: beyond the first size errors fall as 1/n.
+        reference[*labels, "slope"] = near(_slope(values), 0.1)
     return reference
+
+
+def _slope(values: Sequence[tuple[float, float]]) -> float:
+    middles = np.log10(values).mean(1)
+    return float(np.polyfit(np.log10(_SIZES), middles, 1)[0])
 
 
 REFERENCE = _reference()
@@ -150,8 +206,10 @@ TARGET = Target(
     columns=("setting", "method", "quantity"),
     reference=REFERENCE,
     paper={
-        ("published", AUTHORS, "slope"): Interval(-1.1, -0.9, "-1"),
-        ("published", "distPCA", "slope"): near(0, 0.05),
+        (PUBLISHED, AUTHORS, "slope"): Interval(-1.1, -0.9, "-1"),
+        (PUBLISHED, "distPCA", "slope"): near(0, 0.05),
+        (TEXT, "distPCA", "slope"): near(0, 0.05),
+        (WELL_POSED, "distPCA", "slope"): near(0, 0.05),
     },
     notes=[
         "Half of the clients have n samples, half a tenth of that; their second moments are "
@@ -159,7 +217,9 @@ TARGET = Target(
         "Published: as in Table 2, the authors' start is at the true shared components; from "
         "the spectrum start the error does not fall. As in the text: standard deviations 1 "
         "and 10. Well-posed: 1 and 2, four local components.",
-        "The reference's single numbers are allowed 25 % (10 % in the well-posed setting). "
-        "Methods that it does not have are in the picture, with their slopes here.",
+        "Of the published setting the reference has one draw, which is allowed 25 %; of the "
+        "others five (`bench/reference_values.py`). With the variances of the text, and in the "
+        "well-posed setting, distPCA is consistent, too: that its error does not fall is so in "
+        "the published setting alone.",
     ],
 )

@@ -159,10 +159,12 @@ def _reference() -> dict[Labels, Interval]:
     reference["published, n = 500", f"{AUTHORS}, 2000 rounds", "shared error"] = near(4, 0.2)
     label = "published, n = 500", "local first, one exchange", "shared error"
     reference[label] = between(0.004, 0.009)
-    well_posed_errors = {"distPCA": 0.0113, "PerPCA, spectrum start": 0.0068}
-    well_posed_errors |= {"PerPCA, random start": 0.0069, "PerPCA, default start": 0.0068}
-    for method, value in well_posed_errors.items():
-        reference["well-posed, n = 100", method, "shared error"] = near(value, 0.5 * value)
+    # Of the reference's five draws (`bench/reference_values.py`).
+    well_posed_errors = {"distPCA": (0.00557, 0.015)}
+    for start in ("spectrum", "random", "default"):
+        well_posed_errors[f"PerPCA, {start} start"] = (0.00431, 0.011)
+    for method, ends in well_posed_errors.items():
+        reference["well-posed, n = 100", method, "shared error"] = between(*ends)
     return reference
 
 
@@ -233,6 +235,7 @@ TARGET = Target(
         "Well-posed: shared scores of standard deviation 2, local ones of 3, the same law in "
         "training and test.",
         "Where the reference gives no spread, that of its other methods on the same test sets "
-        "is taken, and half of the value for the shared error of the well-posed setting.",
+        "is taken. A claim is that a method is ahead on the same data, by half of what it is "
+        "ahead by in the reference or, from the authors' start, in the paper.",
     ],
 )
