@@ -21,7 +21,7 @@ import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
 from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
-from papers.perpca import _noiseless, _synthetic, figure3, figure4, figure9
+from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9
 from papers.report import (
     Cell,
     Found,
@@ -56,6 +56,7 @@ TARGETS = [
     "faps/figure2",
     "faps/figure3",
     "faps/figure4",
+    "faps/steps",
     "faps/table1",
     "faps/table2",
     "faps/table3",
@@ -76,14 +77,21 @@ TARGETS = [
     "hierarchical/figure1d",
     "hierarchical/figure2",
     "perpca/debates",
+    "perpca/figure1",
+    "perpca/figure10",
+    "perpca/figure11",
     "perpca/figure3",
     "perpca/figure4",
+    "perpca/figure5",
+    "perpca/figure6",
     "perpca/figure7",
     "perpca/figure8",
     "perpca/figure9",
     "perpca/mnist",
+    "perpca/steps",
     "perpca/table2",
     "perpca/table3",
+    "perpca/table4",
     "perpca/thermal",
 ]
 
@@ -397,10 +405,10 @@ def test_figure3_small(monkeypatch, tmp_path, capsys):
 def test_wishart_moments_have_the_law_of_the_samples(key):
     arguments = dict(PERPCA_SETTINGS["figure4"]) | {"clients": 2, "samples": 1}
     law = perpca_synthetic(key, **arguments)
-    covariance = figure4._covariance(law)
+    covariance = _statistics.covariance_of(law)
     counts = jnp.asarray([20.0, 200.0])
     keys = jax.random.split(key, 1500)
-    draws = jax.vmap(lambda key: figure4._wishart_moments(key, covariance, counts))(keys)
+    draws = jax.vmap(lambda key: _statistics.wishart_moments(key, covariance, counts))(keys)
     np.testing.assert_allclose(draws.mean(0), covariance, atol=0.2)
     # Var(S_ij) = (C_ij^2 + C_ii C_jj) / n.
     diagonal = jnp.diagonal(covariance, axis1=1, axis2=2)
@@ -410,7 +418,7 @@ def test_wishart_moments_have_the_law_of_the_samples(key):
 
 def test_the_authors_start_is_the_truth():
     keys = jax.random.split(jax.random.key(5), 2)
-    _, truth, pooled = figure4._setting("table2_published", keys, (500,))
+    _, truth, pooled = _statistics.drawn_moments("table2_published", keys, (500,))
     start = _synthetic.smallest_first(pooled)[:, :, :2]
     distances = jax.vmap(metrics.projector_distance)(start, truth.shared)
     assert np.all(np.asarray(distances) < 0.01)

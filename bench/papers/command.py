@@ -7,8 +7,11 @@ from pathlib import Path
 import papers
 from jaxfed.cli import _report
 from jaxfed.cli._folder import Folder
+from papers.every import FILES, PAGE, QUICK, run_all
 from papers.report import text, write
 from papers.runs import Seeds
+
+ALL = "all"
 
 
 def add_parser(subparsers) -> None:
@@ -20,12 +23,21 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "reproduce",
         help="reproduce a table or figure of a paper",
-        description="Reproduce a table or figure of a paper, beside the published numbers.",
+        description="Reproduce a table or figure of a paper, beside the published numbers, or all.",
     )
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="e.g. perpca/table2")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help=f"e.g. perpca/table2, or {ALL}")
     parser.add_argument("--list", action="store_true", help="list all targets and stop")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: 3, with --quick 1)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"of {ALL} what is done within {QUICK // 60} minutes, the quickest first",
+    )
+    length.add_argument(
+        "--full", action="store_true", help=f"of {ALL} each one, however long it takes"
+    )
     parser.add_argument(
         "--seed",
         type=int,
@@ -53,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: for an unknown target, no target, seeds that are not positive, a negative base,
             a data folder that does not exist, a scale that is none or of a target that has none,
-            and results that would be overwritten without `--force`.
+            all targets without a length or a folder, and results that would be overwritten without
+            `--force`.
     """
     if arguments.list:
         known = papers.names()
@@ -62,10 +75,18 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name:{width}}  {papers.description(name)}")
         return 0
     if arguments.target is None:
-        raise ValueError(f"TARGET: wanted one of {', '.join(papers.names())}")
-    seeds = Seeds(arguments.seeds, arguments.seed)
+        raise ValueError(f"TARGET: wanted {ALL} or one of {', '.join(papers.names())}")
+    count = arguments.seeds
+    if count is None:
+        count = 1 if arguments.quick else 3
+    seeds = Seeds(count, arguments.seed)
     if arguments.data is not None and not arguments.data.is_dir():
         raise ValueError(f"--data: {arguments.data} is not a folder")
+    if arguments.target == ALL:
+        return _run_all(arguments, seeds)
+    for name in ("quick", "full"):
+        if getattr(arguments, name):
+            raise ValueError(f"--{name}: wanted with {ALL} alone, got {arguments.target}")
     target = papers.find(arguments.target)
     options = {}
     if arguments.scale is not None:
@@ -84,4 +105,19 @@ def run(arguments: argparse.Namespace) -> int:
     if out is not None:
         for path in write(report, out):
             print(f"wrote {path}")
+    return 0
+
+
+def _run_all(arguments: argparse.Namespace, seeds: Seeds) -> int:
+    """Run the targets one after the other, and write the page of the papers' items."""
+    if not (arguments.quick or arguments.full):
+        raise ValueError(f"{ALL}: wanted --quick or --full")
+    if arguments.out is None:
+        raise ValueError(f"{ALL}: wanted --out DIR, the folder of the results and their page")
+    if arguments.scale is not None:
+        raise ValueError(f"--scale: {ALL} runs each target at its own size")
+    Folder(arguments.out).check(FILES, force=arguments.force)
+    budget = QUICK if arguments.quick else None
+    run_all(seeds, arguments.out, data=arguments.data, names=papers.names(), budget=budget)
+    print(f"wrote {arguments.out / PAGE}")
     return 0

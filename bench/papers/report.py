@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from scipy import stats
 
 from jaxfed.cli import _report
 from jaxfed.cli._folder import RESULT, Folder
 from papers.runs import Seeds
 
 Labels = tuple[Any, ...]  # what tells a row from the others, an entry for each column
+
+MANY = 10  # seeds from which on a claim is judged by a confidence bound, not seed by seed
 
 # --- what counts as the same ---------------------------------------------------------------------
 
@@ -71,6 +74,19 @@ def quartiles(low: float, middle: float, high: float) -> Interval:
     return Interval(low, high, f"{middle:g} [{low:g}, {high:g}]")
 
 
+def draws(low: float, middle: float, high: float) -> Interval:
+    """A median with the range of the reference's draws; a median in it counts as the same."""
+    return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
+
+
+def few_draws(low: float, middle: float, high: float) -> Interval:
+    """A size of which the reference has a few draws: half of their range more on each side, of
+    the logarithms.
+    """
+    room = math.sqrt(high / low)
+    return Interval(low / room, high * room, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
+
+
 def about(value: float, factor: float = 2.0) -> Interval:
     """A size; what differs by less than this factor counts as the same."""
     return Interval(value / factor, value * factor, f"{value:.2g}")
@@ -101,14 +117,16 @@ class Cell:
         by: what is compared. `"mean"`: the mean over seeds. `"range"`: from the least to the
             largest value, for measured and published values that are draws of something that
             depends strongly on chance. `"median"`: the median for a number that scatters widely,
-            but the range where a bare number of the paper is of one run.
+            but the range where a bare number of the paper is of one run. `"claim"`: the number
+            that a statement of a paper is about, which must hold with every seed or, from ten
+            seeds on, for the one-sided 95 % confidence bounds of the mean.
     """
 
     measured: Sequence[float]
     reference: Interval | None = None
     paper: Interval | float | None = None
     incomparable: str | None = None
-    by: Literal["mean", "median", "range"] = "mean"
+    by: Literal["mean", "median", "range", "claim"] = "mean"
 
     @property
     def mean(self) -> float:
@@ -121,6 +139,11 @@ class Cell:
         if len(self.measured) < 2:
             return None
         return float(np.std(self.measured, ddof=1)) if math.isfinite(self.mean) else math.nan
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean over seeds; None for a single one."""
+        return None if self.sd is None else self.sd / math.sqrt(len(self.measured))
 
     @property
     def verdict(self) -> str:
@@ -160,6 +183,9 @@ class Cell:
         elif self.by == "median":
             low, high = np.percentile(self.measured, [25, 75])
             measured = f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+        elif self.by == "claim" and (error := self.standard_error) is not None:
+            low, high = np.min(self.measured), np.max(self.measured)
+            measured = f"{self.mean:.3g}, s.e. {error:.2g} [{low:.3g}, {high:.3g}]"
         else:
             measured = f"{self.mean:.4g}"
             if self.sd is not None:
@@ -183,7 +209,20 @@ class Cell:
         elif self.by == "median":
             low = high = float(np.median(self.measured))
         published = _interval(published)
+        if self.by == "claim":
+            low, high = self._bounds()
+            # All of it has to lie inside.
+            below, above = min(low - published.low, 0.0), max(high - published.high, 0.0)
+            return below if below else above
         return max(low - published.high, 0.0) + min(high - published.low, 0.0)
+
+    def _bounds(self) -> tuple[float, float]:
+        """What a claim has to hold for: every seed, or the confidence bounds of many."""
+        if len(self.measured) < MANY:
+            return float(np.min(self.measured)), float(np.max(self.measured))
+        assert self.standard_error is not None
+        width = float(stats.t.ppf(0.95, len(self.measured) - 1)) * self.standard_error
+        return self.mean - width, self.mean + width
 
 
 def _interval(published: Interval | float) -> Interval:
@@ -198,12 +237,22 @@ def cells(measured: Mapping[Labels, Any], **options: Any) -> dict[Labels, Cell]:
 def claims(
     columns: Sequence[str], statements: Mapping[str, tuple[Any, Interval]]
 ) -> dict[Labels, Cell]:
-    """One row for each statement of a paper: the numbers that decide, and what they have to be."""
+    """One row for each statement of a paper: the number of each seed, and what it has to be."""
     between = [""] * (len(columns) - 2)
     return {
-        ("claim", *between, text): Cell(_flat(values), wanted)
+        ("claim", *between, text): claim(values, wanted)
         for text, (values, wanted) in statements.items()
     }
+
+
+def claim(values: Any, wanted: Interval) -> Cell:
+    """What a statement of a paper is about, as a value for each seed."""
+    return Cell(_flat(values), wanted, by="claim")
+
+
+def ahead(smaller: Any, larger: Any, least: float) -> Cell:
+    """The claim that one is smaller than the other by so much, seed by seed on the same data."""
+    return claim(np.asarray(larger) - np.asarray(smaller), at_least(least))
 
 
 def _flat(values: Any) -> list[float]:
@@ -355,7 +404,12 @@ def write(report: Report, folder: Path) -> list[Path]:
             entry |= cell.texts()
             entry |= {"mean": cell.mean, "sd": cell.sd, "values": _flat(cell.measured)}
         rows.append(entry)
-    summary = {"title": report.title, "rows": rows, "notes": list(report.notes)}
+    summary = {
+        "title": report.title,
+        "columns": list(report.columns),
+        "rows": rows,
+        "notes": list(report.notes),
+    }
     _report.write(results, report.arrays, summary)
     return [folder / name for name in (*RESULT, *others)]
 

@@ -154,6 +154,10 @@ class EmpiricalBayesPCA(Algorithm):
     The prior is one of subspaces, of density proportional to exp(κ/2 ‖VᵀU‖²), so a result of
     σ² = 1/κ is at once the best `prior_variance` of `HierarchicalPCA`. It grows without bound as
     the clients' subspaces become unrelated, where (2ξ + d²)/D of `AdaptivePCA` hardly exceeds 1/d.
+
+    The likelihood is an approximation. Where it can be integrated, one component of three features,
+    100 clients of 20 samples, κ comes out 3, 11 and 15 per cent too small for clients that scatter
+    with variances of 0.03, 0.1 and 0.3.
     """
 
     noise_variance: Array

@@ -191,3 +191,64 @@ def safe_hyper_prior(sampling_variance: ArrayLike, dimension: ArrayLike) -> Scal
         ADEPT, Corollary 4.6, with the constant worked out.
     """
     return (3 - 2 * 2**0.5) * jnp.asarray(sampling_variance) * dimension / 2
+
+
+def denoising_weight(variance: ArrayLike, horizon: ArrayLike) -> Scalar:
+    r"""What the evidence bound weighs a wrong mean by: \(1/s^2 - 1/(s^2 + T)\).
+
+    The bound is the integral of half the squared error of the score over the times from 0 to T. For
+    a Gaussian target of variance s² and a model that differs in its mean alone, that is half of
+    this weight times \(\|\theta - \mu\|^2\); for large T it is the negative log-likelihood's 1/s².
+
+    Args:
+        variance: s², of the target in each dimension.
+        horizon: T, when the noise that is added ends; its variance grows as the time.
+
+    Source:
+        ADEPT, equation 9 for the targets of Section 4.
+    """
+    s = jnp.asarray(variance)
+    return 1 / s - 1 / (s + jnp.asarray(horizon))
+
+
+def generated_mean(
+    mean: Float[ArrayLike, "... dimension"], variance: ArrayLike, horizon: ArrayLike
+) -> Float[Array, "... dimension"]:
+    r"""The mean of what a learned diffusion generates: \(\theta T / (T + s^2)\).
+
+    It starts at \(N(0, (s^2 + T) I)\), which has forgotten the mean, and so stays short of it. The
+    variance comes out as s².
+
+    Args:
+        mean: θ, of the learned score.
+        variance: s², of the target in each dimension.
+        horizon: T.
+
+    Source:
+        ADEPT, Lemma 4.2.
+    """
+    share = jnp.asarray(horizon) / (jnp.asarray(horizon) + jnp.asarray(variance))
+    return share * jnp.asarray(mean)
+
+
+def generation_divergence(
+    mean: Float[ArrayLike, "... dimension"],
+    target: Float[ArrayLike, "... dimension"],
+    variance: ArrayLike,
+    horizon: ArrayLike,
+) -> Scalar:
+    r"""Kullback-Leibler divergence of the target from what is generated.
+
+    \(\|\mu - \theta T / (T + s^2)\|^2 / (2 s^2)\): both are Gaussian with variance s².
+
+    Args:
+        mean: θ, of the learned score.
+        target: μ, the true mean.
+        variance: s², of the target in each dimension.
+        horizon: T.
+
+    Source:
+        ADEPT, Lemma 4.2.
+    """
+    short = jnp.asarray(target) - generated_mean(mean, variance, horizon)
+    return jnp.sum(short**2, axis=-1) / (2 * jnp.asarray(variance))

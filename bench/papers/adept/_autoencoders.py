@@ -136,7 +136,8 @@ def lead(
     pair = energies[ADAPTIVE], energies[other]
     spreads = [np.std(values, ddof=1) if len(values) > 1 else 0.0 for values in pair]
     gaps = [ours - theirs for ours, theirs in zip(*pair, strict=True)]
-    return Cell(gaps, paper=at_least(float(max(spreads)) if beyond_spread else 0))
+    wanted = at_least(float(max(spreads)) if beyond_spread else 0)
+    return Cell(gaps, paper=wanted, by="claim")
 
 
 def tuning(seeds: Seeds) -> list[int]:

@@ -19,17 +19,21 @@ from papers.hierarchical._laws import (
     GLOBAL,
     LOCAL,
     NOISE,
+    OURS,
     TOLERANCE,
+    at_least_half,
     by_method,
     curves_of,
     drawn,
     error_of,
-    means_of,
+    least,
+    margins,
     picture,
     swept,
+    values_of,
 )
 from papers.hierarchical.figure1b import FIGURE1B
-from papers.report import Found, Interval, Labels, Target, at_least, at_most, claims, near
+from papers.report import Found, Interval, Labels, Target, at_least, at_most, claims, near, within
 from papers.runs import Seeds
 
 ADEPT = {
@@ -41,6 +45,8 @@ ADEPT = {
     1.0: (1.580, 1.491, 1.450),
 }
 
+# What the printed rule with xi = 1.875 learns in the reference.
+LEARNED_VARIANCES = {0.04: 0.0161, 0.1: 0.0175}
 FIXED = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
 LEARNED = "learned variance"
@@ -95,25 +101,24 @@ def run(seeds: Seeds) -> Found:
             name = name.removesuffix(f", {LEARNED}")
             measured[samples, variance, name, quantity] = values
         panels[f"n = {samples}"] = found[[name for name in found if not name.endswith(LEARNED)]]
-        means = means_of(panels[f"n = {samples}"])
-        best, ends = means["best fixed variance"], np.minimum(means[LOCAL], means[GLOBAL])
+        values = values_of(panels[f"n = {samples}"])
+        best, ends = values["best fixed variance"], np.minimum(values[LOCAL], values[GLOBAL])
         excess = {
             "ADEPT, default, over the best fixed variance": ("ADEPT, default", best, 0.05),
             "empirical Bayes over the best fixed variance": ("empirical Bayes", best, 0.01),
             "empirical Bayes over the better of local and global": ("empirical Bayes", ends, 0.01),
         }  # fmt: skip
         for text, (name, other, most) in excess.items():
-            ratio = (means[name] / other).max() - 1
-            statements[f"n = {samples}: {text}: most"] = ratio, at_most(most)
-    means = means_of(panels["n = 20"])
-    ends = np.minimum(means[LOCAL], means[GLOBAL])
+            excesses = values[name] / other - 1
+            statements[f"n = {samples}: {text}: most"] = -least(-excesses), at_most(most)
+    values = values_of(panels["n = 20"])
+    gained = margins(values | {OURS: values["ADEPT, xi = 1.875"]})
+    known, (local, everybody, *_) = ADEPT[0.04][1], FIGURE1B[0.04]
     statements |= {
         "ADEPT, xi = 1.875, smallest in the middle (0.04): margin": (
-            ends[2] - means["ADEPT, xi = 1.875"][2], at_least(0),
+            gained[2], at_least_half(min(local, everybody) - known),
         ),
-        "ADEPT, xi = 1.875, smallest everywhere: least margin": (
-            (ends - means["ADEPT, xi = 1.875"]).min(), at_least(0),
-        ),
+        "ADEPT, xi = 1.875, smallest everywhere: least margin": (least(gained), at_least(0)),
     }  # fmt: skip
     return Found(
         measured | claims(COLUMNS, statements),
@@ -131,7 +136,12 @@ def _reference() -> dict[Labels, Interval]:
         local, everybody, *_ = FIGURE1B[variance]
         known[20, variance, LOCAL, "error"] = local
         known[20, variance, GLOBAL, "error"] = everybody
-    return {labels: near(value, TOLERANCE) for labels, value in known.items()}
+    reference = {labels: near(value, TOLERANCE) for labels, value in known.items()}
+    # (2 xi + d²)/D, in which d² is a mean over two hundred clients: two per cent.
+    return reference | {
+        (20, variance, "ADEPT, xi = 1.875", LEARNED): within(value, 0.02)
+        for variance, value in LEARNED_VARIANCES.items()
+    }
 
 
 TARGET = Target(
@@ -143,6 +153,7 @@ TARGET = Target(
         "The paper gives neither its hyper prior nor its variances, and counts d r dimensions; "
         "the learned variance echoes the hyper prior, 2 xi / D, wherever the data are.",
         "The default counts r (d - r) dimensions. Empirical Bayes integrates the components "
-        "out and needs no hyper prior.",
+        "out and needs no hyper prior; its likelihood is an approximation, by which the variance "
+        "is 3 to 15 % too large at d = 3, r = 1, where it can be integrated.",
     ],
 )

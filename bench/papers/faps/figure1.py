@@ -13,7 +13,18 @@ from jaxfed.pca import FAPS, SubspaceIteration
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.faps._problems import FIVE, KKT, POWER, PRINTED, SSI, power, printed
-from papers.report import Found, Interval, Labels, Target, about, at_least, cells, near, within
+from papers.report import (
+    Found,
+    Interval,
+    Labels,
+    Target,
+    about,
+    at_least,
+    between,
+    cells,
+    near,
+    within,
+)
 from papers.runs import Seeds
 
 _LATE = f"{POWER}, rounds with one local step"
@@ -108,7 +119,7 @@ def _reference() -> dict[Labels, Interval]:
     reference: dict[Labels, Interval] = {("public knowledge", "any"): near(0.28, 0.03)}
     for k, error in ((1, 0.95), (2, 0.78), (5, 0.37), (9, 0.066)):
         reference[SSI, f"after {k} rounds"] = within(error, 0.1)
-    reference[SSI, "after 10 rounds"] = Interval(1e-6, 2.3e-4, "1e-05 to 2.3e-05")
+    reference[SSI, "after 10 rounds"] = between(1e-5, 2.3e-5)
     reference[SSI, "after 15 rounds"] = about(8e-7)
     reference[SSI, "after 40 rounds"] = about(4e-7)
     reference[_LATE, "after 10 rounds"] = about(2.7e-2, 5)

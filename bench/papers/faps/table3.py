@@ -5,7 +5,7 @@ from typing import Any
 
 from papers.faps._images import IMAGES, NOTES, images
 from papers.faps._problems import ERROR, KKT, POWER, PRINTED, SSI
-from papers.report import Found, Labels, Target, cells
+from papers.report import Found, Labels, Target, cells, draws
 from papers.runs import Seeds
 
 
@@ -15,8 +15,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     measured: dict[Labels, Any] = {}
     for labels, run in runs.items():
         measured[(*labels, KKT)], measured[(*labels, ERROR)] = run.kkt, run.error
-    reason = "printed are means over four data sets"
-    return Found(cells(measured, by="median", incomparable=reason), notes)
+    return Found(cells(measured, by="median"), notes)
 
 
 def _paper() -> dict[Labels, float]:
@@ -33,9 +32,15 @@ TARGET = Target(
     run,
     title="Wang, Liu & Zhang (2022), Table 3: errors on images",
     columns=("images", "method", "quantity"),
+    reference={
+        ("MNIST", SSI, KKT): draws(5.75e-7, 7.22e-7, 8.07e-7),
+        ("MNIST", SSI, ERROR): draws(9.07e-11, 2.96e-10, 3.71e-10),
+    },
     paper=_paper(),
     notes=[
         *NOTES,
+        "What is printed are means over four data sets. The reference has twenty starts of "
+        "subspace iteration on MNIST's test images.",
         "The printed violations are those of a looser rule than (27) at 1e-10, which leaves "
         "violations of about its root and errors of about its size.",
     ],

@@ -16,24 +16,32 @@ from papers.hierarchical._laws import (
     OURS,
     PRINTED,
     TOLERANCE,
+    at_least_half,
     curves_of,
-    margin,
+    margins,
     picture,
 )
 from papers.hierarchical._rounds import over_rounds, settled
-from papers.report import Found, Interval, Labels, Target, at_least, claims, near, within
+from papers.report import Cell, Found, Interval, Labels, Target, claims, draws, near
 from papers.runs import Seeds
 
+# Error, and rounds: median and range of the reference's six data sets and starts.
 FIGURE1A = {
     0.04: {
-        LOCAL: (1.504, 55), GLOBAL: (1.371, 20), f"{GLOBAL}, local's step": (1.371, 130),
-        OURS: (1.351, 390), PRINTED: (1.325, 350),
+        LOCAL: (1.504, (41, 53, 74)),
+        GLOBAL: (1.371, (13, 16, 19)),
+        f"{GLOBAL}, local's step": (1.371, (95, 102, 130)),
+        OURS: (1.351, (258, 392, 466)),
+        PRINTED: (1.325, (283, 366, 516)),
     },
     0.2: {
-        LOCAL: (1.504, 55), GLOBAL: (1.638, None), f"{GLOBAL}, local's step": (1.638, None),
-        OURS: (1.504, 60), PRINTED: (1.507, None),
+        LOCAL: (1.504, (34, 55.5, 71)),
+        GLOBAL: (1.638, (55, 180, 584)),
+        f"{GLOBAL}, local's step": (1.638, (352, 456, 535)),
+        OURS: (1.504, (53, 102, 123)),
+        PRINTED: (1.507, (182, 255, 329)),
     },
-}  # fmt: skip
+}
 COLUMNS = ("prior variance", "method", "quantity")
 
 
@@ -76,14 +84,22 @@ def run(seeds: Seeds) -> Found:
         curves = {name: values.values for name, values in panel.items()}
         for name in FIGURE1A[variance]:
             measured[variance, name, "error"] = curves[name][:, -1]
-            measured[variance, name, "rounds"] = [settled(c, 0.01) for c in curves[name]]
-        ends = {name: c[:, -1].mean() for name, c in curves.items()}
-        lengths = {name: np.mean(measured[variance, name, "rounds"]) for name in curves}
+            rounds = [settled(curve, 0.01) for curve in curves[name]]
+            measured[variance, name, "rounds"] = Cell(rounds, by="median")
+        ends = {name: c[:, -1] for name, c in curves.items()}
+        lengths = {name: np.asarray(measured[variance, name, "rounds"].measured) for name in curves}
+        known = FIGURE1A[variance]
+        best = min(known[LOCAL][0], known[GLOBAL][0]) - known[OURS][0]
+        slower = known[OURS][1][1] - known[LOCAL][1][1]
         statements |= {
-            f"{variance}: personalized best by": (margin(ends), at_least(0.005)),
-            f"{variance}: local worst by": (ends[LOCAL] - ends[GLOBAL], at_least(0.005)),
+            f"{variance}: personalized best by": (
+                margins({name: end[None] for name, end in ends.items()}), at_least_half(best),
+            ),
+            f"{variance}: local worst by": (
+                ends[LOCAL] - ends[GLOBAL], at_least_half(known[LOCAL][0] - known[GLOBAL][0]),
+            ),
             f"{variance}: personalized slower than local by": (
-                lengths[OURS] - lengths[LOCAL], at_least(1),
+                lengths[OURS] - lengths[LOCAL], at_least_half(slower),
             ),
         }  # fmt: skip
     return Found(
@@ -96,10 +112,9 @@ def run(seeds: Seeds) -> Found:
 def _reference() -> dict[Labels, Interval]:
     reference = {}
     for variance, methods in FIGURE1A.items():
-        for name, (value, length) in methods.items():
+        for name, (value, rounds) in methods.items():
             reference[variance, name, "error"] = near(value, TOLERANCE)
-            if length is not None:
-                reference[variance, name, "rounds"] = within(length, 0.5)
+            reference[variance, name, "rounds"] = draws(*rounds)
     return reference
 
 
@@ -110,9 +125,10 @@ TARGET = Target(
     reference=_reference(),
     notes=[
         "Read as a standard deviation the caption's 0.2 is a variance of 0.04.",
-        "Rounds until the error is within 1 % of its fall from the end; they may differ by "
-        "half. With variance 0.2 the error of global training falls by 0.03 in all, from that "
-        "of random components, and its rounds are those of one draw.",
+        "Rounds until the error is within 1 % of its fall from the end; of the reference median "
+        "and range over six data sets (`bench/reference_values.py`). With variance 0.2 the error "
+        "of global training falls by 0.03 in all, because random components are nearly as good: "
+        "how long that takes is a matter of the start, tenfold between data sets.",
         "The prior sees the bases, and from random ones it is that which takes most of the "
         "rounds: aligned, or from the pooled start, a tenth is enough.",
     ],

@@ -7,126 +7,108 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from jaxfed import Clients, Personalized, metrics, pca, stack
-from jaxfed.data import PERPCA_SETTINGS, PerPCAData, perpca_synthetic
+from jaxfed import Personalized, metrics, pca
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
+from papers.perpca._statistics import drawn_moments
 from papers.perpca._synthetic import AUTHORS, Keys, gaussian, one_shots, smallest_first
-from papers.report import Found, Interval, Labels, Target, between, near, within
+from papers.report import Found, Interval, Labels, Target, ahead, between, near, within
 from papers.runs import Seeds, learned
 
 _SIZES = (300, 1000, 10_000, 100_000)  # samples of a rich client
+PUBLISHED, TEXT, WELL_POSED = "published", "as in the text", "well-posed"
+LOCAL_FIRST = "local first, one exchange"
 
 
-def _wishart_moments(
-    key: Array, covariance: Float[Array, "m d d"], counts: Float[Array, " m"]
-) -> Float[Array, "m d d"]:
-    """Second moments of Gaussian samples without the samples (Bartlett's decomposition).
-
-    n S = L A A'L' with L L' the covariance, A lower triangular, chi-distributed on its diagonal
-    (n, n - 1, ... degrees of freedom) and standard normal below it. Needs n >= d.
-    """
-    m, d, _ = covariance.shape
-    key_diagonal, key_below = jax.random.split(key)
-    freedom = counts[:, None] - jnp.arange(d)
-    diagonal = jnp.sqrt(2 * jax.random.gamma(key_diagonal, freedom / 2))
-    below = jnp.tril(jax.random.normal(key_below, (m, d, d)), -1)
-    factor = jnp.linalg.cholesky(covariance) @ (below + jax.vmap(jnp.diag)(diagonal))
-    return factor @ factor.mT / counts[:, None, None]
-
-
-def _covariance(data: PerPCAData) -> Float[Array, "m d d"]:
-    shared, local = data.shared * data.shared_scale, data.local * data.local_scale
-    noise = data.noise_variance * jnp.eye(len(shared))
-    return shared @ shared.T + local @ local.mT + noise
-
-
-def _setting(
-    setting: str, keys: Keys, sizes: Sequence[int], **changes: Any
-) -> tuple[Clients, Personalized, Float[Array, "runs d d"]]:
-    """Clients of every size and seed (in this order on the leading axis), truth, pooled moments."""
-    arguments: dict[str, Any] = dict(PERPCA_SETTINGS[setting]) | changes | {"samples": 1}
-    moments, pooled, truths = [], [], []
-    for n in sizes:
-        counts = jnp.repeat(jnp.asarray([n / 10, n]), arguments["clients"] // 2)
-        for key in keys:
-            law = perpca_synthetic(key, **arguments)
-            sample_key = jax.random.fold_in(key, n)
-            moments.append(_wishart_moments(sample_key, _covariance(law), counts))
-            pooled.append(jnp.einsum("m,mij->ij", counts / counts.sum(), moments[-1]))
-            truths.append(Personalized(law.shared, law.local))
-    return stack([Clients.from_moments(s) for s in moments]), stack(truths), jnp.stack(pooled)
-
-
-def run(seeds: Seeds) -> Found:
-    """All sizes and seeds of a setting and method in one compiled call."""
-    sizes = _SIZES
-    data_keys, keys = seeds.split(2)
-    keys = jnp.tile(keys, len(sizes))
-    curves: dict[tuple[str, str], np.ndarray] = {}
-
-    def measure(setting, results, truth):
-        for method, result in results.items():
-            error = jax.vmap(metrics.subspace_error)(*result, *truth)
-            curves[setting, method] = np.asarray(error).reshape(len(sizes), len(seeds))
-
-    # As published.
-    clients, truth, pooled = _setting("table2_published", data_keys, sizes)
+def _published(
+    data_keys: Keys, keys: Keys, sizes: Sequence[int]
+) -> tuple[dict[str, Personalized], Personalized]:
+    clients, truth, pooled = drawn_moments("table2_published", data_keys, sizes)
     once = one_shots(clients, keys, 2, 10)
     local = gaussian(keys, 100, 15, 10)
     perpca = pca.PerPCA(2, 10, step_size=0.2)
     unsorted = Personalized(smallest_first(pooled)[:, :, :2], local)
     spectrum = Personalized(once["spectrum"].shared, local)
-    results = {
+    return {
         "distPCA": once["distPCA"],
         AUTHORS: learned(perpca, clients, keys, 100, unsorted),
         "PerPCA, spectrum start": learned(perpca, clients, keys, 100, spectrum),
-        "local first, one exchange": once["local first"],
+        LOCAL_FIRST: once["local first"],
         "PerPCA, default start": learned(perpca, clients, keys, 100),
-    }
-    measure("published", results, truth)
+    }, truth
 
-    # Local variance a hundred times the shared one, as the text says.
-    clients, truth, _ = _setting(
+
+def _as_in_the_text(
+    data_keys: Keys, keys: Keys, sizes: Sequence[int]
+) -> tuple[dict[str, Personalized], Personalized]:
+    """Local variance a hundred times the shared one."""
+    clients, truth, _ = drawn_moments(
         "table2_published", data_keys, sizes, shared_scale=1.0, local_scale=10.0
     )
     once = one_shots(clients, keys, 2, 10)
     polar = pca.PerPCA(2, 10, step_size=1.0, variant="polar", start="random")
-    results = {
+    return {
         "distPCA": once["distPCA"],
         "PerPCA polar, random start": learned(polar, clients, keys, 200),
-        "local first, one exchange": once["local first"],
+        LOCAL_FIRST: once["local first"],
         "PerPCA, default start": learned(pca.PerPCA(2, 10), clients, keys, 200),
-    }
-    measure("as in the text", results, truth)
+    }, truth
 
-    # Well-posed.
-    clients, truth, _ = _setting("figure4", data_keys, sizes)
+
+def _well_posed(
+    data_keys: Keys, keys: Keys, sizes: Sequence[int]
+) -> tuple[dict[str, Personalized], Personalized]:
+    clients, truth, _ = drawn_moments("figure4", data_keys, sizes)
     once = one_shots(clients, keys, 2, 4)
     perpca = partial(pca.PerPCA, 2, 4, step_size=0.15)
     spectrum = Personalized(once["spectrum"].shared, gaussian(keys, 100, 15, 4))
-    results = {
+    return {
         "distPCA": once["distPCA"],
         "spectrum, one exchange": once["spectrum"],
-        "local first, one exchange": once["local first"],
+        LOCAL_FIRST: once["local first"],
         "PerPCA, spectrum start": learned(perpca(), clients, keys, 300, spectrum),
         "PerPCA, random start": learned(perpca(start="random"), clients, keys, 300),
         "PerPCA, default start": learned(perpca(), clients, keys, 300),
-    }
-    measure("well-posed", results, truth)
+    }, truth
+
+
+_SETTINGS = {PUBLISHED: _published, TEXT: _as_in_the_text, WELL_POSED: _well_posed}
+
+
+def run(
+    seeds: Seeds, *, sizes: Sequence[int] = _SIZES, settings: Sequence[str] = tuple(_SETTINGS)
+) -> Found:
+    """All sizes and seeds of a setting and method in one compiled call."""
+    data_keys, keys = seeds.split(2)
+    keys = jnp.tile(keys, len(sizes))
+    curves: dict[tuple[str, str], np.ndarray] = {}
+    for setting in settings:
+        results, truth = _SETTINGS[setting](data_keys, keys, sizes)
+        for method, result in results.items():
+            error = jax.vmap(metrics.subspace_error)(*result, *truth)
+            curves[setting, method] = np.asarray(error).reshape(len(sizes), len(seeds))
 
     measured: dict[Labels, Any] = {}
     for method, errors in curves.items():
         for n, values in zip(sizes, errors, strict=True):
             if (labels := (*method, f"n = {n:,}")) in REFERENCE:
                 measured[labels] = values
-        slopes = np.polyfit(np.log10(sizes), np.log10(errors), 1)[0]
-        measured[*method, "slope"] = slopes
+        if len(sizes) > 1:
+            slopes = np.polyfit(np.log10(sizes), np.log10(errors), 1)[0]
+            measured[*method, "slope"] = slopes
+
+    for place, n in enumerate(sizes):
+        labels = PUBLISHED, f"distPCA less {AUTHORS}", f"n = {n:,}"
+        known = [REFERENCE.get((PUBLISHED, name, labels[2])) for name in ("distPCA", AUTHORS)]
+        if PUBLISHED in settings and None not in known:
+            middles = [(v.low + v.high) / 2 for v in known if v is not None]
+            measured[labels] = ahead(
+                curves[PUBLISHED, AUTHORS][place], curves[PUBLISHED, "distPCA"][place],
+                (middles[0] - middles[1]) / 2,
+            )  # fmt: skip
 
     def draw():
-        settings = ("published", "as in the text", "well-posed")
         titles = [(name, "samples n of the rich clients", "subspace error") for name in settings]
         for setting, axes in zip(settings, graphs(titles), strict=True):
             methods = [method for given, method in curves if given == setting]
@@ -147,28 +129,74 @@ def run(seeds: Seeds) -> Found:
     )
 
 
+# Least and largest of the reference's five draws, for each of the sizes.
+_DRAWS = {
+    (WELL_POSED, "distPCA"): (
+        (0.223, 0.257),
+        (0.0587, 0.0665),
+        (0.00579, 0.00628),
+        (0.000577, 0.000623),
+    ),
+    (WELL_POSED, LOCAL_FIRST): (
+        (0.222, 0.245),
+        (0.0581, 0.0627),
+        (0.00572, 0.00597),
+        (0.000569, 0.000596),
+    ),
+    (WELL_POSED, "PerPCA, spectrum start"): (
+        (0.222, 0.253),
+        (0.0585, 0.0656),
+        (0.00579, 0.00626),
+        (0.000577, 0.000623),
+    ),
+    (WELL_POSED, "PerPCA, random start"): (
+        (0.222, 0.253),
+        (0.0585, 0.0656),
+        (0.00579, 0.00626),
+        (0.000577, 0.000623),
+    ),
+    (WELL_POSED, "PerPCA, default start"): (
+        (0.222, 0.253),
+        (0.0585, 0.0656),
+        (0.00579, 0.00626),
+        (0.000577, 0.000623),
+    ),
+    (TEXT, "distPCA"): ((0.124, 0.252), (0.0157, 0.0281), (0.00112, 0.00265), (0.000101, 0.000263)),
+    (TEXT, LOCAL_FIRST): (
+        (0.00926, 0.0116),
+        (0.00206, 0.00282),
+        (0.000184, 0.000262),
+        (1.81e-05, 2.61e-05),
+    ),
+    (TEXT, "PerPCA polar, random start"): (
+        (0.0709, 0.104),
+        (0.015, 0.0272),
+        (0.00108, 0.00262),
+        (0.0001, 0.000262),
+    ),
+}
+
+
 def _reference() -> dict[Labels, Interval]:
     reference: dict[Labels, Interval] = {}
-
-    def known(setting, method, values, tolerance):
-        for n, value in zip(_SIZES, values, strict=True):
-            if value is not None:
-                reference[setting, method, f"n = {n:,}"] = within(value, tolerance)
-
-    known("published", AUTHORS, (1.41, 0.391, 0.0340, 0.00344), 0.25)
-    reference["published", AUTHORS, "slope"] = near(-0.997, 0.05)
-    for n in _SIZES:
-        reference["published", "distPCA", f"n = {n:,}"] = between(7.05, 8.1)
-        reference["published", "PerPCA, spectrum start", f"n = {n:,}"] = between(7.1, 8.1)
-    reference["published", "PerPCA, spectrum start", "slope"] = near(0, 0.05)
-    text = "as in the text", "PerPCA polar, random start"
-    known(*text, (None, 1.78e-2, 2.03e-3, 2.05e-4), 0.25)
-    reference[*text, "slope"] = near(-0.97, 0.1)
-    for start in ("spectrum", "random", "default"):
-        method = f"PerPCA, {start} start"
-        known("well-posed", method, (0.239, 0.0620, 5.87e-3, 5.85e-4), 0.1)
-        reference["well-posed", method, "slope"] = Interval(-1.1, -0.9, "-1.012")
+    # Of one draw for each size; it scatters as the other settings' errors do.
+    for n, value in zip(_SIZES, (1.41, 0.391, 0.0340, 0.00344), strict=True):
+        reference[PUBLISHED, AUTHORS, f"n = {n:,}"] = within(value, 0.25)
+        reference[PUBLISHED, "distPCA", f"n = {n:,}"] = between(7.05, 8.1)
+        reference[PUBLISHED, "PerPCA, spectrum start", f"n = {n:,}"] = between(7.1, 8.1)
+    reference[PUBLISHED, AUTHORS, "slope"] = near(-0.997, 0.05)
+    reference[PUBLISHED, "PerPCA, spectrum start", "slope"] = near(0, 0.05)
+    for labels, values in _DRAWS.items():
+        for n, ends in zip(_SIZES, values, strict=True):
+            reference[*labels, f"n = {n:,}"] = between(*ends)
+        # The law of large numbers: beyond the first size errors fall as 1/n.
+        reference[*labels, "slope"] = near(_slope(values), 0.1)
     return reference
+
+
+def _slope(values: Sequence[tuple[float, float]]) -> float:
+    middles = np.log10(values).mean(1)
+    return float(np.polyfit(np.log10(_SIZES), middles, 1)[0])
 
 
 REFERENCE = _reference()
@@ -178,8 +206,10 @@ TARGET = Target(
     columns=("setting", "method", "quantity"),
     reference=REFERENCE,
     paper={
-        ("published", AUTHORS, "slope"): Interval(-1.1, -0.9, "-1"),
-        ("published", "distPCA", "slope"): near(0, 0.05),
+        (PUBLISHED, AUTHORS, "slope"): Interval(-1.1, -0.9, "-1"),
+        (PUBLISHED, "distPCA", "slope"): near(0, 0.05),
+        (TEXT, "distPCA", "slope"): near(0, 0.05),
+        (WELL_POSED, "distPCA", "slope"): near(0, 0.05),
     },
     notes=[
         "Half of the clients have n samples, half a tenth of that; their second moments are "
@@ -187,7 +217,9 @@ TARGET = Target(
         "Published: as in Table 2, the authors' start is at the true shared components; from "
         "the spectrum start the error does not fall. As in the text: standard deviations 1 "
         "and 10. Well-posed: 1 and 2, four local components.",
-        "The reference's single numbers are allowed 25 % (10 % in the well-posed setting). "
-        "Methods that it does not have are in the picture, with their slopes here.",
+        "Of the published setting the reference has one draw, which is allowed 25 %; of the "
+        "others five (`bench/reference_values.py`). With the variances of the text, and in the "
+        "well-posed setting, distPCA is consistent, too: that its error does not fall is so in "
+        "the published setting alone.",
     ],
 )

@@ -7,10 +7,10 @@ import numpy as np
 
 from papers.perpca._noiseless import (
     EXTRA,
+    FALLEN,
     FALLS,
     LINEARLY,
-    SLOWLY,
-    STAYS,
+    STAYED,
     aligned,
     decades,
     decades_drawn,
@@ -19,11 +19,13 @@ from papers.perpca._noiseless import (
     rank_name,
     repeated,
     split,
+    worst,
 )
-from papers.report import Found, Interval, Labels, Target, cells
+from papers.report import Found, Interval, Labels, Target
 from papers.runs import Seeds
 
 EVERY = 10  # rounds
+MOST = 3  # components too many with which the errors still fall
 
 
 def run(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> Found:
@@ -36,43 +38,47 @@ def run(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> Found:
         for extra in EXTRA:
             solution = descend(problem, shared, keys, 1 + extra, rounds=rounds, every=EVERY)
             curves[rank_name("r2", extra)] = decades(solution, EVERY)
-    last: dict[str, dict[Labels, Any]] = {"mean": {}, "range": {}}
-    for rank, errors in curves.items():
-        for name, values in errors.items():
-            by = "mean" if name == "reconstruction" else "range"
-            last[by][rank, f"log10 {name} error"] = values[:, -1]
+    measured: dict[Labels, Any] = {}
+    for extra in EXTRA:
+        rank = rank_name("r2", extra)
+        for name, values in curves[rank].items():
+            last = values[:, -1]
+            if name == "reconstruction":
+                measured[rank, f"log10 {name} error"] = worst(last, len(seeds), FALLS, LINEARLY)
+            else:
+                does = last < FALLEN if extra <= MOST else last > STAYED
+                measured[rank, _quantity(name, extra)] = does.reshape(len(seeds), -1).mean(1)
     return Found(
-        cells(last["mean"]) | cells(last["range"], by="range"),
+        measured,
         notes=[
             f"Noiseless, step size 0.1, after {rounds} rounds, {starts} random starts per seed at "
             "cosine 0.35 with the true shared component (see perpca/table3). An error has fallen "
-            "if it is below 1e-6 and stays if it is above 1e-4.",
+            f"if it is below 1e{FALLEN} and stays if it is above 1e{STAYED}.",
         ],
         figures={"figure7": decades_drawn(curves, EVERY)},
         arrays={f"{rank} {name}": v for rank, c in curves.items() for name, v in c.items()},
     )
 
 
-def _known(falls: Interval, stays: Interval) -> dict[Labels, Interval]:
-    """What every error does."""
-    return {
-        (rank_name("r2", extra), f"log10 {name} error"): (
-            falls if name == "reconstruction" or extra <= 3 else stays
-        )
-        for extra in EXTRA
-        for name in ("reconstruction", "global", "local")
-    }
+def _quantity(name: str, extra: int) -> str:
+    return f"{name} error {'falls' if extra <= MOST else 'stays'}: share of starts"
 
 
+# The reference has three runs of each rank, which all do so; that is to be expected once in twenty
+# times where the share is 0.37.
+_SHARE = Interval(0.05 ** (1 / 3), 1, "3 of 3")
 TARGET = Target(
     run,
     title="Shi & Kontar (2024), Figure 7: more local components than there are",
     columns=("rank of V", "quantity"),
-    reference=_known(FALLS, STAYS),
-    paper=_known(LINEARLY, SLOWLY),
+    reference={
+        (rank_name("r2", extra), _quantity(name, extra)): _SHARE
+        for extra in EXTRA
+        for name in ("global", "local")
+    },
     notes=[
-        "Whether the local components take up the shared direction is a matter of the start: "
-        "for global and local error median and range over all starts are given, and the "
-        "reference's single run is to lie in the range.",
+        "Whether the local components take up the shared direction is a matter of the start. The "
+        "paper draws one run: errors fall linearly up to three components too many, and do not "
+        "with more.",
     ],
 )

@@ -1,0 +1,394 @@
+"""The reference's values with their spread, from which intervals of `bench/papers` are made.
+
+    python bench/reference_values.py faps/figure4
+
+Everything here is plain NumPy in double precision, with draws of its own, and shares nothing with
+the library: what the papers say, written out once more. A line has the least, the median and the
+largest value over the draws.
+"""
+
+import argparse
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+Rows = Iterator[tuple[str, list[float]]]
+
+
+def orthonormal(w: np.ndarray) -> np.ndarray:
+    """By QR, with a positive diagonal."""
+    q, r = np.linalg.qr(w)
+    return q * np.where(np.diagonal(r, axis1=-2, axis2=-1) < 0, -1.0, 1.0)[..., None, :]
+
+
+def polar(w: np.ndarray) -> np.ndarray:
+    """Polar factors, by the eigenvectors of Gram matrices."""
+    values, vectors = np.linalg.eigh(w.mT @ w)
+    return w @ (vectors / np.sqrt(values)[..., None, :]) @ vectors.mT
+
+
+def top(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """Eigenvectors of the largest eigenvalues."""
+    return np.linalg.eigh(matrix)[1][..., ::-1][..., :rank]
+
+
+# --- Ozkara et al. (2023), Figure 1(a) -----------------------------------------------------------
+
+NOISE, CLIENTS, FEATURES, RANK, SAMPLES = 0.5, 200, 30, 10, 10
+
+
+def _project(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    inner = x.mT @ g
+    return g - x @ (inner + inner.mT) / 2
+
+
+def _settled(curve: np.ndarray) -> float:
+    """The round from which on a curve stays within one per cent of its fall from its end."""
+    away = np.abs(curve - curve[-1]) > 0.01 * abs(curve[0] - curve[-1])
+    return float(np.max(np.flatnonzero(away), initial=-1) + 2)
+
+
+def figure1a(draws: int, rounds: int = 600) -> Rows:
+    """Rounds until the error has settled, from random and unaligned frames."""
+    found: dict[str, list[float]] = {}
+    for variance in (0.04, 0.2):
+        for seed in range(draws):
+            rng = np.random.default_rng(seed)
+            truth = orthonormal(rng.normal(size=(FEATURES, RANK)))
+            drawn = variance**0.5 * rng.normal(size=(CLIENTS, FEATURES, RANK))
+            own = polar(truth + _project(truth, drawn))
+            scores = rng.normal(size=(CLIENTS, SAMPLES, RANK))
+            noise = NOISE**0.5 * rng.normal(size=(CLIENTS, SAMPLES, FEATURES))
+            samples = scores @ own.mT + noise
+            moments, c = samples.mT @ samples / SAMPLES, SAMPLES / (NOISE * (1 + NOISE))
+            pooled, largest = moments.mean(0), np.linalg.eigvalsh(moments).max()
+            starts = orthonormal(rng.normal(size=(CLIENTS, FEATURES, RANK)))
+            start = orthonormal(rng.normal(size=(FEATURES, RANK)))
+
+            def error(frames: np.ndarray, own: np.ndarray = own) -> float:
+                lost = RANK - np.sum((frames.mT @ own) ** 2, axis=(1, 2)).mean()
+                return 1 + lost / (NOISE * (FEATURES - RANK))
+
+            def ascent(frames: np.ndarray, moment: np.ndarray, step: float) -> np.ndarray:
+                product = moment @ frames
+                return step * (product - frames @ (frames.mT @ product))
+
+            def note(name: str, curve: list[float], variance: float = variance) -> None:
+                found.setdefault(f"{variance}, {name}: rounds", []).append(
+                    _settled(np.asarray(curve))
+                )
+                found.setdefault(f"{variance}, {name}: error", []).append(curve[-1])
+                found.setdefault(f"{variance}, {name}: fall", []).append(curve[0] - curve[-1])
+
+            frames, curve = starts, []
+            for _ in range(rounds):
+                frames = polar(frames + ascent(frames, moments, 1 / largest))
+                curve.append(error(frames))
+            note("local", curve)
+            mine = 1 / np.linalg.eigvalsh(pooled)[-1]
+            for name, step in (("global", mine), ("global, local's step", 1 / largest)):
+                frame, curve = start, []
+                for _ in range(rounds):
+                    frame = polar(frame + ascent(frame, pooled, step))
+                    curve.append(error(frame))
+                note(name, curve)
+            for name, share in (("personalized", 1.0), ("personalized, Fact 1", 0.5)):
+                shared, frames, curve = start, starts, []
+                alpha = 1 / (c * largest + 1 / variance)
+                for _ in range(rounds):
+                    gradient = -share * c * (moments @ frames)
+                    gradient = gradient + _project(shared, frames) / variance
+                    frames = polar(frames - alpha * _project(frames, gradient))
+                    inner = shared.T @ frames
+                    pull = _project(shared, frames) @ (inner + inner.mT) / 2
+                    shared = polar(shared + _project(shared, pull.mean(0)))
+                    curve.append(error(frames))
+                note(name, curve)
+    yield from found.items()
+
+
+# --- Wang, Liu & Zhang (2022), Figure 4 ----------------------------------------------------------
+
+
+def _parts(rng: np.random.Generator, values: np.ndarray, size: int, clients: int) -> np.ndarray:
+    """The clients' A_i A_iᵀ of their problem (23), in the axes of the pooled matrix."""
+    drawn = rng.uniform(-1, 1, size=(clients, size, len(values)))
+    grams = drawn.mT @ drawn
+    scaled = values[:, None] * np.linalg.inv(np.linalg.cholesky(grams.sum(0)))
+    return scaled @ grams @ scaled.T
+
+
+def _faps(parts: np.ndarray, z: np.ndarray, rounds: int, steps: int | None) -> Iterator[np.ndarray]:
+    """Algorithm 1 with so many local steps, or by rule (26)."""
+    clients = len(parts)
+    penalty = 0.15 * np.linalg.eigvalsh(parts)[:, -1]
+    x, before = np.repeat(z[None], clients, 0), np.zeros(clients)
+    w = -(parts @ x - x @ (x.mT @ parts @ x))
+    for k in range(rounds):
+        distance = 2**0.5 * np.linalg.norm(z - x @ (x.mT @ z), axis=(1, 2))
+        new = []
+        for c, first, own, beta in zip(parts, x, w, penalty, strict=True):
+            y, left = first, 500 if steps is None else steps
+            while left:
+                product = c @ y + first @ (own.T @ y) + own @ (first.T @ y)
+                moved = orthonormal(product + beta * (z @ (z.T @ y)))
+                change, y, left = np.linalg.norm(moved - y), moved, left - 1
+                if steps is None and change <= 1e-2 * np.linalg.norm(moved):
+                    break
+            new.append(y)
+        x = np.stack(new)
+        w = -(parts @ x - x @ (x.mT @ parts @ x))
+        inner = x.mT @ z
+        sent = penalty[:, None, None] * (x @ inner) - x @ (w.mT @ z) - w @ inner
+        if k % 5 == 0:
+            if k:
+                penalty = np.where(before <= 1.01 * distance, 1.1 * penalty, penalty)
+            before = distance
+        z = orthonormal(sent.sum(0))
+        yield z
+
+
+def _power(parts: np.ndarray, z: np.ndarray, rounds: int, steps: int = 8) -> Iterator[np.ndarray]:
+    """Local power iteration: 8, 4, 2 and then one product, aligned by Procrustes."""
+    for _ in range(rounds):
+        q = np.repeat(z[None], len(parts), 0)
+        for _ in range(steps - 1):
+            q = orthonormal(parts @ q)
+        left, _, right = np.linalg.svd(q.mT @ q[0])
+        z = orthonormal((parts @ q @ (left @ right)).sum(0))
+        steps = max(steps // 2, 1)
+        yield z
+
+
+def figure4(draws: int, features: int = 300, rank: int = 10) -> Rows:
+    """KKT violations after 200, 400 and 600 rounds."""
+    at = (200, 400, 600)
+    for condition in (100, 1000):
+        values = np.linspace(1.0, 1 / condition, features)
+        pooled, found = np.diag(values**2), {}
+        for seed in range(4 * draws):
+            rng = np.random.default_rng(seed)
+            z = orthonormal(rng.normal(size=(features, rank)))
+            runs: dict[str, Iterator[np.ndarray]] = {
+                "subspace iteration": _power(pooled[None], z, at[-1], 1)
+            }
+            if seed < draws:
+                parts = _parts(rng, values, 375, 8)
+                runs |= {
+                    "LocalPower": _power(parts, z, at[-1]),
+                    "FAPS as printed": _faps(parts, z, at[-1], None),
+                    "FAPS, 5 local steps": _faps(parts, z, at[-1], 5),
+                }
+            for name, run in runs.items():
+                for k, found_z in enumerate(run, 1):
+                    if k in at:
+                        product = pooled @ found_z
+                        rest = product - found_z @ (found_z.T @ product)
+                        kkt = np.linalg.norm(rest) / np.trace(pooled)
+                        label = f"condition {condition}, {name}: KKT after {k} rounds"
+                        found.setdefault(label, []).append(float(kkt))
+        yield from found.items()
+
+
+def _read_images(path: str) -> np.ndarray:
+    """The images of an IDX file, flat and from 0 to 1."""
+    content = gzip.decompress(Path(path).read_bytes())
+    count, height, width = np.frombuffer(content, ">i4", 3, 4)
+    pixels = np.frombuffer(content, np.uint8, offset=16)
+    return pixels.reshape(count, height * width) / 255
+
+
+def images(draws: int, file: str, rank: int = 5) -> Rows:
+    """Figure 3 and Table 3: subspace iteration on MNIST's test images, however they are split."""
+    found: dict[str, list[float]] = {}
+    data = _read_images(file)
+    pooled = data.T @ data
+    best, trace = np.sqrt(np.linalg.eigvalsh(pooled)[::-1][:rank]), np.trace(pooled)
+    for seed in range(4 * draws):
+        rng = np.random.default_rng(seed)
+        z = orthonormal(rng.normal(size=(data.shape[1], rank)))
+        product = pooled @ z
+        captured, accurate, rounds, ended, kkt = np.sum(z * product), np.inf, 0, False, np.inf
+        while not ended:
+            z, before, rounds = orthonormal(product), captured, rounds + 1
+            product = pooled @ z
+            captured = np.sum(z * product)
+            kkt = np.linalg.norm(product - z @ (z.T @ product)) / trace
+            accurate = min(accurate, rounds) if kkt <= 2e-6 else accurate
+            ended = abs(captured - before) <= 1e-10 * captured
+        values = np.sqrt(np.linalg.eigvalsh(z.T @ product)[::-1])
+        error = np.linalg.norm(values - best) / np.linalg.norm(best)
+        quantities = {"rounds": rounds, "rounds to KKT 2e-06": accurate, "KKT": kkt, "error": error}
+        for quantity, value in quantities.items():
+            found.setdefault(f"subspace iteration: {quantity}", []).append(float(value))
+    yield from found.items()
+
+
+# --- Shi & Kontar (2024), Section 7.1 ------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """Clients of Section 7.1: half have n samples, half a tenth of that."""
+
+    shared_scale: float
+    local_scale: float
+    local_rank: int
+    features: int = 15
+    clients: int = 100
+
+
+def _moments(
+    rng: np.random.Generator, setting: Setting, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Second moments of Gaussian samples, of the Wishart law, and what is true of them.
+
+    The shared components are the first two axes. A client's local ones are axes of the others,
+    which move on from client to client.
+    """
+    shared_scale, local_scale, r2, d, count = setting
+    eye, window = np.eye(d), d - 2
+    own = np.stack([eye[:, 2 + (i + np.arange(r2)) % window] for i in range(count)])
+    law = shared_scale**2 * eye[:, :2] @ eye[:2] + local_scale**2 * own @ own.mT + 0.5 * eye
+    counts = np.repeat([n // 10, n], count // 2)
+    factor = np.tril(rng.normal(size=(count, d, d)), -1)
+    chi = np.sqrt(rng.chisquare(counts[:, None] - np.arange(d)))
+    factor = np.linalg.cholesky(law) @ (factor + chi[:, :, None] * eye)
+    return factor @ factor.mT / counts[:, None, None], eye[:, :2], own
+
+
+def _deflated(s: np.ndarray, w: np.ndarray) -> np.ndarray:
+    rest = np.eye(s.shape[-1]) - w @ w.mT
+    return rest @ s @ rest
+
+
+def _projector(w: np.ndarray) -> np.ndarray:
+    return w @ w.mT
+
+
+def _one_shot(s: np.ndarray, r2: int) -> tuple[np.ndarray, np.ndarray]:
+    """The paper's distPCA with its second shot."""
+    u = top(_projector(top(s, 2 + r2)).mean(0), 2)
+    return u, top(_deflated(s, u), r2)
+
+
+def _local_first(s: np.ndarray, r2: int) -> tuple[np.ndarray, np.ndarray]:
+    u = top(_deflated(s, top(s, r2)).mean(0), 2)
+    return u, top(_deflated(s, u), r2)
+
+
+def _perpca(
+    s: np.ndarray, u: np.ndarray, v: np.ndarray, rounds: int, step: float, polar_variant: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Algorithm 2, by choice 1 or 2."""
+    for _ in range(rounds):
+        v = polar(v - u @ (u.T @ v))
+        w = np.concatenate([np.broadcast_to(u, (len(v), *u.shape)), v], axis=2)
+        product = s @ w
+        if polar_variant:
+            w = polar(w + step * product)
+            u, v = polar(w[:, :, :2].mean(0)), w[:, :, 2:]
+        else:
+            w = w + step * (product - w @ (w.mT @ product))
+            u, v = polar(w[:, :, :2].mean(0)), polar(w[:, :, 2:])
+    return u, polar(v - u @ (u.T @ v))
+
+
+def _statistics(settings: Mapping[str, Setting], sizes: Sequence[int], draws: int) -> Rows:
+    """Subspace errors (30) of distPCA and of PerPCA, and those of the shared components alone."""
+    found: dict[str, list[float]] = {}
+    for name, setting in settings.items():
+        for n in sizes:
+            for seed in range(draws):
+                rng = np.random.default_rng(seed)
+                s, shared, own = _moments(rng, setting, n)
+                r2 = setting.local_rank
+                random = orthonormal(rng.normal(size=shared.shape)), rng.normal(size=own.shape)
+                # As the text has it, local variance is so large that only choice 2 converges soon.
+                text = setting.local_scale == 10
+                descended = _perpca(s, *random, *((200, 1.0, True) if text else (300, 0.15, False)))
+                for method, (u, v) in {
+                    "distPCA": _one_shot(s, r2),
+                    "local first": _local_first(s, r2),
+                    "PerPCA, random start": descended,
+                }.items():
+                    distance = np.sum((_projector(u) - _projector(shared)) ** 2)
+                    local = np.sum((_projector(v) - _projector(own)) ** 2, axis=(1, 2)).mean()
+                    label = f"{name}, n = {n}, {method}"
+                    found.setdefault(label, []).append(distance + local)
+                    found.setdefault(f"{label}: shared", []).append(distance)
+    yield from found.items()
+
+
+def table2(draws: int) -> Rows:
+    """Errors of the shared components in the well-posed setting of Table 2."""
+    found: dict[str, list[float]] = {}
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        eye, moments = np.eye(15), []
+        for i, n in enumerate([10] * 50 + [100] * 50):
+            scores = rng.normal(size=(n, 5)) * [2, 2, 3, 3, 3]
+            components = eye[:, [0, 1, *(2 + (i + np.arange(3)) % 6)]]
+            samples = scores @ components.T + 0.5**0.5 * rng.normal(size=(n, 15))
+            moments.append(samples.T @ samples / n)
+        s, truth = np.stack(moments), _projector(eye[:, :2])
+        random = orthonormal(rng.normal(size=(15, 2))), rng.normal(size=(100, 15, 3))
+        for method, (u, _) in {
+            "distPCA": _one_shot(s, 3),
+            "local first": _local_first(s, 3),
+            "PerPCA, random start": _perpca(s, *random, 300, 0.05, False),
+        }.items():
+            distance = np.sum((_projector(u) - truth) ** 2)
+            found.setdefault(f"{method}: shared", []).append(float(distance))
+    yield from found.items()
+
+
+WELL_POSED = Setting(1.0, 2.0, 4)
+
+
+def statistics_n(draws: int) -> Rows:
+    """Figure 4."""
+    settings = {"well-posed": WELL_POSED, "as in the text": Setting(1.0, 10.0, 10)}
+    yield from _statistics(settings, (300, 1000, 10_000, 100_000), draws)
+
+
+def statistics_d(draws: int) -> Rows:
+    """Figure 5."""
+    settings = {f"d = {d}": WELL_POSED._replace(features=d) for d in (15, 30, 60, 120)}
+    yield from _statistics(settings, (10_000,), draws)
+
+
+def statistics_clients(draws: int) -> Rows:
+    """Figure 6."""
+    settings = {f"N = {m}": WELL_POSED._replace(clients=m) for m in (10, 30, 100, 300, 1000)}
+    yield from _statistics(settings, (10_000,), draws)
+
+
+TARGETS: dict[str, Callable[..., Rows]] = {
+    "hierarchical/figure1a": figure1a,
+    "faps/figure3": images,
+    "faps/figure4": figure4,
+    "perpca/figure4": statistics_n,
+    "perpca/figure5": statistics_d,
+    "perpca/figure6": statistics_clients,
+    "perpca/table2": table2,
+}
+
+
+def main() -> None:
+    """Print the values of one target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--images", help="MNIST's t10k-images-idx3-ubyte.gz, for faps/figure3")
+    arguments = parser.parse_args()
+    file = [] if arguments.images is None else [arguments.images]
+    for label, values in TARGETS[arguments.target](arguments.draws, *file):
+        low, middle, high = np.percentile(values, [0, 50, 100])
+        print(f"{label:60} {middle:.3g} [{low:.3g}, {high:.3g}]  of {len(values)}")
+
+
+if __name__ == "__main__":
+    main()

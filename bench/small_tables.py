@@ -1,0 +1,153 @@
+"""Tables of rounds and errors that no paper has: seconds to some minutes each.
+
+    python bench/small_tables.py variants        # the two updates of PerPCA on noisy digits
+    python bench/small_tables.py eigensolvers    # rounds of BlockLanczos and subspace iteration
+    python bench/small_tables.py shrinkage       # which shared components are the true ones
+
+A last argument is the first of the seeds, 0 by default.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from timing import machine, table
+
+import jaxfed as jf
+from jaxfed.cli import demo
+from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
+
+Row = dict[str, object]
+
+
+def variants(seed: int, rounds: int = 1000) -> list[Row]:
+    """Per cent of the training energy that is left on the demo's digits, from one shot."""
+    key = jax.random.key(seed)
+    clients = jf.Clients.from_samples(demo.load(key).train)
+    ranks = demo.SHARED_RANK, demo.LOCAL_RANK
+    start = jf.fit(jf.pca.OneShot(*ranks), clients, rounds=1, key=key)
+    cases = {
+        "tangent": (jf.pca.PerPCA(*ranks), rounds),
+        "polar, step size 1": (jf.pca.PerPCA(*ranks, variant="polar", step_size=1.0), rounds),
+        "polar, step size 10": (jf.pca.PerPCA(*ranks, variant="polar", step_size=10.0), rounds),
+        "variable projection": (jf.pca.VarProPerPCA(*ranks), 60),
+    }
+    return [
+        {
+            "update": name,
+            "rounds": length,
+            "residual, %": round(left(algorithm, clients, length, key, start), 1),
+        }
+        for name, (algorithm, length) in cases.items()
+    ]
+
+
+def left(algorithm, clients, rounds, key, start) -> float:
+    """Per cent of the samples' energy that a run leaves."""
+    result = jf.fit(algorithm, clients, rounds=rounds, key=key, warm_start=start).result
+    values, count = clients.data.values, clients.data.count
+    rest = values - values @ result.shared @ result.shared.T
+    rest = rest - values @ result.local @ result.local.mT
+    share = [jnp.sum(x**2, axis=(1, 2)) / count for x in (rest, values)]
+    return 100 * float(share[0].mean() / share[1].mean())
+
+
+def eigensolvers(seed: int, starts: int = 3) -> list[Row]:
+    """Rounds by rule (27), as one client with the pooled matrix, which is exact for sums."""
+    jax.config.update("jax_enable_x64", True)
+    geometric = [(10, 500, 1 + 10**-x) for x in (1, 1.5, 2)] + [(20, 500, 1.01), (40, 500, 1.01)]
+    rows: list[Row] = []
+    for rank, features, ratio in geometric:
+        pooled = jnp.diag(ratio ** (-2.0 * jnp.arange(features)))
+        clients = jf.Clients.from_moments(pooled[None])
+        row: Row = {"p": rank, "ratio": round(ratio, 4)}
+        for name, algorithm in (
+            ("BlockLanczos", jf.pca.BlockLanczos(rank)),
+            ("SubspaceIteration", jf.pca.SubspaceIteration(rank)),
+        ):
+            keys = jax.random.split(jax.random.key(seed), starts)
+            run = partial(jf.rollout, algorithm, clients, rounds=500, tol=1e-10)
+            solution = jax.jit(jax.vmap(lambda key, run=run: run(key=key)))(keys)
+            # The objective of a round's result is told by the next one.
+            counts = np.sort(np.asarray(solution.rounds) - 1)
+            row[name] = f"{counts[0]} to {counts[-1]}"
+            if name == "BlockLanczos":
+                kkt = jax.vmap(
+                    lambda z, pooled=pooled: jf.metrics.scaled_kkt_violation(
+                        jnp.linalg.cholesky(pooled).T[None], z
+                    )
+                )(solution.result.shared)
+                row["its KKT"] = f"{float(kkt.max()):.0e}"
+        rows.append(row)
+    return rows
+
+
+def shrinkage(seed: int, draws: int = 2) -> list[Row]:
+    """Squared distance of the shared components from the true ones, at most 4."""
+    settings = {
+        "published Table 2, n = 500": dict(PERPCA_SETTINGS["table2_published"])
+        | {"samples": (50,) * 50 + (500,) * 50},
+        "published Table 2, n = 100": dict(PERPCA_SETTINGS["table2_published"])
+        | {"samples": (10,) * 50 + (100,) * 50},
+        "Table 2, well-posed": dict(PERPCA_SETTINGS["table2"]),
+        "Figure 4, well-posed": dict(PERPCA_SETTINGS["figure4"]),
+        "ten groups (Figure 9)": dict(PERPCA_SETTINGS["figure9"]),
+    }
+    rows: list[Row] = []
+    for name, law in settings.items():
+        ranks = law["shared_rank"], law["local_rank"]
+        candidates = [jf.pca.VarProPerPCA(*ranks), jf.pca.PerPCA(*ranks, shrinkage=True)]
+        errors, apart, chosen = [], [], []
+        for draw in range(draws):
+            key = jax.random.key(seed + draw)
+            data = perpca_synthetic(key, **law)
+            clients = jf.Clients.from_samples(data.samples)
+            errors.append(
+                [
+                    float(jf.metrics.projector_distance(found.result.shared, data.shared))
+                    for found in (jf.fit(a, clients, rounds=300, key=key) for a in candidates)
+                ]
+            )
+            best, disagreement = jf.pca.split_half(candidates, clients, rounds=300, key=key)
+            apart.append([float(x) for x in disagreement])
+            chosen.append(("plain", "shrinkage")[best])
+        plain, shrunk = np.asarray(errors).T
+        halves = np.asarray(apart).T
+        rows.append(
+            {
+                "setting": name,
+                "plain optimum": listed(plain),
+                "shrinkage": listed(shrunk),
+                "halves, plain / shrunk": f"{listed(halves[0])} / {listed(halves[1])}",
+                "split_half chooses": ", ".join(dict.fromkeys(chosen)),
+            }
+        )
+    return rows
+
+
+def listed(values: np.ndarray) -> str:
+    """Each in two digits."""
+    return ", ".join(f"{value:.2g}" for value in values)
+
+
+TABLES: dict[str, Callable[[int], list[Row]]] = {
+    "variants": variants,
+    "eigensolvers": eigensolvers,
+    "shrinkage": shrinkage,
+}
+
+
+def main() -> None:
+    """Print a table."""
+    if len(sys.argv) not in (2, 3) or sys.argv[1] not in TABLES:
+        sys.exit(f"usage: python bench/small_tables.py {' | '.join(TABLES)} [SEED]")
+    seed = int(sys.argv[2]) if len(sys.argv) == 3 else 0
+    print(machine(), f"seed {seed}", sep=", ")
+    print(table(TABLES[sys.argv[1]](seed)))
+
+
+if __name__ == "__main__":
+    main()

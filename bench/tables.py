@@ -1,0 +1,64 @@
+"""What makes each table of `bench/RESULTS.md`, and how long that takes.
+
+python bench/tables.py     # the list, as it stands in RESULTS.md
+"""
+
+from typing import NamedTuple
+
+
+class Made(NamedTuple):
+    """How a table is made again.
+
+    Attributes:
+        command: what prints it; empty for what nothing does.
+        minutes: about how many, on two quiet cores.
+        note: what is not of that command.
+    """
+
+    command: str
+    minutes: str
+    note: str = ""
+
+
+_REPRODUCE = "jaxfed reproduce"
+# By the beginning of a section's heading.
+TABLES = {
+    "What was not measured again": Made("python bench/polar.py", "3", "before and after"),
+    "Polar factor": Made("python bench/polar.py", "3"),
+    "A round of PerPCA": Made("python bench/perpca_round.py", "3", "wants the authors' program"),
+    "Sweeps and many clients": Made("python bench/sweep.py", "5"),
+    "Rounds to the optimum": Made("", "", "a prototype's; tests/test_varpro.py asserts a fifth"),
+    "Shared components that stay true": Made("python bench/small_tables.py shrinkage", "10",
+                                             "the last two rows are a prototype's"),
+    "Reproductions": Made(f"{_REPRODUCE} all --full --out DIR", "180"),
+    "Federated eigensolvers": Made("python bench/small_tables.py eigensolvers", "3",
+                                   "arithmetic spectra and 2 10^-2.5 are of longer runs"),
+    "A round of a federated eigensolver": Made("python bench/consensus.py rounds", "5"),
+    "Whole solves": Made("python bench/consensus.py solves", "5"),
+    "Two updates of PerPCA": Made("python bench/small_tables.py variants", "1"),
+    "Channels against a copy": Made("python bench/channels.py", "2"),
+    "Memory in channels": Made("python bench/channel_table.py papers", "10"),
+    "Entropy coding": Made(f"{_REPRODUCE} gcca/table1 --seeds 5", "5", "not the two last rows"),
+    "Generalized CCA": Made("python bench/gcca.py", "10"),
+    "Figure 1(b) of hierarchical PCA as one grid": Made("python bench/hierarchical_sweep.py", "30"),
+    "Figures of hierarchical PCA": Made(f"{_REPRODUCE} adept/figure2", "10"),
+    "Fifty clients' autoencoders": Made("python bench/autoencoders.py", "5", "PyTorch is wanted"),
+    "Personal autoencoders": Made(
+        f"{_REPRODUCE} adept/table1; {_REPRODUCE} adept/table2 --data DIR", "60"
+    ),
+    "Personal diffusion models": Made(f"{_REPRODUCE} adept/table3 --data DIR", "7"),
+    "Deep GCCA": Made(f"{_REPRODUCE} gcca/figure11; {_REPRODUCE} gcca/figure10", "15"),
+}  # fmt: skip
+
+
+def listed() -> str:
+    """The list as a table in Markdown."""
+    lines = ["| table | command | minutes | not of it |", "| --- | --- | --- | --- |"]
+    for name, made in TABLES.items():
+        command = f"`{made.command}`" if made.command else "none"
+        lines.append(f"| {name} | {command} | {made.minutes} | {made.note} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(listed())
