@@ -634,8 +634,11 @@ def _functions(right) -> list[Target]:
         "local": np.ones((2, FEATURES, 2), np.float32),
     }
     unit = number(above=0)
-    beside = lambda v: real(...)(v) and all(
-        length in (1, wanted) for length, wanted in zip(np.shape(v)[::-1], (r, d), strict=False)
+    beside = lambda v: (
+        real(...)(v)
+        and all(
+            length in (1, wanted) for length, wanted in zip(np.shape(v)[::-1], (r, d), strict=False)
+        )
     )
     return [
         Target("linalg.polar", frame, {"w": array(None, None), "method": optional(one_of("newton_schulz", "eigh", "svd", "pallas"))}),

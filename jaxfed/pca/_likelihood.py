@@ -170,7 +170,7 @@ def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
 
 
 def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:
-    """A step down the gradient, of the size given or of one over the curvature, where there is any."""
+    """A step down the gradient, of the size given or of one over the curvature; of none, none."""
     if step_size is None:
         assert curvature is not None
         return polar(frame - ratio(gradient, curvature))
