@@ -149,6 +149,7 @@ def main() -> None:
                 if cases.any() and fault not in first:
                     first[fault] = rows[cases.argmax()]
         seconds = time.perf_counter() - begin
+        jax.clear_caches()
         columns = "".join(f"{counted[k]:>{w}}" for k, w in zip(counted, (8, 10, 17), strict=True))
         print(f"{name:24}{batches * BATCH:>8}{columns}{seconds:>7.1f}", flush=True)
         for fault, rows in first.items():

@@ -117,6 +117,27 @@ def test_bits_of_an_entry(name, entry, scale, key):
     assert jf.channel.bits(payload) == 50 * 12 * entry + scale
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.float16)])
+def test_rounding_of_half_precision_is_unbiased(dtype, key):
+    """Rounded in half precision itself, a position near a level loses its chance of the next."""
+    step = float(jnp.finfo(dtype).eps)
+    values = jnp.asarray([3.0, 1 + step, 2 - step, -2.6875, 0.0078125, -0.40625], dtype)
+    message = jnp.tile(values, 4000)  # levels are the whole numbers, and exact in the type
+    channel = jf.channel.quantize(3)
+
+    @jax.vmap  # not compiled as a whole, which may keep more digits than the type has
+    def sent(key):
+        told = channel.decode(channel.encode(key, message, ())[0])
+        return told.astype(jnp.float32).reshape(4000, -1).mean(0)
+
+    means = np.asarray(sent(jax.random.split(key, 100)), np.float64)
+    exact = np.asarray(values, np.float64)
+    chance = exact - np.floor(exact)
+    error = np.sqrt(chance * (1 - chance) / (100 * 4000))
+    # Chances are multiples of 2^-16.
+    assert (np.abs(means.mean(axis=0) - exact) <= 4 * error + 2**-17).all()
+
+
 encode = jax.jit(encode_symbols, static_argnums=1)
 decode = jax.jit(decode_symbols, static_argnums=(1, 2))
 

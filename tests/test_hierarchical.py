@@ -352,6 +352,30 @@ def test_normalizer_at_its_ends(x64):
     )
 
 
+def test_concentrations_of_any_size():
+    """In single precision the denominators of the printed saddle point vanish from 10^7 on."""
+    for d, r in ((5, 2), (100, 1), (30, 29)):
+        for concentration in (0.0, 1e-6, 0.3, float(d), 1e3, 1e9, 1e30):
+            value, derivative = jax.value_and_grad(empirical_bayes.log_normalizer)(
+                jnp.float32(concentration), d, r
+            )
+            distance = empirical_bayes.prior_distance(jnp.float32(concentration), d, r)
+            assert jnp.isfinite(value) and distance > 0
+            np.testing.assert_allclose(-2 * derivative, distance, atol=2e-6 * r)
+            if concentration >= 1e9:
+                np.testing.assert_allclose(distance * concentration, r * (d - r), rtol=1e-5)
+
+
+def test_distances_that_no_concentration_has():
+    """None at all, by rounding even less, and more than the uniform law's."""
+    fit = partial(empirical_bayes.fitted_concentration, features=30, rank=10)
+    least, most = empirical_bayes.concentrations(30, 10, jnp.float32)
+    for distance, wanted in ((-1e-6, most), (0.0, most), (200 / 30 + 1e-3, least)):
+        value, derivative = jax.value_and_grad(fit)(jnp.float32(distance))
+        np.testing.assert_allclose(value, wanted, rtol=1e-4)
+        assert derivative == 0
+
+
 def test_concentration_is_the_inverse_of_the_distance(x64):
     fit = jax.jit(partial(empirical_bayes.fitted_concentration, features=30, rank=10))
     for concentration in (0.1, 5.0, 60.0, 4000.0):

@@ -12,6 +12,11 @@ import warnings
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
+
+# Compiled programs hold memory maps, of which a process has so many.
+PROGRAMS = 10_000
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -30,6 +35,8 @@ def main() -> None:
         for case in run.cases(options.cases, options.seed):
             if options.only in case.target.name or case.taken is None:
                 outcomes.append(run.outcome(case))
+                if len(outcomes) % PROGRAMS == 0:
+                    jax.clear_caches()
     print(run.table(outcomes))
     faults = [each for each in outcomes if each.kind not in run.GOOD]
     seen = set()

@@ -644,9 +644,18 @@ def _functions(right) -> list[Target]:
         "local": np.ones((2, FEATURES, 2), np.float32),
     }
     unit = number(above=0)
+    single = lambda v: isinstance(v, float | np.number) or whole(-(2**63), 2**64 - 1)(v)
+    reals = either(real(...), lambda v: single(v) and real()(np.asarray(v)))
+    beside = lambda v: (
+        reals(v)
+        and all(
+            length in (1, wanted) for length, wanted in zip(np.shape(v)[::-1], (r, d), strict=False)
+        )
+    )
     return [
         Target("linalg.polar", frame, {"w": array(None, None), "method": optional(one_of("newton_schulz", "eigh", "svd", "pallas"))}),
         Target("linalg.orthonormalize", frame, {"w": tall, "method": optional(one_of("qr", "cholesky"))}),
+        Target("linalg.ratio", {"numerator": right["frame"], "denominator": 2.0}, {"numerator": reals, "denominator": beside}, cheap=True),
         Target("linalg.svd", frame, {"w": array(None, None)}),
         Target("linalg.thin_product", frame | {"x": np.ones((RANK, 2), np.float32)}, {"w": real(None, RANK), "x": real(RANK, None)}),
         Target("linalg.top_eigenvectors", {"matrix": right["square"], "rank": 1}, {

@@ -251,7 +251,8 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
     objective = np.asarray(piece["objective"])[place]
     what = "a message is not finite" if np.isfinite(objective) else f"the objective is {objective}"
     raise DivergenceError(
-        f"{what} in round {int(solution.failure.round)}{which}; a smaller step size may help",
+        f"{what} in round {int(solution.failure.round)}{which}; "
+        "a smaller step size or smaller data may help",
         solution,
     )
 

@@ -20,7 +20,7 @@ from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
-from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, should_densify
+from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, ratio, should_densify
 
 
 class Member(NamedTuple):
@@ -29,7 +29,7 @@ class Member(NamedTuple):
     view: Any  # View or SparseView; Factors if the inner problem is solved exactly
     mask: Float[Array, " features"]
     moment: Float[Array, "features features"] | None  # X'X / L, where that pays
-    step_size: Float[Array, ""] | None
+    curvature: Float[Array, ""] | None  # one over the step size
 
 
 class Map(NamedTuple):
@@ -150,9 +150,7 @@ class MaxVar(Algorithm):
             steps = rounds * self.inner_steps
             if self.batch_size is None and should_densify(entities, features, self.rank, steps):
                 moment = whole.matrix()
-        bound = largest + self.ridge.astype(largest.dtype)
-        tiny = jnp.finfo(bound.dtype).tiny
-        return Member(data, data.mask, moment, 1 / jnp.maximum(bound, tiny))
+        return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
     def first_message(
         self, key: Key[Array, ""], data: Member, start: Personalized | None
@@ -225,7 +223,7 @@ class MaxVar(Algorithm):
 
         def step(weights, key):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)
-            return weights - data.step_size * (gradient + ridge * weights), None
+            return weights - ratio(gradient + ridge * weights, data.curvature), None
 
         # Keys take longer to make than small products.
         keys = None if batch is None else jax.random.split(key, self.inner_steps)

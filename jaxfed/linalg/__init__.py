@@ -2,6 +2,7 @@
 
 from jaxfed.linalg._factor import matmul, thin_product
 from jaxfed.linalg.basis import orthonormalize, top_eigenvectors
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.lanczos import largest_eigenvalue
 from jaxfed.linalg.moments import Moment, should_densify
 from jaxfed.linalg.polar import polar
@@ -14,6 +15,7 @@ __all__ = [
     "not_rounding",
     "orthonormalize",
     "polar",
+    "ratio",
     "should_densify",
     "svd",
     "thin_product",

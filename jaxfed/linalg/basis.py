@@ -141,8 +141,9 @@ def top_eigenvectors(
     undefined where eigenvalues coincide, it has none. So differentiate functions that depend on the
     subspace only (its projection, a distance, an energy); they are right where eigenvalues within
     it coincide. Where the smallest eigenvalue kept equals the largest left out, the subspace is not
-    differentiable, and the derivative returned there is zero in the directions concerned. Second
-    derivatives need distinct eigenvalues.
+    differentiable, and the derivative returned there is zero in the directions concerned; the same
+    goes for two that differ by less than 1e5 times the smallest normal number, 1e-33 in single
+    precision. Second derivatives need distinct eigenvalues.
 
     Args:
         matrix: the symmetric matrix; its symmetric part is used.
@@ -222,7 +223,9 @@ def _(rank, primals, tangents):
     change = matmul((change + change.T) / 2, kept)
     gaps = values[:rank] - values[rank:, None]
     size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
-    clear = gaps > jnp.finfo(matrix.dtype).eps * len(matrix) * size
+    info = jnp.finfo(matrix.dtype)
+    # Nor must the reciprocal of a gap be near overflow.
+    clear = gaps > jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
     x = matmul(dropped.T, change)
     x = jnp.where(clear, x / jnp.where(clear, gaps, 1), 0)
     return (values[:rank], kept), (jnp.sum(kept * change, axis=0), matmul(dropped, x))

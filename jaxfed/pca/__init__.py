@@ -1,4 +1,9 @@
-"""Personalized and federated principal component analysis."""
+"""Personalized and federated principal component analysis.
+
+Second moments are squares. In single precision they and all derivatives are finite for data of
+sizes from about 1e-15 to 1e15. Beyond 1e18 they overflow, and the run ends as one that diverged;
+below 1e-18 they vanish, and the data count as zeros. Scale such data, or use double precision.
+"""
 
 from jaxfed.pca.adaptive import AdaptivePCA as AdaptivePCA
 from jaxfed.pca.applications import cluster_clients as cluster_clients

@@ -12,7 +12,7 @@ from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_instance
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import Gram, Mean, Sum
-from jaxfed.linalg import Moment, orthonormalize, polar, should_densify, thin_product
+from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
 
 Frame = Float[Array, "features rank"]
 
@@ -80,20 +80,6 @@ def check_start(
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
 
 
-@jax.custom_jvp
-def reciprocal(curvature: Float[Array, ""]) -> Float[Array, ""]:
-    """One over a curvature, as far as that is finite; in the derivative its square need not be."""
-    return 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
-
-
-@reciprocal.defjvp
-def _(primals, tangents):
-    (curvature,), (change,) = primals, tangents
-    value = reciprocal(curvature)
-    known = curvature > jnp.finfo(curvature.dtype).tiny
-    return value, -(jnp.where(known, change, 0) * value) * value
-
-
 def retract(w: Frame, retraction: str, active: Float[Array, " rank"] | None = None) -> Frame:
     """Orthonormal columns spanning those of `w`; columns that are not active stay zero.
 
@@ -125,10 +111,9 @@ def activated(
         return vectors
     # The active ones do turn towards the others: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
     gaps = values - values[:, None]
-    clear = (active > active[:, None]) & (
-        gaps > jnp.finfo(values.dtype).eps * len(values) * values[0]
-    )
-    turn = jnp.where(clear, change_within(moment, vectors) / jnp.where(clear, gaps, 1), 0)
+    least = jnp.finfo(values.dtype).eps * len(values) * values[0]
+    clear = (active > active[:, None]) & (gaps > least)
+    turn = ratio(change_within(moment, vectors), jnp.where(clear, gaps, 0))
     return (vectors + vectors @ turn) * active
 
 

@@ -20,7 +20,7 @@ from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import Sum
-from jaxfed.linalg import Moment, orthonormalize
+from jaxfed.linalg import Moment, orthonormalize, ratio
 from jaxfed.pca._components import (
     Frame,
     check_data,
@@ -126,7 +126,7 @@ def kkt_violation(server: Server, product: Frame) -> Float[Array, ""] | None:
     """
     if server.energy is None:
         return None
-    return norm(deflate(product, server.shared)) / positive(server.energy)
+    return norm(ratio(deflate(product, server.shared), server.energy))
 
 
 def measures(

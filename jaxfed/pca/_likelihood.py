@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.linalg import Moment, matmul, polar
+from jaxfed.linalg import Moment, matmul, polar, ratio
 from jaxfed.manifolds import stiefel
 from jaxfed.pca._components import (
     Frame,
@@ -170,8 +170,8 @@ def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
 
 
 def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:
-    """A step down the gradient, of the size given or of one over the curvature."""
+    """A step down the gradient, of the size given or of one over the curvature; of none, none."""
     if step_size is None:
         assert curvature is not None
-        step_size = 1 / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)
+        return polar(frame - ratio(gradient, curvature))
     return polar(frame - step_size.astype(frame.dtype) * gradient)

@@ -29,13 +29,13 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.gauge import Bases
-from jaxfed.linalg import Moment, polar
+from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
     change_within,
@@ -70,11 +70,7 @@ def log_normalizer(concentration: Number, features: int, rank: int) -> Scalar:
         Butler & Wood (2002), (16), for ₁F₁(r/2; d/2; κ I_r / 2).
     """
     a, b, x = rank / 2, features / 2, concentration / 2
-    root = jnp.sqrt((x - b) ** 2 + 4 * a * x)
-    # y solves the saddle point's equation; 1 - y must not cancel, and neither must the rest.
-    inside = 2 * a / (b - x + root)
-    inside = jnp.where(x > b, (x - b + root) / (2 * jnp.where(x > 0, x, 1)), inside)
-    outside = 2 * (b - a) / (b + x + root)
+    inside, outside = _saddle(concentration, features, rank)
     pairs = rank * (rank + 1) / 4
     curvature = b * (inside**2 / a + outside**2 / (b - a))
     exponent = a * jnp.log(inside * b / a) + (b - a) * jnp.log(outside * b / (b - a)) - x * outside
@@ -82,8 +78,32 @@ def log_normalizer(concentration: Number, features: int, rank: int) -> Scalar:
 
 
 def prior_distance(concentration: Number, features: int, rank: int) -> Scalar:
-    """Expected ‖U - VVᵀU‖² under the prior: from r(d - r)/d for κ = 0 down to about r(d - r)/κ."""
-    return -2 * jax.grad(log_normalizer)(concentration, features, rank)
+    """Expected ‖U - VVᵀU‖² under the prior: from r(d - r)/d for κ = 0 down to about r(d - r)/κ.
+
+    It is -2 times the derivative of `log_normalizer`, written out: by the saddle point's equation
+    that of the exponent is 1 - y.
+    """
+    a, b = rank / 2, features / 2
+    inside, outside = _saddle(concentration, features, rank)
+    curvature = (b - a) * inside**2 + a * outside**2
+    turn = (inside * outside / curvature) ** 2 * ((b - a) * inside - a * outside)
+    return rank * outside + rank * (rank + 1) / 2 * turn
+
+
+def _saddle(concentration: Number, features: int, rank: int) -> tuple[Scalar, Scalar]:
+    """The y that solves the saddle point's equation, and 1 - y, both to full precision.
+
+    In shares of x + b for x = κ/2, so that nothing cancels or overflows for the largest κ, where
+    y = (x - b + ((x - b)² + 4ax)^½) / 2x as it is printed has nothing left of 1 - y.
+    """
+    a, b, x = rank / 2, features / 2, concentration / 2
+    large = x > b
+    below = 1 / (1 + x / b)  # b / (x + b)
+    above = jnp.where(large, 1 - below, x / b * below)  # x / (x + b)
+    root = jnp.sqrt(1 - 4 * (1 - a / b) * above * below)
+    gap = jnp.where(large, above - below, below - above) + root
+    inside = jnp.where(large, gap / (2 * jnp.where(large, above, 1)), 2 * a / b * below / gap)
+    return inside, 2 * (1 - a / b) * below / (1 + root)
 
 
 def mean_projector_weights(values: Float[Array, " d"], rank: int) -> Float[Array, " d"]:
@@ -104,16 +124,24 @@ def divided_differences(
     """(w_i - w_j) / (λ_i - λ_j), what the eigenvectors' turns do to V diag(w) Vᵀ; zero at ties."""
     gaps = values[:, None] - values
     clear = jnp.abs(gaps) > jnp.finfo(values.dtype).eps * len(values) * jnp.abs(values[0])
-    return jnp.where(clear, (weights[:, None] - weights) / jnp.where(clear, gaps, 1), 0)
+    return ratio(weights[:, None] - weights, jnp.where(clear, gaps, 0))
+
+
+def concentrations(features: int, rank: int, dtype: DTypeLike) -> tuple[float, float]:
+    """The smallest and the largest concentration that a distance can tell from none and from more.
+
+    A distance is what a sum of r leaves of r, so that its rounding is a few units of that.
+    """
+    return 1e-6, 4 * (features - rank) / float(jnp.finfo(dtype).eps)
 
 
 def fitted_concentration(distance: Scalar, features: int, rank: int) -> Scalar:
-    """The concentration whose expected distance is the given one: the maximum likelihood one."""
-    # The expectation falls from r(d - r)/d and stays below r(d - r)/κ times a constant near one.
-    volume = rank * (features - rank)
-    tiny = jnp.finfo(distance.dtype).tiny ** 0.5
-    low, high = jnp.log(1e-6), jnp.log(4 * volume / jnp.maximum(distance, tiny) + 4 * features)
-    low = jnp.broadcast_to(low, high.shape).astype(high.dtype)
+    """The concentration whose expected distance is the given one: the maximum likelihood one.
+
+    Of distances beyond those of `concentrations` it is that bound, with a derivative of zero.
+    """
+    limits = jnp.asarray(concentrations(features, rank, distance.dtype), distance.dtype)
+    farthest, nearest = prior_distance(limits, features, rank)
 
     def halve(_, bounds):
         low, high = bounds
@@ -121,11 +149,13 @@ def fitted_concentration(distance: Scalar, features: int, rank: int) -> Scalar:
         above = prior_distance(jnp.exp(middle), features, rank) > distance
         return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
+    low, high = (jnp.full(distance.shape, limit) for limit in jnp.log(limits))
     bounds = jax.lax.fori_loop(0, 50, halve, jax.lax.stop_gradient((low, high)))
     root = jax.lax.stop_gradient(jnp.exp(sum(bounds) / 2))
     # The bisection has no derivative; the implicit function has.
     slope = jax.lax.stop_gradient(jax.grad(prior_distance)(root, features, rank))
-    return root + (distance - jax.lax.stop_gradient(distance)) / slope
+    within = (nearest < distance) & (distance < farthest)
+    return root + ratio(distance - jax.lax.stop_gradient(distance), jnp.where(within, slope, 0))
 
 
 class Downlink(NamedTuple):
@@ -154,6 +184,8 @@ class EmpiricalBayesPCA(Algorithm):
     The prior is one of subspaces, of density proportional to exp(κ/2 ‖VᵀU‖²), so a result of
     σ² = 1/κ is at once the best `prior_variance` of `HierarchicalPCA`. It grows without bound as
     the clients' subspaces become unrelated, where (2ξ + d²)/D of `AdaptivePCA` hardly exceeds 1/d.
+    Where they are the same, it falls to what rounding lets one know of their distance, ε/4(d - r)
+    with the machine epsilon.
 
     The likelihood is an approximation. Where it can be integrated, one component of three features,
     100 clients of 20 samples, κ comes out 3, 11 and 15 per cent too small for clients that scatter
@@ -261,7 +293,8 @@ class EmpiricalBayesPCA(Algorithm):
         useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
         factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
         place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
-        concentration = jnp.exp(place_next)
+        least, most = concentrations(features, self.rank, place.dtype)
+        concentration = jnp.clip(jnp.exp(place_next), least, most)
         # The nearest basis to the one before, so that it comes to rest with the subspace.
         server = Server(polar(uplink), concentration, jnp.stack([place, move]))
         return server, {"prior_variance": 1 / concentration}

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed.core.algorithm import Diagnostics, Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.reduction import Sum
-from jaxfed.linalg import orthonormalize, top_eigenvectors
+from jaxfed.linalg import orthonormalize, ratio, top_eigenvectors
 from jaxfed.pca._components import Frame
 from jaxfed.pca._consensus import (
     Eigensolver,
@@ -202,7 +202,7 @@ class BlockLanczos(Eigensolver):
     def _extended(self, key: Key[Array, ""], server: Memory, uplink: Frame) -> Memory:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
-        product = uplink / positive(server.totals.energy)
+        product = ratio(uplink, server.totals.energy)
         if columns < features:
             basis, projected, used = lax.cond(
                 used + self.rank > columns, self._restarted, lambda *kept: kept,

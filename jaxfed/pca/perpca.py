@@ -19,7 +19,7 @@ from jaxfed.core.checks import check_count, check_flag, check_name, check_positi
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
-from jaxfed.linalg import Moment
+from jaxfed.linalg import Moment, ratio
 from jaxfed.pca._components import (
     RETRACTIONS,
     Frame,
@@ -33,7 +33,6 @@ from jaxfed.pca._components import (
     moment_message,
     moment_of,
     moment_received,
-    reciprocal,
     retract,
     uncaptured,
 )
@@ -53,14 +52,14 @@ class Message(NamedTuple):
     """Uplink and downlink: the shared components and what the step rule needs."""
 
     shared: Frame
-    scalar: Float[Array, ""] | None  # up: the objective; down: the step size
+    scalar: Float[Array, ""] | None  # up: the objective; down: the curvature
 
 
 class Server(NamedTuple):
     """The server's state."""
 
     shared: Frame
-    step_size: Float[Array, ""] | None  # None: given and fixed, so that all know it
+    curvature: Float[Array, ""] | None  # one over the step size; None: all know it, given and fixed
     objective: Float[Array, ""] | None  # of the round before, where the step rule compares
 
 
@@ -201,7 +200,7 @@ class PerPCA(Algorithm):
         return first
 
     def server_init(self, key, first, like, start):
-        """The shared components and the first step size."""
+        """The shared components and the first curvature."""
         if start is not None:
             shared = start.shared
         elif self.start == "local_first":
@@ -209,15 +208,14 @@ class PerPCA(Algorithm):
         else:
             shape = like.moment.dim, self.shared_rank
             shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype), "qr")
-        step_size = objective = None
+        curvature = objective = None
         if self.step_size is None:
-            step_size = reciprocal(first["curvature"])
+            curvature = first["curvature"].astype(shared.dtype)
         if self.decay is not None:
-            step_size = self.step_size if step_size is None else step_size
             objective = jnp.full((), jnp.inf, shared.dtype)
-        if step_size is not None:
-            step_size = step_size.astype(shared.dtype)
-        return Server(shared, step_size, objective)
+            if self.step_size is not None:
+                curvature = 1 / self.step_size.astype(shared.dtype)
+        return Server(shared, curvature, objective)
 
     def client_init(self, key, downlink, data, start):
         """Local components: given, random, or the best for the first shared ones."""
@@ -234,15 +232,14 @@ class PerPCA(Algorithm):
     # --- a round (Algorithm 2) -----------------------------------------------------------------
 
     def downlink(self, server):
-        """The shared components, and the step size where it is not given and fixed."""
-        return Message(server.shared, server.step_size)
+        """The shared components, and the curvature where the step size is not given and fixed."""
+        return Message(server.shared, server.curvature)
 
     def client_step(self, key, downlink, local, data):
         """Deflate and retract the local components, take a step, send the shared copy."""
         del key
         moment, _, active = data
-        shared, step = downlink
-        step = jnp.asarray(self.step_size if step is None else step, shared.dtype)
+        shared, curvature = downlink
 
         local = retract(deflate(local, shared), self.retraction, active)
         w = jnp.concatenate([shared, local], axis=1)
@@ -250,7 +247,7 @@ class PerPCA(Algorithm):
         objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
-            moved = w + step * (sw - w @ wsw)
+            moved = w + self._step(sw - w @ wsw, curvature)
             # The paper retracts the local part here and, deflated, when the next round begins.
             # Their span is all that matters, and one retraction gives the same as two.
         else:
@@ -259,7 +256,7 @@ class PerPCA(Algorithm):
                 used = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
             # Always the polar factor: QR would keep the span of the shared copy alone, and the
             # average would drift to pooled PCA.
-            moved = retract(w + step * sw, "polar", used)
+            moved = retract(w + self._step(sw, curvature), "polar", used)
         copy, local = moved[:, : self.shared_rank], moved[:, self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
         return uplink, local, {"objective": objective}
@@ -267,12 +264,21 @@ class PerPCA(Algorithm):
     def server_step(self, key, server, uplink):
         """Retract the mean of the copies; shrink the step if the objective rose."""
         del key
-        step_size, objective = server.step_size, uplink.scalar
+        curvature, objective = server.curvature, uplink.scalar
         if self.decay is not None:
-            shrunk = step_size * self.decay.astype(step_size.dtype)
-            step_size = jnp.where(objective > server.objective, shrunk, step_size)
-        server = Server(retract(uplink.shared, self.retraction), step_size, objective)
-        return server, {} if step_size is None else {"step_size": step_size}
+            raised = curvature / self.decay.astype(curvature.dtype)
+            curvature = jnp.where(objective > server.objective, raised, curvature)
+        server = Server(retract(uplink.shared, self.retraction), curvature, objective)
+        return server, {} if curvature is None else {
+            "step_size": ratio(jnp.ones_like(curvature), curvature)
+        }
+
+    def _step(self, gradient, curvature):
+        """A gradient times the step size."""
+        if curvature is None:
+            assert self.step_size is not None
+            return self.step_size.astype(gradient.dtype) * gradient
+        return ratio(gradient, curvature)
 
     # --- result --------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ class LocalProbabilisticPCA(Algorithm):
             rank: number of components of each client, less than the number of features.
             noise_variance: variance s of the noise in each feature; the latent variance is one.
             step_size: of the gradient steps; None for 1 / (c λ) with the client's precision
-                c = n / (s (1 + s)) and largest eigenvalue λ, stable up to twice that.
+                c = n / (s (1 + s)) and largest eigenvalue λ, stable up to twice that. A client
+                whose samples are all zero, for whom all components are alike, takes no step.
 
         Raises:
             ValueError: for a rank, variance or step size that is not positive.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.core.checks import check_instance
-from jaxfed.linalg import Moment
+from jaxfed.linalg import Moment, ratio
 
 
 def shrink(moment: Moment, rank: int) -> Moment:
@@ -54,7 +54,7 @@ def shrink(moment: Moment, rank: int) -> Moment:
     # From "all is noise" downwards, so that clients with fewer samples than `rank` do not call
     # everything signal. Each step finds at least one component more or none at all.
     noise, _ = jax.lax.scan(estimate, moment.trace / moment.dim + least, length=rank + 1)
-    x = values / noise
+    x = ratio(values, noise)
     inside = jnp.maximum((x + 1 - aspect) ** 2 - 4 * x, 0)
     # The root's derivative is infinite at the edge, where the eigenvalue is dropped anyway.
     root = jnp.sqrt(jnp.where(x > edge, inside, 1))

@@ -26,7 +26,7 @@ from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.reduction import Gram, Mean, Sum
-from jaxfed.linalg import Moment, polar
+from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
     best_local,
@@ -171,8 +171,8 @@ class VarProPerPCA(Algorithm):
         y = deflate(old_gradient, trial) - gradient
         ss, sy, yy = jnp.vdot(s, s), jnp.abs(jnp.vdot(s, y)), jnp.vdot(y, y)
         # The two step lengths of Barzilai & Borwein in turn.
-        long = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 1 / scale)
-        short = jnp.where(yy > 0, sy / jnp.where(yy > 0, yy, 1), 1 / scale)
+        long = jnp.where(sy > 0, ratio(ss, sy), 1 / scale)
+        short = jnp.where(yy > 0, ratio(sy, yy), 1 / scale)
         spectral = jnp.clip(jnp.where(accepted % 2 == 1, long, short), 1e-2 / scale, 1e4 / scale)
         step = jnp.where(good, jnp.where(first, 1 / scale, spectral), SHRINK * step)
         base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
