@@ -100,6 +100,15 @@ def as_rst(app, what, name, object_, options, lines) -> None:
     lines[:] = "".join(kept).split("\n")
 
 
+def short(app, what, name, object_, options, signature, returned) -> tuple[str | None, str | None]:
+    """Write types as the code does, and not where JAX keeps them."""
+
+    def shortened(text):
+        return text and re.sub(r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text)
+
+    return shortened(signature), shortened(returned)
+
+
 def skip(app, what, name, object_, skipped, options) -> bool | None:
     """Leave out what estimators have from scikit-learn, and `set_fit_request` and its like."""
     foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
@@ -139,5 +148,6 @@ def setup(app) -> None:
     }
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", as_rst, priority=1)
+    app.connect("autodoc-process-signature", short)
     app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)

@@ -1,6 +1,7 @@
 import argparse
 import contextlib
 import hashlib
+import inspect
 import itertools
 import json
 import re
@@ -14,10 +15,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+import jaxfed
 from jaxfed import backend
 from jaxfed.cli import _evaluate, _report, main
 from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _pca
+from jaxfed.cli.fit._signature import descriptions
+from jaxfed.cli.fit.pca import COMMANDS as pca_commands
 from jaxfed.core.files import locked
 
 # Most of the time goes into compiling: fits share ranks, data shapes and chunks of one round
@@ -149,14 +153,73 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         (["pooled", "--rank", "4", "--image-shape", "3x3"], {"shared": (9, 4)}),
         (["oneshot", *RANKS, "--held-out", "0"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (["varpro", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
+        (
+            ["hierarchical", "--rank", "2", "--noise-variance", "0.5", "--prior-variance", "0.1",
+             "--rounds", "2", "--solver", "eigenvectors"],
+            {"shared": (9, 2), "local": (8, 9, 2)},
+        ),
+        (["block-lanczos", "--rank", "2", "--rounds", "3"], {"shared": (9, 2)}),
     ],
-)
+)  # fmt: skip
 def test_other_algorithms(data, tmp_path, command, shapes):
     assert fit(command[0], data, tmp_path / "out", *command[1:]) == 0
     arrays, summary = loaded(tmp_path / "out")
     # What a method does not learn is not in the file.
     assert {k: arrays[k].shape for k in arrays if k in ("shared", "local")} == shapes
     assert (value(summary, "error on held-out") is None) == ("0" in command)
+
+
+def test_every_exported_algorithm_has_a_command_with_all_its_settings(capsys):
+    commands = {command.made: name for name, command in pca_commands.items()}
+    exported = {
+        found
+        for found in vars(jaxfed.pca).values()
+        if isinstance(found, type) and issubclass(found, jaxfed.Algorithm)
+    }
+    assert exported == set(commands)
+    for made, name in commands.items():
+        with pytest.raises(SystemExit):
+            main(["fit", name, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        about = descriptions(made)
+        assert about.keys() == inspect.signature(made).parameters.keys()
+        for setting in about.keys() - {"training"}:  # which is deprecated
+            assert f"--{setting.replace('_', '-')}" in shown
+            words = about[setting].replace("`", "").split()[:2]
+            assert setting == "start" or " ".join(words) in shown, setting
+
+
+def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
+    assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", "--center") == 0
+    saved = jaxfed.load(tmp_path / "fit" / "result.npz")
+    assert saved.result.local.shape == (8, 9, 2) and saved.algorithm.startswith("OneShot(")
+    capsys.readouterr()
+    assert main(["info", str(tmp_path / "fit")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("algorithm") and "error on training samples" in shown
+
+    command = ["transform", str(tmp_path / "fit"), "--data", str(data), "--out"]
+    assert main([*command, str(tmp_path / "scores")]) == 0
+    with np.load(tmp_path / "scores" / "result.npz") as found:
+        assert found["names"].tolist() == [f"client{i}" for i in range(8)]
+        own = found["scores"][found["client"] == 3]
+        anomaly = found["anomaly"][found["client"] == 3]
+    samples = np.load(data / "client3.npy")
+    samples = samples - samples.mean(axis=0)
+    basis = np.concatenate([saved.result.shared, saved.result.local[3]], axis=1)
+    np.testing.assert_allclose(own, samples @ basis, atol=1e-4)
+    left = np.sum(samples**2, axis=1) - np.sum(own**2, axis=1)
+    np.testing.assert_allclose(anomaly, left, atol=1e-3)
+
+    new = tmp_path / "new"
+    new.mkdir()
+    np.save(new / "stranger.npy", np.load(data / "client3.npy"))
+    command = ["transform", str(tmp_path / "fit"), "--data", str(new), "--out"]
+    capsys.readouterr()
+    assert "--personalize" in refused(capsys, main([*command, str(tmp_path / "other")]))
+    assert main([*command, str(tmp_path / "other"), "--personalize"]) == 0
+    assert "stranger" in capsys.readouterr().out
+    assert "not a file" in refused(capsys, main(["info", str(data / "client0.npy")]))
 
 
 def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
@@ -454,6 +517,13 @@ def test_fit_gcca_writes_what_is_common_and_resumes(tmp_path, capsys):
     assert (out / "result.npz").read_bytes() == before
 
 
+def test_fit_mvlsa_is_one_round(tmp_path):
+    assert fit("mvlsa", seen(tmp_path), tmp_path / "out", "--rank", 2) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    assert value(summary, "rounds") == 1 and arrays["shared"].shape[1] == 2
+    assert jaxfed.load(tmp_path / "out" / "result.npz").algorithm.startswith("MVLSA(")
+
+
 def test_fit_gcca_takes_sparse_views_for_what_they_are(tmp_path):
     for name in ("dense", "sparse"):
         (tmp_path / name).mkdir()
@@ -487,7 +557,10 @@ def test_mistakes_about_views_are_told_in_one_line(tmp_path, capsys, options, me
 # --- the rest --------------------------------------------------------------------------------
 
 
-COMMANDS = [["fit"], ["fit", "perpca"], ["demo"], ["reproduce"], ["sweep", "hierarchical"]]
+COMMANDS = [
+    ["fit"], ["fit", "perpca"], ["fit", "mvlsa"], ["demo"], ["reproduce"],
+    ["sweep", "hierarchical"], ["info"], ["transform"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [[], *COMMANDS])

@@ -12,8 +12,10 @@ from importlib import metadata
 COMMANDS = {
     "demo": "shared and unique components of real handwritten digits, in under a minute",
     "fit": "fit an algorithm to your own files",
+    "info": "what a result holds",
     "reproduce": "reproduce a table or figure of a paper",
     "sweep": "a grid over settings, samples, clients and seeds, compiled once",
+    "transform": "scores of samples in components that were learned before",
 }
 
 

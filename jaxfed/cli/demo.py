@@ -91,12 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder.begin()
     with folder.writing(PICTURE) as part:
         figure.savefig(part, dpi=150)
-    arrays = {
-        "shared": perpca.result.shared,
-        "local": perpca.result.local,
-        "mean": digits.mean,
-        **{f"history_{name}": values for name, values in perpca.history.items()},
-    }
+    arrays = {**perpca.entries(), "mean": digits.mean}
     settings = {"seed": arguments.seed, "rounds": arguments.rounds}
     settings |= {"shared_rank": SHARED_RANK, "local_rank": LOCAL_RANK}
     _report.write(folder, arrays, {"settings": settings, "classes": digits.classes, "table": rows})

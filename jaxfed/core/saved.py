@@ -12,8 +12,9 @@ The file is an uncompressed `.npz`. Its entry `header` is a text, a JSON object:
     types        the type of each array
 
 The other entries are arrays: `shared` and `local` where such a part is one array, `shared.encoder`
-and the like where it is a tree of them, and `history/NAME`. A later layout has another number, and
-`load` goes on reading this one.
+and the like where it is a tree of them, and `history_NAME`. A file may have entries beside these,
+which `load` passes over: the command line adds the clients' names and what was subtracted. A later
+layout has another number, and `load` goes on reading this one.
 """
 
 import json
@@ -36,7 +37,7 @@ from jaxfed.core.files import replacing
 
 LAYOUT = ["jaxfed.solution", 1]
 PARTS = Personalized._fields
-HISTORY = "history/"
+HISTORY = "history_"
 
 
 class Saved(NamedTuple):
@@ -98,10 +99,15 @@ def write(path: str | os.PathLike[str], run: Saved) -> None:
         OSError: if it cannot be written.
     """
     place = checked_path("path", path)
+    with replacing(place) as part, part.open("wb") as file:
+        np.savez(file, **entries(run))  # pyright: ignore[reportArgumentType]
+
+
+def entries(run: Saved) -> dict[str, np.ndarray]:
+    """What the file holds, by name."""
     arrays, parts = {}, {}
     for name in PARTS:
-        part = getattr(run.result, name)
-        leaves = list(_named(name, part))
+        leaves = list(_named(name, getattr(run.result, name)))
         parts[name] = [path for path, _ in leaves] or None
         arrays |= dict(leaves)
     arrays |= {HISTORY + name: values for name, values in run.history.items()}
@@ -118,8 +124,7 @@ def write(path: str | os.PathLike[str], run: Saved) -> None:
     }
     # NumPy's files have no half precision but IEEE's: others are written as the bytes they are.
     plain = {k: x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for k, x in arrays.items()}
-    with replacing(place) as part, part.open("wb") as file:
-        np.savez(file, header=np.asarray(json.dumps(header)), **plain)  # pyright: ignore
+    return {"header": np.asarray(json.dumps(header)), **plain}
 
 
 def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> Saved:

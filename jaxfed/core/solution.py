@@ -81,6 +81,14 @@ class Solution(eqx.Module):
         """
         saved.write(path, self._saved("save"))
 
+    def entries(self) -> dict[str, np.ndarray]:
+        """What `save` writes, by name, for a file that holds more.
+
+        Raises:
+            ValueError: as `save`.
+        """
+        return saved.entries(self._saved("entries"))
+
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
             raise refuse(asked, "the solution of one run, not traced", self.rounds)

@@ -127,7 +127,7 @@ def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
     Raises:
         ValueError: for what is no result of PCA, and samples of other clients or features.
     """
-    shared, local = _parts(fitted)
+    shared, local = side_by_side(fitted)
     data = moments(samples, None)
     features = [len(shared)] if shared is not None else []
     clients = []
@@ -165,7 +165,7 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
         ValueError: for what is no result of PCA with shared components beside which others can
             be, and for samples or a rank that do not fit.
     """
-    shared, _ = _parts(fitted)
+    shared, _ = side_by_side(fitted)
     check_count("rank", rank)
     if shared is None:
         raise refuse("fitted", "shared components with local ones beside them", fitted)
@@ -181,8 +181,12 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
     return Personalized(shared, jax.jit(jax.vmap(of_one))(clients.data))
 
 
-def _parts(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
-    """Shared and local components that go side by side."""
+def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
+    """Shared and local components that go side by side, without the shared ones where they do not.
+
+    Raises:
+        ValueError: for what is no result of PCA.
+    """
     result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
     wanted = "what PCA learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
     check_instance("fitted", result, Personalized, wanted)
@@ -213,7 +217,7 @@ def _mapped(
     axis: int,
 ) -> Found:
     """Apply a function to each client's table and basis; the basis's `axis` is the table's last."""
-    shared, local = _parts(fitted)
+    shared, local = side_by_side(fitted)
     beside = [] if shared is None else [shared]
 
     def basis(i: int | Array) -> Frame:

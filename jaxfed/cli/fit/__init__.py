@@ -1,13 +1,13 @@
 """`jaxfed fit ALGORITHM`: one algorithm on your own files.
 
-Each algorithm is a module here with an `add_parser(subparsers)`; `_common` holds what all have in
-common, `_pca`, `_views` and `_images` what those of one kind of data have. To add one, write its
-module and name it in `ALGORITHMS`.
+The PCA family is a table, in `pca`; each other algorithm is a module here with an
+`add_parser(subparsers)`, named in `ALGORITHMS`. `_common` holds what all have in common, `_pca`,
+`_views` and `_images` what those of one kind of data have.
 """
 
-from jaxfed.cli.fit import autoencoder, deep_gcca, diffusion, gcca, one_shot, perpca, varpro
+from jaxfed.cli.fit import autoencoder, deep_gcca, diffusion, gcca, pca
 
-ALGORITHMS = (perpca, varpro, one_shot, gcca, autoencoder, diffusion, deep_gcca)
+ALGORITHMS = (pca, gcca, autoencoder, diffusion, deep_gcca)
 
 
 def add_parser(subparsers) -> None:

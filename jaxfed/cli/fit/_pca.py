@@ -16,9 +16,10 @@ from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common
-from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
+from jaxfed.pca.fitted import side_by_side
 
 PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
@@ -92,25 +93,20 @@ def add_command(
     return parser
 
 
-def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the ranks of a method with shared and local components."""
-    parser.add_argument("--shared-rank", type=int, required=True, metavar="R1")
-    parser.add_argument("--local-rank", type=int, required=True, metavar="R2")
-
-
 def add_loop(parser: argparse.ArgumentParser, *, starts: tuple[str, ...]) -> None:
-    """Add the options of an iterative method; its first start is the default."""
+    """Add the options of an iterative method; of `starts`, if any, the first is the default."""
     group = parser.add_argument_group("rounds")
     group.add_argument("--rounds", type=int, default=200, help="default: %(default)s")
     group.add_argument(
         "--tol", type=float, help="stop once the objective changes by at most this, relatively"
     )
-    group.add_argument(
-        "--start",
-        choices=starts,
-        default=starts[0],
-        help="default: %(default)s; projector and spectrum are those of oneshot",
-    )
+    if starts:
+        group.add_argument(
+            "--start",
+            choices=starts,
+            default=starts[0],
+            help="default: %(default)s; projector and spectrum are those of oneshot",
+        )
     _common.add_participation(group)
     _common.add_checkpoints(group)
 
@@ -181,13 +177,7 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
     rows = _table(solution, start, clients, split)
     print("\n" + _report.table(rows) + "\n")
     drawn = _draw(folder, solution, split, arguments.image_shape)
-    arrays = {
-        "shared": solution.result.shared,
-        "local": solution.result.local,
-        "names": split.names,
-        "mean": split.mean,
-        **{f"history_{name}": values for name, values in solution.history.items()},
-    }
+    arrays = {**solution.entries(), "names": split.names, "mean": split.mean}
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     summary = {"seconds": seconds, "samples": samples, "table": rows}
     run.write(arguments, arrays, summary, drawn)
@@ -227,20 +217,21 @@ def _check_image_shape(shape: tuple[int, int] | None, features: int) -> None:
 def _table(
     solution: Solution, start: Solution | None, clients: Clients, split: Split
 ) -> list[Mapping[str, Any]]:
-    learned = _evaluate.shares(solution.result, clients.data)
+    result = Personalized(*side_by_side(solution))
+    learned = _evaluate.shares(result, clients.data)
     unseen = None
     if split.held_out:
-        unseen = _evaluate.shares(solution.result, Clients.from_samples(split.held_out).data)
+        unseen = _evaluate.shares(result, Clients.from_samples(split.held_out).data)
     quantities = {
         "rounds": int(solution.rounds),
         "objective (mean squared error of a training sample)": _evaluate.objective(
-            solution.result, clients.data
+            result, clients.data
         ),
         "error on training samples (% of their energy)": 100 * float(learned.residual),
         "error on held-out samples (% of their energy)": unseen and 100 * float(unseen.residual),
         "in shared components (% of the training energy)": 100 * float(learned.shared),
         "in local components (% of the training energy)": 100 * float(learned.local),
-        "misalignment of the local components": _evaluate.theta(solution.result),
+        "misalignment of the local components": _evaluate.theta(result),
         **_common.traffic(start, solution),
     }
     return [{"quantity": name, "value": value} for name, value in quantities.items()]

@@ -17,6 +17,7 @@ from jaxfed.cli import _report
 from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
+from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.run import Solution, fit
 
 PICTURES = ("agreement.png", "convergence.png")
@@ -29,17 +30,9 @@ def add_parser(subparsers) -> None:
     Args:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
-    summary = "generalized CCA of views of the same entities (Shrestha & Fu 2023)"
-    parser = subparsers.add_parser("gcca", help=summary, description=summary)
-    _common.add_files(
-        parser,
-        "folder with one file a view (.npy, .csv, .parquet, .npz of one array or as "
-        "scipy.sparse.save_npz writes it), or one .npz file with an array for each; the rows of "
-        "all views are the same entities",
+    parser = _command(
+        subparsers, "gcca", "generalized CCA of views of the same entities (Shrestha & Fu 2023)"
     )
-    parser.add_argument("--rank", type=int, required=True, metavar="K")
-    _views.add_views(parser)
-    _common.add_backend(parser)
     group = parser.add_argument_group("rounds")
     group.add_argument("--rounds", type=int, default=100, help="default: %(default)s")
     group.add_argument(
@@ -58,7 +51,42 @@ def add_parser(subparsers) -> None:
     group.add_argument("--batch-size", type=int, metavar="N", help="default: all entities")
     group.add_argument("--ridge", type=float, default=0.0, help="default: %(default)s")
     group.add_argument("--proximal", type=float, default=0.0, help="default: %(default)s")
-    parser.set_defaults(run=run, algorithm="gcca")
+
+    parser = _command(subparsers, "mvlsa", "the same in one round (Rastogi et al. 2015)")
+    parser.add_argument(
+        "--view-rank", type=int, metavar="M", help="to which views are cut; default: twice K"
+    )
+    parser.set_defaults(rounds=1, tol=None, start=None, checkpoint_every=None, ridge=0.0)
+
+
+def _command(subparsers, name: str, summary: str) -> argparse.ArgumentParser:
+    """Add an algorithm with the options that both have; return its parser."""
+    parser = subparsers.add_parser(name, help=summary, description=summary)
+    _common.add_files(
+        parser,
+        "folder with one file a view (.npy, .csv, .parquet, .npz of one array or as "
+        "scipy.sparse.save_npz writes it), or one .npz file with an array for each; the rows of "
+        "all views are the same entities",
+    )
+    parser.add_argument("--rank", type=int, required=True, metavar="K")
+    _views.add_views(parser)
+    _common.add_backend(parser)
+    parser.set_defaults(run=run, algorithm=name)
+    return parser
+
+
+def _algorithm(arguments: argparse.Namespace) -> Algorithm:
+    """What was asked for."""
+    if arguments.algorithm == "mvlsa":
+        return gcca.MVLSA(arguments.rank, view_rank=arguments.view_rank)
+    return gcca.MaxVar(
+        arguments.rank,
+        solver=arguments.solver,
+        inner_steps=arguments.inner_steps,
+        batch_size=arguments.batch_size,
+        ridge=arguments.ridge,
+        proximal=arguments.proximal,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,14 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = _common.checked_folder(arguments, PICTURES)
     require("matplotlib.figure", extra="plot")
-    algorithm = gcca.MaxVar(
-        arguments.rank,
-        solver=arguments.solver,
-        inner_steps=arguments.inner_steps,
-        batch_size=arguments.batch_size,
-        ridge=arguments.ridge,
-        proximal=arguments.proximal,
-    )
+    algorithm = _algorithm(arguments)
     start_with = None
     if arguments.start == "mvlsa":
         start_with = gcca.MVLSA(arguments.rank, view_rank=arguments.view_rank)
@@ -131,14 +152,12 @@ def run(arguments: argparse.Namespace) -> int:
     drawn = _draw(folder, solution, split.names, fits, least)
     widest = views.features
     arrays = {
-        "shared": solution.result.shared,
-        "local": solution.result.local,
+        **solution.entries(),
         "names": split.names,
         "entities": split.entities,
         "features": [len(mean) for mean in split.mean],
         "mean": [np.pad(mean, (0, widest - len(mean))) for mean in split.mean],
         "scale": [np.pad(scale, (0, widest - len(scale))) for scale in split.scale],
-        **{f"history_{name}": values for name, values in solution.history.items()},
     }
     run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
     return 0
