@@ -28,7 +28,9 @@ def lazy_names(
 
     def attribute(name: str) -> Any:
         if name in places:
-            found = vars(sys.modules[module])[name] = pkgutil.resolve_name(places[name])
+            # With a colon even for a module: what fails in one is told as it is.
+            place = places[name] + ":" * (":" not in places[name])
+            found = vars(sys.modules[module])[name] = pkgutil.resolve_name(place)
             return found
         if name not in old:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")

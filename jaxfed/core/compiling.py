@@ -3,18 +3,20 @@
 import hashlib
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
-from jax import lib
 from jaxtyping import PyTree
 
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.clients import Clients
 
 # Only jaxlib 0.10 has two sorts of emitters; later versions refuse the option.
-_OLD_EMITTERS = {"xla_cpu_use_fusion_emitters": False} if lib.__version__ < "0.11" else {}
+_OLD_EMITTERS = (
+    {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
+)
 
 
 def compiler_options(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
@@ -62,8 +64,9 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     Raises:
         OSError: if it cannot be made.
     """
-    if folder is None and jax.config.jax_compilation_cache_dir:
-        return Path(jax.config.jax_compilation_cache_dir)
+    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if folder is None and told:
+        return Path(told)
     place = _user_folder() if folder is None else Path(folder).absolute()
     place.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(place))

@@ -5,8 +5,8 @@ and θ all that it depends on. So dz = ∂T/∂z dz + ∂T/∂θ dθ: a linear s
 rounds, forwards or backwards, with one sum over clients each, and that needs nothing of the rounds
 that led to z.
 
-Source: Christianson (1994), Reverse accumulation and attractive fixed points; Blondel et al. (2022),
-Efficient and modular implicit differentiation.
+Source: Christianson (1994), Reverse accumulation and attractive fixed points; Blondel et al.
+(2022), Efficient and modular implicit differentiation.
 """
 
 from collections.abc import Callable

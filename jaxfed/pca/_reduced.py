@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.gauge import Bases
-from jaxfed.linalg import Moment, polar
-from jaxfed.pca._components import Frame, best_local, deflate, reciprocal, uncaptured
+from jaxfed.linalg import Moment, polar, ratio
+from jaxfed.pca._components import Frame, best_local, deflate, uncaptured
 
 Active = Float[Array, " rank"] | None
 
@@ -85,7 +85,8 @@ class Reduced(Algorithm):
     def server_step(self, key, server, uplink):
         """A step as long as the largest that might be of use."""
         del key
-        scale = jax.lax.stop_gradient(reciprocal(jnp.linalg.norm(uplink, 2)))
+        size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
+        scale = ratio(jnp.ones_like(size), size)
         return polar(server + scale * deflate(uplink, server)), {}
 
     def client_result(self, downlink, local, data):
