@@ -179,6 +179,7 @@ def test_gathered_from_the_first_clients_only(name):
 # --- derivatives -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @on_every_backend
 def test_derivatives_are_finite_differences(name):
     own = {k: v for k, v in draw(2).items() if k != "whole"}

@@ -365,6 +365,7 @@ def test_the_command_passes_the_base_on(monkeypatch, capsys):
     assert seen == [Seeds(2, 7), Seeds(3, 0)]
 
 
+@pytest.mark.slow
 def test_runs_are_those_of_rollout_one_by_one():
     keys = Seeds(2).keys()
     samples = jax.random.normal(jax.random.key(1), (2, 3, 10, 4))
@@ -382,6 +383,7 @@ def test_runs_are_those_of_rollout_one_by_one():
 # --- the experiments' parts ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_figure3_small(monkeypatch, tmp_path, capsys):
     target = replace(figure3.TARGET, run=partial(figure3.run, starts=10, rounds=120))
     monkeypatch.setattr(papers, "find", lambda name: target)
@@ -402,6 +404,7 @@ def test_figure3_small(monkeypatch, tmp_path, capsys):
     assert jnp.ones(1).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_wishart_moments_have_the_law_of_the_samples(key):
     arguments = dict(PERPCA_SETTINGS["figure4"]) | {"clients": 2, "samples": 1}
     law = perpca_synthetic(key, **arguments)
@@ -416,6 +419,7 @@ def test_wishart_moments_have_the_law_of_the_samples(key):
     np.testing.assert_allclose(draws.var(0), variance, rtol=0.25)
 
 
+@pytest.mark.slow
 def test_the_authors_start_is_the_truth():
     keys = jax.random.split(jax.random.key(5), 2)
     _, truth, pooled = _statistics.drawn_moments("table2_published", keys, (500,))

@@ -35,6 +35,7 @@ def test_noise_is_what_the_ratio_says(ratio):
     np.testing.assert_allclose(found, ratio, atol=0.5)
 
 
+@pytest.mark.slow
 def test_methods_are_what_they_are_called(x64):
     """By steps of all samples, without a random draw, unclipped where they are small."""
     rng = np.random.default_rng(0)
@@ -102,6 +103,7 @@ def test_leads_are_compared_with_the_spread():
     assert _autoencoders.lead({**near, "ADEPT": [0.8] * 3}, "local").verdict.startswith("differs")
 
 
+@pytest.mark.slow
 def test_synthetic_clients():
     report = table1.TARGET(Seeds(2), scale=0.04, ratios=(20,), rounds=6)
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
@@ -149,6 +151,7 @@ def test_clients_have_one_class_and_share_no_image():
     np.testing.assert_array_equal(few.test, split.test[::5])
 
 
+@pytest.mark.slow
 def test_clients_of_digits(tmp_path, monkeypatch, capsys):
     assert main(["reproduce", "adept/table2"]) == 2
     assert "--data: this target runs on real files" in capsys.readouterr().err

@@ -110,6 +110,7 @@ def measuring(digits):
     return dealt, target.features_of(dealt, SMALL.side, 0)
 
 
+@pytest.mark.slow
 def test_samples_of_the_right_digit_are_nearer(measuring):
     dealt, features = measuring
     right = target.measured(dealt.train, dealt, SMALL, features)
@@ -164,6 +165,7 @@ def test_every_method_is_measured(found):
     assert "20 clients" in found.notes[0] and "scale 0.5" in found.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adept/table3", "adept/figure3", "adept/figure4"])
 def test_reports_hold_what_was_measured(name, found, monkeypatch, tmp_path):
     monkeypatch.setattr(target, "measure", lambda *arguments: found)
@@ -207,6 +209,7 @@ def test_full_images_are_trained_on_as_published():
     assert float(small.prior_weight) == pytest.approx(2 * target.MISSED / SMALL.samples)
 
 
+@pytest.mark.slow
 def test_the_best_round_is_drawn_from(digits):
     """Of a run that gets worse, the first models are kept."""
     dealt = target.dealt(*digits, SMALL, seed=0)

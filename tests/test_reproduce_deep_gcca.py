@@ -15,6 +15,7 @@ def by_labels(report):
     return {tuple(row[c] for c in report.columns): row["cell"] for row in report.rows}
 
 
+@pytest.mark.slow
 def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
     monkeypatch.setattr(figure11, "CLASSIFIED", 400)
     report = figure11.TARGET(Seeds(1), scale=0.02, rounds=3)
@@ -42,6 +43,7 @@ def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
     assert len(draw().axes) == 2
 
 
+@pytest.mark.slow
 def test_figure_10_clusters_views_and_representations(monkeypatch):
     monkeypatch.setattr(figure10, "CLUSTERED", 200)
     report = figure10.TARGET(Seeds(1), scale=0.02, rounds=3)
@@ -76,6 +78,7 @@ def test_scale_is_of_the_entities(scale, entities, batch):
     assert first.startswith("Full size" if scale == 1 else "Scaled") and str(entities) in first
 
 
+@pytest.mark.slow
 def test_real_views(tmp_path, capsys):
     assert main(["reproduce", "gcca/deep_digits"]) == 2
     assert "--data: this target runs on real files" in capsys.readouterr().err

@@ -49,6 +49,7 @@ def test_matrices_are_those_of_the_printed_problem(key, x64):
     np.testing.assert_allclose(_problems.arithmetic(5, 10), [1, 0.775, 0.55, 0.325, 0.1])
 
 
+@pytest.mark.slow
 def test_one_client_is_the_same_problem_for_subspace_iteration(x64):
     values = _problems.geometric(20, 1.2)
     alone = _problems.alone(3, values, Seeds(1), 200)
@@ -67,6 +68,7 @@ def test_one_client_is_the_same_problem_for_subspace_iteration(x64):
     )
 
 
+@pytest.mark.slow
 def test_figure4_small(monkeypatch, tmp_path, capsys):
     small = partial(figure4.run, features=12, conditions=(100,), at=(5, 10, 20))
     target = replace(figure4.TARGET, run=small)

@@ -11,6 +11,7 @@ from papers.runs import Seeds
 from tests.references import gcca as reference
 
 
+@pytest.mark.slow
 def test_runs_are_those_of_the_reference(x64):
     keys = jax.random.split(jax.random.key(3), 2)
     views = _linear.drawn_views(keys, entities=60, features=12, latent=8)
@@ -37,6 +38,7 @@ def test_random_start_is_the_authors_own():
     assert not np.allclose(shared[0], shared[1])
 
 
+@pytest.mark.slow
 def test_real_views(tmp_path, capsys):
     assert main(["reproduce", "gcca/digits"]) == 2
     assert "--data: this target runs on real files" in capsys.readouterr().err

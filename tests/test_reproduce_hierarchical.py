@@ -14,6 +14,7 @@ from jaxfed.pca import HierarchicalPCA
 from papers.hierarchical import _laws, _rounds, figure1b
 
 
+@pytest.mark.slow
 def test_fewer_samples_and_clients_are_masked(key):
     law = {"clients": 5, "features": 6, "rank": 2, "samples": 8}
     _, some = _laws.drawn(key, jnp.float32(0.1), count=3, size=2, **law)
@@ -34,6 +35,7 @@ def test_settled():
     assert _rounds.settled(np.ones(5), 0.01) == 1
 
 
+@pytest.mark.slow
 def test_figure1b_small(monkeypatch, tmp_path, capsys):
     law = figure1b.LAW | {"clients": 6, "features": 8, "rank": 2}
     target = replace(figure1b.TARGET, run=partial(figure1b.run, law=law, rounds=5))

@@ -40,6 +40,7 @@ def test_digits_are_dealt_without_repetition():
     assert (np.asarray(other) != np.asarray(train)).any()
 
 
+@pytest.mark.slow
 def test_thermal_reproduction_on_small_frames(tmp_path):
     video = image_sequence_synthetic(jax.random.key(1), frames=10, height=24, width=36, blobs=1)
     (tmp_path / "thermal").mkdir()
@@ -63,6 +64,7 @@ def test_thermal_reproduction_on_small_frames(tmp_path):
         draw().savefig(tmp_path / "picture.png")
 
 
+@pytest.mark.slow
 def test_debates_reproduction_on_small_texts(tmp_path):
     (tmp_path / "debates").mkdir()
     topics = {"1960": "castro africa", "1976": "carter ford", "1980": "oil coal"}

@@ -275,6 +275,7 @@ INNER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INNER)
 def test_gradient_with_respect_to_the_learning_rate(name, key, x64):
     a, _, x = problem(key)

@@ -271,6 +271,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_warm_starts_from_every_algorithm_with_shared_components(source, key):
     clients = draw()

@@ -77,6 +77,7 @@ def test_masks_cancel_to_the_bit(clients, bits, neighbours, key, monkeypatch):
     np.testing.assert_allclose(told, wanted, rtol=1e-6, atol=clients + 1e-6 * bound)
 
 
+@pytest.mark.slow
 def test_masks_cancel_on_every_backend(key):
     """Five clients: on four devices some are only there to fill up."""
     channel, messages = masks(bound=3.0), jax.random.normal(key, (CLIENTS, 40))
@@ -158,6 +159,7 @@ class Report(jf.Algorithm):
         return jnp.stack([number, 1.0]), jf.reduction.Sum(jnp.ones(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_start", [True, False])
 def test_what_is_not_finite_is_not_hidden(at_start, key):
     """NaN used to become zero, and infinity the bound."""
