@@ -4,6 +4,7 @@ import math
 
 import jax
 import numpy as np
+import pytest
 
 from jaxfed.cli import main
 from papers.gcca import _linear, digits, figure8, table1
