@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.linalg import orthonormalize, polar, thin_product, top_eigenvectors
+from jaxfed.linalg import eigen, orthonormalize, polar, thin_product, top_eigenvectors
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 METHODS = ["cholesky", "qr"]
@@ -201,6 +201,57 @@ def test_derivative_of_distinct_eigenvalues(x64):
 def test_derivative_is_finite_where_the_subspace_is_not_differentiable():
     gradient = jax.grad(lambda s: jnp.sum(top_eigenvectors(s, 2)[1] ** 3))(jnp.eye(4))
     chex.assert_tree_all_finite(gradient)
+
+
+def spectrum(name, size):
+    falling = 0.9 ** np.arange(size)
+    return {
+        "falling": falling,
+        "small": 1e-25 * falling,
+        "some, and noise": np.concatenate([[9.0, 8, 7, 7], np.linspace(0, 1, size - 4)]),
+        "few": np.concatenate([[3.0, 2, 1, 1], np.zeros(size - 4)]),
+        "signs": np.concatenate([[2.0, 1.5, 1.2, 1], np.linspace(-3, 0.5, size - 4)]),
+        "flat": 1 + 1e-3 * np.linspace(0, 1, size),
+        "nothing": np.zeros(size),
+    }[name]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "name", ["falling", "small", "some, and noise", "few", "signs", "flat", "nothing"]
+)
+def test_few_eigenvectors_of_large_matrices_are_those_of_a_decomposition(name, dtype, x64):
+    size, rank = eigen.LARGE, 4
+    values = np.sort(spectrum(name, size))[::-1]
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
+    matrix = jnp.asarray((turn * values) @ turn.T, dtype)
+    found, vectors = top_eigenvectors(matrix, rank)
+    assert found.dtype == vectors.dtype == dtype
+    eps = np.finfo(dtype).eps
+    largest = np.abs(values).max()
+    np.testing.assert_allclose(found, values[:rank], atol=100 * eps * largest)
+    chex.assert_trees_all_close(vectors.T @ vectors, jnp.eye(rank, dtype=dtype), atol=100 * eps)
+    if name not in ("flat", "nothing"):  # whose eigenvectors are not determined to rounding
+        gap = values[rank - 1] - values[rank]
+        outside = turn[:, rank:].T @ np.asarray(vectors, float)
+        assert np.linalg.norm(outside) < 20 * eps * size**0.5 * largest / gap
+
+
+def test_the_derivative_of_few_eigenvectors_of_large_matrices(x64):
+    rng = np.random.default_rng(1)
+    half = rng.normal(size=(20, eigen.LARGE))
+    matrix, change = half.T @ half, rng.normal(size=(eigen.LARGE, eigen.LARGE))
+    change = change + change.T
+
+    def energy(t):
+        _, vectors = top_eigenvectors(jnp.asarray(matrix) + t * change, 3)
+        return jnp.sum((vectors.T @ weights) ** 2)
+
+    weights = jnp.asarray(rng.normal(size=(eigen.LARGE, 2)))
+    _, slope = jax.jvp(energy, (0.0,), (1.0,))
+    step = 1e-4
+    difference = (energy(step) - energy(-step)) / (2 * step)
+    chex.assert_trees_all_close(slope, difference, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rank", [0, 5])

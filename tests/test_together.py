@@ -64,6 +64,7 @@ def test_a_run_of_few_bits_and_few_participants_converges(name, key):
     np.testing.assert_allclose(given, wanted, rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_of_such_runs_and_its_derivative(name, key):

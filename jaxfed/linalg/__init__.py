@@ -1,8 +1,9 @@
 """Linear algebra of the rounds: polar factors, bases, singular values, second moments."""
 
 from jaxfed.linalg._factor import matmul, thin_product
-from jaxfed.linalg.basis import orthonormalize, top_eigenvectors
+from jaxfed.linalg.basis import orthonormalize
 from jaxfed.linalg.division import ratio
+from jaxfed.linalg.eigen import top_eigenvectors
 from jaxfed.linalg.lanczos import largest_eigenvalue
 from jaxfed.linalg.moments import Moment, should_densify
 from jaxfed.linalg.polar import polar

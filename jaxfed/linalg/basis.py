@@ -1,4 +1,4 @@
-"""Orthonormal bases: of the columns of a tall matrix, of the leading eigenvectors of a moment."""
+"""Orthonormal bases of the columns of a tall matrix."""
 
 from functools import partial
 from typing import Literal, get_args
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg._factor import (
     Factors,
     checked_method,
@@ -129,103 +128,3 @@ def _rotation(inverse: Float[Array, "r r"], n: Float[Array, "r r"]) -> Float[Arr
 
 
 _factor = differentiable(_values, _rotation)
-
-
-def top_eigenvectors(
-    matrix: Float[Array, "d d"], rank: int
-) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
-    """The largest eigenvalues of a symmetric matrix, in descending order, and their eigenvectors.
-
-    The entry of largest magnitude of every eigenvector is positive. The derivative is that of the
-    eigenvalues and of the subspace; of a rotation of the eigenvectors within the subspace, which is
-    undefined where eigenvalues coincide, it has none. So differentiate functions that depend on the
-    subspace only (its projection, a distance, an energy); they are right where eigenvalues within
-    it coincide. Where the smallest eigenvalue kept equals the largest left out, the subspace is not
-    differentiable, and the derivative returned there is zero in the directions concerned; the same
-    goes for two that differ by less than 1e5 times the smallest normal number, 1e-33 in single
-    precision. Second derivatives need distinct eigenvalues.
-
-    Args:
-        matrix: the symmetric matrix; its symmetric part is used.
-        rank: how many eigenvectors, from 1 to d.
-
-    Returns:
-        The eigenvalues and the eigenvectors, one in each column.
-
-    Raises:
-        ValueError: if `matrix` is not one square, real floating-point matrix, or `rank` is not from
-            1 to d.
-    """
-    matrix = checked_square("matrix", matrix)
-    checked_rank(rank, len(matrix))
-    return _top(matrix, rank)
-
-
-@partial(jax.jit, static_argnums=1)
-def _top(
-    matrix: Float[Array, "d d"], rank: int
-) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
-    return _top_eigenvectors(matrix, rank)
-
-
-def checked_square(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """Refuse what is not one square matrix.
-
-    Raises:
-        ValueError: if `matrix` is none, or not of real floating-point numbers.
-    """
-    matrix = checked_array(name, matrix, "d d", whole=False)
-    if matrix.shape[0] != matrix.shape[1]:
-        raise refuse(name, "a square matrix", matrix)
-    return matrix
-
-
-def checked_rank(rank: int, largest: int) -> None:
-    """Refuse a rank outside 1, ..., largest.
-
-    Raises:
-        ValueError: if `rank` is one.
-    """
-    check_whole("rank", rank, most=largest)
-
-
-_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
-
-
-def _descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    values, vectors = _eigh(matrix)
-    return values[::-1], with_sign(vectors[:, ::-1])
-
-
-def with_sign(vectors: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """Make the entry of largest magnitude of every column positive."""
-    largest = jnp.take_along_axis(vectors, jnp.argmax(jnp.abs(vectors), axis=0)[None], axis=0)
-    return vectors * jnp.where(largest < 0, -1, 1).astype(vectors.dtype)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _top_eigenvectors(
-    matrix: Float[Array, "d d"], rank: int
-) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
-    values, vectors = _descending(matrix)
-    return values[:rank], vectors[:, :rank]
-
-
-# First-order perturbation theory: with eigenvectors U kept and V left out,
-#     d lambda_i = u_i^T dS u_i,    dU = V X,    X_ji = v_j^T dS u_i / (lambda_i - mu_j).
-# The part of dU within the span of U, which divides by differences of kept eigenvalues, is dropped:
-# no function of the subspace sees it.
-@_top_eigenvectors.defjvp
-def _(rank, primals, tangents):
-    (matrix,), (change,) = primals, tangents
-    values, vectors = _descending(matrix)
-    kept, dropped = vectors[:, :rank], vectors[:, rank:]
-    change = matmul((change + change.T) / 2, kept)
-    gaps = values[:rank] - values[rank:, None]
-    size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
-    info = jnp.finfo(matrix.dtype)
-    # Nor must the reciprocal of a gap be near overflow.
-    clear = gaps > jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
-    x = matmul(dropped.T, change)
-    x = jnp.where(clear, x / jnp.where(clear, gaps, 1), 0)
-    return (values[:rank], kept), (jnp.sum(kept * change, axis=0), matmul(dropped, x))

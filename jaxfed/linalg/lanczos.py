@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import check_callable, check_whole, checked_array
 from jaxfed.linalg._factor import matmul
-from jaxfed.linalg.basis import top_eigenvectors
+from jaxfed.linalg.eigen import top_eigenvectors
 
 Operator = TypeVar("Operator")
 

@@ -8,13 +8,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._factor import matmul, squared_norm
-from jaxfed.linalg.basis import (
-    checked_rank,
-    checked_square,
-    orthonormalize,
-    top_eigenvectors,
-    with_sign,
-)
+from jaxfed.linalg.basis import orthonormalize
+from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors, with_sign
 
 
 def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:

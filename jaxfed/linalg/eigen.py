@@ -1,0 +1,167 @@
+"""Leading eigenvectors of symmetric matrices."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from jaxfed._checks import check_whole, checked_array, refuse
+from jaxfed.linalg._factor import matmul, one_by_one, repeated
+from jaxfed.linalg.basis import orthonormalize
+
+Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
+
+# Of larger matrices few eigenvectors are found by products, in at most so many cycles of so many
+# blocks. That is a tenth of the time of a decomposition, should it be in vain.
+LARGE, SHARE, CYCLES, BLOCKS = 512, 32, 12, 4
+
+
+def top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
+    """The largest eigenvalues of a symmetric matrix, in descending order, and their eigenvectors.
+
+    The entry of largest magnitude of every eigenvector is positive. The derivative is that of the
+    eigenvalues and of the subspace; of a rotation of the eigenvectors within the subspace, which is
+    undefined where eigenvalues coincide, it has none. So differentiate functions that depend on the
+    subspace only (its projection, a distance, an energy); they are right where eigenvalues within
+    it coincide. Where the smallest eigenvalue kept equals the largest left out, the subspace is not
+    differentiable, and the derivative returned there is zero in the directions concerned; the same
+    goes for two that differ by less than 1e5 times the smallest normal number, 1e-33 in single
+    precision. Second derivatives need distinct eigenvalues.
+
+    Args:
+        matrix: the symmetric matrix; its symmetric part is used.
+        rank: how many eigenvectors, from 1 to d.
+
+    Returns:
+        The eigenvalues and the eigenvectors, one in each column.
+
+    Raises:
+        ValueError: if `matrix` is not one square, real floating-point matrix, or `rank` is not from
+            1 to d.
+    """
+    matrix = checked_square("matrix", matrix)
+    checked_rank(rank, len(matrix))
+    return _top(matrix, rank)
+
+
+@partial(jax.jit, static_argnums=1)
+def _top(matrix: Float[Array, "d d"], rank: int) -> Eigen:
+    return _top_eigenvectors(matrix, rank)
+
+
+def checked_square(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """Refuse what is not one square matrix.
+
+    Raises:
+        ValueError: if `matrix` is none, or not of real floating-point numbers.
+    """
+    matrix = checked_array(name, matrix, "d d", whole=False)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise refuse(name, "a square matrix", matrix)
+    return matrix
+
+
+def checked_rank(rank: int, largest: int) -> None:
+    """Refuse a rank outside 1, ..., largest.
+
+    Raises:
+        ValueError: if `rank` is one.
+    """
+    check_whole("rank", rank, most=largest)
+
+
+_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
+
+
+def _descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    values, vectors = _eigh(matrix)
+    return values[::-1], with_sign(vectors[:, ::-1])
+
+
+def with_sign(vectors: Float[Array, "d r"]) -> Float[Array, "d r"]:
+    """Make the entry of largest magnitude of every column positive."""
+    largest = jnp.take_along_axis(vectors, jnp.argmax(jnp.abs(vectors), axis=0)[None], axis=0)
+    return vectors * jnp.where(largest < 0, -1, 1).astype(vectors.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
+    if len(matrix) < LARGE or SHARE * rank > len(matrix):
+        values, vectors = _descending(matrix)
+        return values[:rank], vectors[:, :rank]
+
+    def decompose(bad, values, vectors):
+        del vectors
+        values, vectors = _eigh(jnp.where(bad, matrix, values[0]), bad)
+        return values[::-1][:rank], vectors[:, ::-1][:, :rank]
+
+    (values, vectors), converged = _by_products((matrix + matrix.T) / 2, rank)
+    values, vectors = repeated(~converged, decompose, (values, vectors))
+    return values, with_sign(vectors)
+
+
+def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Array, ""]]:
+    """Leading eigenvectors by block Lanczos iteration, restarted, and whether they are exact.
+
+    They are if residuals |S v - lambda v| are of the size of rounding. A block is wider than the
+    rank by some columns, so that no eigenvector is passed over and those wanted do not wait for
+    the slowest of them.
+
+    Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
+    """
+    size, width = len(matrix), rank + 8
+    scale = jnp.max(jnp.abs(matrix))  # so that squares of residuals neither overflow nor vanish
+    matrix = matrix / jnp.where(scale > 0, scale, 1)
+    tolerance = jnp.finfo(matrix.dtype).eps * size**0.5
+
+    def extended(k, state):
+        basis, products = state
+        block = lax.dynamic_slice_in_dim(products, k * width, width, axis=1)
+        for _ in range(2):  # once leaves what rounding brought back
+            block = orthonormalize(block - matmul(basis, matmul(basis.T, block)))
+        place = 0, (k + 1) * width
+        basis = lax.dynamic_update_slice(basis, block, place)
+        return basis, lax.dynamic_update_slice(products, matmul(matrix, block), place)
+
+    def cycle(state):
+        block, product, _, _, count = state
+        room = jnp.zeros((size, (BLOCKS - 1) * width), matrix.dtype)
+        first = (jnp.concatenate([x, room], axis=1) for x in (block, product))
+        basis, products = lax.fori_loop(0, BLOCKS - 1, extended, tuple(first))
+        inner = matmul(basis.T, products)
+        values, turn = _eigh((inner + inner.T) / 2)
+        values, turn = values[::-1][:width], turn[:, ::-1][:, :width]
+        block, product = matmul(basis, turn), matmul(products, turn)
+        rest = jnp.linalg.norm((product - values * block)[:, :rank], axis=0)
+        largest = jnp.maximum(jnp.abs(values[0]), jnp.max(jnp.linalg.norm(product, axis=0)))
+        return block, product, values, jnp.max(rest) <= tolerance * largest, count + 1
+
+    def unfinished(state):
+        return ~state[3] & (state[4] < CYCLES)
+
+    start = orthonormalize(jax.random.normal(jax.random.key(0), (size, width), matrix.dtype))
+    first = start, matmul(matrix, start), jnp.zeros(width, matrix.dtype), jnp.zeros((), bool), 0
+    block, _, values, converged, _ = lax.while_loop(unfinished, cycle, first)
+    return (scale * values[:rank], block[:, :rank]), converged
+
+
+# First-order perturbation theory: with eigenvectors U kept and V left out,
+#     d lambda_i = u_i^T dS u_i,    dU = V X,    X_ji = v_j^T dS u_i / (lambda_i - mu_j).
+# The part of dU within the span of U, which divides by differences of kept eigenvalues, is dropped:
+# no function of the subspace sees it.
+@_top_eigenvectors.defjvp
+def _(rank, primals, tangents):
+    (matrix,), (change,) = primals, tangents
+    values, vectors = _descending(matrix)
+    kept, dropped = vectors[:, :rank], vectors[:, rank:]
+    change = matmul((change + change.T) / 2, kept)
+    gaps = values[:rank] - values[rank:, None]
+    size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
+    info = jnp.finfo(matrix.dtype)
+    # Nor must the reciprocal of a gap be near overflow.
+    clear = gaps > jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
+    x = matmul(dropped.T, change)
+    x = jnp.where(clear, x / jnp.where(clear, gaps, 1), 0)
+    return (values[:rank], kept), (jnp.sum(kept * change, axis=0), matmul(dropped, x))
