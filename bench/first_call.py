@@ -166,6 +166,29 @@ def sweep(repeats: int) -> Iterable[dict[str, object]]:
     yield from _compared(measured(cases, (20, 100, 15, 2, 3), repeats))
 
 
+def prepare(repeats: int) -> Iterable[dict[str, object]]:
+    """What comes before the first round of PerPCA, compiled already, in rounds."""
+    fit = FIT.replace("rounds=20", "rounds={rounds}")
+    for size in ((50, 120, 784, 10, 10), (20, 32, 2048, 4, 4), (20, 200, 2048, 4, 4)):
+        cases = {
+            str(rounds): (
+                JAX,
+                fit.format(
+                    algorithm="jf.pca.PerPCA(r1, r2)", clients=SAMPLES, rounds=rounds, more=""
+                ),
+            )
+            for rounds in (1, 21)
+        }
+        found = measured(cases, size, repeats)
+        one, more = found["1"][2:], found["21"][2:]
+        rounds = [(b - a) / 20 for a, b in zip(one, more, strict=True)]
+        yield {
+            "clients, n, d, r1, r2": str(size), "start, cpu ms": 1e3 * (one[0] - rounds[0]),
+            "round, cpu ms": 1e3 * rounds[0], "start in rounds": one[0] / rounds[0] - 1,
+            "the same, wall": one[1] / rounds[1] - 1,
+        }  # fmt: skip
+
+
 def _compared(found: dict[str, list[float]]) -> Iterable[dict[str, object]]:
     first = next(iter(found.values()))
     for name, (cpu, wall, again, _) in found.items():
@@ -201,7 +224,7 @@ def start(repeats: int) -> Iterable[dict[str, object]]:
             yield {"what": name, "process, cpu s": cpu, "process, wall s": wall}
 
 
-PARTS = {part.__name__: part for part in (rivals, algorithms, gradient, sweep, start)}
+PARTS = {part.__name__: part for part in (rivals, algorithms, gradient, sweep, prepare, start)}
 
 
 def main() -> None:
