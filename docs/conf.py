@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
 from public import MODULES, module_named, public_names, undocumented  # noqa: E402
 
 import papers  # noqa: E402
+from jaxfed import Algorithm  # noqa: E402
 
 # What estimators inherit from scikit-learn is not described again.
 SKLEARN = "BaseEstimator, TransformerMixin, ClassNamePrefixFeaturesOutMixin"
@@ -42,6 +43,7 @@ myst_heading_anchors = 3
 
 default_role = "code"
 add_module_names = False
+autoclass_content = "both"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -71,7 +73,9 @@ def _page(module: str) -> str:
     lines += [f".. currentmodule:: {module}", ""]
     for name, found in public_names(module).items():
         if inspect.isclass(found):
-            lines += [f".. autoclass:: {module}.{name}", "   :members:"]
+            # What the methods of all algorithms are is said once, at the contract.
+            own = found is Algorithm or not issubclass(found, Algorithm)
+            lines += [f".. autoclass:: {module}.{name}", *["   :members:"] * own]
             lines += [f"   :inherited-members: {SKLEARN}"] * (module == "jaxfed.estimators") + [""]
         elif callable(found):
             lines += [f".. autofunction:: {module}.{name}", ""]
@@ -91,12 +95,18 @@ def as_rst(app, what, name, object_, options, lines) -> None:
     text = "\n".join(lines)
     text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
     # What is code, mathematics or emphasis stays; other marks are only characters.
-    code, emphasis = r"(?::math:)?`[^`]*`|^ *\.\. math::.*$", r"(?<!\w)\*\w[^*\n]*\*(?!\w)"
+    code, emphasis = (
+        r"``[^`]+``|(?::math:)?`[^`]*`|^ *\.\. math::.*$",
+        r"(?<!\w)\*\w[^*\n]*\*(?!\w)",
+    )
     item, argument = r"^ *\* ", r"^ *\*+\w+[:,]"
     kept = re.split(f"({code}|{emphasis}|{item}|{argument})", text, flags=re.M)
     for i in range(0, len(kept), 2):
         kept[i] = re.sub(r"[|*]", r"\\\g<0>", kept[i])
         kept[i] = re.sub(r"(?<=\w)_(?=[\s,.;:)])", r"\\_", kept[i])
+    for i in range(1, len(kept), 2):
+        if kept[i].startswith("`"):
+            kept[i] = f"``{' '.join(kept[i].strip('`').split())}``\\ "
     lines[:] = "".join(kept).split("\n")
 
 

@@ -5,26 +5,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import jaxfed
+
+SUBMODULES = ("jaxfed.manifolds.stiefel", "jaxfed.manifolds.grassmann")
 MODULES = (
     "jaxfed",
-    "jaxfed.pca",
-    "jaxfed.gcca",
-    "jaxfed.generative",
-    "jaxfed.estimators",
-    "jaxfed.channel",
-    "jaxfed.participation",
-    "jaxfed.backend",
-    "jaxfed.reduction",
-    "jaxfed.metrics",
-    "jaxfed.plot",
-    "jaxfed.data",
-    "jaxfed.models",
-    "jaxfed.privacy",
-    "jaxfed.linalg",
-    "jaxfed.manifolds",
-    "jaxfed.manifolds.stiefel",
-    "jaxfed.manifolds.grassmann",
-    "jaxfed.testing",
+    *(f"jaxfed.{name}" for name, place in jaxfed._PLACES.items() if ":" not in place),
+    *SUBMODULES,
 )
 
 

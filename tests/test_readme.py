@@ -87,12 +87,19 @@ def fitted(names, lines):
     assert names["newcomer"].local.shape == (1, 64, 2)
 
 
+def derivatives(names, lines):
+    assert names["report"].residual < 1e-3
+    assert names["tuned"].loss[-1] < names["tuned"].loss[0]
+
+
 def data(names, lines):
     assert lines("from_samples") == ["Clients(3 clients: 8 to 35 samples of 5 features, float32)"]
     assert names["names"] == ["client0", "client1", "client2"]
 
 
-SAID = {f.__name__: f for f in (bits, consensus, data, devices, fitted, models, sweeps)}
+SAID = {
+    f.__name__: f for f in (bits, consensus, data, derivatives, devices, fitted, models, sweeps)
+}
 LONG = {"derivatives", "estimators", "models", "sharing"}  # compile much
 SHOWN = [
     pytest.param(
