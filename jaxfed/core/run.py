@@ -19,7 +19,7 @@ from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
 from jaxfed.core.rounds import State
@@ -74,6 +74,7 @@ def rollout(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     if remat is not None:
+        check_flag("remat", remat)
         renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
         adjoint = unrolled(remat)
     check_loop(tol, metrics, metrics_every, adjoint)

@@ -99,6 +99,7 @@ def tune(
     & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation.
     """
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_callable("held_out", held_out, "a function of the result")
     check_optimizer("optimizer", optimizer)
     start = _logarithms(algorithm, names)
