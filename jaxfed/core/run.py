@@ -107,7 +107,8 @@ def fit(
     """Run an algorithm from the host, in compiled chunks of rounds.
 
     The numbers are those of `rollout`; between chunks there is room for a progress bar,
-    checkpoints and callbacks.
+    checkpoints and callbacks. What runs on the host has no derivatives: those of a solution are
+    `rollout`'s, with it as the `warm_start` and `adjoint=jaxfed.adjoint.implicit()`.
 
     Args:
         algorithm: what to run.

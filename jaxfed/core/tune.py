@@ -173,8 +173,8 @@ def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:
         raise refuse("names", "at least one field to tune", names)
     found = {}
     for name in names:
-        value = getattr(algorithm, name, None)
-        if not eqx.is_inexact_array(value) or not bool((value > 0).all()):
+        value: Any = getattr(algorithm, name, None)
+        if not eqx.is_inexact_array(value) or not (value > 0).all():
             kind = type(algorithm).__name__
             raise refuse("names", f"positive floats of {kind}, which {name} is not", value)
         found[name] = jnp.log(value)
