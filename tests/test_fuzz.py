@@ -22,7 +22,8 @@ ROOMS = [
 INNER = {
     "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
     "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "Samples",
-    "Solution", "SparseView", "Status", "View", "Views", "bits", "collect", "english_stop_words", "everybody",
+    "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
+    "english_stop_words", "everybody",
     "first_message_attack", "fixed_bits", "linear_attack", "lossless", "matmul", "norm_leak",
     "reconstruction_loss", "sign", "spent", "straight_through", "to_bytes", "variable_bytes",
     "varies", "vmap", "with_report",
