@@ -5,8 +5,8 @@
     python bench/adjoint.py --rounds 1000
 
 The loss is the held-out error of PerPCA, differentiated by samples and the clients' weights, in
-single precision. Memory is what XLA allots beside arguments and results. "By hand" is what a user of
-an implicit differentiation library writes: the gradient of the objective by all components, and
+single precision. Memory is what XLA allots beside arguments and results. "By hand" is what a user
+of an implicit differentiation library writes: the gradient of the objective by all components, and
 conjugate gradients on the normal equations of its Jacobian (JAXopt's default), which knows nothing
 of bases and does not eliminate the local components. Errors are those of directional derivatives,
 relative to central differences of whole solves in double precision.

@@ -153,3 +153,22 @@ def check(name, adjoint):
 @pytest.mark.parametrize("name", CASES)
 def test_implicit_derivatives_are_those_of_whole_solves(name):
     check(name, jf.adjoint.implicit())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PerPCA polar", "AdaptivePCA log", "MaxVar exact"])
+@pytest.mark.parametrize("adjoint", [jf.adjoint.unrolled(), jf.adjoint.checkpointed()], ids=repr)
+def test_unrolled_derivatives_are_those_of_whole_solves(name, adjoint):
+    check(name, adjoint)
+
+
+@pytest.mark.slow
+def test_another_round_with_the_same_solution_gives_the_same_derivative():
+    algorithm = CASES["PerPCA"][0]()
+
+    def gradient(through):
+        function, at = compiled("PerPCA", jf.adjoint.implicit(through=through))
+        return function(at)[1]
+
+    found, wanted = gradient(algorithm), gradient(None)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-8), found, wanted)
