@@ -1,5 +1,6 @@
 """Derivatives of runs from few kept states, and of fixed points of the round."""
 
+import doctest
 import functools
 
 import jax
@@ -186,6 +187,51 @@ def test_forward_mode_and_forward_over_reverse():
     )
 
 
+@pytest.mark.slow
+def test_a_thousand_random_problems_have_finite_derivatives():
+    rng = np.random.default_rng(0)
+    scales = rng.uniform(0.1, 3.0, size=(1000, 1, 1, FEATURES))
+    values = rng.normal(size=(1000, CLIENTS, SAMPLES, FEATURES)) * scales
+    frames = np.stack([top(one) for one in values])
+    by_values, _, report = compiled()(values, frames, np.zeros(1000), jf.adjoint.Report())
+    assert np.isfinite(by_values).all() and (report.residual < 1e-8).all()
+
+
+@pytest.mark.slow
+def test_single_precision_is_near_double():
+    values, _, _ = drawn(0)
+
+    def gradient(dtype):
+        given = values.astype(dtype), top(values).astype(dtype), np.zeros((), dtype)
+        return jax.jit(jax.grad(lambda *at: loss(*at, None)))(*given)
+
+    single, double = gradient(np.float32), gradient(np.float64)
+    assert single.dtype == np.float32
+    assert np.abs(single - double).max() < 1e-4 * np.abs(double).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", [jf.backend.chunked(2), jf.backend.pmap(2), jf.backend.shard(2)], ids=repr
+)
+def test_every_backend_gives_the_same_derivative(backend):
+    def gradient(backend):
+        def error(values):
+            algorithm = jf.pca.PerPCA(1, 1, variant="polar", step_size=0.1)
+            run = jf.rollout(
+                algorithm, jf.Clients.from_samples(values), rounds=500, key=jax.random.key(0),
+                adjoint=jf.adjoint.implicit(), backend=backend,
+            )  # fmt: skip
+            shared, local = run.result
+            weights = jnp.asarray(drawn(0)[1])
+            parts = shared @ shared.T + jnp.einsum("mdr,mer->de", local, local)
+            return (weights * parts).sum()
+
+        return jax.jit(jax.grad(error))(drawn(3)[0])
+
+    np.testing.assert_allclose(gradient(backend), gradient(jf.backend.vmap()), atol=1e-8)
+
+
 SGD = optax.sgd(1.0)
 
 
@@ -252,3 +298,10 @@ def test_an_adjoint_is_wanted(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):
         jf.rollout(jf.pca.Pooled(1), clients, rounds=1, key=key, adjoint="implicit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [jf.adjoint, jf.nn], ids=lambda module: module.__name__)
+def test_examples_run(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted > 3 and failed == 0

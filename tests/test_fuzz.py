@@ -12,20 +12,21 @@ from fuzz import callables, files, run
 CASES = 2_000  # more by `python -m bench.fuzz --cases 50000`
 
 ROOMS = [
-    jf, jf.backend, jf.channel, jf.data, jf.gcca, jf.generative, jf.linalg, jf.manifolds,
-    jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models, jf.participation, jf.pca,
-    jf.plot, jf.privacy,
+    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.gcca, jf.generative, jf.linalg,
+    jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
+    jf.participation, jf.pca, jf.plot, jf.privacy,
 ]  # fmt: skip
 
 # What takes no argument, or what other parts of the library give it: arrays within a traced
 # function, payloads, transcripts.
 INNER = {
-    "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption", "DenoisingLoss",
-    "DivergenceError", "Link", "Moment", "Participation", "Samples", "Solution", "SparseView",
-    "Status", "View", "Views", "bits", "collect", "english_stop_words", "everybody",
+    "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
+    "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "Samples",
+    "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
+    "english_stop_words", "everybody",
     "first_message_attack", "fixed_bits", "linear_attack", "lossless", "matmul", "norm_leak",
     "reconstruction_loss", "sign", "spent", "straight_through", "to_bytes", "variable_bytes",
-    "varies", "vmap",
+    "varies", "vmap", "with_report",
 }  # fmt: skip
 # What may be any tree of arrays, or is only looked at once the others fit.
 OPEN = {

@@ -103,3 +103,22 @@ def test_split_halves_refuse_what_cannot_be_split(key):
     moments = jf.Clients.from_moments(np.stack([np.eye(3)] * 2))
     with pytest.raises(ValueError, match="samples"):
         jf.pca.split_half([jf.pca.PerPCA(1, 1)], moments, rounds=1, key=key)
+
+
+def test_derivatives_of_several_spikes(x64, key):
+    """What turns the kept eigenvectors towards each other counts, as they shrink differently."""
+    samples, _ = spiked(key, 40, jnp.asarray([9.0, 4.0, 1.0]), 0.02, 5)
+    weights, direction = np.random.default_rng(0).normal(size=(2, 40, 5))
+
+    @jax.jit
+    @jax.value_and_grad
+    def energy(samples):
+        moment = jf.pca.shrink(Moment.from_samples(samples), 4)
+        return jnp.sum((weights[:5] @ moment.matrix()) ** 3)
+
+    near, far = (
+        energy(samples + step * direction)[0] - energy(samples - step * direction)[0]
+        for step in (1e-4, 2e-4)
+    )
+    wanted = (8 * near - far) / 1.2e-3
+    np.testing.assert_allclose((energy(samples)[1] * direction).sum(), wanted, rtol=1e-7)

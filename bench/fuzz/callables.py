@@ -67,7 +67,7 @@ def given() -> dict[str, Any]:
         "moment": jf.linalg.Moment.from_dense(jnp.asarray(moments[0])),
         "views": jf.gcca.Views.from_arrays([samples[0], samples[1]]),
         "sparse": scipy.sparse.csr_array(samples[0]),
-        "perpca": perpca, "key": random, "model": model, "training": training,
+        "perpca": perpca, "hierarchical": jf.pca.HierarchicalPCA(1, 0.5, 0.1), "key": random, "model": model, "training": training,
         "denoiser": denoiser, "corruption": jf.models.interpolation(),
         "start": jf.Personalized(jnp.asarray(frames[0, :, :1]), jnp.asarray(frames[:, :, 1:])),
         "labels": np.arange(CLIENTS), "optimizer": optax.sgd(0.1), "images": images,
@@ -192,7 +192,7 @@ RUN = {
 
 def targets() -> list[Target]:
     """All of them."""
-    right = given()
+    right, adjoint = given(), jf.adjoint.Adjoint
     run = {
         "algorithm": right["perpca"],
         "clients": right["clients"],
@@ -216,7 +216,52 @@ def targets() -> list[Target]:
                 "every": SOME,
             },
         ),
-        Target("rollout", run, RUN | {"remat": flag}),
+        Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
+        Target(
+            "tune",
+            {
+                "algorithm": right["hierarchical"],
+                "clients": right["clients"],
+                "held_out": lambda result: result.local.sum(),
+                "optimizer": right["optimizer"],
+                "names": ["prior_variance"],
+                "rounds": 2,
+                "steps": 1,
+                "key": right["key"],
+            },
+            {
+                "algorithm": lambda value: value is right["hierarchical"],
+                "clients": tracked("clients"),
+                "held_out": function,
+                "optimizer": optimizer,
+                "names": lambda value: False,
+                "rounds": COUNT,
+                "steps": WHOLE,
+                "key": RUN["key"],
+                "tol": tolerance,
+                "patience": SOME,
+                "adjoint": optional(instance(adjoint)),
+                "progress": flag,
+            },
+            says={"algorithm": ("names",)},
+        ),
+        Target("adjoint.unrolled", {}, {"remat": flag}, cheap=True),
+        Target("adjoint.checkpointed", {}, {"n": optional(count(2))}, cheap=True),
+        Target(
+            "adjoint.implicit",
+            {},
+            {
+                "tol": optional(positive(arrays=False)),
+                "max_rounds": WHOLE,
+                "through": optional(instance(jf.Algorithm)),
+                "memory": WHOLE,
+                "fixed_point_tol": optional(positive(arrays=False)),
+                "turning_tol": positive(arrays=False),
+                "report": optional(instance(jf.adjoint.Report)),
+                "throw": flag,
+            },
+            cheap=True,
+        ),
         Target(
             "sweep",
             {
@@ -242,7 +287,8 @@ def targets() -> list[Target]:
                 "participation": RUN["participation"],
                 "metrics": optional(function),
                 "warm_start": start,
-                "remat": flag,
+                "adjoint": instance(adjoint),
+                "remat": optional(flag),
             },
         ),
         Target(
@@ -540,7 +586,8 @@ def _algorithms(right) -> list[Target]:
         }),
         Target("pca.Pooled", {"rank": 1}, {"rank": WHOLE}),
         Target("pca.Local", {"rank": 1}, {"rank": WHOLE}),
-        Target("pca.SubspaceIteration", {"rank": 1}, {"rank": WHOLE, "stop": stop}),
+        Target("pca.SubspaceIteration", {"rank": 1}, {"rank": WHOLE, "stop": stop, "retraction": one_of("qr", "polar")},
+        ),
         Target("pca.BlockLanczos", {"rank": 1}, {"rank": WHOLE, "memory": optional(count(3)), "stop": stop}),
         Target("pca.LocalPower", {"rank": 1}, {
             "rank": WHOLE, "local_steps": WHOLE, "alignment": one_of("none", "sign", "procrustes"), "stop": stop,

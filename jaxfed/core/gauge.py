@@ -64,8 +64,8 @@ def _turned(bases: tuple[Basis, ...], vectors: tuple[Basis, ...]) -> tuple[Basis
     """
     if not bases:
         return ()
-    gram = sum((_product(x, x) for x in bases), start=jnp.zeros(()))
-    mixed = sum((_product(x, v) for x, v in zip(bases, vectors, strict=True)), start=jnp.zeros(()))
+    gram = jnp.asarray(sum(_product(x, x) for x in bases))
+    mixed = jnp.asarray(sum(_product(x, v) for x, v in zip(bases, vectors, strict=True)))
     # Derivatives go through the equation and not through its solution.
     values, turn = jnp.linalg.eigh(jax.lax.stop_gradient(gram))
     sums = values[:, None] + values

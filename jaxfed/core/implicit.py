@@ -340,7 +340,7 @@ def _or_precision(given: float | None, tree: PyTree, single: float, double: floa
 
 def _tied(tree: PyTree) -> PyTree:
     """The same, each part formally depending on the others: a solve has one right-hand side."""
-    total = sum((jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)), start=jnp.zeros(()))
+    total = jnp.asarray(sum(jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)))
     # Not zero times the total, which would be NaN where one of them is.
     nothing = jax.lax.select(jnp.zeros((), bool), total, jnp.zeros_like(total))
     return jax.tree.map(lambda x: x + nothing.astype(x.dtype), tree)
@@ -355,7 +355,7 @@ def _minus(one: PyTree, other: PyTree) -> PyTree:
 
 
 def _norm(tree: PyTree) -> Float[Array, ""]:
-    return jnp.sqrt(sum((jnp.sum(x**2) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))
+    return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
 
 
 def _largest_ratio(tree: PyTree, other: PyTree) -> Float[Array, ""]:

@@ -19,7 +19,7 @@ from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
-from jaxfed.core.checks import check_count
+from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
@@ -75,6 +75,7 @@ def rollout(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     if remat is not None:
+        check_flag("remat", remat)
         renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
         adjoint = unrolled(remat)
     check_loop(tol, metrics, metrics_every, adjoint)
@@ -107,7 +108,8 @@ def fit(
     """Run an algorithm from the host, in compiled chunks of rounds.
 
     The numbers are those of `rollout`; between chunks there is room for a progress bar,
-    checkpoints and callbacks.
+    checkpoints and callbacks. What runs on the host has no derivatives: those of a solution are
+    `rollout`'s, with it as the `warm_start` and `adjoint=jaxfed.adjoint.implicit()`.
 
     Args:
         algorithm: what to run.

@@ -99,6 +99,7 @@ def tune(
     & Duvenaud (2020), Optimizing millions of hyperparameters by implicit differentiation.
     """
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
+    check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_callable("held_out", held_out, "a function of the result")
     check_optimizer("optimizer", optimizer)
     start = _logarithms(algorithm, names)
@@ -172,8 +173,8 @@ def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:
         raise refuse("names", "at least one field to tune", names)
     found = {}
     for name in names:
-        value = getattr(algorithm, name, None)
-        if not eqx.is_inexact_array(value) or not bool((value > 0).all()):
+        value: Any = getattr(algorithm, name, None)
+        if not eqx.is_inexact_array(value) or not (value > 0).all():
             kind = type(algorithm).__name__
             raise refuse("names", f"positive floats of {kind}, which {name} is not", value)
         found[name] = jnp.log(value)

@@ -65,6 +65,7 @@ class Reduced(Algorithm):
     def server_init(self, key, first, like, start):
         """The shared components of the solution."""
         del key, first, like
+        assert start is not None
         return start.shared
 
     def downlink(self, server):
@@ -74,6 +75,7 @@ class Reduced(Algorithm):
     def client_init(self, key, downlink, data, start):
         """The local components of the solution."""
         del key, downlink, data
+        assert start is not None
         return start.local
 
     def client_step(self, key, downlink, local, data):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxfed.core.checks import check_instance
 from jaxfed.linalg import Moment, ratio
+from jaxfed.pca._components import change_within
 
 
 def shrink(moment: Moment, rank: int) -> Moment:
@@ -59,6 +60,15 @@ def shrink(moment: Moment, rank: int) -> Moment:
     # The root's derivative is infinite at the edge, where the eigenvalue is dropped anyway.
     root = jnp.sqrt(jnp.where(x > edge, inside, 1))
     spike = noise * jnp.where(x > edge, (x + 1 - aspect + root) / 2 - 1, 0)
-    positive = jnp.where(spike > 0, spike, 1)
-    factor = jnp.where(spike > 0, jnp.sqrt(positive), 0)[:, None] * vectors.T
-    return Moment.from_samples(factor, jnp.ones_like(moment.count))
+    scale = jnp.where(spike > 0, jnp.sqrt(jnp.where(spike > 0, spike, 1)), 0)
+    # The eigenvectors' own derivative leaves out what turns them towards each other, which matters
+    # as their factors differ: V D Vᵀ with the divided differences of the spikes, their slope where
+    # eigenvalues coincide; of its root, over the sums of the scales.
+    slope = jnp.where(x > edge, (1 + (x + 1 - aspect) / root) / 2, 0)
+    gaps = values[:, None] - values
+    clear = jnp.abs(gaps) > jnp.finfo(values.dtype).eps * moment.dim * values[0]
+    turned = jnp.where(clear, ratio(spike[:, None] - spike, jnp.where(clear, gaps, 0)), slope)
+    sums = scale[:, None] + scale
+    turned = jnp.where(jnp.eye(rank, dtype=bool), 0, turned)
+    change = turned * ratio(change_within(moment, vectors), sums)
+    return Moment.from_samples((jnp.diag(scale) + change) @ vectors.T, jnp.ones_like(moment.count))

@@ -1,0 +1,190 @@
+"""What derivatives of a converged run take: implicit, checkpointed, unrolled, and by hand.
+
+    python bench/adjoint.py                   # 50 clients of 120 samples, 784 features, 10 + 10
+    python bench/adjoint.py --small           # in a minute
+    python bench/adjoint.py --rounds 1000
+
+The loss is the held-out error of PerPCA, differentiated by samples and the clients' weights, in
+single precision. Memory is what XLA allots beside arguments and results. "By hand" is what a user
+of an implicit differentiation library writes: the gradient of the objective by all components, and
+conjugate gradients on the normal equations of its Jacobian (JAXopt's default), which knows nothing
+of bases and does not eliminate the local components. Errors are those of directional derivatives,
+relative to central differences of whole solves in double precision.
+"""
+
+import argparse
+import os
+
+os.environ.setdefault("JAX_ENABLE_X64", "1")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from timing import every_turn, machine, table
+
+import jaxfed as jf
+
+SHAPES = {False: (50, 120, 784, 10, 10), True: (6, 40, 30, 3, 3)}
+
+
+def draw(clients, samples, features, shared_rank, local_rank):
+    """Samples with local components stronger than the shared ones, and others that are held out."""
+    rng = np.random.default_rng(0)
+    shared = np.linalg.qr(rng.normal(size=(features, shared_rank)))[0]
+    values = []
+    for _ in range(clients):
+        own = np.linalg.qr(rng.normal(size=(features, local_rank)))[0]
+        own = np.linalg.qr(own - shared @ (shared.T @ own))[0]
+        scales = np.linspace(2.0, 1.2, shared_rank), np.linspace(6.0, 4.0, local_rank)
+        scores = [rng.normal(size=(2 * samples, len(s))) * s for s in scales]
+        noise = 0.1 * rng.normal(size=(2 * samples, features))
+        values.append(scores[0] @ shared.T + scores[1] @ own.T + noise)
+    return np.split(np.stack(values), 2, axis=1)
+
+
+def error(held_out, shared, local):
+    """The share of the held-out energy that the components leave."""
+    captured = ((held_out @ shared) ** 2).sum() + ((held_out @ local) ** 2).sum()
+    return 1 - captured / (held_out**2).sum()
+
+
+def problem(algorithm, held_out, rounds):
+    """The loss as a function of samples, weights, a warm start, a way to differentiate."""
+
+    def loss(values, weights, start, adjoint):
+        clients = jf.Clients.from_samples(values, weights=weights)
+        run = jf.rollout(
+            algorithm, clients, rounds=rounds, key=jax.random.key(0), warm_start=start,
+            adjoint=adjoint,
+        )  # fmt: skip
+        return error(held_out, *run.result)
+
+    return loss
+
+
+def by_hand(algorithm, held_out, steps):
+    """The gradient at a solution from the optimality of a hand-written objective."""
+
+    def objective(frames, values, weights):
+        shared, local = frames
+
+        # An objective whose minima are orthonormal frames of the components.
+        def one(rows, own):
+            frame = jnp.concatenate([shared, own], axis=1)
+            second = rows.T @ rows / len(rows)
+            gram = frame.T @ frame
+            return -jnp.trace(jnp.linalg.solve(gram, frame.T @ second @ frame))
+
+        return (weights / weights.sum()) @ jax.vmap(one)(values, local)
+
+    def gradient(values, weights, frames):
+        optimality = jax.grad(objective)
+        _, product = jax.linearize(lambda f: optimality(f, values, weights), frames)
+
+        def normal(x):  # the Hessian is symmetric
+            return product(product(x))
+
+        asked = jax.grad(lambda f: error(held_out, *f))(frames)
+        answer, _ = jax.scipy.sparse.linalg.cg(normal, product(asked), maxiter=steps, tol=0.0)
+        _, pull = jax.vjp(lambda v, w: optimality(frames, v, w), values, weights)
+        return jax.tree.map(jnp.negative, pull(answer))
+
+    return gradient
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    print(machine())
+    shape = SHAPES[given.small]
+    algorithm = jf.pca.PerPCA(*shape[3:])
+    double, others = draw(*shape)
+    values, held_out = double.astype(np.float32), others.astype(np.float32)
+    weights = np.full(shape[0], 1 / shape[0], np.float32)
+    loss = problem(algorithm, held_out, given.rounds)
+    # From a solution, so that every run ends at a fixed point.
+    solution = jf.fit(
+        jf.pca.VarProPerPCA(*shape[3:]), jf.Clients.from_samples(values), rounds=given.rounds,
+        key=jax.random.key(0),
+    )  # fmt: skip
+    start = solution.result
+
+    ways = {
+        "implicit": jf.adjoint.implicit(throw=False),
+        "checkpointed": jf.adjoint.checkpointed(),
+        "checkpointed(2)": jf.adjoint.checkpointed(2),
+        "unrolled": jf.adjoint.unrolled(),
+    }
+    given_to = (jnp.asarray(values), jnp.asarray(weights), start)
+    programs = {"solve": jax.jit(lambda *a: loss(*a, jf.adjoint.unrolled())).lower(*given_to)}
+    for name, way in ways.items():
+        gradient = jax.value_and_grad(loss, argnums=(0, 1))
+        programs[name] = jax.jit(lambda *a, g=gradient, w=way: g(*a, w)).lower(*given_to)
+    hand = jax.jit(by_hand(algorithm, held_out, 100))
+    programs["by hand, beside the solve"] = hand.lower(
+        given_to[0], given_to[1], (start.shared, start.local)
+    )
+    programs = {name: lowered.compile() for name, lowered in programs.items()}
+    memory = {n: p.memory_analysis().temp_size_in_bytes for n, p in programs.items()}
+    print(table(
+        [
+            {"way": name, "MB": f"{size / 1e6:.1f}", "over solve": f"{size / memory['solve']:.2f}"}
+            for name, size in memory.items()
+        ]
+    ))  # fmt: skip
+    report = jax.jit(jax.grad(lambda r, *a: loss(*a, jf.adjoint.implicit(report=r, throw=False))))(
+        jf.adjoint.Report(), *given_to
+    )
+    print(
+        f"adjoint rounds {int(report.rounds)}, residual {float(report.residual):.1e}, "
+        f"share that turns bases {float(report.turning):.1e}"
+    )
+    timed = [name for name in programs if name in ("solve", "implicit", "checkpointed", "unrolled")]
+    took = every_turn({n: lambda n=n: programs[n](*given_to) for n in timed}, given.repeats)
+    solve = took["solve"]["cpu"]
+    print(table(
+        [
+            {"way": name, "beyond the solve": f"{np.median(clocks['cpu'] / solve) - 1:.2f}"}
+            for name, clocks in took.items()
+            if name != "solve"
+        ]
+    ))  # fmt: skip
+    if given.small:
+        accuracy(algorithm, double, others, weights, given.rounds, start)
+
+
+def accuracy(algorithm, values, held_out, weights, rounds, start):
+    """Errors of directional derivatives, single precision, against differences in double."""
+    rng = np.random.default_rng(1)
+    direction = rng.normal(size=values.shape)
+    frames = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), start)
+    exact = jax.jit(
+        lambda v, s: problem(algorithm, held_out, rounds)(
+            v, jnp.asarray(weights, jnp.float64), s, jf.adjoint.unrolled()
+        )
+    )
+    step = 1e-4
+    wanted = (
+        exact(values + step * direction, frames) - exact(values - step * direction, frames)
+    ) / (2 * step)
+    single = jnp.asarray(values, jnp.float32), jnp.asarray(weights)
+    loss = problem(algorithm, held_out.astype(np.float32), rounds)
+    rows = []
+    for name, adjoint in {
+        "implicit": jf.adjoint.implicit(throw=False), "unrolled": jf.adjoint.unrolled()
+    }.items():  # fmt: skip
+        found = jax.jit(jax.grad(lambda v, w, a=adjoint: loss(v, w, start, a)))(*single)
+        rows.append((name, float((found * direction).sum())))
+    hand = jax.jit(by_hand(algorithm, held_out.astype(np.float32), 100))
+    found = hand(*single, (start.shared, start.local))[0]
+    rows.append(("by hand", float((found * direction).sum())))
+    print(table(
+        [{"way": n, "error": f"{abs(x - float(wanted)) / abs(float(wanted)):.1e}"} for n, x in rows]
+    ))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
