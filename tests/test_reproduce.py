@@ -180,6 +180,14 @@ def test_what_cannot_be_run_is_refused(arguments, told, capsys):
         (Cell([0.0, 0.0, 1.0], near(1.0, 0.1), by="range"), "reproduced"),
         (Cell([0.0, 0.0, 0.5], near(1.0, 0.1), by="range"), "differs by -0.4"),
         (Cell([3.0, 4.0], near(1.0, 0.1), by="range"), "differs by +1.9"),
+        # A claim has to hold with every seed; of ten, for the confidence bound.
+        (Cell([0.6, 2.0], at_least(0.5), by="claim"), "reproduced"),
+        (Cell([0.4, 2.0], at_least(0.5), by="claim"), "differs by -0.1"),
+        (Cell([0.4, 2.0], at_most(1.5), by="claim"), "differs by +0.5"),
+        (Cell([0.4] + [1.1] * 9, at_least(0.5), by="claim"), "reproduced"),
+        (Cell([0.4, 0.8] * 5, at_least(0.5), by="claim"), "differs by -0.022"),
+        (Cell([0.4, 2.0], near(1.0, 0.5), by="claim"), "differs by -0.1"),
+        (Cell([2.0], at_least(0.5), by="claim"), "reproduced"),
         # A goal that was never reached.
         (Cell([17.0, math.inf], between(17, 20)), "differs: measured inf"),
     ],
@@ -237,6 +245,8 @@ def test_texts_hold_mean_spread_and_what_is_compared_with():
     assert Cell([1.0], paper=1.0).texts()["measured"] == "1"
     assert Cell([0.97] * 3, paper=1.0).texts()["measured"] == "0.97 ± 0"
     assert Cell([1.0, 5.0, 2.0], by="range").texts()["measured"] == "2 [1, 5]"
+    assert Cell([1.0, 2.0], by="claim").texts()["measured"] == "1.5, s.e. 0.5 [1, 2]"
+    assert Cell([2.0], by="claim").texts()["measured"] == "2"
 
 
 # --- text and files --------------------------------------------------------------------------

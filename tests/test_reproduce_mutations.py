@@ -180,6 +180,12 @@ def test_a_violation_several_times_as_large_differs_in_figure4(monkeypatch, fact
     assert {labels[:2] for labels in found} == wanted
 
 
+def test_as_many_rounds_are_no_fewer():
+    """The main claim of FAPS, by half the margin that is printed."""
+    assert _problems.fewer([55, 60], [337, 300], 55, 337).verdict == "reproduced"
+    assert _problems.fewer([300, 290], [337, 300], 55, 337).verdict.startswith("differs")
+
+
 def test_an_error_ten_times_as_large_differs_in_figure1():
     known = figure1.TARGET.reference[_problems.SSI, "after 10 rounds"]
     assert Cell([1.5e-5], known).verdict == "reproduced"

@@ -144,7 +144,9 @@ TARGET = Target(
         "iterates; FAPS does not to this attack, and LocalPower as soon as it is subspace "
         "iteration. Other attacks do better: see jaxfed.privacy.",
         "n/p varies with p = 10 and 1000 samples of uniform numbers, a tenth of the paper's "
-        "sizes. Beyond about ten times p the iterates are too nearly dependent for double "
+        "sizes. Single numbers of the reference are allowed a tenth of themselves or, where "
+        "rounding decides, a factor of two, and of five for LocalPower. "
+        "Beyond about ten times p the iterates are too nearly dependent for double "
         "precision: what was not reconstructed counts with 3 n/p rounds.",
     ],
 )

@@ -29,7 +29,10 @@ def run(seeds: Seeds, *, draws: int = 5, rounds: int = 200) -> Found:
                 (_COARSE, position_at(quantized, least, 1.5)),
             ):
                 measured.setdefault((number, label), []).append(value)
-    notes = [f"{draws} draws a seed, {rounds} rounds. The paper prints no number of its curves."]
+    notes = [
+        f"{draws} draws a seed, {rounds} rounds. The paper prints no number of its curves. "
+        "The reference's gaps are allowed a half of themselves: they are largest values."
+    ]
     return Found(measured, notes)
 
 
