@@ -154,6 +154,18 @@ def test_another_runs_checkpoint_is_refused(finished, name):
         fit(finished, **OTHERS[name])
 
 
+def test_each_round_says_itself_whose_it_is(tmp_path):
+    """A file beside the rounds used to say it: without it, the next run took them for its own."""
+    fit(tmp_path)
+    for path in tmp_path.iterdir():
+        if path.name != "rounds":
+            path.unlink()
+    for name in ("key", "rounds"):
+        with pytest.raises(ValueError, match=f"belongs to another run; its {name} "):
+            fit(tmp_path, **OTHERS[name])
+    identical(fit(tmp_path), fit(None))
+
+
 def test_what_functions_carry_along_tells_runs_apart():
     def described(optimizer, loss=jf.models.reconstruction_loss):
         model = jf.models.Autoencoder(6, 2, key=jax.random.key(0))

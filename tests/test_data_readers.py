@@ -580,6 +580,7 @@ def test_stop_words_complete_each_other():
         ([["tax"], ["x"]], {"min_count": 1}, r"groups\[1\]: has no document"),
         ([["tax"]], {"min_count": 0}, "min_count: wanted a whole number"),
         ([["tax"]], {"stop_words": "english"}, "stop_words: wanted a collection"),
+        ([["tax"]], {"stop_words": np.array("the")}, "stop_words: wanted a collection"),
     ],
 )
 def test_impossible_bags_are_refused(groups, arguments, message):

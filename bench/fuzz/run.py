@@ -117,7 +117,10 @@ def outcome(case: Case) -> Outcome:
     before, begin = _files(), time.perf_counter()
     kind, message = _called(case)
     if time.perf_counter() - begin > SECONDS:
-        kind = "slow"
+        begin = time.perf_counter()
+        _called(case)
+        # Once may be the machine's own business.
+        kind = "slow" if time.perf_counter() - begin > SECONDS else kind
     if _files() != before:
         kind = "wrote"
     if case.taken is None:

@@ -153,6 +153,22 @@ def english_stop_words() -> frozenset[str]:
 _WORD = re.compile(r"\w\w+")
 
 
+def _words(argument: str, given: Collection[str]) -> frozenset[str]:
+    """Words without order.
+
+    Raises:
+        ValueError: if they are no collection of words.
+    """
+    several = isinstance(given, Collection) and not isinstance(given, str | bytes)
+    try:
+        words = frozenset(given) if several else None
+    except TypeError:  # an array without axes, or what is in it has no hash
+        words = None
+    if words is None or not all(isinstance(word, str) for word in words):
+        raise refuse(argument, "a collection of words", given)
+    return words
+
+
 def bag_of_words(
     groups: Sequence[Sequence[str]],
     *,
@@ -180,9 +196,7 @@ def bag_of_words(
         ValueError: if `groups` is not a list of lists of texts, or nothing is left of a group or
             of the vocabulary.
     """
-    words = isinstance(stop_words, Collection) and not isinstance(stop_words, str | bytes)
-    if not words or not all(isinstance(word, str) for word in stop_words):
-        raise refuse("stop_words", "a collection of words", stop_words)
+    unwanted = _words("stop_words", stop_words)
     check_whole("min_count", min_count)
     check_flag("drop_empty", drop_empty)
     if vocabulary is not None:
@@ -195,7 +209,6 @@ def bag_of_words(
         total: Counter[str] = Counter()
         for words in (words for group in counted for words in group):
             total.update(words)
-        unwanted = frozenset(stop_words)
         vocabulary = sorted(w for w, n in total.items() if n >= min_count and w not in unwanted)
     if not vocabulary:
         raise ValueError(

@@ -208,6 +208,8 @@ class MaxVar(Algorithm):
     ) -> Weights:
         view, batch, length = data.view, self.batch_size, len(downlink)
         target = view.rmv(downlink) / length**0.5 if batch is None else 0
+        curvature = data.curvature
+        assert curvature is not None
 
         def of_all(weights):
             if data.moment is not None:
@@ -223,7 +225,7 @@ class MaxVar(Algorithm):
 
         def step(weights, key):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)
-            return weights - ratio(gradient + ridge * weights, data.curvature), None
+            return weights - ratio(gradient + ridge * weights, curvature), None
 
         # Keys take longer to make than small products.
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
