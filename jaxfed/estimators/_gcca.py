@@ -9,12 +9,13 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state
-from sklearn.utils.validation import check_array, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_list, check_whole
 from jaxfed.core.run import fit
+from jaxfed.estimators._arrays import checked
 
 
 class FederatedGCCA(BaseEstimator):
@@ -130,9 +131,7 @@ class FederatedGCCA(BaseEstimator):
 
 def _checked(views: Sequence[ArrayLike]) -> list[np.ndarray]:
     check_list("views", views, "tables (n, d_j)")
-    tables = [
-        check_array(x, dtype=np.float64, input_name=f"views[{j}]") for j, x in enumerate(views)
-    ]
+    tables = [checked(x, dtype=np.float64, input_name=f"views[{j}]") for j, x in enumerate(views)]
     if len(tables) < 2:
         raise ValueError("views: wanted at least two, got one")
     check_consistent_length(*tables)

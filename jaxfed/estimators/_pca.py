@@ -11,13 +11,14 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_consistent_length, check_random_state
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import pca
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_flag, check_name, check_whole
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
+from jaxfed.estimators._arrays import checked, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
 from jaxfed.linalg import Moment
 from jaxfed.pca._likelihood import joint_moment, precision
@@ -94,7 +95,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
         wanted = self._columns() + self._spare()
-        X = self._checked(X, reset=True, ensure_min_samples=2, ensure_min_features=wanted)
+        X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=wanted)
         labels = np.zeros(len(X), int) if groups is None else _labels(groups, X)
         self.groups_, places = np.unique(labels, return_inverse=True)
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
@@ -175,7 +176,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: for scores that do not fit, and groups that are not known.
         """
         check_is_fitted(self)
-        X = _array(X, dtype=[np.float64, np.float32])
+        X = checked(X, dtype=[np.float64, np.float32])
         if X.shape[1] != self._n_features_out:
             raise ValueError(f"X: wanted {self._n_features_out} scores a row, got {X.shape[1]}")
         found = np.zeros((len(X), self.n_features_in_), X.dtype)
@@ -253,11 +254,6 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _ranks(self) -> list[str]:
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]
 
-    def _checked(self, X: ArrayLike, *, reset: bool, **wanted: int) -> Table:
-        types: Any = [np.float64, np.float32]
-        found: Any = validate_data(self, X, reset=reset, dtype=types, **wanted)
-        return found
-
     def _basis(self, own: Basis) -> Basis:
         """All components of a client."""
         shared = np.asarray(self.components_).T
@@ -271,7 +267,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self, X: ArrayLike, groups: ArrayLike | None
     ) -> tuple[Table, list[tuple[np.ndarray, Normal | None]]]:
         check_is_fitted(self)
-        X = self._checked(X, reset=False)
+        X = checked_samples(self, X, reset=False)
         return X - self.mean_.astype(X.dtype), list(self._laws_of(X, groups))
 
     def _laws_of(
@@ -334,7 +330,8 @@ class PersonalizedPCA(ClientPCA):
         ranks = int(self.shared_rank), int(self.local_rank)
         check_name("start", self.start, ("better", *STARTS))
         algorithm, solutions = pca.PerPCA(*ranks, shrinkage=self.shrinkage), []
-        for start in STARTS if self.start == "better" else (self.start,):
+        starts: tuple[Any, ...] = STARTS if self.start == "better" else (self.start,)
+        for start in starts:
             warm = run(pca.OneShot(*ranks, method=start), rounds=1)
             solutions.append(run(algorithm, warm_start=warm))
         solution = min(solutions, key=lambda each: each.history["objective"][-1])
@@ -443,7 +440,7 @@ class HierarchicalPCA(ClientPCA):
         else:
             algorithm = pca.HierarchicalPCA(*settings, self.prior_variance, solver="eigenvectors")
         solution = run(algorithm)
-        learned = getattr(solution.server, "prior_variance", self.prior_variance)
+        learned: Any = getattr(solution.server, "prior_variance", self.prior_variance)
         self.prior_variance_ = float(learned)
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False, solution)
@@ -457,16 +454,11 @@ class HierarchicalPCA(ClientPCA):
 
 
 def _labels(groups: ArrayLike | None, X: Table) -> np.ndarray:
-    labels = _array(groups, ensure_2d=False, dtype=None, input_name="groups")
+    labels = checked(groups, ensure_2d=False, dtype=None, input_name="groups")
     if labels.ndim != 1:
         raise ValueError(f"groups: wanted one label for each row, got shape {labels.shape}")
     check_consistent_length(X, labels)
     return labels
-
-
-def _array(given: Any, **wanted: Any) -> np.ndarray:
-    """An array, as scikit-learn checks it, which knows no types."""
-    return check_array(given, **wanted)  # pyright: ignore
 
 
 def _host(array: Any) -> np.ndarray:
