@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.checks import checked_path
 from jaxfed.core.clients import Clients
 
 # Only jaxlib 0.10 has two sorts of emitters; later versions refuse the option.
@@ -62,12 +63,13 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
         The folder.
 
     Raises:
+        ValueError: if `folder` is no path.
         OSError: if it cannot be made.
     """
     told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if folder is None and told:
         return Path(told)
-    place = _user_folder() if folder is None else Path(folder).absolute()
+    place = _user_folder() if folder is None else checked_path("folder", folder).absolute()
     place.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(place))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
