@@ -24,6 +24,10 @@ _REPRODUCE = "jaxfed reproduce"
 # By the beginning of a section's heading.
 TABLES = {
     "What was not measured again": Made("python bench/polar.py", "3", "before and after"),
+    "Tries to break it": Made(
+        "python bench/properties.py --cases 100000; python -m bench.fuzz --cases 50000; "
+        "python bench/kills.py --runs 100", "120",
+    ),
     "Polar factor": Made("python bench/polar.py", "3"),
     "A round of PerPCA": Made("python bench/perpca_round.py", "3", "wants the authors' program"),
     "Sweeps and many clients": Made("python bench/sweep.py", "5"),

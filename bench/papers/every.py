@@ -137,6 +137,8 @@ def verdict_of(found: Sequence[Mapping[str, Any]]) -> str:
 def line_of(item: Item, record: Record) -> dict[str, str]:
     """An item as it stands on the page."""
     found = [record[name] for name in item.targets if name in record]
+    rest = [name for name in item.targets if name not in record]
+    verdict = "; ".join([verdict_of(found), *(f"{name} not run" for name in rest if found)])
     return dict(
         zip(
             COLUMNS,
@@ -146,7 +148,7 @@ def line_of(item: Item, record: Record) -> dict[str, str]:
                 item.shows,
                 item.covered,
                 ", ".join(item.targets),
-                "no data" if item.covered == "not" else verdict_of(found),
+                "no data" if item.covered == "not" else verdict,
                 str(sum(one.get("seconds", 0) for one in found) or ""),
                 min((one["date"] for one in found), default=""),
                 item.why,
@@ -169,7 +171,8 @@ def page(record: Record) -> str:
         f"{covered['part']} in part, {covered['not']} not. A verdict counts the cells of all of an "
         "item's targets that are reproduced, that differ, and that have nothing to be compared "
         "with; `jaxfed reproduce TARGET` prints them, each with the interval that it accepts. "
-        "Seconds are by the clock, with compilation, on a machine that also does other things.",
+        "Seconds are by the clock, with compilation, on a machine that also does other things. Of "
+        "a single seed one cell in twenty is outside two standard deviations by chance.",
         "",
         "Written by `jaxfed reproduce all`; " + "; ".join([*stamps, *seeds]) + ".",
         "",
