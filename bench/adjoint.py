@@ -65,17 +65,21 @@ def problem(algorithm, held_out, rounds):
 def by_hand(algorithm, held_out, steps):
     """The gradient at a solution from the optimality of a hand-written objective."""
 
+    def left(rows, own, shared):
+        """The energy that the span of the columns leaves, whatever their lengths and angles."""
+        frame = jnp.concatenate([shared, own], axis=1)
+        scores = rows @ frame
+        return (rows**2).sum() - jnp.trace(jnp.linalg.solve(frame.T @ frame, scores.T @ scores))
+
     def objective(frames, values, weights):
         shared, local = frames
+        energies = jax.vmap(lambda rows, own: left(rows, own, shared))(values, local)
+        return (weights / weights.sum()) @ energies / values.shape[1]
 
-        # An objective whose minima are orthonormal frames of the components.
-        def one(rows, own):
-            frame = jnp.concatenate([shared, own], axis=1)
-            second = rows.T @ rows / len(rows)
-            gram = frame.T @ frame
-            return -jnp.trace(jnp.linalg.solve(gram, frame.T @ second @ frame))
-
-        return (weights / weights.sum()) @ jax.vmap(one)(values, local)
+    def error(frames):
+        shared, local = frames
+        energies = jax.vmap(lambda rows, own: left(rows, own, shared))(held_out, local)
+        return energies.sum() / (held_out**2).sum()
 
     def gradient(values, weights, frames):
         optimality = jax.grad(objective)
@@ -84,7 +88,7 @@ def by_hand(algorithm, held_out, steps):
         def normal(x):  # the Hessian is symmetric
             return product(product(x))
 
-        asked = jax.grad(lambda f: error(held_out, *f))(frames)
+        asked = jax.grad(error)(frames)
         answer, _ = jax.scipy.sparse.linalg.cg(normal, product(asked), maxiter=steps, tol=0.0)
         _, pull = jax.vjp(lambda v, w: optimality(frames, v, w), values, weights)
         return jax.tree.map(jnp.negative, pull(answer))
