@@ -91,12 +91,12 @@ def test_samples_that_are_needed():
 def test_leads_are_compared_with_the_spread():
     energies = {
         "ADEPT": [0.9, 0.92, 0.94],
-        "local": [0.85, 0.88, 0.91],
+        "local": [0.85, 0.88, 0.9],
         "FedAvg": [0.89, 0.9, 0.91],
     }
     lead = _autoencoders.lead(energies, "local", beyond_spread=True)
     assert lead.verdict == "reproduced"
-    assert isinstance(lead.paper, Interval) and lead.paper.low == pytest.approx(0.03)
+    assert isinstance(lead.paper, Interval) and lead.paper.low == pytest.approx(0.0252, abs=1e-4)
     near = {**energies, "local": [0.88, 0.91, 0.94]}
     assert _autoencoders.lead(near, "local").verdict == "reproduced"
     assert _autoencoders.lead(near, "local", beyond_spread=True).verdict.startswith("differs")
