@@ -251,6 +251,7 @@ def test_compressed_messages_lead_to_the_same_place(key, x64):
     assert rough.history["bits_up"][-1] < 0.2 * exact.history["bits_up"][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AdaptiveAutoencoder, AdaptiveAutoencoder.published])
 def test_spreads_that_arrive_as_zero_are_bounded(make, key, x64):
     # A message of two bits without memory has some of them as zero.

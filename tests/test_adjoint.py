@@ -163,6 +163,7 @@ def test_what_has_no_derivative_is_refused():
         gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
 
 
+@pytest.mark.slow
 def test_forward_mode_and_forward_over_reverse():
     values, _, direction = drawn(0)
     frame = jnp.asarray(top(values))

@@ -177,6 +177,7 @@ def test_topics_refuse_bad_input(topics):
         topic_words(topics.counts, ["word"] * 40, words=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [applications, robust])
 def test_examples(module):
     failed, attempted = doctest.testmod(module)

@@ -41,6 +41,7 @@ def _share(rounds: int, scale: float) -> str:
     return f"{(2 * rounds * (4 + scale) + 4) / (2 * rounds * 32):.2f}"
 
 
+@pytest.mark.slow
 def test_rows_are_runs(table):
     kinds = (jf.pca.SubspaceIteration, jf.gcca.MVLSA)
     names = ("diff. 4 bits", "masks, 20 bits")
@@ -51,6 +52,7 @@ def test_rows_are_runs(table):
     assert "0.25" in one_shot["diff. 4 bits"] and one_shot["masks, 20 bits"] == "refused"
 
 
+@pytest.mark.slow
 def test_networks_are_sent_array_by_array(table):
     (row,) = table.rows((jf.generative.FedAvg,), ("diff. 4 bits",), rounds=20)
     numbers = 2 * 30 * 3 + 30 + 3  # in four arrays, with a scale each

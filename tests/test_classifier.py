@@ -95,6 +95,7 @@ def test_a_convolution_is_one(key):
     np.testing.assert_allclose(model.features(sample), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_is_a_pure_function(key):
     images = jax.random.normal(key, (12, 13, 13))
     labels, keys = jnp.arange(12) % 3, jax.random.split(key)

@@ -146,6 +146,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
     assert fit("perpca", data, out, *RANKS) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "shapes"),
     [
@@ -484,6 +485,7 @@ def seen(folder, sparse=False):
     return folder
 
 
+@pytest.mark.slow
 def test_fit_gcca_writes_what_is_common_and_resumes(tmp_path, capsys):
     (tmp_path / "data").mkdir()
     views, out = seen(tmp_path / "data"), tmp_path / "out"

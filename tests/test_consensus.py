@@ -208,6 +208,7 @@ def test_violation_is_measured_at_the_components_that_enter_the_round():
 # --- how many rounds -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rounds_of_a_small_problem():
     """150 features, decay 1.05, rank 5, 16 clients with 200 samples each.
 
@@ -248,6 +249,7 @@ def test_rounds_of_a_small_problem():
 # --- hard data -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -379,6 +381,7 @@ DIFFERENTIATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_derivative_of_the_projector(name):
     samples, start = draw(decay=1.3, counts=(20, 20))
@@ -446,6 +449,7 @@ def one_row(rows, columns):
     return np.where(np.arange(len(rows))[:, None] == 3, columns, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEGENERATE)
 @given(
     make=st.sampled_from([one_column, few_values, one_row]),

@@ -175,6 +175,7 @@ def test_rounds_are_those_of_the_reference(proximal, key, x64):
         np.testing.assert_allclose(found, other, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_linear_network_takes_the_steps_of_the_linear_method(key, x64):
     x = np.random.default_rng(0).normal(size=(ENTITIES, 5))
     x = x - x.mean(0)  # so that the networks' constants stay zero

@@ -195,6 +195,7 @@ def test_batches_average_to_the_gradient(x64):
     assert jnp.all(jnp.abs(many.mean(0) - exact) <= 5 * error + 1e-12)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(x64):
     views = arrays(features=(5, 5, 5))
     g, q = start(views)

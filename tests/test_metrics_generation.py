@@ -24,6 +24,7 @@ def draw(n, k, d=8, seed=0):
 # --- distance of normal laws ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_frechet_distance_is_the_reference(n, k, x64):
     a, b = draw(n, k)

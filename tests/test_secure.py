@@ -57,6 +57,7 @@ def test_packing_of_wide_numbers(width):
     np.testing.assert_array_equal(unpack_wide(packed, 21, width), numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "bits", "neighbours"),
     [(2, 3, None), (6, 13, 2), (7, 32, 4)],
@@ -299,6 +300,7 @@ def test_the_start_goes_under_masks_too(x64):
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_derivative_is_that_of_the_sum(x64):
     """It used to have the wrong sign, without a word."""
     clients = draw(np.float64)

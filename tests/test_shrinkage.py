@@ -42,6 +42,7 @@ def test_noiseless_data_are_left_alone(x64, key):
     chex.assert_trees_all_close(jf.pca.shrink(moment, 4).matrix(), moment.matrix(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 3, 5])
 def test_fewer_samples_than_the_rank_are_finite(key, samples):
     values = jax.random.normal(key, (samples, 8))
@@ -70,6 +71,7 @@ def weakly_shared():
     )
 
 
+@pytest.mark.slow
 def test_keeps_the_iteration_near_the_truth(weakly_shared, key):
     clients = jf.Clients.from_samples(weakly_shared.samples)
     error = {}

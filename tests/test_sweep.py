@@ -61,6 +61,7 @@ def test_a_grid_equals_the_loop(block):
     same(grid, loop())
 
 
+@pytest.mark.slow
 def test_only_what_is_several_has_an_axis():
     key = jax.random.split(jax.random.key(0))[0]
     only = functools.partial(jax.tree.map)
@@ -117,6 +118,7 @@ def test_a_tolerance_ends_each_run_on_its_own():
     assert len(set(np.asarray(grid.rounds))) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_sweep_is_compiled_and_differentiated_as_a_part(block):
     key, steps = jax.random.key(0), jnp.asarray(STEPS)

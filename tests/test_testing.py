@@ -105,6 +105,7 @@ def draw():
     return jf.Clients.from_samples([rng.normal(size=(n, FEATURES)) for n in (5, 4, 7, 6)])
 
 
+@pytest.mark.slow
 def test_what_keeps_the_contract_passes():
     report = check_algorithm(Average(), draw(), deterministic=True)
     assert set(report.checked) | report.skipped.keys() == set(CHECKS)
