@@ -28,7 +28,8 @@ HARNESS = """
 import time
 import numpy as np
 m, n, d, r1, r2 = {size}
-x = np.random.default_rng(0).standard_normal((m, n, d)).astype(np.float32)
+x = np.random.default_rng(0).standard_normal((m, n, d)) / np.sqrt(1 + np.arange(d))
+x = x.astype(np.float32)  # variances that fall, as those of real data
 {imports}
 def once():
 {body}
@@ -44,8 +45,8 @@ PLAIN = "import jax, jax.numpy as jnp, plain_jax"
 FIT = """\
     solution = jf.fit({algorithm}, {clients}, rounds=20, key=jax.random.key(0){more})
     return jax.device_get(solution.result)"""
-SAMPLES, VIEWS = "jf.Clients.from_samples(x)", "jf.gcca.Views.from_arrays(x[:3])"
-STEP = "0.5 * d / n"
+SAMPLES, VIEWS = "jf.Clients.from_samples(x)", "jf.gcca.Views.from_arrays(list(x[:3]))"
+STEP = "0.5"
 
 RIVALS = {
     "jaxfed": (JAX, FIT.format(
