@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not parsed.no_compilation_cache:
             from jaxfed.core.compiling import enable_compilation_cache
 
-            with contextlib.suppress(OSError):  # a run without it is only slower
+            with contextlib.suppress(OSError, RuntimeError):  # no home, no room: only slower
                 enable_compilation_cache()
         return parsed.run(parsed)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:

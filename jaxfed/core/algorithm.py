@@ -174,6 +174,20 @@ class Algorithm(eqx.Module):
         return Bases()
 
 
+def without_batches(algorithm: Algorithm, batch_size: int | None) -> Algorithm:
+    """The algorithm itself, for `through`, where each of its steps takes all samples or entities.
+
+    Raises:
+        ValueError: where steps take some at random.
+    """
+    if batch_size is not None:
+        raise ValueError(
+            f"adjoint: wanted {type(algorithm).__name__}(batch_size=None) for an implicit "
+            f"derivative, since batches at random have no fixed point, got {batch_size}"
+        )
+    return algorithm
+
+
 class OneExchange(Algorithm):
     """An algorithm that has learned all it will from the first messages, so one round is enough.
 

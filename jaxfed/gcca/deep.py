@@ -19,7 +19,13 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
+from jaxfed.core.algorithm import (
+    Algorithm,
+    Diagnostics,
+    Personalized,
+    hyperparameter,
+    without_batches,
+)
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
 from jaxfed.gcca._networks import (
@@ -281,12 +287,7 @@ class DeepMaxVar(Algorithm):
         Raises:
             ValueError: where steps take some entities at random.
         """
-        if self.batch_size is not None:
-            raise ValueError(
-                "adjoint: wanted DeepMaxVar(batch_size=None) for an implicit derivative, since "
-                f"batches at random have no fixed point, got {self.batch_size}"
-            )
-        return self
+        return without_batches(self, self.batch_size)
 
     def outputs(self, local: PyTree, views: Views) -> Float[Array, "views entities rank"]:
         """What each view's network gives for the entities of its view, by running statistics.

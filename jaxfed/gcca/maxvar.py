@@ -15,7 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
+from jaxfed.core.algorithm import (
+    Algorithm,
+    Diagnostics,
+    Personalized,
+    hyperparameter,
+    without_batches,
+)
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
@@ -249,12 +255,7 @@ class MaxVar(Algorithm):
         Raises:
             ValueError: where steps take some entities at random.
         """
-        if self.batch_size is not None:
-            raise ValueError(
-                "adjoint: wanted MaxVar(batch_size=None) for an implicit derivative, since "
-                f"batches at random have no fixed point, got {self.batch_size}"
-            )
-        return self
+        return without_batches(self, self.batch_size)
 
     def bases(self, server: Scores, local: Map) -> Bases:
         """The representation, the maps and the scores, all of them turned alike."""

@@ -11,7 +11,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.algorithm import Algorithm, Personalized, without_batches
 from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients, Samples
 
@@ -49,12 +49,7 @@ class Training(Algorithm):
         Raises:
             ValueError: where steps take some samples at random.
         """
-        if self.batch_size is not None:
-            raise ValueError(
-                f"adjoint: wanted {type(self).__name__}(batch_size=None) for an implicit "
-                f"derivative, since batches at random have no fixed point, got {self.batch_size}"
-            )
-        return self
+        return without_batches(self, self.batch_size)
 
     @final
     def check(self, clients: Clients, start: Personalized | None) -> None:
