@@ -139,6 +139,8 @@ class MaxVar(Algorithm):
             ("shared", start.shared, (entities, self.rank)),
             ("local", start.local, (views, features, self.rank)),
         ):
+            if part is None and name == "local":
+                continue
             if part.shape != wanted:
                 raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {part.shape}")
 
@@ -183,7 +185,7 @@ class MaxVar(Algorithm):
         return self._first(key, data, start)
 
     def _first(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Map:
-        if start is None:
+        if start is None or start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
             weights = start.local
