@@ -141,8 +141,9 @@ class MaxVar(Algorithm):
         ):
             if part is None and name == "local":
                 continue
-            if part.shape != wanted:
-                raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {part.shape}")
+            given = getattr(part, "shape", None)
+            if given != wanted:
+                raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {given}")
 
     def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
