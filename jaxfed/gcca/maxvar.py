@@ -25,6 +25,7 @@ from jaxfed.core.algorithm import (
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
+from jaxfed.core.shuffle import shuffled
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
 from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, ratio, should_densify
 
@@ -227,7 +228,7 @@ class MaxVar(Algorithm):
 
         def of_batch(weights, key):
             assert batch is not None
-            rows = jax.random.choice(key, length, (batch,), replace=False)
+            rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
             values = view.values[rows]
             residual = matmul(values, weights) / length**0.5 - downlink[rows]
             return matmul(values.T, residual) * (length**0.5 / batch)
