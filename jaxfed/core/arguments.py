@@ -28,7 +28,7 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
-from jaxfed.core.processes import exchanged, spans
+from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
@@ -107,7 +107,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 
     Every process takes the others' share of a computation for one on its own values.
     """
-    if problem.backend.processes == 1 or jax.process_count() == 1:
+    if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
         ("algorithm", problem.algorithm),

@@ -52,12 +52,13 @@ def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
         attempt: its result is what `json` can write.
 
     Raises:
-        ValueError: what the attempt raised here, or that it raised one elsewhere.
+        ValueError: what the attempt raised here, or that it raised something elsewhere.
+        OSError: what it raised here.
     """
     found, wrong = None, None
     try:
         found = attempt()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         wrong = error
     everywhere = exchanged({"found": found, "wrong": None if wrong is None else str(wrong)})
     if wrong is not None:
@@ -75,6 +76,11 @@ def from_first(make: Callable[[], Any]) -> Any:
         make: its result is what `json` can write.
     """
     return attempted("process 0", lambda: make() if jax.process_index() == 0 else None)[0]
+
+
+def is_traced() -> bool:
+    """Whether something is being compiled, within which processes cannot tell each other things."""
+    return isinstance(jnp.zeros(()), Tracer)
 
 
 def spans(tree: PyTree) -> bool:
