@@ -126,7 +126,7 @@ class MaxVar(Algorithm):
             ValueError: as said above.
         """
         check_views(clients, self.rank)
-        views, (entities, features) = len(clients), clients.data.shape
+        views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         if isinstance(clients.data, SparseView):

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from jaxfed.core.algorithm import Algorithm, Personalized, without_batches
 from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.processes import finite, looked_at
 from jaxfed.core.shuffle import shuffled
 
 Start = Personalized | None
@@ -68,7 +69,7 @@ class Training(Algorithm):
         if self.batch_size is not None:
             smallest = values.shape[-2]
             if not isinstance(count, Tracer):
-                smallest = int(np.asarray(count).min())
+                smallest = int(looked_at(count).min())
             if self.batch_size > smallest:
                 raise ValueError(
                     f"batch_size: wanted at most the smallest client's {smallest} samples, "
@@ -78,7 +79,9 @@ class Training(Algorithm):
         if start is not None:
             self._check_arrays("warm_start: wanted as shared part", start.shared)
             if jax.tree.leaves(start.local):
-                self._check_arrays("warm_start: wanted as local part", start.local, len(clients))
+                self._check_arrays(
+                    "warm_start: wanted as local part", start.local, len(clients.ids)
+                )
 
     @final
     def _check_arrays(self, wanted: str, given: PyTree, clients: int | None = None) -> None:
@@ -217,7 +220,7 @@ def check_parameters(name: str, parameters: PyTree) -> None:
         where = jax.tree_util.keystr(path)
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"{name}: wanted real parameters, got {leaf.dtype} at {where}")
-        if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+        if not isinstance(leaf, Tracer) and not finite(leaf):
             raise ValueError(f"{name}: NaN or infinite parameters at {where}")
 
 
