@@ -30,6 +30,7 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
+from jaxfed.core.newcomers import by_id
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
@@ -71,6 +72,10 @@ def problem_of(
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
     participants.check(len(clients))
+    key = checked_key("key", key)
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
+    if isinstance(warm_start, Solution):
+        start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
         if leaf.shape[0] != len(clients):
             raise ValueError(
@@ -78,8 +83,6 @@ def problem_of(
                 f"there are {len(clients)}"
             )
     algorithm.check(clients, start)
-    key = checked_key("key", key)
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     _check_processes(problem, start)
     _check_together(problem, start, int(rounds))
     return problem, start

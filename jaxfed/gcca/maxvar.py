@@ -139,8 +139,11 @@ class MaxVar(Algorithm):
             ("shared", start.shared, (entities, self.rank)),
             ("local", start.local, (views, features, self.rank)),
         ):
-            if part.shape != wanted:
-                raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {part.shape}")
+            if part is None and name == "local":
+                continue
+            given = getattr(part, "shape", None)
+            if given != wanted:
+                raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {given}")
 
     def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
@@ -183,7 +186,7 @@ class MaxVar(Algorithm):
         return self._first(key, data, start)
 
     def _first(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Map:
-        if start is None:
+        if start is None or start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
             weights = start.local
