@@ -328,7 +328,12 @@ def targets() -> list[Target]:
         ),
         Target("stack", {"trees": [right["perpca"]] * 2}, {"trees": listed(anything)}),
         Target("enable_compilation_cache", {}, {"folder": optional(path)}),
-        Target("load", {"path": "absent.npz"}, {"path": never, "like": never}),
+        Target(
+            "load",
+            {"path": "absent.npz"},
+            {"path": never, "like": never},
+            says={"like": ("absent.npz",)},
+        ),
         Target(
             "Checkpoint", {"path": "run"}, {"path": path, "every": WHOLE, "keep": WHOLE}, cheap=True
         ),
