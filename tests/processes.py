@@ -326,7 +326,26 @@ def memory(place, count, folder):
     Path(folder, f"memory-{place}").write_text(json.dumps(found))
 
 
+def command(place, count, folder, *options):
+    """`jaxfed fit` on the files of this process's clients."""
+    import jax
+
+    from jaxfed.cli import main
+
+    del count
+    place_options = ["--processes", "--coordinator", os.environ["COORDINATOR"]]
+    place_options += ["--process-count", os.environ["COUNT"], "--process", str(place)]
+    paths = ["--data", f"{folder}/data/{{process}}", "--out", f"{folder}/out"]
+    algorithm = ["fit", "perpca", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6"]
+    code = main(["--no-compilation-cache", *algorithm, *paths, *place_options, *options])
+    assert jax.process_count() == int(os.environ["COUNT"])
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     _task, _place, _count, _port, _folder, _devices, *_more = sys.argv[1:]
-    begin(int(_place), int(_count), int(_port), int(_devices))
+    if _task == "command":  # which joins the others itself
+        os.environ |= {"COORDINATOR": f"127.0.0.1:{_port}", "COUNT": _count}
+    else:
+        begin(int(_place), int(_count), int(_port), int(_devices))
     globals()[_task](int(_place), int(_count), _folder, *_more)

@@ -9,6 +9,7 @@ import test_contract as contract
 from processes import COUNTS, launch
 
 import jaxfed as jf
+from jaxfed.cli import main
 from jaxfed.deploy import processes
 
 pytestmark = pytest.mark.timeout(280)
@@ -111,6 +112,37 @@ def test_no_process_holds_all_data(workers, tmp_path):
         found = json.loads(Path(tmp_path, f"memory-{place}").read_text())
         assert found["largest"] <= 1.01, found
         assert found["peak"] < 4, found
+
+
+@pytest.mark.slow
+def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = rng.normal(size=(5, 20, 4)) * [3, 2, 1, 0.5]
+    whole = Path(tmp_path, "whole")
+    for i, (place, array) in enumerate(zip((0, 0, 0, 1, 1), arrays, strict=True)):
+        for folder in (Path(tmp_path, "data", str(place)), whole):
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / f"client{i}.npy", array)
+    first, second = workers("command", 2, "--held-out", "0")
+    assert "5 clients, 3 in this process" in first.said
+    assert "5 clients, 2 in this process" in second.said
+    assert main(
+        ["fit", "perpca", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6", "--held-out",
+         "0", "--data", str(whole), "--out", str(tmp_path / "alone")]
+    ) == 0  # fmt: skip
+    wanted = jf.load(tmp_path / "alone" / "result.npz")
+    found = [jf.load(tmp_path / "out" / f"process{place}" / "result.npz") for place in range(2)]
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(found[0].history["objective"], wanted.history["objective"], **close)
+    np.testing.assert_allclose(
+        np.abs(found[1].result.shared), np.abs(wanted.result.shared), **close
+    )
+    local = np.concatenate([one.result.local for one in found])
+    np.testing.assert_allclose(np.abs(local), np.abs(wanted.result.local), **close)
+    # Both with the same folder would have every client twice.
+    np.save(tmp_path / "data" / "1" / "client0.npy", arrays[0])
+    for one in workers("command", 2, "--force", fails=True):
+        assert one.code == 2 and "--data: wanted other clients in each process" in one.said
 
 
 def test_what_is_no_cluster_is_refused(monkeypatch):
