@@ -28,6 +28,7 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
+from jaxfed.core.newcomers import by_id
 from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
@@ -72,6 +73,10 @@ def problem_of(
     ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
     _check_layout(clients, mapped)
     participants.check(len(clients))
+    key = checked_key("key", key)
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
+    if isinstance(warm_start, Solution):
+        start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
         if leaf.shape[0] != len(clients.ids):
             raise ValueError(
@@ -79,8 +84,6 @@ def problem_of(
                 f"there are {len(clients.ids)}"
             )
     algorithm.check(clients, start)
-    key = checked_key("key", key)
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     _check_processes(problem, start)
     _check_together(problem, start, int(rounds))
     return problem, start

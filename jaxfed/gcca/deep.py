@@ -175,7 +175,7 @@ class DeepMaxVar(Algorithm):
             raise ValueError(f"warm_start: wanted shared of shape {wanted}, got {given}")
         like = jax.tree.map(lambda x: ((len(values), *x.shape), x.dtype), arrays)
         given = jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(start.local, eqx.is_array))
-        if given != like:
+        if start.local is not None and given != like:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
                 f"{described(like)}, got {described(given)}"
@@ -215,7 +215,7 @@ class DeepMaxVar(Algorithm):
         self, key: Key[Array, ""], data: View, start: Personalized | None
     ) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
-        if start is None:
+        if start is None or start.local is None:
             arrays = arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
         else:
             arrays = eqx.filter(start.local, eqx.is_array)

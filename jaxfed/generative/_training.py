@@ -15,6 +15,7 @@ from jaxfed.core.algorithm import Algorithm, Personalized, without_batches
 from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.processes import finite, looked_at
+from jaxfed.core.shuffle import shuffled
 
 Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
@@ -128,23 +129,12 @@ class Training(Algorithm):
         numbers = jnp.arange(steps, dtype=jnp.int32)
         if self.batch_size is None:
             return numbers, None
-        samples, count = len(data.values), data.count.astype(jnp.int32)
-        steps_per_epoch = jnp.maximum(count // self.batch_size, 1)
-        epoch_of, place = jnp.divmod(numbers, steps_per_epoch)
+        count = data.count.astype(jnp.int32)
+        epoch, step = jnp.divmod(numbers, jnp.maximum(count // self.batch_size, 1))
         # Should the batch be too large for a number of samples that was not known in time, some
         # come twice, but never padding.
-        places = (place[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
-
-        def draw(state):
-            epoch, rows = state
-            lots = jax.random.uniform(jax.random.fold_in(key, epoch), (samples,))
-            order = jnp.argsort(jnp.where(jnp.arange(samples) < count, lots, jnp.inf))
-            rows = jnp.where((epoch_of == epoch)[:, None], order[places], rows)
-            return epoch + 1, rows
-
-        # One sort an epoch, of which clients of different sizes have different numbers.
-        first = jnp.zeros((), jnp.int32), jnp.zeros_like(places)
-        _, rows = jax.lax.while_loop(lambda state: state[0] <= epoch_of[-1], draw, first)
+        places = (step[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
+        rows = shuffled(jax.vmap(lambda i: jax.random.fold_in(key, i))(epoch), places, count)
         return numbers, rows
 
     @final
