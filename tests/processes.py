@@ -169,14 +169,15 @@ def composed(place, count, folder):
     def energy(result):
         return {"energy": jnp.mean(result.local[..., 0, :] ** 2)}
 
-    algorithm, said = jf.pca.PerPCA(1, (1, 0, 1, 1, 0), decay=0.7, start="random"), []
+    ranks, said = jf.pca.PerPCA(1, (1, 0, 1, 1, 0), decay=0.7, start="random"), []
+    plain = jf.pca.PerPCA(1, 1, step_size=0.03, start="random")
     three_bits = jf.channel.difference(jf.channel.quantize(3))
-    for options in (
-        {"participation": jf.participation.uniform(2), "channel": three_bits},
-        {"tol": 1e-2, "metrics": energy, "progress": True, "callbacks": [said.append]},
-        {"channel": (jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless()),
-         "rounds": 2},
-    ):  # fmt: skip
+    masks = jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless()
+    for algorithm, options in (
+        (ranks, {"participation": jf.participation.uniform(2), "channel": three_bits}),
+        (ranks, {"tol": 1e-2, "metrics": energy, "progress": True, "callbacks": [said.append]}),
+        (plain, {"channel": masks}),
+    ):
         options = {"rounds": 12, "key": key} | options
         found = jf.fit(algorithm, clients, backend=spread, **options)
         wanted = jf.fit(algorithm, everybody, **options | {"progress": False})
@@ -194,7 +195,7 @@ def composed(place, count, folder):
         there = found.result.local, found.state.local, found.state.uplink.sender
         for leaf in jax.tree.leaves(there):
             assert leaf.sharding.is_equivalent_to(spread.sharding, leaf.ndim), leaf.sharding
-    again = jf.fit(algorithm, clients, rounds=2, key=key, warm_start=found, backend=spread)
+    again = jf.fit(plain, clients, rounds=2, key=key, warm_start=found, backend=spread)
     assert again.history["objective"][0] <= found.history["objective"][-1]
     assert said
 
