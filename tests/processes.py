@@ -147,7 +147,6 @@ def algorithms(place, count, folder, names):
 
 def composed(place, count, folder):
     """What is composed around a run: each compared with one process, here."""
-    import equinox as eqx
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -213,6 +212,22 @@ def composed(place, count, folder):
         for name in wanted:
             np.testing.assert_allclose(found[name], wanted[name], err_msg=name, **close)
 
+
+def derivative(place, count, folder):
+    """The implicit derivative by data, weights and a hyperparameter."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxfed as jf
+
+    del folder
+    clients, everybody = both(jf.Clients.from_samples, samples(), place, count)
+
+    def outer(basis):
+        return basis @ jnp.swapaxes(basis, -1, -2)
+
     def differentiated(clients, backend):
         def loss(values, weights, prior):
             changed = eqx.tree_at(
@@ -220,7 +235,7 @@ def composed(place, count, folder):
             )
             algorithm = jf.pca.HierarchicalPCA(2, 0.5, prior, solver="eigenvectors")
             shared, local = jf.rollout(
-                algorithm, changed, rounds=300, key=key, backend=backend,
+                algorithm, changed, rounds=300, key=jax.random.key(3), backend=backend,
                 adjoint=jf.adjoint.implicit(),
             ).result  # fmt: skip
             own = jnp.sum(outer(local) ** 3, (1, 2))
@@ -229,7 +244,8 @@ def composed(place, count, folder):
         return jax.grad(loss, argnums=(0, 1, 2))(clients.data.values, clients.weights, 0.05)
 
     gradient = jax.jit(differentiated, static_argnums=1)
-    found, wanted = gradient(clients, spread), gradient(everybody, jf.backend.vmap())
+    found = gradient(clients, jf.backend.shard())
+    wanted = gradient(everybody, jf.backend.vmap())
     assert abs(float(wanted[2])) > 1e-3
     np.testing.assert_allclose(float(found[2]), float(wanted[2]), rtol=1e-7)
     for one, other in zip(found[:2], wanted[:2], strict=True):

@@ -88,6 +88,11 @@ def test_what_is_composed_around_a_run(workers, count):
 
 
 @pytest.mark.slow
+def test_the_implicit_derivative_equals_that_of_one_process(workers):
+    workers("derivative", 2, timeout=250)
+
+
+@pytest.mark.slow
 def test_errors_of_one_are_errors_of_all(workers):
     workers("refused", 2)
 

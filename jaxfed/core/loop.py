@@ -173,7 +173,7 @@ def finish(
     return Solution(
         state.server, local, history, state.round, status, failure,
         result_of(problem, state), state, released(problem, state, costs), problem.algorithm,
-        problem.clients.ids[: problem.size],
+        problem.cut(problem.clients.ids),
     )  # fmt: skip
 
 
