@@ -37,7 +37,7 @@ ALLOWED = {
     "plot": {*CORE, "data", "metrics", "pca"},
     "deploy": {*CORE, "gcca"},
     "estimators": {*CORE, *FAMILIES, "data", "metrics", "models"},
-    "cli": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy"},
+    "cli": {*CORE, *FAMILIES, "data", "deploy", "metrics", "models", "plot", "privacy"},
     "__init__": {
         *CORE, *FAMILIES, "data", "deploy", "estimators", "metrics", "models", "nn", "plot",
         "privacy", "testing",

@@ -18,6 +18,7 @@ import xarray
 import jaxfed as jf
 
 from .kinds import (
+    LARGEST,
     Kind,
     anything,
     array,
@@ -370,6 +371,16 @@ def targets() -> list[Target]:
             says={"weights": ("counts",)},
         ),
         Target(
+            "Clients.from_process_local",
+            {"own": right["clients"]},
+            {
+                "own": instance(jf.Clients),
+                "backend": lambda value: value is None or value == jf.backend.shard(),
+                "ids": optional(_ids),
+                "weights": weights,
+            },
+        ),
+        Target(
             "Clients.restrict",
             {"self": right["clients"]},
             {
@@ -555,6 +566,12 @@ def _moments(value) -> bool:
 def _indices(value) -> bool:
     found = known(value, "iu")
     return found is not None and found.ndim == 1 and bool((abs(found + 0.5) < CLIENTS).all())
+
+
+def _ids(value) -> bool:
+    found = known(value, "iu")
+    fits = found is not None and found.shape == (CLIENTS,) and len(set(found.tolist())) == CLIENTS
+    return fits and found.min() >= 0 and found.max() <= LARGEST
 
 
 def _part(most: int) -> Kind:

@@ -265,7 +265,7 @@ def own_rows(array: Any, like: Any, layout: Layout) -> np.ndarray:
         ValueError: if the array has another leading axis.
     """
     real = layout.real
-    if np.ndim(array) == 0 or array.shape[0] != len(real):
+    if np.shape(array)[:1] != (len(real),):
         raise ValueError(
             f"tree: wanted arrays with a leading axis of {len(real)}, that of the clients with "
             f"those that fill up devices, got shape {np.shape(array)}"
