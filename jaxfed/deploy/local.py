@@ -214,9 +214,9 @@ class Local:
     def _start(self, command: Sequence[str], name: str) -> subprocess.Popen:
         with self.log(name).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, *command], env=self.environment, stdout=log, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-                cwd=self.folder,
+                [sys.executable, "-c", _LAUNCH, *command], env=self.environment, cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
 
     def _until_ready(self, number: int) -> None:
