@@ -33,8 +33,11 @@ def add_parser(subparsers) -> None:
         "its data, and the settings of a run, in a few lines to be changed.",
     )
     new.add_argument("folder", type=Path, metavar="DIR", help="goes here; empty or not there yet")
-    new.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="of the algorithm")
     new.add_argument("--algorithm", required=True, metavar="NAME", help="such as perpca")
+    new.add_argument(
+        "--set", dest="settings", nargs="+", default=[], metavar="NAME=VALUE",
+        help="settings of the algorithm",
+    )  # fmt: skip
     new.add_argument("--nodes", type=int, default=3, metavar="N", help="machines (default: 3)")
     new.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds (default: 20)")
     new.add_argument("--seed", type=int, default=0, metavar="N", help="of the run (default: 0)")
