@@ -32,6 +32,34 @@ class Problem(eqx.Module):
     earlier: tuple[Release, ...]  # of the run whose solution is the warm start
     size: int = eqx.field(static=True)  # clients without the padding
 
+    @property
+    def numbers(self) -> Int[np.ndarray, " rows"]:
+        """Each row's client, counted from 0; `size` and more for rows that fill up devices."""
+        if self.clients.blocks is None:
+            return np.arange(len(self.clients.ids))
+        return self.clients.layout.numbers
+
+    @property
+    def rows(self) -> slice | Int[Array, " clients"]:
+        """Each client's row."""
+        clients = self.clients
+        # A slice moves nothing.
+        full = clients.blocks is None or self.size == len(clients.ids)
+        return slice(self.size) if full else jnp.asarray(clients.layout.rows)
+
+    def cut(self, tree: PyTree) -> PyTree:
+        """Arrays as the clients were given: those of several processes stay where they lie."""
+        if self.clients.blocks is not None:
+            return tree
+        return jax.tree.map(lambda x: x[: self.size], tree)
+
+    def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
+        """One number a client, and 0 for rows that fill up devices."""
+        rows = len(self.clients.ids)
+        if self.clients.blocks is None:
+            return jnp.pad(values, (0, rows - self.size))
+        return jnp.zeros(rows, values.dtype).at[self.clients.layout.rows].set(values)
+
 
 class Missed(NamedTuple):
     """What clients have not received of the broadcasts, for them to catch up with."""
@@ -86,7 +114,7 @@ TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whol
 
 def prepared(problem: Problem, rounds: int) -> Problem:
     """Pad the clients to what the backend needs and let the algorithm prepare their data."""
-    clients, shortage = problem.clients, -problem.size % problem.backend.multiple
+    clients, shortage = problem.clients, -len(problem.clients.ids) % problem.backend.multiple
     if shortage:
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
         index = jnp.arange(problem.size + shortage) % problem.size
@@ -109,8 +137,9 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     """Everybody's first state, and what messages cost."""
     clients = problem.clients
     shared_start, local_start = (None, None) if start is None else start
-    places = jnp.arange(len(clients))
-    local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
+    places = jnp.asarray(problem.numbers)
+    if clients.blocks is None:
+        local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
     first_up = 0
 
     def starting(shared: PyTree, local: PyTree) -> Personalized | None:
@@ -138,7 +167,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         announce,
         (first_key, shared_secret(problem.key), shared_start),
         (clients.data, clients.ids, clients.weights, places, local_start),
-        problem.size,
+        problem.rows,
     )
     opening = opened(problem, heard, jax.eval_shape(_first_of, clients.data), start)
 
@@ -157,11 +186,11 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
     uplink, objective = messages_of_round(problem, opening.downlink, own_local, own_data)
     if remembered := remembers_first(problem, jax.eval_shape(_first_of, first), uplink):
-        memory = jax.vmap(problem.uplink.memory, axis_size=len(clients))(first)
+        memory = jax.vmap(problem.uplink.memory, axis_size=len(clients.ids))(first)
     else:
-        memory = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (len(clients), *x.shape)),
-            problem.uplink.memory(_zeros(uplink)),
+        # Where the clients are, as everything that they keep.
+        memory = problem.backend.map(
+            lambda zeros, _: problem.uplink.memory(zeros), _zeros(uplink), clients.ids
         )
     state = first_state(problem, opening, uplink, objective, remembered)
     state = replace(
@@ -400,7 +429,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     """One federated round: every participant's step, up the wire, the server, down the wire."""
     clients, everybody, chosen = problem.clients, _everybody(problem), None
     inclusion = chosen_inclusion(problem, state.round)
-    padded = jnp.pad(inclusion, (0, len(clients) - problem.size))
+    padded = problem.in_rows(inclusion)
 
     def work(shared, own):
         data, local, memory, client_id, weight, place, present = own
@@ -419,7 +448,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
     before = state.local, state.uplink.sender
     own = (
-        clients.data, *before, clients.ids, clients.weights, jnp.arange(len(clients)), padded,
+        clients.data, *before, clients.ids, clients.weights, jnp.asarray(problem.numbers), padded,
     )  # fmt: skip
     number = problem.participation.number(problem.size)
     if number is not None and not everybody and problem.backend.gathers:
@@ -427,11 +456,11 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         chosen = jnp.nonzero(padded, size=number)[0]
         picked = jax.tree.map(lambda x: x[chosen], own)
         heard, found = collect(problem.backend, work, shared, picked, number)
-        nobody = jnp.zeros(len(clients), bool)
+        nobody = jnp.zeros(len(clients.ids), bool)
         whole = before, (nobody, nobody)
         found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
     else:
-        heard, found = collect(problem.backend, work, shared, own, problem.size)
+        heard, found = collect(problem.backend, work, shared, own, problem.rows)
     (local, sender), (lost, broken) = found
     uplink = replace(state.uplink, sender=sender)
     # Whatever the server makes of it, participants have done their steps.
@@ -447,7 +476,7 @@ def key_of_round(key: Key[Array, ""], done: Int[Array, ""]) -> Key[Array, ""]:
 def chosen_inclusion(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clients"]:
     """Who takes part in the round after so many: factors on the clients' weights."""
     clients = problem.clients
-    ids, weights = clients.ids[: problem.size], clients.weights[: problem.size]
+    ids, weights = clients.ids[problem.rows], clients.weights[problem.rows]
     choice_key = _keys(problem, done)[1]
     inclusion = problem.participation.inclusion(choice_key, done, ids, weights)
     if _everybody(problem):
@@ -627,7 +656,7 @@ def broadcast_of(problem: Problem, before: State, after: State) -> PyTree:
 
 def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
     """What has left the clients up to this state, the rounds' messages last."""
-    weights = problem.clients.weights[: problem.size]
+    weights = problem.clients.weights[problem.rows]
     everybody, some = participation.everybody(), problem.participation
     times = jnp.maximum(state.round, state.failure.round)
     kept = jax.tree.leaves((state.local, state.uplink.sender))
@@ -639,7 +668,7 @@ def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...
 
 
 def result_of(problem: Problem, state: State) -> Personalized:
-    """The models at this state; the padding clients are cut off."""
+    """The models at this state; of clients that were padded here, without the padding."""
     algorithm = problem.algorithm
     downlink = algorithm.downlink(state.server)
     local = problem.backend.map(
@@ -647,5 +676,5 @@ def result_of(problem: Problem, state: State) -> Personalized:
         downlink,
         (state.local, problem.clients.data),
     )
-    local = jax.tree.map(lambda x: x[: problem.size], local)
+    local = problem.cut(local)
     return Personalized(algorithm.shared_result(state.server), local)

@@ -1,3 +1,3 @@
-"""Federations on separate machines, by engines that exist: `jaxfed.deploy.flower`."""
+"""Out of one process: on separate machines (`flower`), and in a cluster (`processes`)."""
 
 from jaxfed.deploy import flower as flower

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_factor, check_whole, checked_array
+from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg.basis import orthonormalize
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors, with_sign
@@ -92,16 +93,12 @@ class Moment(eqx.Module):
         """The product `S W`."""
         if self.dense is not None:
             return matmul(self.dense, w)
-        return matmul(self._rows.T, matmul(self._rows, w)) / self._divisor
+        return second_moment_product(self._rows, w, wide=False) / self._divisor
 
     def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
-        """`S W` and `Wᵀ S W` together; from samples the second comes from their scores `Y W`."""
-        if self.dense is not None:
-            product = matmul(self.dense, w)
-            return product, matmul(w.T, product)
-        scores = matmul(self._rows, w)
-        product = matmul(self._rows.T, scores) / self._divisor
-        return product, matmul(scores.T, scores) / self._divisor
+        """`S W` and `Wᵀ S W` together."""
+        product = self.mv(w)
+        return product, matmul(w.T, product)
 
     def row_products(
         self, w: Float[Array, "r d"]
@@ -109,10 +106,9 @@ class Moment(eqx.Module):
         """`W S` and `W S Wᵀ` for a wide matrix."""
         if self.dense is not None:
             product = matmul(w, self.dense)
-            return product, matmul(product, w.T)
-        scores = matmul(w, self._rows.T)
-        product = matmul(scores, self._rows) / self._divisor
-        return product, matmul(scores, scores.T) / self._divisor
+        else:
+            product = second_moment_product(self._rows, w, wide=True) / self._divisor
+        return product, matmul(product, w.T)
 
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""

@@ -5,5 +5,16 @@ tested. The package imports nothing of `jaxfed`.
 """
 
 from jaxfed_kernels.inverse_sqrt import inverse_sqrt, inverse_sqrt_reference
+from jaxfed_kernels.second_moment import (
+    second_moment,
+    second_moment_reads_less,
+    second_moment_reference,
+)
 
-__all__ = ["inverse_sqrt", "inverse_sqrt_reference"]
+__all__ = [
+    "inverse_sqrt",
+    "inverse_sqrt_reference",
+    "second_moment",
+    "second_moment_reads_less",
+    "second_moment_reference",
+]
