@@ -144,6 +144,13 @@ class Local:
         if process is not None:
             _kill(process)
 
+    def kill_server(self) -> None:
+        """As a crash of the server's own process would; the SuperLink stays."""
+        for pid in _family(self.link.pid) if self.link is not None else ():
+            with contextlib.suppress(OSError):
+                if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """End all, the nodes first."""
         alive = [process for process in self.nodes if process is not None]
