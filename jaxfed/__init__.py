@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from jaxfed.core.grid import grid as grid
     from jaxfed.core.grid import stack as stack
     from jaxfed.core.grid import sweep as sweep
+    from jaxfed.core.personalize import personalize as personalize
+    from jaxfed.core.processes import ProcessError as ProcessError
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
     from jaxfed.core.saved import Saved as Saved
@@ -81,6 +83,8 @@ _PLACES = {
     "grid": "jaxfed.core.grid:grid",
     "stack": "jaxfed.core.grid:stack",
     "sweep": "jaxfed.core.grid:sweep",
+    "personalize": "jaxfed.core.personalize:personalize",
+    "ProcessError": "jaxfed.core.processes:ProcessError",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
     "Saved": "jaxfed.core.saved:Saved",

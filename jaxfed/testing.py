@@ -23,6 +23,7 @@ from jaxfed.core.channel import Channels
 from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.grid import stack
+from jaxfed.core.personalize import personalize
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.core.run import Solution, fit, problem_of, rollout
@@ -81,6 +82,8 @@ def check_algorithm(
     * `"channels"`: at most five rounds through a channel give finite numbers or are refused by a
       `ValueError` about that argument; a channel that loses nothing changes nothing;
     * `"bits"`: what the history counts is the length of the payloads in bytes;
+    * `"newcomers"`: `jaxfed.personalize` gives clients that took no part finite models of the same
+      shapes, and a warm start finds its clients by their ids;
     * `"checkpoint"`: an interrupted run ends bit for bit like one that was not;
     * `"refusals"`: data of an unknown kind are refused by a `ValueError` about `clients`.
 
@@ -506,6 +509,21 @@ def _check_bits(case: _Case) -> None:
     _same(given, wanted, "the history's bits are the length of the payloads", 1e-15, 0)
 
 
+def _check_newcomers(case: _Case) -> None:
+    solution = case.solve()
+    models = personalize(case.algorithm, solution, case.others, rounds=2, key=case.key)
+    _alike(models.local, solution.result.local, "new clients' models are like the others'")
+    _finite(case.essence(models), "new clients' models are finite")
+    order = np.arange(len(case.clients))[::-1]
+    turned = problem_of(
+        case.algorithm, case.clients.take(order), case.rounds, case.key, solution,
+        channel.lossless(), None, backend.vmap(),
+    )[1]  # fmt: skip
+    assert turned is not None
+    wanted = jax.tree.map(lambda x: x[order], solution.result.local)
+    _same(turned.local, wanted, "a warm start finds clients by their ids", 0, 0)
+
+
 def _check_checkpoint(case: _Case) -> None:
     if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
         raise _Skipped("Orbax is not installed")
@@ -548,6 +566,7 @@ _CHECKS: dict[str, Callable[[_Case], None]] = {
     "participation": _check_participation,
     "channels": _check_channels,
     "bits": _check_bits,
+    "newcomers": _check_newcomers,
     "checkpoint": _check_checkpoint,
     "refusals": _check_refusals,
 }

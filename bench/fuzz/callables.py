@@ -67,6 +67,7 @@ def given() -> dict[str, Any]:
         "moment": jf.linalg.Moment.from_dense(jnp.asarray(moments[0])),
         "views": jf.gcca.Views.from_arrays([samples[0], samples[1]]),
         "sparse": scipy.sparse.csr_array(samples[0]),
+        "solution": jf.fit(perpca, clients, rounds=1, key=random),
         "perpca": perpca, "hierarchical": jf.pca.HierarchicalPCA(1, 0.5, 0.1), "key": random, "model": model, "training": training,
         "denoiser": denoiser, "corruption": jf.models.interpolation(),
         "start": jf.Personalized(jnp.asarray(frames[0, :, :1]), jnp.asarray(frames[:, :, 1:])),
@@ -216,6 +217,23 @@ def targets() -> list[Target]:
                 "every": SOME,
             },
         ),
+        Target(
+            "personalize",
+            {
+                "algorithm": right["perpca"],
+                "solution": right["solution"],
+                "clients": right["clients"],
+            },
+            {
+                "algorithm": lambda value: value is right["perpca"],
+                "solution": lambda value: value is right["solution"],
+                "clients": tracked("clients"),
+                "rounds": count(0),
+                "key": optional(RUN["key"]),
+                "backend": RUN["backend"],
+            },
+            says={"algorithm": ("solution",)},
+        ),
         Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
         Target(
             "tune",
@@ -310,7 +328,12 @@ def targets() -> list[Target]:
         ),
         Target("stack", {"trees": [right["perpca"]] * 2}, {"trees": listed(anything)}),
         Target("enable_compilation_cache", {}, {"folder": optional(path)}),
-        Target("load", {"path": "absent.npz"}, {"path": never, "like": never}),
+        Target(
+            "load",
+            {"path": "absent.npz"},
+            {"path": never, "like": never},
+            says={"like": ("absent.npz",)},
+        ),
         Target(
             "Checkpoint", {"path": "run"}, {"path": path, "every": WHOLE, "keep": WHOLE}, cheap=True
         ),

@@ -6,9 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
-from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core import adjoint, backend, channel, contract, participation
@@ -30,6 +28,8 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
+from jaxfed.core.newcomers import by_id
+from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
@@ -66,23 +66,43 @@ def problem_of(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
-    check_ids(clients.ids)
+    if clients.blocks is None:
+        check_ids(clients.ids)
     check_rounds(rounds)
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    _check_layout(clients, mapped)
     participants.check(len(clients))
-    for leaf in jax.tree.leaves(None if start is None else start.local):
-        if leaf.shape[0] != len(clients):
-            raise ValueError(
-                f"warm_start: its local part is for {leaf.shape[0]} clients, "
-                f"there are {len(clients)}"
-            )
-    algorithm.check(clients, start)
     key = checked_key("key", key)
     problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
+    if isinstance(warm_start, Solution):
+        start = by_id(warm_start, problem)
+    for leaf in jax.tree.leaves(None if start is None else start.local):
+        if leaf.shape[0] != len(clients.ids):
+            raise ValueError(
+                f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                f"there are {len(clients.ids)}"
+            )
+    algorithm.check(clients, start)
     _check_processes(problem, start)
     _check_together(problem, start, int(rounds))
     return problem, start
+
+
+def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
+    """Refuse a backend that would move the clients of several processes."""
+    if clients.blocks is None:
+        return
+    wanted = mapped.sharding
+    fits = wanted is not None and mapped.multiple == len(clients.blocks)
+    for leaf in jax.tree.leaves(clients.data):
+        if fits and not isinstance(leaf, Tracer):
+            fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+    if not fits:
+        raise ValueError(
+            "backend: wanted the one that the clients were made with, by default shard(), since "
+            f"they lie on {len(clients.blocks)} devices, got {mapped!r}"
+        )
 
 
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
@@ -90,7 +110,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 
     Every process takes the others' share of a computation for one on its own values.
     """
-    if problem.backend.processes == 1:
+    if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
         ("algorithm", problem.algorithm),
@@ -103,15 +123,13 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             continue
         # What is spread over processes already is one thing.
-        whole = [x for x in leaves if not isinstance(x, jax.Array) or x.is_fully_addressable]
-        own = np.frombuffer(bytes.fromhex(digest_of(whole)), np.uint32)
-        digests = np.asarray(multihost_utils.process_allgather(own))
-        if (digests != own).any():
-            others = np.flatnonzero((digests != own).any(axis=1)).tolist()
+        own = digest_of([leaf for leaf in leaves if not spans(leaf)])
+        others = [place for place, one in enumerate(exchanged(own)) if one != own]
+        if others:
             raise ValueError(
                 f"{name}: wanted the same in every process, got another in {others} than in "
-                f"{jax.process_index()}; give all clients to each, or let each run by itself on "
-                "its jax.local_devices()"
+                f"{jax.process_index()}; make clients by Clients.from_process_local, or let each "
+                "process run by itself on its jax.local_devices()"
             )
 
 

@@ -13,8 +13,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import PyTree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.checks import (
     check_instance,
@@ -51,7 +51,12 @@ class Backend(eqx.Module):
     @property
     @abc.abstractmethod
     def processes(self) -> int:
-        """How many processes it spreads clients over; each needs all of them."""
+        """How many processes it spreads clients over."""
+
+    @property
+    @abc.abstractmethod
+    def sharding(self) -> NamedSharding | None:
+        """Where clients of several processes lie; None for a backend that cannot have them."""
 
     @abc.abstractmethod
     def map_reduce(
@@ -76,7 +81,7 @@ class Backend(eqx.Module):
 
 def collect(
     backend: Backend, work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]],
-    shared: PyTree, own: PyTree, clients: int,
+    shared: PyTree, own: PyTree, gathering: int | slice | Array,
 ) -> tuple[PyTree[Part], PyTree]:  # fmt: skip
     """Map work over clients that send contributions of any kind, gathered ones included.
 
@@ -85,7 +90,8 @@ def collect(
         work: one client's work: `(shared, own) -> (contributions, kept)`.
         shared: passed to each client as it is.
         own: leading axis = clients.
-        clients: how many of them are gathered, from the first.
+        gathering: whose parts are gathered: of so many clients, from the first, or of those that
+            are indexed.
 
     Returns:
         The message, reduced, and what the clients keep (leading axis = clients).
@@ -98,7 +104,8 @@ def collect(
         return summands, (gathered, kept)
 
     reduced, (gathered, kept) = backend.map_reduce(split, shared, own)
-    return joined(reduced, jax.tree.map(lambda x: x[:clients], gathered)), kept
+    which = slice(gathering) if isinstance(gathering, int) else gathering
+    return joined(reduced, jax.tree.map(lambda x: x[which], gathered)), kept
 
 
 def _processes(devices: Iterable[Device]) -> int:
@@ -113,6 +120,10 @@ class _Vmap(Backend):
     @property
     def processes(self):
         return 1
+
+    @property
+    def sharding(self):
+        return None
 
     @property
     def gathers(self):
@@ -137,6 +148,10 @@ class _Chunked(Backend):
     @property
     def processes(self):
         return 1
+
+    @property
+    def sharding(self):
+        return None
 
     @property
     def gathers(self):
@@ -193,6 +208,10 @@ class _Shard(Backend):
         return _processes(self.mesh.devices.flat)
 
     @property
+    def sharding(self):
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+    @property
     def gathers(self):
         return False
 
@@ -218,6 +237,10 @@ class _Pmap(Backend):
     @property
     def processes(self):
         return _processes(self.devices)
+
+    @property
+    def sharding(self):
+        return None
 
     @property
     def gathers(self):
@@ -275,9 +298,9 @@ def shard(
 ) -> Backend:
     """Clients spread over a device mesh by `jax.shard_map`, with one all-reduce a round.
 
-    Works across processes too, if the mesh does. Every process then has all clients, the same
-    ones: a run in which they differ is refused, as far as they are known outside of compiled
-    functions.
+    Works across processes too, if the mesh does. Clients are then those of
+    `Clients.from_process_local`, or else every process has all of them, the same ones: a run in
+    which they differ is refused, as far as they are known outside of compiled functions.
 
     Args:
         mesh: a mesh, or how many of all devices; all of them by default.

@@ -140,7 +140,7 @@ def differentiable(
         solution,
         result=result,
         server=server,
-        local=jax.tree.map(lambda x: x[: problem.size], local),
+        local=problem.cut(local),
         state=replace(solution.state, server=server, local=local),
     )
 
@@ -167,7 +167,7 @@ def _changing(problem: Problem, state: State) -> States:
 
     def received(clients, local, downlink):
         everybody = clients.data, local, clients.weights
-        return plain(collect(vmap(), work, downlink, everybody, problem.size)[0])
+        return plain(collect(vmap(), work, downlink, everybody, problem.rows)[0])
 
     message = jax.eval_shape(received, clients, state.local, downlink)
     server = _changed(
@@ -327,7 +327,9 @@ def _solved(
 def _refused(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
     """NaN in place of what is wrong, or an error when it is computed."""
     if throw:
-        return eqx.error_if(tree, wrong, message)
+        # By one number: on several devices, what is looked at so goes through one of them.
+        sure = eqx.error_if(jnp.ones(()), wrong, message)
+        return jax.tree.map(lambda x: sure.astype(x.dtype) * x, tree)
     return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), tree)
 
 

@@ -145,7 +145,11 @@ def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[st
     """The requested metrics, in a type that can be NaN."""
     if metrics is None:
         return {}
-    values = {name: jnp.asarray(x) for name, x in metrics(result_of(problem, state)).items()}
+    shared, local = result_of(problem, state)
+    if problem.clients.blocks is not None:
+        local = jax.tree.map(lambda x: x[problem.rows], local)
+    found = metrics(Personalized(shared, local))
+    values = {name: jnp.asarray(x) for name, x in found.items()}
     return {
         name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
         for name, value in values.items()
@@ -160,15 +164,16 @@ def finish(
     tol: Array | float | None,
 ) -> Solution:
     """What a run returns, from its last state."""
-    local = jax.tree.map(lambda x: x[: problem.size], state.local)
+    local = problem.cut(state.local)
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
     status = Status.where(state.failure.round > 0, Status.diverged, status)
-    failure = Failure(state.failure.round, state.failure.clients[: problem.size])
+    failure = Failure(state.failure.round, state.failure.clients[problem.rows])
     return Solution(
         state.server, local, history, state.round, status, failure,
         result_of(problem, state), state, released(problem, state, costs), problem.algorithm,
+        problem.clients.ids[: problem.size],
     )  # fmt: skip
 
 

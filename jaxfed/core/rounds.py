@@ -32,6 +32,34 @@ class Problem(eqx.Module):
     earlier: tuple[Release, ...]  # of the run whose solution is the warm start
     size: int = eqx.field(static=True)  # clients without the padding
 
+    @property
+    def numbers(self) -> Int[np.ndarray, " rows"]:
+        """Each row's client, counted from 0; `size` and more for rows that fill up devices."""
+        if self.clients.blocks is None:
+            return np.arange(len(self.clients.ids))
+        return self.clients.layout.numbers
+
+    @property
+    def rows(self) -> slice | Int[Array, " clients"]:
+        """Each client's row."""
+        clients = self.clients
+        # A slice moves nothing.
+        full = clients.blocks is None or self.size == len(clients.ids)
+        return slice(self.size) if full else jnp.asarray(clients.layout.rows)
+
+    def cut(self, tree: PyTree) -> PyTree:
+        """Arrays as the clients were given: those of several processes stay where they lie."""
+        if self.clients.blocks is not None:
+            return tree
+        return jax.tree.map(lambda x: x[: self.size], tree)
+
+    def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
+        """One number a client, and 0 for rows that fill up devices."""
+        rows = len(self.clients.ids)
+        if self.clients.blocks is None:
+            return jnp.pad(values, (0, rows - self.size))
+        return jnp.zeros(rows, values.dtype).at[self.clients.layout.rows].set(values)
+
 
 class Missed(NamedTuple):
     """What clients have not received of the broadcasts, for them to catch up with."""
@@ -86,7 +114,7 @@ TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whol
 
 def prepared(problem: Problem, rounds: int) -> Problem:
     """Pad the clients to what the backend needs and let the algorithm prepare their data."""
-    clients, shortage = problem.clients, -problem.size % problem.backend.multiple
+    clients, shortage = problem.clients, -len(problem.clients.ids) % problem.backend.multiple
     if shortage:
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
         index = jnp.arange(problem.size + shortage) % problem.size
@@ -110,8 +138,9 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     algorithm, clients = problem.algorithm, problem.clients
     key = jax.random.fold_in(problem.key, 0)
     shared_start, local_start = (None, None) if start is None else start
-    places = jnp.arange(len(clients))
-    local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
+    places = jnp.asarray(problem.numbers)
+    if clients.blocks is None:
+        local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
     first_up = 0
 
     def starting(shared: PyTree, local: PyTree) -> Personalized | None:
@@ -142,7 +171,7 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         announce,
         (key, shared_secret(problem.key), shared_start),
         (clients.data, clients.ids, clients.weights, places, local_start),
-        problem.size,
+        problem.rows,
     )
     failed = plain(failures) > 0
     total = _marred(problem.first_uplink.receive(total, None), failed)
@@ -244,12 +273,11 @@ def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) 
     """What both ends of the uplink remember: the first messages, if they are like a round's."""
     way = problem.uplink
     if way.cumulative and contract.alike(jax.eval_shape(_first_of, first), uplink):
-        sender = jax.vmap(way.memory, axis_size=len(problem.clients))(first)
+        sender = jax.vmap(way.memory, axis_size=len(problem.clients.ids))(first)
         return channel.Link(way, sender, total)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
-    sender = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(zeros)
-    )
+    # Where the clients are, as everything that they keep.
+    sender = problem.backend.map(lambda zeros, _: way.memory(zeros), zeros, problem.clients.ids)
     return channel.Link(way, sender, zeros if way.cumulative else None)
 
 
@@ -298,12 +326,12 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     everybody, chosen = _everybody(problem), None
     key = jax.random.fold_in(problem.key, state.round + 1)
     server_key, choice_key, _ = _keys(problem, state.round)
-    ids, weights = clients.ids[: problem.size], clients.weights[: problem.size]
+    ids, weights = clients.ids[problem.rows], clients.weights[problem.rows]
     inclusion = problem.participation.inclusion(choice_key, state.round, ids, weights)
     # Of participants without any weight there is no mean: nobody takes part then.
     happens = inclusion @ weights != 0
     inclusion = inclusion if everybody else jnp.where(happens, inclusion, 0)
-    padded = jnp.pad(inclusion, (0, len(clients) - problem.size))
+    padded = problem.in_rows(inclusion)
 
     def work(shared, own):
         key, secret, number, downlink = shared
@@ -334,7 +362,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
     before = state.local, state.uplink.sender
     own = (
-        clients.data, *before, clients.ids, clients.weights, jnp.arange(len(clients)), padded,
+        clients.data, *before, clients.ids, clients.weights, jnp.asarray(problem.numbers), padded,
     )  # fmt: skip
     number = problem.participation.number(problem.size)
     if number is not None and not everybody and problem.backend.gathers:
@@ -342,11 +370,11 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         chosen = jnp.nonzero(padded, size=number)[0]
         picked = jax.tree.map(lambda x: x[chosen], own)
         sent, found = collect(problem.backend, work, shared, picked, number)
-        nobody = jnp.zeros(len(clients), bool)
+        nobody = jnp.zeros(len(clients.ids), bool)
         whole = before, (nobody, nobody)
         found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
     else:
-        sent, found = collect(problem.backend, work, shared, own, problem.size)
+        sent, found = collect(problem.backend, work, shared, own, problem.rows)
     (local, sender), (lost, broken) = found
     message, told, written, failures = sent
     failed = plain(failures) > 0
@@ -446,7 +474,7 @@ def _broadcast(
 
 def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
     """What has left the clients up to this state, the rounds' messages last."""
-    weights = problem.clients.weights[: problem.size]
+    weights = problem.clients.weights[problem.rows]
     everybody, some = participation.everybody(), problem.participation
     times = jnp.maximum(state.round, state.failure.round)
     kept = jax.tree.leaves((state.local, state.uplink.sender))
@@ -458,7 +486,7 @@ def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...
 
 
 def result_of(problem: Problem, state: State) -> Personalized:
-    """The models at this state; the padding clients are cut off."""
+    """The models at this state; of clients that were padded here, without the padding."""
     algorithm = problem.algorithm
     downlink = algorithm.downlink(state.server)
     local = problem.backend.map(
@@ -466,5 +494,5 @@ def result_of(problem: Problem, state: State) -> Personalized:
         downlink,
         (state.local, problem.clients.data),
     )
-    local = jax.tree.map(lambda x: x[: problem.size], local)
+    local = problem.cut(local)
     return Personalized(algorithm.shared_result(state.server), local)

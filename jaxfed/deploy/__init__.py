@@ -1,0 +1,1 @@
+"""Out of one process: several JAX processes of a cluster (`jaxfed.deploy.processes`)."""
