@@ -16,7 +16,7 @@ from jax.interpreters import batching, mlir
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from jaxfed.linalg._precision import chosen_precision, data_matmul
 
 
 def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Array:
@@ -38,7 +38,7 @@ def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Ar
 
 
 def _two_products(x: Float[Array, "n d"], w: Array, wide: bool) -> Array:
-    return _matmul(_matmul(w, x.T), x) if wide else _matmul(x.T, _matmul(x, w))
+    return data_matmul(data_matmul(w, x.T), x) if wide else data_matmul(x.T, data_matmul(x, w))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -74,8 +74,9 @@ def _one_pass(x: Float[Array, "*batch n d"], w: Float[Array, "*batch r d"]):
     *batch, n, d = x.shape
     r = w.shape[-2]
     if not second_moment_reads_less(n, d, r, x.dtype):  # more rows than before, of several runs
-        return _matmul(_matmul(w, x.mT), x)
-    return second_moment(x.reshape(-1, n, d), w.reshape(-1, r, d)).reshape(*batch, r, d)
+        return data_matmul(data_matmul(w, x.mT), x)
+    clients = x.reshape(-1, n, d), w.reshape(-1, r, d)
+    return second_moment(*clients, precision=chosen_precision()).reshape(*batch, r, d)
 
 
 @_one_pass.def_vmap
