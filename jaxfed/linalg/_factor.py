@@ -17,7 +17,8 @@ from jaxfed._checks import check_name, checked_array, refuse
 
 Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 
-# The lower default precisions of accelerators would lose the constraint Q^T Q = I.
+# Whatever the user has chosen for products with data (`jaxfed.linalg._precision`): any less would
+# lose the constraint Q^T Q = I.
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
