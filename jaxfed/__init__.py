@@ -10,6 +10,7 @@ from jaxfed import _names
 
 if TYPE_CHECKING:
     from jaxfed import data as data
+    from jaxfed import deploy as deploy
     from jaxfed import estimators as estimators
     from jaxfed import gcca as gcca
     from jaxfed import generative as generative
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 # Where each public name lives, as above.
 _PLACES = {
     "data": "jaxfed.data",
+    "deploy": "jaxfed.deploy",
     "estimators": "jaxfed.estimators",
     "gcca": "jaxfed.gcca",
     "generative": "jaxfed.generative",

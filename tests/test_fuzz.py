@@ -24,8 +24,10 @@ INNER = {
     "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "ProcessError",
     "Samples", "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
     "english_stop_words", "everybody",
-    "first_message_attack", "fixed_bits", "linear_attack", "lossless", "matmul", "norm_leak",
-    "reconstruction_loss", "sign", "spent", "straight_through", "to_bytes", "variable_bytes",
+    "first_message_attack", "fixed_bits", "from_bytes",
+    "linear_attack", "lossless", "matmul", "norm_leak",
+    "reconstruction_loss", "separate", "sign",
+    "spent", "straight_through", "to_bytes", "variable_bytes",
     "varies", "vmap", "with_report",
 }  # fmt: skip
 # What may be any tree of arrays, or is only looked at once the others fit.

@@ -7,7 +7,7 @@ are told apart by their ids and never by their places.
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import equinox as eqx
 import jax
@@ -37,6 +37,9 @@ Work = Callable[[PyTree, PyTree], tuple[PyTree[Reduction], PyTree]]
 
 class Backend(eqx.Module):
     """Maps one client's work over all clients and reduces what they send."""
+
+    apart: ClassVar[bool] = False
+    """Whether `fit` is to run each client's work, and the server's, as a program of its own."""
 
     @property
     @abc.abstractmethod
@@ -136,6 +139,25 @@ class _Vmap(Backend):
         else:
             sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
         return each(lambda part: part.over_clients(), sent), kept
+
+
+class _Separate(Backend):
+    apart = True
+
+    @property
+    def multiple(self):
+        return 1
+
+    @property
+    def processes(self):
+        return 1
+
+    @property
+    def gathers(self):
+        return True
+
+    def map_reduce(self, work, shared, own):
+        return _Vmap().map_reduce(work, shared, own)
 
 
 class _Chunked(Backend):
@@ -268,6 +290,16 @@ def _length(own: PyTree) -> int:
 def vmap() -> Backend:
     """All clients at once on one device."""
     return _Vmap()
+
+
+def separate() -> Backend:
+    """One client after the other, each by a program of its own, and the server by another.
+
+    In `fit`, the numbers are bit for bit those of `jaxfed.deploy` on separate machines of one kind:
+    programs of many clients round otherwise than those of one. It takes longer than `vmap`, which
+    it is within `rollout` and `grid`.
+    """
+    return _Separate()
 
 
 def chunked(size: int) -> Backend:

@@ -65,7 +65,7 @@ def advance(
 
     def measured(state):
         state, record = one_round(problem, state)
-        evaluate = partial(_measure, problem, options.metrics)
+        evaluate = partial(metrics_of, problem, options.metrics)
         shapes = jax.eval_shape(evaluate, state)
         if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
             raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
@@ -141,7 +141,7 @@ def _scan(step, length, state):
     return jax.lax.scan(lambda state, _: step(state), state, length=length)
 
 
-def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
+def metrics_of(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
     """The requested metrics, in a type that can be NaN."""
     if metrics is None:
         return {}
@@ -162,8 +162,9 @@ def finish(
     costs: Costs,
     history: dict[str, Any],
     tol: Array | float | None,
+    result: Personalized | None = None,
 ) -> Solution:
-    """What a run returns, from its last state."""
+    """What a run returns, from its last state, whose result may be known."""
     local = problem.cut(state.local)
     status = Status.round_limit
     if tol is not None:
@@ -172,7 +173,8 @@ def finish(
     failure = Failure(state.failure.round, state.failure.clients[problem.rows])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state), state, released(problem, state, costs), problem.algorithm,
+        result_of(problem, state) if result is None else result,
+        state, released(problem, state, costs), problem.algorithm,
         problem.cut(problem.clients.ids),
     )  # fmt: skip
 

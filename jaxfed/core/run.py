@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,9 +11,10 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed._names import renamed_argument
 from jaxfed._optional import require
-from jaxfed.core import adjoint, backend, channel, participation
+from jaxfed.core import adjoint, apart, backend, channel, participation
 from jaxfed.core.adjoint import unrolled
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.apart import Compiled
 from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
@@ -122,7 +122,7 @@ def fit(
             `result`, to start from.
         channel: one channel for both ways, `(uplink, downlink)` or `(uplink, downlink, start)`.
         participation: who takes part in each round; everybody by default.
-        backend: `vmap`, `chunked`, `pmap` or `shard`.
+        backend: `vmap`, `chunked`, `pmap`, `shard` or `separate`.
         tol: stop once the algorithm's stopping measure is at most this.
         metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
         metrics_every: evaluate `metrics` every so many rounds.
@@ -159,7 +159,8 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    compiled = _compiled(**compiler_options(algorithm, clients))
+    programs = apart.programs if backend.apart else _compiled
+    compiled = programs(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
         chunk_rounds = max(1, rounds // 50) if watched else rounds
@@ -181,7 +182,7 @@ def fit(
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
-        lowered = compiled.advance.lower(problem, state, tol, options)
+        lowered = jax.jit(advance).lower(problem, state, tol, options)
         identity = fingerprint(
             algorithm, clients, lowered, rounds=rounds, key=key, start=start, channel=channel,
             participation=participation, backend=backend, tol=tol, chunk_rounds=chunk_rounds,
@@ -271,15 +272,8 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
     )
 
 
-class _Compiled(eqx.Module):
-    run: Callable = eqx.field(static=True)
-    prepare: Callable = eqx.field(static=True)
-    advance: Any = eqx.field(static=True)
-    finish: Callable = eqx.field(static=True)
-
-
 @cache
-def _compiled(**options: bool | int) -> _Compiled:
+def _compiled(**options: bool | int) -> Compiled:
     jit = partial(jax.jit, compiler_options=options)
 
     def run(problem, start, tol, options):
@@ -303,7 +297,7 @@ def _compiled(**options: bool | int) -> _Compiled:
         solution = end(problem, state, costs, tol)
         return replace(solution, history=history)
 
-    return _Compiled(
+    return Compiled(
         run=with_history,
         prepare=jit(prepare, static_argnums=2),
         advance=jit(advance),

@@ -35,8 +35,8 @@ def initialize(
     are 100 seconds, and 300 for the last goodbye), and a signal to end a process ends it.
 
     The first three arguments may be left out under Slurm, Open MPI and on TPU pods, where JAX finds
-    them, and in an indexed job of Kubernetes if its `kubernetes` package is there. Elsewhere they may
-    come from the environment, as `JAXFED_COORDINATOR`, `JAXFED_PROCESSES` and `JAXFED_PROCESS`.
+    them, and in an indexed job of Kubernetes with the `kubernetes` package. Elsewhere they may come
+    from the environment, as `JAXFED_COORDINATOR`, `JAXFED_PROCESSES` and `JAXFED_PROCESS`.
 
     Args:
         coordinator: address and port of the first process, such as `"10.0.0.1:5000"`.
