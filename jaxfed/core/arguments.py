@@ -13,6 +13,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core import adjoint, backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.buckets import each_first
 from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint, digest_of
 from jaxfed.core.checks import (
@@ -169,18 +170,19 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
         )
     if not (up.private or up.cumulative or problem.first_uplink.private):
         return
-    first, uplink = jax.eval_shape(partial(_messages, rounds=rounds), problem, start)
-    if up.cumulative and not is_linear(uplink):
-        raise ValueError(
-            f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
-            "reduces its messages in another way"
-        )
-    up.check(clients, number, uplink)
-    if channel.fixed_bits(first):
+    for first, uplink in jax.eval_shape(partial(_messages, rounds=rounds), problem, start):
+        if up.cumulative and not is_linear(uplink):
+            raise ValueError(
+                f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
+                "reduces its messages in another way"
+            )
+        up.check(clients, number, uplink)
+        if not (bits := channel.fixed_bits(first)):
+            continue
         if up.private and not problem.first_uplink.private:
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
-                f"{type(algorithm).__name__} sends {channel.fixed_bits(first)} bits in the clear "
+                f"{type(algorithm).__name__} sends {bits} bits in the clear "
                 "before them; wanted a start channel that hides them too, or a warm start and, "
                 "instead of automatic ones, the settings that these tell"
             )
@@ -189,20 +191,21 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
 
 def _messages(
     problem: Problem, start: Personalized | None, *, rounds: int
-) -> tuple[PyTree, PyTree]:
-    """One client's first message and uplink, for their shapes."""
+) -> list[tuple[PyTree, PyTree]]:
+    """One client's first message and uplink in each bucket, for their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
     ready, state, _ = prepare(open_problem, start, rounds)
     algorithm, key = problem.algorithm, problem.key
-    data, local, own = jax.tree.map(
-        lambda x: x[0], (ready.clients.data, state.local, None if start is None else start.local)
-    )
+    own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
     begun = None if start is None else Personalized(start.shared, own)
-    uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
-    first = contract.first_message(algorithm, key, data, begun)
-    return wrapped(first), wrapped(uplink)
+    found = []
+    for data, local in each_first((ready.clients.data, state.local)):
+        uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
+        first = contract.first_message(algorithm, key, data, begun)
+        found.append((wrapped(first), wrapped(uplink)))
+    return found
 
 
 def check_rounds(rounds: Any) -> None:

@@ -6,7 +6,7 @@ are told apart by their ids and never by their places.
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, final
 
 import equinox as eqx
@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
+from jaxfed.core.buckets import in_order, layout_of, split
 from jaxfed.core.checks import (
     check_instance,
     check_name,
@@ -54,6 +55,21 @@ class Backend(eqx.Module):
         """How many processes it spreads clients over; each needs all of them."""
 
     @abc.abstractmethod
+    def over_parts(
+        self, work: Work, shared: PyTree, parts: tuple[PyTree, ...]
+    ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+        """Run `work` for each client of each part.
+
+        Args:
+            work: one client's work.
+            shared: passed to each client as it is.
+            parts: rectangular trees, in each leading axis = its clients, at least one.
+
+        Returns:
+            The contributions of all, reduced, and what the clients of each part keep.
+        """
+
+    @final
     def map_reduce(
         self, work: Work, shared: PyTree, own: PyTree
     ) -> tuple[PyTree[Reduction], PyTree]:
@@ -62,11 +78,17 @@ class Backend(eqx.Module):
         Args:
             work: one client's work.
             shared: passed to each client as it is.
-            own: leading axis = clients.
+            own: leading axis = clients, or in buckets.
 
         Returns:
-            The reduced contributions, and what the clients keep (leading axis = clients).
+            The reduced contributions, and what the clients keep (leading axis = clients; in buckets
+            where its shape differs between them).
+
+        Raises:
+            ValueError: if contributions of clients in different buckets do not add up.
         """
+        reduced, kept = self.over_parts(work, shared, split(own))
+        return reduced, in_order(layout_of(own), kept)
 
     @final
     def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
@@ -76,7 +98,7 @@ class Backend(eqx.Module):
 
 def collect(
     backend: Backend, work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]],
-    shared: PyTree, own: PyTree, clients: int,
+    shared: PyTree, own: PyTree, gathering: int | slice | Array,
 ) -> tuple[PyTree[Part], PyTree]:  # fmt: skip
     """Map work over clients that send contributions of any kind, gathered ones included.
 
@@ -84,11 +106,15 @@ def collect(
         backend: how clients are mapped.
         work: one client's work: `(shared, own) -> (contributions, kept)`.
         shared: passed to each client as it is.
-        own: leading axis = clients.
-        clients: how many of them are gathered, from the first.
+        own: leading axis = clients, or in buckets.
+        gathering: whose parts are gathered: of so many clients, from the first, or of those that
+            are indexed.
 
     Returns:
         The message, reduced, and what the clients keep (leading axis = clients).
+
+    Raises:
+        ValueError: if what is gathered differs in its shape between buckets.
     """
 
     def split(shared, own):
@@ -98,7 +124,18 @@ def collect(
         return summands, (gathered, kept)
 
     reduced, (gathered, kept) = backend.map_reduce(split, shared, own)
-    return joined(reduced, jax.tree.map(lambda x: x[:clients], gathered)), kept
+    if layout_of(gathered) is not None:
+        raise unlike("gathered")
+    which = slice(gathering) if isinstance(gathering, int) else gathering
+    return joined(reduced, jax.tree.map(lambda x: x[which], gathered)), kept
+
+
+def unlike(what: str) -> ValueError:
+    """The error for what must be of one shape for all clients, in whichever bucket; raise it."""
+    return ValueError(
+        f"clients: wanted all of one size, without buckets, since what is {what} has shapes that "
+        "depend on the number of samples"
+    )
 
 
 def _processes(devices: Iterable[Device]) -> int:
@@ -118,13 +155,31 @@ class _Vmap(Backend):
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
-        if _length(own) == 1:  # which takes longer as a batch of one
-            alone = work(shared, jax.tree.map(lambda x: x[0], own))
-            sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
-        else:
-            sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-        return each(lambda part: part.over_clients(), sent), kept
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(_at_once, work, shared), parts)
+
+
+def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    if _length(own) == 1:  # which takes longer as a batch of one
+        alone = work(shared, jax.tree.map(lambda x: x[0], own))
+        sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+    else:
+        sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
+    return each(lambda part: part.over_clients(), sent), kept
+
+
+def _in_turn(
+    function: Callable[[PyTree], tuple[PyTree[Reduction], PyTree]], parts: tuple[PyTree, ...]
+) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+    """One part after the other, with one result."""
+    sent, kept = zip(*map(function, parts), strict=True)
+    if any(_described(each) != _described(sent[0]) for each in sent):
+        raise unlike("sent")
+    return reduce(combined, sent), kept
+
+
+def _described(tree: PyTree) -> tuple:
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
 
 class _Chunked(Backend):
@@ -142,40 +197,44 @@ class _Chunked(Backend):
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
         clients = _length(own)
         if clients <= self.size:
-            return _Vmap().map_reduce(work, shared, own)
+            return _at_once(work, shared, own)
         full = clients // self.size * self.size
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         blocks = jax.tree.map(
             lambda x: x[:full].reshape(full // self.size, self.size, *x.shape[1:]), own
         )
         one = jax.tree.map(lambda x: x[:1], own)
-        sent, _ = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, one)
+        sent, _ = jax.eval_shape(partial(_at_once, work), shared, one)
 
         @jax.checkpoint
         def step(total, block):
-            part, kept = _Vmap().map_reduce(work, shared, block)
-            return _combined(total, part), kept
+            part, kept = _at_once(work, shared, block)
+            return combined(total, part), kept
 
         total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), blocks)
         kept = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), kept)
         if full < clients:
             rest = jax.tree.map(lambda x: x[full:], own)
-            part, last = _Vmap().map_reduce(work, shared, rest)
-            total = _combined(total, part)
+            part, last = _at_once(work, shared, rest)
+            total = combined(total, part)
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return total, kept
 
 
-def _combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
+def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
+    """Two partial results of one message."""
     return each(lambda a, b: a.combined(b), total, part)
 
 
-def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, own: PyTree):
+def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
     """What one device does: its own clients by the inner backend, then one all-reduce."""
-    sent, kept = inner.map_reduce(work, shared, own)
+    sent, kept = inner.over_parts(work, shared, parts)
     return over_devices(sent, axis), kept
 
 
@@ -196,7 +255,7 @@ class _Shard(Backend):
     def gathers(self):
         return False
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
         along = PartitionSpec(self.axis)
         return jax.shard_map(
             partial(_on_device, self.inner, work, self.axis),
@@ -204,7 +263,7 @@ class _Shard(Backend):
             in_specs=(PartitionSpec(), along),
             out_specs=(PartitionSpec(), along),
             check_vma=False,
-        )(shared, own)
+        )(shared, parts)
 
 
 class _Pmap(Backend):
@@ -223,9 +282,9 @@ class _Pmap(Backend):
     def gathers(self):
         return False
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
         count = self.multiple
-        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
+        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
         # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
         # where the arguments have as many, though `shared` has none.
         total, kept = jax.pmap(

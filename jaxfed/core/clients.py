@@ -10,7 +10,17 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
-from jaxfed.core.checks import host_array, is_list, is_real, is_whole, refuse, shown
+from jaxfed.core.buckets import (
+    Buckets,
+    grouped,
+    in_order,
+    is_buckets,
+    layout_of,
+    over_parts,
+    parts_of,
+    take,
+)
+from jaxfed.core.checks import check_number, host_array, is_list, is_real, is_whole, refuse, shown
 from jaxfed.core.described import is_known
 from jaxfed.linalg import Moment
 
@@ -29,6 +39,12 @@ class Samples(eqx.Module):
         """1 for a real row, 0 for padding."""
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
         return (rows < self.count[..., None]).astype(self.values.dtype)
+
+    def only(self, samples: int | Int[Array, ""]) -> Self:
+        """The first samples, in arrays of the same shapes."""
+        count = jnp.minimum(self.count, samples).astype(self.count.dtype)
+        fewer = type(self)(self.values, count)
+        return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
 
     def __repr__(self) -> str:
         if not is_known(self.count) or not is_known(self.values):
@@ -64,6 +80,7 @@ class Clients(eqx.Module):
         arrays: Sequence[ArrayLike] | ArrayLike,
         *,
         weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        bucket: float | None = None,
     ) -> Self:
         """Clients from their samples.
 
@@ -72,6 +89,10 @@ class Clients(eqx.Module):
                 `(clients, samples, features)` array. Not centred: that is the caller's choice.
             weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024),
                 `"samples"` (by number of samples), or one non-negative number per client.
+            bucket: None pads all clients to the longest with rows of zeros. A number, at least 1.1,
+                puts those of similar length together, in as few arrays as it takes for all rows,
+                padding included, to be at most so many times the data. Results are the same;
+                each array is compiled for itself.
 
         Returns:
             The clients, in single precision unless the arrays are double and JAX has 64 bits
@@ -80,13 +101,17 @@ class Clients(eqx.Module):
         Raises:
             ValueError: for an empty list, a client without samples, samples that are not
                 two-dimensional, feature counts that differ, data that are not real floating
-                point numbers or not finite, and unfit weights. The message names the client.
+                point numbers or not finite, and unfit weights. The message names the client. For
+                a `bucket` below 1.1.
         """
+        if bucket is not None:
+            check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
             values = checked_array(arrays, "arrays")
             if 0 in values.shape:
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
+            data = Samples(values, jnp.asarray(sizes, values.dtype))
         else:
             if not is_list(arrays):
                 raise ValueError(
@@ -97,10 +122,11 @@ class Clients(eqx.Module):
                 raise ValueError("arrays: at least one client is needed, got an empty list")
             tables = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
             check_tables("arrays", tables, "client", 0, "samples", "features")
-            values, sizes = padded(tables), np.asarray([len(table) for table in tables])
-        count = jnp.asarray(sizes, dtype=values.dtype)
-        shares = _shares(weights, len(sizes), sizes, values.dtype)
-        return cls(Samples(values, count), jnp.arange(len(sizes), dtype=jnp.int32), shares)
+            sizes = np.asarray([len(table) for table in tables])
+            data = _in_buckets(tables, sizes, bucket)
+        dtype = jax.tree.leaves(data)[0].dtype
+        shares = _shares(weights, len(sizes), sizes, dtype)
+        return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
 
     @classmethod
     def from_moments(
@@ -151,16 +177,44 @@ class Clients(eqx.Module):
         """Number of features of the samples or moments."""
         return jax.tree.leaves(self.data)[0].shape[-1]
 
+    @property
+    def parts(self) -> tuple[PyTree, ...]:
+        """The data as rectangular arrays: one tree, or one a bucket, the longest clients first."""
+        return parts_of(self.data)
+
+    @property
+    def counts(self) -> Float[Array, " clients"]:
+        """Numbers of samples."""
+        counts = over_parts(lambda part: part.count, self.data)
+        return in_order(layout_of(counts), parts_of(counts))
+
+    def unbucketed(self) -> Self:
+        """The same clients with all samples in one array, padded to the longest client."""
+        if not is_buckets(self.data):
+            return self
+        longest = self.parts[0].values.shape[-2]
+
+        def whole(part: Samples) -> Samples:
+            missing = longest - part.values.shape[-2]
+            return Samples(jnp.pad(part.values, ((0, 0), (0, missing), (0, 0))), part.count)
+
+        data = over_parts(whole, self.data)
+        return eqx.tree_at(lambda c: c.data, self, in_order(data, data.parts))
+
     def take(self, indices: Int[ArrayLike, " chosen"]) -> Self:
         """The clients at these positions, in this order, with their ids; weights sum to one.
 
         Raises:
-            ValueError: if positions that are not traced are not those of clients.
+            ValueError: if positions that are not traced are not those of clients, or are traced and
+                the clients are in buckets.
         """
         if not _traced(indices):
             indices = _checked_positions(indices, len(self))
-        chosen = jax.tree.map(lambda leaf: leaf[jnp.asarray(indices)], self)
-        return eqx.tree_at(lambda c: c.weights, chosen, chosen.weights / chosen.weights.sum())
+        data = take(self.data, indices)
+        ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))
+        # Not by the constructor: who is taken twice is refused where it would matter.
+        chosen = data, ids, weights / weights.sum()
+        return eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
 
     def restrict(
         self,
@@ -192,14 +246,13 @@ class Clients(eqx.Module):
             weights = jnp.where(jnp.arange(len(self)) < clients, weights, 0)
             weights = weights / weights.sum()
         if samples is not None:
-            if not isinstance(data, Samples):
+            if not isinstance(self.parts[0], Samples):
                 raise ValueError(
                     "samples: wanted clients made from samples for this, got clients that hold "
-                    f"{type(data).__name__}"
+                    f"{type(self.parts[0]).__name__}"
                 )
-            _check_part("samples", samples, data.values.shape[-2])
-            data = Samples(data.values, jnp.minimum(data.count, samples).astype(data.count.dtype))
-            data = Samples(jnp.where(data.mask[..., None] > 0, data.values, 0), data.count)
+            _check_part("samples", samples, self.parts[0].values.shape[-2])
+            data = over_parts(lambda part: part.only(samples), data)
         return type(self)(data, self.ids, weights)
 
 
@@ -222,6 +275,21 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
                 "clients: wanted ids that differ, of at least 0, since random numbers are drawn by "
                 f"them, got {wrong[0]} {'twice' if wrong[0] >= 0 else ''}".rstrip()
             )
+
+
+def _in_buckets(
+    tables: Sequence[Array], sizes: Int[np.ndarray, " clients"], bucket: float | None
+) -> Samples | Buckets:
+    """Clients' samples in one array, or in several if that keeps padding within a factor."""
+    groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
+    parts = []
+    for own in groups:
+        values = padded([tables[int(place)] for place in own])
+        parts.append(Samples(values, jnp.asarray(sizes[own], values.dtype)))
+    if len(parts) == 1:
+        return parts[0]
+    places = tuple(jnp.asarray(own, jnp.int32) for own in groups)
+    return Buckets(tuple(parts), places, tuple(map(len, groups)))
 
 
 def _check_part(name: str, number: object, most: int) -> None:

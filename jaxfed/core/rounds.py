@@ -1,5 +1,7 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
+import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from jaxfed.core import channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.backend import Backend, collect
+from jaxfed.core.backend import Backend, collect, unlike
+from jaxfed.core.buckets import each_first, filled, first_of, layout_of, picked
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Sum, contributions, plain, wrapped
 from jaxfed.core.release import Release
@@ -65,7 +68,7 @@ class State(eqx.Module):
 class Costs(eqx.Module):
     """What messages cost: bits of their parts of fixed length, bytes of the others."""
 
-    first_up: int = eqx.field(static=True)
+    first_up: int | float = eqx.field(static=True)  # a mean where clients' data differ in shape
     first_down: int = eqx.field(static=True)
     up: int = eqx.field(static=True)
     down: int = eqx.field(static=True)
@@ -86,13 +89,13 @@ TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whol
 
 def prepared(problem: Problem, rounds: int) -> Problem:
     """Pad the clients to what the backend needs and let the algorithm prepare their data."""
-    clients, shortage = problem.clients, -problem.size % problem.backend.multiple
-    if shortage:
+    clients, multiple = problem.clients, problem.backend.multiple
+    if multiple > 1:
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
-        index = jnp.arange(problem.size + shortage) % problem.size
-        weights = jnp.pad(clients.weights, (0, shortage))
+        data, whose = filled(clients.data, problem.size, multiple)
+        weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
         clients = eqx.tree_at(
-            lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights
+            lambda c: (c.data, c.ids, c.weights), clients, (data, clients.ids[whose], weights)
         )
 
     def prepare(_, own):
@@ -107,27 +110,53 @@ def prepared(problem: Problem, rounds: int) -> Problem:
 
 def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     """Everybody's first state, and what messages cost."""
-    algorithm, clients = problem.algorithm, problem.clients
-    key = jax.random.fold_in(problem.key, 0)
-    shared_start, local_start = (None, None) if start is None else start
+    clients = problem.clients
     places = jnp.arange(len(clients))
+    local_start = None if start is None else start.local
     local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
-    first_up = 0
+    own = clients.data, clients.ids, clients.weights, places, local_start
+    sent, (first, broken) = announced(problem, start, own, problem.size)
+    like = jax.eval_shape(first_of, clients.data)
+    opening = opened(problem, start, sent, like)
+    local = initial(problem, start, opening.downlink, (clients.data, clients.ids, local_start))
+    if layout_of(local) is not None:
+        raise unlike("kept")
+    layout = layout_of(clients.data)
+    shapes = shapes_of(
+        problem, start, opening.downlink,
+        jax.eval_shape(each_first, (clients.data, local, local_start)),
+        (1,) if layout is None else layout.sizes,
+    )  # fmt: skip
+    sender = senders(problem, shapes, first, len(clients))
+    return begun(problem, opening, shapes, first, local, sender, broken)
 
-    def starting(shared: PyTree, local: PyTree) -> Personalized | None:
-        return None if start is None else Personalized(shared, local)
+
+def announced(
+    problem: Problem, start: Personalized | None, own: PyTree, gathering: int
+) -> tuple[PyTree, tuple[PyTree, Bool[Array, " clients"]]]:
+    """The first messages of some clients.
+
+    Args:
+        problem: what does not change.
+        start: the warm start; its shared part alone is looked at.
+        own: their data, ids, weights, positions and warm starts.
+        gathering: whose messages are gathered; see `collect`.
+
+    Returns:
+        What they send, reduced, with the bytes of variable length and the number of messages that
+        are not finite; and for each client the message, if it is remembered, and whether it is one
+        of these.
+    """
+    algorithm = problem.algorithm
 
     def announce(shared, own):
-        nonlocal first_up
         key, secret, shared_start = shared
         data, client_id, weight, place, local_start = own
         own_key, channel_key = jax.random.split(jax.random.fold_in(key, client_id))
-        message = contract.first_message(
-            algorithm, own_key, data, starting(shared_start, local_start)
-        )
+        begun = None if start is None else Personalized(shared_start, local_start)
+        message = contract.first_message(algorithm, own_key, data, begun)
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
         sent = _send(problem.first_uplink.bind(context), channel_key, wrapped(message))
-        first_up = channel.fixed_bits(sent.payload)
         # Who only fills up a device sends nothing.
         real = (place < problem.size).astype(weight.dtype)
         written = _bytes(sent.payload, real)
@@ -137,60 +166,161 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         sent_on = contributions(sent.decoded, weight), written, _one_more(broken, weight)
         return sent_on, (kept, broken)
 
-    (total, written, failures), (first, broken) = collect(
-        problem.backend,
-        announce,
-        (key, shared_secret(problem.key), shared_start),
-        (clients.data, clients.ids, clients.weights, places, local_start),
-        problem.size,
-    )
+    shared = (
+        jax.random.fold_in(problem.key, 0), shared_secret(problem.key),
+        None if start is None else start.shared,
+    )  # fmt: skip
+    return collect(problem.backend, announce, shared, own, gathering)
+
+
+class Opening(NamedTuple):
+    """What there is once the server has the first messages."""
+
+    server: PyTree
+    received: PyTree  # the first messages, reduced
+    failed: Bool[Array, ""]
+    downlink: PyTree  # what the clients have of the first broadcast
+    fixed_bits: Any  # of that broadcast, a whole number
+    bytes_up: UInt32[Array, ""]
+    bytes_down: UInt32[Array, ""]
+
+
+def opened(problem: Problem, start: Personalized | None, sent: PyTree, like: PyTree) -> Opening:
+    """The server's first state and broadcast.
+
+    Args:
+        problem: what does not change.
+        start: the warm start.
+        sent: what all clients sent first, reduced.
+        like: shapes and types of one client's prepared data.
+    """
+    algorithm = problem.algorithm
+    total, written, failures = sent
     failed = plain(failures) > 0
     total = _marred(problem.first_uplink.receive(total, None), failed)
-    like = jax.eval_shape(_first_of, clients.data)
-    server = algorithm.server_init(_server_key(key), plain(total), like, start)
+    key = _server_key(jax.random.fold_in(problem.key, 0))
+    server = algorithm.server_init(key, plain(total), like, start)
     server = contract.arrays_of(algorithm, "server_init", server)
-
     way = problem.first_downlink
     broadcast = _send(way, _keys(problem, 0)[2], algorithm.downlink(server))
-    downlink = way.receive(broadcast.decoded, None)
+    return Opening(
+        server, total, failed, way.receive(broadcast.decoded, None),
+        channel.fixed_bits(broadcast.payload), _counted(written),
+        channel.variable_bytes(broadcast.payload),
+    )  # fmt: skip
 
-    def initial(shared, own):
+
+def initial(problem: Problem, start: Personalized | None, downlink: PyTree, own: PyTree) -> PyTree:
+    """The first states of some clients, from their data, ids and warm starts."""
+
+    def work(shared, own):
         key, downlink, shared_start = shared
         data, client_id, local_start = own
         own_key, _ = jax.random.split(jax.random.fold_in(key, client_id))
-        begun = starting(shared_start, local_start)
-        return contract.client_init(algorithm, own_key, downlink, data, begun)
+        begun = None if start is None else Personalized(shared_start, local_start)
+        return contract.client_init(problem.algorithm, own_key, downlink, data, begun)
 
-    local = problem.backend.map(
-        initial, (key, downlink, shared_start), (clients.data, clients.ids, local_start)
+    shared_start = None if start is None else start.shared
+    key = jax.random.fold_in(problem.key, 0)
+    return problem.backend.map(work, (key, downlink, shared_start), own)
+
+
+class Shapes(NamedTuple):
+    """What a round's messages are like, and what the first ones cost."""
+
+    uplink: PyTree
+    objective: Any
+    first_bits: int | float
+
+
+def shapes_of(
+    problem: Problem, start: Personalized | None, downlink: PyTree, each: Sequence[PyTree],
+    times: Sequence[int],
+) -> Shapes:  # fmt: skip
+    """Shapes of messages, from those of what clients have.
+
+    Args:
+        problem: what does not change.
+        start: the warm start.
+        downlink: the first.
+        each: one client's data, state and warm start, for each size of clients.
+        times: how many clients are of that size.
+
+    Raises:
+        ValueError: if what clients send in a round depends on the size of their data.
+    """
+    algorithm, key = problem.algorithm, problem.key
+
+    def message(data, local_start):
+        begun = None if start is None else Personalized(start.shared, local_start)
+        return wrapped(contract.first_message(algorithm, key, data, begun))
+
+    bits = [
+        _cost(problem.first_uplink, jax.eval_shape(message, data, own)) for data, _, own in each
+    ]
+    steps = [
+        jax.eval_shape(contract.client_step, algorithm, key, downlink, local, data)
+        for data, local, _ in each
+    ]
+    uplink = wrapped(steps[0][0])
+    if not all(contract.alike(wrapped(step[0]), uplink) for step in steps):
+        raise unlike("sent")
+    total = sum(map(operator.mul, bits, times))
+    whole = total % sum(times) == 0
+    mean = total // sum(times) if whole else total / sum(times)
+    return Shapes(uplink, steps[0][2]["objective"], mean)
+
+
+def _remembered(problem: Problem, uplink: PyTree, first: PyTree) -> bool:
+    """Whether both ends of the uplink go on from the first messages, which are like a round's."""
+    return (
+        problem.uplink.cumulative
+        and layout_of(first) is None
+        and contract.alike(jax.eval_shape(first_of, first), uplink)
     )
 
-    own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
-    step = jax.eval_shape(contract.client_step, algorithm, key, downlink, own_local, own_data)
-    uplink, objective = wrapped(step[0]), step[2]["objective"]
+
+def senders(problem: Problem, shapes: Shapes, first: PyTree, clients: int) -> PyTree:
+    """What so many clients remember of what they sent, from their first messages."""
+    way = problem.uplink
+    if _remembered(problem, shapes.uplink, first):
+        return jax.vmap(way.memory, axis_size=clients)(first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.uplink)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *x.shape)), way.memory(zeros))
+
+
+def begun(
+    problem: Problem, opening: Opening, shapes: Shapes, first: PyTree, local: PyTree,
+    sender: PyTree, broken: Bool[Array, " clients"],
+) -> tuple[State, Costs]:  # fmt: skip
+    """The state before the first round, and what messages cost, from its parts."""
+    downlink, receiver = opening.downlink, None
+    if problem.uplink.cumulative:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes.uplink)
+        receiver = opening.received if _remembered(problem, shapes.uplink, first) else zeros
     nobody = jnp.zeros(problem.size, bool)
     state = State(
         round=jnp.zeros((), jnp.int32),
-        server=server,
+        server=opening.server,
         local=local,
-        uplink=_first_link(problem, uplink, first, total),
+        uplink=channel.Link(problem.uplink, sender, receiver),
         downlink=channel.Link(problem.downlink, problem.downlink.memory(downlink), downlink),
-        broadcast_bytes=channel.variable_bytes(broadcast.payload),
+        broadcast_bytes=opening.bytes_down,
         missed=Missed(nobody.astype(jnp.int32), nobody.astype(jnp.uint32))
         if problem.downlink.cumulative and not _everybody(problem)
         else None,
-        objective=jnp.full((), jnp.nan, objective.dtype),
-        measure=jnp.full((), jnp.inf, objective.dtype),
-        failure=Failure(failed.astype(jnp.int32), broken),
+        objective=jnp.full((), jnp.nan, shapes.objective.dtype),
+        measure=jnp.full((), jnp.inf, shapes.objective.dtype),
+        failure=Failure(opening.failed.astype(jnp.int32), broken),
     )
     costs = Costs(
-        first_up,
-        channel.fixed_bits(broadcast.payload),
-        _cost(problem.uplink, uplink),
+        shapes.first_bits,
+        opening.fixed_bits,
+        _cost(problem.uplink, shapes.uplink),
         _cost(problem.downlink, jax.eval_shape(lambda: downlink)),
         channel.fixed_bits(downlink),
-        _counted(written),
-        state.broadcast_bytes,
+        opening.bytes_up,
+        opening.bytes_down,
     )
     return state, costs
 
@@ -240,19 +370,6 @@ def _counted(written: PyTree) -> UInt32[Array, ""]:
     return jnp.zeros((), jnp.uint32) if written is None else plain(written)
 
 
-def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) -> channel.Link:
-    """What both ends of the uplink remember: the first messages, if they are like a round's."""
-    way = problem.uplink
-    if way.cumulative and contract.alike(jax.eval_shape(_first_of, first), uplink):
-        sender = jax.vmap(way.memory, axis_size=len(problem.clients))(first)
-        return channel.Link(way, sender, total)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), uplink)
-    sender = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (len(problem.clients), *x.shape)), way.memory(zeros)
-    )
-    return channel.Link(way, sender, zeros if way.cumulative else None)
-
-
 def _cost(way: channel.Channel, message: PyTree) -> int:
     """Bits of a message's parts of fixed length, from its shapes."""
 
@@ -263,10 +380,6 @@ def _cost(way: channel.Channel, message: PyTree) -> int:
         return bound.encode(key, message, bound.memory(message))[0]
 
     return channel.fixed_bits(jax.eval_shape(payload, message))
-
-
-def _first_of(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x[0], tree)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -294,16 +407,65 @@ def _keys(problem: Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
 
 def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     """One federated round: every participant's step, up the wire, the server, down the wire."""
-    algorithm, clients = problem.algorithm, problem.clients
-    everybody, chosen = _everybody(problem), None
+    clients, before = problem.clients, (state.local, state.uplink.sender)
+    turn = turn_of(problem, state)
+    own = (
+        clients.data, *before, clients.ids, clients.weights, jnp.arange(len(clients)), turn.present,
+    )  # fmt: skip
+    number = problem.participation.number(problem.size)
+    if number is not None and not _everybody(problem) and problem.backend.gathers:
+        # Only the participants are computed; the others' states are left where they are.
+        some, chosen, which = picked(own, turn.present > 0, number)
+        sent, found = stepped(problem, turn, some, which)
+        nobody = jnp.zeros(len(clients), bool)
+        whole = before, (nobody, nobody)
+        found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
+    else:
+        sent, found = stepped(problem, turn, own, problem.size)
+    return closed(problem, state, turn, sent, found)
+
+
+class Turn(NamedTuple):
+    """What is settled before the clients' part of a round."""
+
+    shared: PyTree  # what all of them get
+    server_key: Key[Array, ""]
+    inclusion: Float[Array, " m"]
+    present: Float[Array, " clients"]  # the same, with those that fill up devices
+    happens: Bool[Array, ""]
+
+
+def turn_of(problem: Problem, state: State) -> Turn:
+    """Who takes part in the next round, and what is sent to them."""
+    clients = problem.clients
     key = jax.random.fold_in(problem.key, state.round + 1)
     server_key, choice_key, _ = _keys(problem, state.round)
     ids, weights = clients.ids[: problem.size], clients.weights[: problem.size]
     inclusion = problem.participation.inclusion(choice_key, state.round, ids, weights)
     # Of participants without any weight there is no mean: nobody takes part then.
     happens = inclusion @ weights != 0
-    inclusion = inclusion if everybody else jnp.where(happens, inclusion, 0)
-    padded = jnp.pad(inclusion, (0, len(clients) - problem.size))
+    inclusion = inclusion if _everybody(problem) else jnp.where(happens, inclusion, 0)
+    present = jnp.pad(inclusion, (0, len(clients) - problem.size))
+    shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
+    return Turn(shared, server_key, inclusion, present, happens)
+
+
+def stepped(
+    problem: Problem, turn: Turn, own: PyTree, gathering: int | slice | Array
+) -> tuple[PyTree, tuple[PyTree, PyTree]]:
+    """The steps of some clients.
+
+    Args:
+        problem: what does not change.
+        turn: what is settled.
+        own: their data, states, memories, ids, weights, positions and presence.
+        gathering: whose messages are gathered; see `collect`.
+
+    Returns:
+        What they send, reduced; and for each client its state and memory, and whether its objective
+        and its message are not finite.
+    """
+    algorithm, everybody = problem.algorithm, _everybody(problem)
 
     def work(shared, own):
         key, secret, number, downlink = shared
@@ -331,27 +493,21 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         lost = there & ~jnp.isfinite(diagnostics["objective"])
         return contributed, (kept, (lost, broken))
 
-    shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
-    before = state.local, state.uplink.sender
-    own = (
-        clients.data, *before, clients.ids, clients.weights, jnp.arange(len(clients)), padded,
-    )  # fmt: skip
-    number = problem.participation.number(problem.size)
-    if number is not None and not everybody and problem.backend.gathers:
-        # Only the participants are computed; the others' states are left where they are.
-        chosen = jnp.nonzero(padded, size=number)[0]
-        picked = jax.tree.map(lambda x: x[chosen], own)
-        sent, found = collect(problem.backend, work, shared, picked, number)
-        nobody = jnp.zeros(len(clients), bool)
-        whole = before, (nobody, nobody)
-        found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
-    else:
-        sent, found = collect(problem.backend, work, shared, own, problem.size)
+    return collect(problem.backend, work, turn.shared, own, gathering)
+
+
+def closed(
+    problem: Problem, state: State, turn: Turn, sent: PyTree, found: PyTree
+) -> tuple[State, dict[str, Array]]:
+    """The server's part of a round, from what all participants sent and what all clients keep."""
+    algorithm, inclusion = problem.algorithm, turn.inclusion
     (local, sender), (lost, broken) = found
     message, told, written, failures = sent
     failed = plain(failures) > 0
     message = _marred(problem.uplink.receive(message, state.uplink.receiver), failed)
-    server, measured = contract.server_step(algorithm, server_key, state.server, plain(message))
+    server, measured = contract.server_step(
+        algorithm, turn.server_key, state.server, plain(message)
+    )
 
     # Diagnostics are means over the participants, so that they stay comparable between rounds.
     diagnostics, share = plain(told)
@@ -377,12 +533,12 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
         failure=_failure(state, sound, lost | broken),
     )
-    if not everybody:
+    if not _everybody(problem):
         link = channel.Link(problem.uplink, sender, state.uplink.receiver)
         unchanged = replace(state, round=new_state.round, local=local, uplink=link)
-        new_state = _chosen(happens, new_state, unchanged)
+        new_state = _chosen(turn.happens, new_state, unchanged)
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
-        diagnostics = _chosen(happens, diagnostics, none)
+        diagnostics = _chosen(turn.happens, diagnostics, none)
     participants = (inclusion > 0).sum(dtype=jnp.int32)
     traffic["bytes_up"] = _counted(written)
     return new_state, {**diagnostics, "participants": participants, **traffic}
@@ -466,5 +622,7 @@ def result_of(problem: Problem, state: State) -> Personalized:
         downlink,
         (state.local, problem.clients.data),
     )
+    if layout_of(local) is not None:
+        raise unlike("left")
     local = jax.tree.map(lambda x: x[: problem.size], local)
     return Personalized(algorithm.shared_result(state.server), local)
