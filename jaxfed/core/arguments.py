@@ -34,6 +34,7 @@ from jaxfed.core.loop import prepare
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
+from jaxfed.core.source import is_source
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), backend.vmap(), participation.everybody()
 UNROLLED = adjoint.unrolled()
@@ -80,6 +81,11 @@ def problem_of(
             )
     algorithm.check(clients, start)
     key = checked_key("key", key)
+    if is_source(clients.data) and not mapped.gathers:
+        raise ValueError(
+            "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
+            f"blocks go to one device, got {mapped!r}"
+        )
     problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     _check_processes(problem, start)
     _check_together(problem, start, int(rounds))
@@ -170,7 +176,8 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
         )
     if not (up.private or up.cumulative or problem.first_uplink.private):
         return
-    for first, uplink in jax.eval_shape(partial(_messages, rounds=rounds), problem, start):
+    sketch = replace(problem, clients=clients.sketch())
+    for first, uplink in jax.eval_shape(partial(_messages, rounds=rounds), sketch, start):
         if up.cumulative and not is_linear(uplink):
             raise ValueError(
                 f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "

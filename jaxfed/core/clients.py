@@ -1,5 +1,6 @@
 """Clients: who takes part, with what data and which weight."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -20,8 +21,19 @@ from jaxfed.core.buckets import (
     parts_of,
     take,
 )
-from jaxfed.core.checks import check_number, host_array, is_list, is_real, is_whole, refuse, shown
+from jaxfed.core.checks import (
+    check_count,
+    check_number,
+    checked_path,
+    host_array,
+    is_list,
+    is_real,
+    is_whole,
+    refuse,
+    shown,
+)
 from jaxfed.core.described import is_known
+from jaxfed.core.source import Reader, Source, check_in_memory, is_source, sizes_of, sketched
 from jaxfed.linalg import Moment
 
 
@@ -129,6 +141,50 @@ class Clients(eqx.Module):
         return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
 
     @classmethod
+    def from_source(
+        cls,
+        source: Sequence[ArrayLike],
+        *,
+        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        counts: Sequence[int] | None = None,
+        bucket: float | None = 1.5,
+        block_bytes: int = 2**28,
+        states: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Clients whose samples are read when they are needed, block by block: for `fit` alone.
+
+        Two blocks are in memory at any time: one that is computed with, and the next one, which a
+        thread reads meanwhile. Each round reads everybody who takes part.
+
+        Args:
+            source: `len(source)` clients, of which `source[i]` gives one's samples,
+                `(samples_i, features)`: a memory map `(clients, samples, features)`, a list of
+                them, `jaxfed.data.npy_folder`, `jaxfed.data.parquet_groups`, or anything else that
+                can do this from another thread. It must not change.
+            weights: as in `from_samples`.
+            counts: the clients' numbers of samples. Without, each client is looked at once, for
+                which a sequence may have to read it.
+            bucket: as in `from_samples`.
+            block_bytes: about how large a block is, at least one client.
+            states: a folder for what clients keep between rounds, where memory does not hold it
+                either; the files are gone when nobody needs them. None for memory.
+
+        Raises:
+            ValueError: for what is no sequence of such samples, counts or weights that do not fit,
+                and as in `from_samples`. Whether samples are finite is not looked at: messages are.
+        """
+        if bucket is not None:
+            check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
+        check_count("block_bytes", block_bytes)
+        folder = None if states is None else checked_path("states", states)
+        if folder is not None and not folder.is_dir():
+            raise refuse("states", "a folder that is there", states)
+        sizes = sizes_of(source, counts)
+        data = Source.of(Reader(source, sizes, bucket, block_bytes, folder))
+        shares = _shares(weights, len(sizes), sizes, data.reader.dtype)
+        return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
+
+    @classmethod
     def from_moments(
         cls,
         matrices: Float[ArrayLike, "clients features features"],
@@ -175,21 +231,31 @@ class Clients(eqx.Module):
     @property
     def features(self) -> int:
         """Number of features of the samples or moments."""
-        return jax.tree.leaves(self.data)[0].shape[-1]
+        return jax.tree.leaves(self.parts[0])[0].shape[-1]
 
     @property
     def parts(self) -> tuple[PyTree, ...]:
-        """The data as rectangular arrays: one tree, or one a bucket, the longest clients first."""
-        return parts_of(self.data)
+        """The data as rectangular arrays: one tree, or one a bucket, the longest clients first.
+
+        Of a source they are the shapes, and the true numbers of samples.
+        """
+        return parts_of(self.sketch().data)
+
+    def sketch(self) -> Self:
+        """The same clients, with shapes in place of samples that are in no memory."""
+        if not is_source(self.data):
+            return self
+        return eqx.tree_at(lambda c: c.data, self, sketched(self.data, Samples))
 
     @property
     def counts(self) -> Float[Array, " clients"]:
         """Numbers of samples."""
-        counts = over_parts(lambda part: part.count, self.data)
+        counts = over_parts(lambda part: part.count, self.sketch().data)
         return in_order(layout_of(counts), parts_of(counts))
 
     def unbucketed(self) -> Self:
         """The same clients with all samples in one array, padded to the longest client."""
+        check_in_memory("unbucketed", self)
         if not is_buckets(self.data):
             return self
         longest = self.parts[0].values.shape[-2]
@@ -210,7 +276,11 @@ class Clients(eqx.Module):
         """
         if not _traced(indices):
             indices = _checked_positions(indices, len(self))
-        data = take(self.data, indices)
+        if is_source(self.data):
+            places = np.asarray(indices) % len(self)
+            data = Source.of(self.data.reader.taken(places))
+        else:
+            data = take(self.data, indices)
         ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))
         # Not by the constructor: who is taken twice is refused where it would matter.
         chosen = data, ids, weights / weights.sum()
@@ -251,6 +321,7 @@ class Clients(eqx.Module):
                     "samples: wanted clients made from samples for this, got clients that hold "
                     f"{type(self.parts[0]).__name__}"
                 )
+            check_in_memory("restrict(samples=...)", self)
             _check_part("samples", samples, self.parts[0].values.shape[-2])
             data = over_parts(lambda part: part.only(samples), data)
         return type(self)(data, self.ids, weights)

@@ -65,10 +65,14 @@ def advance(
 
     def measured(state):
         state, record = one_round(problem, state)
-        evaluate = partial(_measure, problem, options.metrics)
+        metrics = options.metrics
+        if metrics is None:
+            return state, record
+
+        def evaluate(state):
+            return evaluated(metrics, result_of(problem, state), record)
+
         shapes = jax.eval_shape(evaluate, state)
-        if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
-            raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
         if options.metrics_every == 1:
             return state, record | evaluate(state)
         due = state.round % options.metrics_every == 0
@@ -141,11 +145,17 @@ def _scan(step, length, state):
     return jax.lax.scan(lambda state, _: step(state), state, length=length)
 
 
-def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
-    """The requested metrics, in a type that can be NaN."""
-    if metrics is None:
-        return {}
-    values = {name: jnp.asarray(x) for name, x in metrics(result_of(problem, state)).items()}
+def evaluated(
+    metrics: Metrics, result: Personalized, record: Mapping[str, Any]
+) -> dict[str, Array]:
+    """The requested metrics, in a type that can be NaN.
+
+    Raises:
+        ValueError: for names that the round's record has already.
+    """
+    values = {name: jnp.asarray(x) for name, x in metrics(result).items()}
+    if taken := values.keys() & {*record, "bits_up", "bits_down"}:
+        raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
     return {
         name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
         for name, value in values.items()
@@ -158,8 +168,9 @@ def finish(
     costs: Costs,
     history: dict[str, Any],
     tol: Array | float | None,
+    result: Personalized | None = None,
 ) -> Solution:
-    """What a run returns, from its last state."""
+    """What a run returns, from its last state, and the models there if they are known."""
     local = jax.tree.map(lambda x: x[: problem.size], state.local)
     status = Status.round_limit
     if tol is not None:
@@ -168,7 +179,8 @@ def finish(
     failure = Failure(state.failure.round, state.failure.clients[: problem.size])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state), state, released(problem, state, costs), problem.algorithm,
+        result_of(problem, state) if result is None else result, state,
+        released(problem, state, costs), problem.algorithm,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,6 +24,8 @@ from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
 from jaxfed.core.rounds import State
 from jaxfed.core.solution import DivergenceError, Solution, Status
+from jaxfed.core.source import check_in_memory, is_source
+from jaxfed.core.streaming import streamed
 
 
 def rollout(
@@ -69,7 +70,8 @@ def rollout(
         The solution; all of it traced, `history` with `rounds` entries.
 
     Raises:
-        ValueError: for arguments that do not fit together, before anything is computed.
+        ValueError: for arguments that do not fit together, before anything is computed, and for
+            clients whose data are read block by block.
     """
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
@@ -79,6 +81,7 @@ def rollout(
         renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
         adjoint = unrolled(remat)
     check_loop(tol, metrics, metrics_every, adjoint)
+    check_in_memory("rollout", clients)
     adjoint.check(problem)
     options = Options(rounds, tol is not None, metrics, metrics_every, remat=False)
     return adjoint.solve(problem, start, tol, options)
@@ -155,7 +158,8 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    compiled = _compiled(**compiler_options(algorithm, clients))
+    programs = streamed if is_source(clients.data) else _compiled
+    compiled = programs(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
         chunk_rounds = max(1, rounds // 50) if watched else rounds
@@ -174,7 +178,7 @@ def fit(
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
-        lowered = compiled.advance.lower(problem, state, tol, options)
+        lowered = compiled.lower(problem, state, tol, options)
         identity = fingerprint(
             algorithm, clients, lowered, rounds=rounds, key=key, start=start, channel=channel,
             participation=participation, backend=backend, tol=tol, chunk_rounds=chunk_rounds,
@@ -262,7 +266,8 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
 class _Compiled(eqx.Module):
     run: Callable = eqx.field(static=True)
     prepare: Callable = eqx.field(static=True)
-    advance: Any = eqx.field(static=True)
+    advance: Callable = eqx.field(static=True)
+    lower: Callable = eqx.field(static=True)
     finish: Callable = eqx.field(static=True)
 
 
@@ -291,10 +296,12 @@ def _compiled(**options: bool | int) -> _Compiled:
         solution = end(problem, state, costs, tol)
         return replace(solution, history=history)
 
+    step = jit(advance)
     return _Compiled(
         run=with_history,
         prepare=jit(prepare, static_argnums=2),
-        advance=jit(advance),
+        advance=step,
+        lower=step.lower,
         finish=finished,
     )
 

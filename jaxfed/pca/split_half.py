@@ -18,6 +18,7 @@ from jaxfed.core.buckets import over_parts
 from jaxfed.core.checks import check_count, check_instance, check_list, checked_key
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.run import fit
+from jaxfed.core.source import check_in_memory
 from jaxfed.metrics import projector_distance
 from jaxfed.pca._components import check_data
 
@@ -56,6 +57,7 @@ def split_half(
     check_data(clients)
     if not isinstance(clients.parts[0], Samples):
         raise ValueError("clients: split_half needs samples, second moments cannot be split")
+    check_in_memory("split_half", clients)
     counts = clients.counts
     if int(counts.min()) < 2:
         raise ValueError(
