@@ -79,6 +79,7 @@ def check_algorithm(
     * `"padding"`: a further client of weight 0 and padding change nothing;
     * `"backends"`: every backend gives what `vmap` gives;
     * `"buckets"`: samples in buckets, each padded by itself, give what they give in one array;
+    * `"source"`: so do samples that are read block by block;
     * `"participation"`: absent clients keep their states exactly, or the algorithm refuses;
     * `"channels"`: at most five rounds through a channel give finite numbers or are refused by a
       `ValueError` about that argument; a channel that loses nothing changes nothing;
@@ -466,6 +467,26 @@ def _check_buckets(case: _Case) -> None:
     case.same(case.says(given), case.says(wanted), "clients in buckets give what others give")
 
 
+def _check_source(case: _Case) -> None:
+    data = case.clients.data
+    if not isinstance(data, Samples):
+        raise _Skipped("sources are of samples")
+    counts = np.asarray(data.count).astype(int)
+    values = [np.asarray(x[:n]) for x, n in zip(data.values, counts, strict=True)]
+    size = 2 * max(array.nbytes for array in values)
+    source = Clients.from_source(values, block_bytes=size)
+    source = eqx.tree_at(
+        lambda c: (c.ids, c.weights), source, (case.clients.ids, case.clients.weights)
+    )
+    wanted, given = (
+        fit(case.algorithm, clients, rounds=min(case.rounds, 5), key=case.key)
+        for clients in (case.clients, source)
+    )
+    sentence = "clients that are read block by block give what others give"
+    case.same(case.says(given), case.says(wanted), sentence)
+    case.same(dict(given.history), dict(wanted.history), sentence)
+
+
 def _check_participation(case: _Case) -> None:
     present = np.arange(len(case.clients)) % 2 == 0
     chosen = participation.mask(present[None])
@@ -565,6 +586,7 @@ _CHECKS: dict[str, Callable[[_Case], None]] = {
     "padding": _check_padding,
     "backends": _check_backends,
     "buckets": _check_buckets,
+    "source": _check_source,
     "participation": _check_participation,
     "channels": _check_channels,
     "bits": _check_bits,

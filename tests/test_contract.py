@@ -412,7 +412,7 @@ REFUSED = [
 # compile and depends little on them for the first of each algorithm, in two portions.
 EVERY = ("structure", "order", "bits", "refusals")
 FIRST = ("types", "vmap", "gradients", "padding")
-SIZES = ("buckets",)
+SIZES = ("buckets", "source")
 RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST + SIZES)
 every_example = pytest.mark.parametrize("name", GOOD)
 # These compile for ten seconds and more. At least one algorithm of each family is not among them.

@@ -159,11 +159,11 @@ class Clients(eqx.Module):
         Args:
             source: `len(source)` clients, of which `source[i]` gives one's samples,
                 `(samples_i, features)`: a memory map `(clients, samples, features)`, a list of
-                them, `jaxfed.data.npy_folder`, `jaxfed.data.parquet_groups`, or anything else that
+                them, `jaxfed.data.NpyFolder`, `jaxfed.data.ParquetGroups`, or anything else that
                 can do this from another thread. It must not change.
             weights: as in `from_samples`.
             counts: the clients' numbers of samples. Without, each client is looked at once, for
-                which a sequence may have to read it.
+                which a sequence may have to read it, unless it has `counts` of its own.
             bucket: as in `from_samples`.
             block_bytes: about how large a block is, at least one client.
             states: a folder for what clients keep between rounds, where memory does not hold it

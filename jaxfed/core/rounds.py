@@ -497,7 +497,7 @@ def stepped(
 
 
 def closed(
-    problem: Problem, state: State, turn: Turn, sent: PyTree, found: PyTree
+    problem: Problem, state: State, turn: Turn, sent: PyTree, found: Any
 ) -> tuple[State, dict[str, Array]]:
     """The server's part of a round, from what all participants sent and what all clients keep."""
     algorithm, inclusion = problem.algorithm, turn.inclusion

@@ -1,8 +1,9 @@
 """`rollout` runs an algorithm as one traced computation, `fit` drives it from the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -248,7 +249,7 @@ class _Run(eqx.Module):
     best: Best | None
 
 
-def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bool) -> Solution:
+def _diverged(piece: Mapping[str, Any], place: int, solution: Solution, throw: bool) -> Solution:
     if not throw:
         return solution
     clients = np.flatnonzero(solution.failure.clients)

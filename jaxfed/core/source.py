@@ -177,6 +177,7 @@ def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
         if source.ndim != 3 or 0 in source.shape:
             raise refuse("source", wanted, source)
         return np.full(len(source), source.shape[1])
+    counts = getattr(source, "counts", None) if counts is None else counts
     if counts is None:
         shapes = [np.shape(source[place]) for place in range(len(source))]
         for place, shape in enumerate(shapes):
