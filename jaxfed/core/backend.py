@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.buckets import in_order, layout_of, split
+from jaxfed.core.buckets import in_order, layout_of, split, unlike
 from jaxfed.core.checks import (
     check_instance,
     check_name,
@@ -26,7 +26,7 @@ from jaxfed.core.checks import (
     refuse,
     shown,
 )
-from jaxfed.core.reduction import Part, Reduction, each, joined, over_devices, separated
+from jaxfed.core.reduction import Part, Reduction, combined, each, joined, over_devices, separated
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -130,14 +130,6 @@ def collect(
     return joined(reduced, jax.tree.map(lambda x: x[which], gathered)), kept
 
 
-def unlike(what: str) -> ValueError:
-    """The error for what must be of one shape for all clients, in whichever bucket; raise it."""
-    return ValueError(
-        f"clients: wanted all of one size, without buckets, since what is {what} has shapes that "
-        "depend on the number of samples"
-    )
-
-
 def _processes(devices: Iterable[Device]) -> int:
     return len({device.process_index for device in devices})
 
@@ -225,11 +217,6 @@ class _Chunked(Backend):
             total = combined(total, part)
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return total, kept
-
-
-def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Two partial results of one message."""
-    return each(lambda a, b: a.combined(b), total, part)
 
 
 def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):

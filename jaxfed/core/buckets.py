@@ -50,6 +50,14 @@ def layout_of(tree: PyTree) -> Buckets | None:
     return next(filter(is_buckets, jax.tree.leaves(tree, is_leaf=is_buckets)), None)
 
 
+def unlike(what: str) -> ValueError:
+    """The error for what must be of one shape for all clients, in whichever bucket; raise it."""
+    return ValueError(
+        f"clients: wanted all of one size, without buckets, since what is {what} has shapes that "
+        "depend on the number of samples"
+    )
+
+
 def split(own: PyTree) -> tuple[PyTree, ...]:
     """What clients have, leading axis = clients, as one rectangular tree a bucket."""
     layout = layout_of(own)

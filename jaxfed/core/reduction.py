@@ -230,6 +230,11 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
     return jax.tree.map(function, *parts, is_leaf=is_part)
 
 
+def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
+    """Two partial results of one message."""
+    return each(lambda a, b: a.combined(b), total, part)
+
+
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
     """The results of all devices' partial results; parts of one kind travel together."""
     leaves, structure = jax.tree.flatten(parts, is_leaf=is_part)

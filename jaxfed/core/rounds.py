@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from jaxfed.core import channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.backend import Backend, collect, unlike
-from jaxfed.core.buckets import each_first, filled, first_of, layout_of, picked
+from jaxfed.core.backend import Backend, collect
+from jaxfed.core.buckets import each_first, filled, first_of, layout_of, picked, unlike
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Sum, contributions, plain, wrapped
 from jaxfed.core.release import Release

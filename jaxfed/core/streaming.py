@@ -17,11 +17,10 @@ from jaxtyping import Array, PyTree
 
 from jaxfed.core import contract
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.backend import combined, unlike
-from jaxfed.core.buckets import first_of
+from jaxfed.core.buckets import first_of, unlike
 from jaxfed.core.clients import Samples
 from jaxfed.core.loop import Metrics, Options, evaluated, finish, with_bits
-from jaxfed.core.reduction import joined, separated
+from jaxfed.core.reduction import combined, joined, separated
 from jaxfed.core.rounds import (
     Costs,
     Opening,
