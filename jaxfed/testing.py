@@ -22,8 +22,19 @@ from jaxfed.core.backend import Backend
 from jaxfed.core.buckets import Buckets, first_of
 from jaxfed.core.channel import Channels
 from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.checks import (
+    check_callable,
+    check_factor,
+    check_flag,
+    check_instance,
+    check_texts,
+    check_whole,
+    checked_key,
+    refuse,
+)
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.grid import stack
+from jaxfed.core.personalize import personalize
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.core.run import Solution, fit, problem_of, rollout
@@ -84,6 +95,8 @@ def check_algorithm(
     * `"channels"`: at most five rounds through a channel give finite numbers or are refused by a
       `ValueError` about that argument; a channel that loses nothing changes nothing;
     * `"bits"`: what the history counts is the length of the payloads in bytes;
+    * `"newcomers"`: `jaxfed.personalize` gives clients that took no part finite models of the same
+      shapes, and a warm start finds its clients by their ids;
     * `"checkpoint"`: an interrupted run ends bit for bit like one that was not;
     * `"refusals"`: data of an unknown kind are refused by a `ValueError` about `clients`.
 
@@ -117,15 +130,36 @@ def check_algorithm(
         AssertionError: naming the property that does not hold, with what was compared.
         ValueError: for an unknown check, too few clients or too few rounds.
     """
-    names = tuple(_CHECKS) if checks is None else tuple(checks)
+    names = tuple(_CHECKS) if checks is None else checks
+    check_texts("checks", names)
     if unknown := set(names) - _CHECKS.keys():
         raise ValueError(f"checks: wanted some of {', '.join(_CHECKS)}, got {sorted(unknown)}")
+    for name, given, kind in (
+        ("algorithm", algorithm, Algorithm),
+        ("wider", algorithm if wider is None else wider, Algorithm),
+        ("clients", clients, Clients),
+        ("others", clients if others is None else others, Clients),
+    ):
+        check_instance(name, given, kind, f"a jaxfed.{kind.__name__}")
     if len(clients) < 3:
         raise ValueError(f"clients: wanted at least 3, got {len(clients)}")
-    if rounds < 2:
-        raise ValueError(f"rounds: wanted at least 2, got {rounds}")
+    check_whole("rounds", rounds, least=2)
+    check_flag("deterministic", deterministic)
+    for name, given in (
+        ("essence", essence),
+        ("loss", loss),
+        ("constraint", constraint),
+        ("pad", pad),
+    ):
+        if given is not None:
+            check_callable(name, given)
+    for name, given in (("channels", channels), ("backends", backends)):
+        if given is not None and not isinstance(given, Mapping):
+            raise refuse(name, "a dictionary by any names", given)
+    check_factor("rtol", rtol, single=True)
+    check_factor("atol", atol, single=True)
     with jax.enable_x64(True):
-        key = jax.random.key(0) if key is None else key
+        key = jax.random.key(0) if key is None else checked_key("key", key)
         if others is None:
             data = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), clients.data)
             others = eqx.tree_at(lambda c: c.data, clients, data)
@@ -546,6 +580,21 @@ def _check_bits(case: _Case) -> None:
     _same(given, wanted, "the history's bits are the length of the payloads", 1e-15, 0)
 
 
+def _check_newcomers(case: _Case) -> None:
+    solution = case.solve()
+    models = personalize(case.algorithm, solution, case.others, rounds=2, key=case.key)
+    _alike(models.local, solution.result.local, "new clients' models are like the others'")
+    _finite(case.essence(models), "new clients' models are finite")
+    order = np.arange(len(case.clients))[::-1]
+    turned = problem_of(
+        case.algorithm, case.clients.take(order), case.rounds, case.key, solution,
+        channel.lossless(), None, backend.vmap(),
+    )[1]  # fmt: skip
+    assert turned is not None
+    wanted = jax.tree.map(lambda x: x[order], solution.result.local)
+    _same(turned.local, wanted, "a warm start finds clients by their ids", 0, 0)
+
+
 def _check_checkpoint(case: _Case) -> None:
     if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
         raise _Skipped("Orbax is not installed")
@@ -590,6 +639,7 @@ _CHECKS: dict[str, Callable[[_Case], None]] = {
     "participation": _check_participation,
     "channels": _check_channels,
     "bits": _check_bits,
+    "newcomers": _check_newcomers,
     "checkpoint": _check_checkpoint,
     "refusals": _check_refusals,
 }

@@ -47,6 +47,13 @@ def test_where_the_denominator_is_zero_so_is_the_derivative():
     np.testing.assert_array_equal(step(jnp.zeros(64)), 0)
 
 
+def test_where_the_reciprocal_is_near_overflow_there_is_no_derivative():
+    y = jnp.float32([2e-37, -1e-34, 1e-31])
+    slope = jax.grad(lambda y: jnp.sum(1e3 * ratio(y, y[::-1]) + 1e3 * ratio(1e-35, y)))(y)
+    assert np.isfinite(slope).all() and slope[2] != 0
+    np.testing.assert_array_equal(ratio(y, y), 1)  # values there are as elsewhere
+
+
 @pytest.mark.parametrize(
     ("x", "y", "argument"),
     [("two", 1.0, "numerator"), (1.0, None, "denominator"), (jnp.ones(3), jnp.ones(2), "denom")],

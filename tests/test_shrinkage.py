@@ -55,6 +55,24 @@ def test_fewer_samples_than_the_rank_are_finite(key, samples):
     chex.assert_tree_all_finite((matrix, gradient, jf.pca.shrink(moment, 6).matrix()))
 
 
+def test_the_scale_changes_nothing():
+    """Of rank-one data, whose noise is rounding: that of tiny data used to drop the signal."""
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(6, 1)) @ rng.normal(size=(1, 5))).astype(np.float32)
+
+    @jax.jit
+    @jax.value_and_grad
+    def energy(rows, weight):
+        shrunk = jf.pca.shrink(Moment.from_samples(rows).densified(), 2)
+        return weight * jnp.linalg.norm(shrunk.samples @ jnp.arange(1.0, 6))
+
+    value, slope = energy(rows, 1.0)
+    for scale in (1e-13, 1e-16, 1e15):
+        found, its_slope = energy(np.float32(scale) * rows, 1e10)
+        np.testing.assert_allclose(found / scale / 1e10, value, rtol=1e-4)
+        np.testing.assert_allclose(its_slope / 1e10, slope, atol=1e-3 * np.abs(slope).max())
+
+
 @pytest.fixture(scope="module")
 def weakly_shared():
     """Shared variance far below the noise, as in the published Table 2: identified, barely."""

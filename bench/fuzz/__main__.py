@@ -4,6 +4,7 @@ python -m bench.fuzz --cases 50000
 """
 
 import argparse
+import faulthandler
 import os
 import tempfile
 import time
@@ -34,9 +35,12 @@ def main() -> None:
         os.chdir(folder)
         for case in run.cases(options.cases, options.seed):
             if options.only in case.target.name or case.taken is None:
+                # What never returns ends the run, and one sees where.
+                faulthandler.dump_traceback_later(4 * run.CLOCK, exit=True)
                 outcomes.append(run.outcome(case))
                 if len(outcomes) % PROGRAMS == 0:
                     jax.clear_caches()
+    faulthandler.cancel_dump_traceback_later()
     print(run.table(outcomes))
     faults = [each for each in outcomes if each.kind not in run.GOOD]
     seen = set()

@@ -21,7 +21,8 @@ from .files import written
 from .kinds import Kind
 from .values import DAMAGED, DAMAGED_ARRAYS, MALFORMED
 
-SECONDS = 5.0
+SECONDS = 5.0  # of the processor, which other processes do not take from a call
+CLOCK = 60.0  # seconds by the clock, after which a call hangs
 DAMAGED_FILES = 0.1  # the share of cases
 GOOD = ("refused", "taken")
 
@@ -114,18 +115,23 @@ def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
 
 def outcome(case: Case) -> Outcome:
     """Make the call, in the working directory, where nothing may be written."""
-    before, begin = _files(), time.perf_counter()
-    kind, message = _called(case)
-    if time.perf_counter() - begin > SECONDS:
-        begin = time.perf_counter()
-        _called(case)
-        # Once may be the machine's own business.
-        kind = "slow" if time.perf_counter() - begin > SECONDS else kind
+    before = _files()
+    kind, message, slow = _timed(case)
+    if slow:  # once may be compilation, of what other cases have done without
+        kind = _timed(case)[2] or kind
     if _files() != before:
         kind = "wrote"
     if case.taken is None:
         shutil.rmtree(case.value.parts[0])
     return Outcome(case, kind, message)
+
+
+def _timed(case: Case) -> tuple[str, str, str]:
+    """The outcome of a call, its message, and whether it was slow or hung; else no text."""
+    clock, processor = time.perf_counter(), time.process_time()
+    kind, message = _called(case)
+    slow = "slow" if time.process_time() - processor > SECONDS else ""
+    return kind, message, "hanging" if time.perf_counter() - clock > CLOCK else slow
 
 
 def _called(case: Case) -> tuple[str, str]:

@@ -87,7 +87,8 @@ class Algorithm(eqx.Module):
             key: the client's own random key, the same as for its first message.
             downlink: what the server sent.
             data: the client's prepared data.
-            start: a warm start (`local` is this client's part), or None.
+            start: a warm start, or None. `local` is this client's part; None for a new client,
+                which has none (see `jaxfed.personalize`).
         """
 
     @abc.abstractmethod

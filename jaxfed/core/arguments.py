@@ -6,14 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
-from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core import adjoint, backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.buckets import each_first
+from jaxfed.core.buckets import each_first, is_buckets
 from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint, digest_of
 from jaxfed.core.checks import (
@@ -31,6 +29,8 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
+from jaxfed.core.newcomers import by_id
+from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
@@ -68,28 +68,52 @@ def problem_of(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
-    check_ids(clients.ids)
+    if clients.blocks is None:
+        check_ids(clients.ids)
     check_rounds(rounds)
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    _check_layout(clients, mapped)
     participants.check(len(clients))
-    for leaf in jax.tree.leaves(None if start is None else start.local):
-        if leaf.shape[0] != len(clients):
-            raise ValueError(
-                f"warm_start: its local part is for {leaf.shape[0]} clients, "
-                f"there are {len(clients)}"
-            )
-    algorithm.check(clients, start)
     key = checked_key("key", key)
-    if is_source(clients.data) and not mapped.gathers:
+    if is_source(clients.data) and (mapped.apart or not mapped.gathers):
         raise ValueError(
             "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
             f"blocks go to one device, got {mapped!r}"
         )
+    if mapped.apart and is_buckets(clients.data):
+        raise refuse(
+            "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
+        )
     problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
+    if isinstance(warm_start, Solution):
+        start = by_id(warm_start, problem)
+    for leaf in jax.tree.leaves(None if start is None else start.local):
+        if leaf.shape[0] != len(clients.ids):
+            raise ValueError(
+                f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                f"there are {len(clients.ids)}"
+            )
+    algorithm.check(clients, start)
     _check_processes(problem, start)
-    _check_together(problem, start, int(rounds))
+    check_together(problem, start, int(rounds))
     return problem, start
+
+
+def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
+    """Refuse a backend that would move the clients of several processes."""
+    if clients.blocks is None:
+        return
+    wanted = mapped.sharding
+    fits = wanted is not None and mapped.multiple == len(clients.blocks)
+    for leaf in jax.tree.leaves(clients.data):
+        if fits and not isinstance(leaf, Tracer):
+            fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+    if not fits:
+        raise ValueError(
+            "backend: wanted the one that the clients were made with, by default shard(), since "
+            f"they lie on {len(clients.blocks)} devices, got {mapped!r}"
+        )
 
 
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
@@ -97,7 +121,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 
     Every process takes the others' share of a computation for one on its own values.
     """
-    if problem.backend.processes == 1:
+    if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
         ("algorithm", problem.algorithm),
@@ -110,15 +134,13 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             continue
         # What is spread over processes already is one thing.
-        whole = [x for x in leaves if not isinstance(x, jax.Array) or x.is_fully_addressable]
-        own = np.frombuffer(bytes.fromhex(digest_of(whole)), np.uint32)
-        digests = np.asarray(multihost_utils.process_allgather(own))
-        if (digests != own).any():
-            others = np.flatnonzero((digests != own).any(axis=1)).tolist()
+        own = digest_of([leaf for leaf in leaves if not spans(leaf)])
+        others = [place for place, one in enumerate(exchanged(own)) if one != own]
+        if others:
             raise ValueError(
                 f"{name}: wanted the same in every process, got another in {others} than in "
-                f"{jax.process_index()}; give all clients to each, or let each run by itself on "
-                "its jax.local_devices()"
+                f"{jax.process_index()}; make clients by Clients.from_process_local, or let each "
+                "process run by itself on its jax.local_devices()"
             )
 
 
@@ -156,7 +178,17 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+    """Refuse a channel, a participation and an algorithm that do not go together.
+
+    Args:
+        problem: the run; of the clients' data only the shapes count.
+        start: a warm start.
+        rounds: how many rounds.
+
+    Raises:
+        ValueError: saying what is wanted.
+    """
     algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
     number = problem.participation.number(len(clients))
     if problem.downlink.private:

@@ -7,13 +7,13 @@ are told apart by their ids and never by their places.
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.buckets import in_order, layout_of, split, unlike
@@ -39,6 +39,9 @@ Work = Callable[[PyTree, PyTree], tuple[PyTree[Reduction], PyTree]]
 class Backend(eqx.Module):
     """Maps one client's work over all clients and reduces what they send."""
 
+    apart: ClassVar[bool] = False
+    """Whether `fit` is to run each client's work, and the server's, as a program of its own."""
+
     @property
     @abc.abstractmethod
     def multiple(self) -> int:
@@ -52,7 +55,12 @@ class Backend(eqx.Module):
     @property
     @abc.abstractmethod
     def processes(self) -> int:
-        """How many processes it spreads clients over; each needs all of them."""
+        """How many processes it spreads clients over."""
+
+    @property
+    @abc.abstractmethod
+    def sharding(self) -> NamedSharding | None:
+        """Where clients of several processes lie; None for a backend that cannot have them."""
 
     @abc.abstractmethod
     def over_parts(
@@ -144,6 +152,10 @@ class _Vmap(Backend):
         return 1
 
     @property
+    def sharding(self):
+        return None
+
+    @property
     def gathers(self):
         return True
 
@@ -174,6 +186,29 @@ def _described(tree: PyTree) -> tuple:
     return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
 
+class _Separate(Backend):
+    apart = True
+
+    @property
+    def multiple(self):
+        return 1
+
+    @property
+    def processes(self):
+        return 1
+
+    @property
+    def sharding(self):
+        return None
+
+    @property
+    def gathers(self):
+        return True
+
+    def over_parts(self, work, shared, parts):
+        return _Vmap().over_parts(work, shared, parts)
+
+
 class _Chunked(Backend):
     size: int = eqx.field(static=True)
 
@@ -184,6 +219,10 @@ class _Chunked(Backend):
     @property
     def processes(self):
         return 1
+
+    @property
+    def sharding(self):
+        return None
 
     @property
     def gathers(self):
@@ -239,6 +278,10 @@ class _Shard(Backend):
         return _processes(self.mesh.devices.flat)
 
     @property
+    def sharding(self):
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+    @property
     def gathers(self):
         return False
 
@@ -266,6 +309,10 @@ class _Pmap(Backend):
         return _processes(self.devices)
 
     @property
+    def sharding(self):
+        return None
+
+    @property
     def gathers(self):
         return False
 
@@ -291,6 +338,16 @@ def _length(own: PyTree) -> int:
 def vmap() -> Backend:
     """All clients at once on one device."""
     return _Vmap()
+
+
+def separate() -> Backend:
+    """One client after the other, each by a program of its own, and the server by another.
+
+    In `fit`, the numbers are bit for bit those of `jaxfed.deploy` on separate machines of one kind:
+    programs of many clients round otherwise than those of one. It takes longer than `vmap`, which
+    it is within `rollout` and `grid`.
+    """
+    return _Separate()
 
 
 def chunked(size: int) -> Backend:
@@ -321,9 +378,9 @@ def shard(
 ) -> Backend:
     """Clients spread over a device mesh by `jax.shard_map`, with one all-reduce a round.
 
-    Works across processes too, if the mesh does. Every process then has all clients, the same
-    ones: a run in which they differ is refused, as far as they are known outside of compiled
-    functions.
+    Works across processes too, if the mesh does. Clients are then those of
+    `Clients.from_process_local`, or else every process has all of them, the same ones: a run in
+    which they differ is refused, as far as they are known outside of compiled functions.
 
     Args:
         mesh: a mesh, or how many of all devices; all of them by default.

@@ -1,8 +1,9 @@
 """Clients: who takes part, with what data and which weight."""
 
+import abc
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, final
 
 import equinox as eqx
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxfed.core.backend import Backend, shard
 from jaxfed.core.buckets import (
     Buckets,
     grouped,
@@ -23,8 +25,10 @@ from jaxfed.core.buckets import (
 )
 from jaxfed.core.checks import (
     check_count,
+    check_instance,
     check_number,
     checked_path,
+    checked_weights,
     host_array,
     is_list,
     is_real,
@@ -33,11 +37,27 @@ from jaxfed.core.checks import (
     shown,
 )
 from jaxfed.core.described import is_known
+from jaxfed.core.layout import Layout, own_rows, spread
+from jaxfed.core.processes import is_here, watched
 from jaxfed.core.source import Reader, Source, check_in_memory, is_source, sizes_of, sketched
 from jaxfed.linalg import Moment
 
 
-class Samples(eqx.Module):
+class Ragged(eqx.Module):
+    """Clients' data, filled up along the axes in which clients differ."""
+
+    @property
+    @abc.abstractmethod
+    def lengths(self) -> tuple[int, ...]:
+        """What all clients are filled up to."""
+
+    @abc.abstractmethod
+    def filled(self, lengths: tuple[int, ...]) -> Self:
+        """The same data of ALL clients, filled up to these lengths, none of them smaller."""
+
+
+@final
+class Samples(Ragged):
     """One client's samples as rows, padded with zero rows up to the longest client.
 
     With a leading client axis on both fields it holds all clients.
@@ -57,6 +77,15 @@ class Samples(eqx.Module):
         count = jnp.minimum(self.count, samples).astype(self.count.dtype)
         fewer = type(self)(self.values, count)
         return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The longest client's number of samples."""
+        return (self.values.shape[-2],)
+
+    def filled(self, lengths: tuple[int, ...]) -> Self:
+        """With more rows of zeros."""
+        return type(self)(widened(self.values, {-2: lengths[0]}), self.count)
 
     def __repr__(self) -> str:
         if not is_known(self.count) or not is_known(self.values):
@@ -81,10 +110,13 @@ class Clients(eqx.Module):
     data: PyTree
     ids: Int[Array, " clients"]
     weights: Float[Array, " clients"]
+    # Of those that are spread over processes: how many each device has. The arrays have a row for
+    # each of these and for what fills up devices.
+    blocks: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         """Refuse ids that do not tell clients apart."""
-        check_ids(self.ids)
+        check_ids(self.ids if self.blocks is None else self._real(self.ids))
 
     @classmethod
     def from_samples(
@@ -220,8 +252,89 @@ class Clients(eqx.Module):
         shares = _shares(weights, len(sizes), sizes, values.dtype)
         return cls(moments, jnp.arange(len(sizes), dtype=jnp.int32), shares)
 
+    @classmethod
+    @watched
+    def from_process_local(
+        cls,
+        own: "Clients",
+        *,
+        backend: Backend | None = None,
+        ids: Sequence[int] | None = None,
+        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+    ) -> "Clients":
+        """The clients of all JAX processes, of which each gives its own and keeps their data.
+
+        All processes call this together, then run `fit`, `rollout` or `grid` on what they get, with
+        the same arguments and the same backend. Data stay where they are: processes exchange
+        shapes, ids and weights. Results are those of one process that has all clients, in the
+        order of the processes.
+
+        Clients' results stay in their processes too: arrays with a leading axis of clients, such as
+        `solution.result.local`, lie across processes, with rows of weight 0 wherever a device has
+        fewer clients than another. `own` picks out those of this process.
+
+        Args:
+            own: this process's clients, made by any constructor; at least one. What they weigh and
+                their ids are not taken over.
+            backend: that of the runs, a `jf.backend.shard(...)`; by default over all devices.
+            ids: of this process's clients; by default they are counted through all processes.
+            weights: `"equal"`, `"samples"` (by number of samples), or one non-negative number per
+                client of this process, of any scale that is the same in all.
+
+        Returns:
+            Clients of the same kind: `len` is the number of all.
+
+        Raises:
+            ValueError: in every process, if one of them refuses its arguments, or their clients
+                differ in kind, type, features or entities.
+            jaxfed.ProcessError: if another process has ended.
+        """
+        del cls
+        backend = shard() if backend is None else backend
+        check_instance("backend", backend, Backend, "jaxfed.backend.shard(...)")
+        if (sharding := backend.sharding) is None:
+            raise refuse("backend", "jaxfed.backend.shard(...)", backend)
+
+        def given() -> tuple[Clients, Array | None]:
+            check_instance("own", own, Clients, "this process's jaxfed.Clients")
+            if own.blocks is not None or _traced(own.ids):
+                raise refuse("own", "clients of this process alone, not traced", own)
+            if is_buckets(own.data) or is_source(own.data):
+                raise refuse("own", "clients whose samples are in one array, without buckets", own)
+            return own, own.data.count if isinstance(own.data, Samples | Moment) else None
+
+        return type(own)(*spread(given, sharding, ids, weights))
+
+    def own(self, tree: PyTree) -> PyTree[np.ndarray]:
+        """The parts of this process's clients, of arrays with a leading axis of clients.
+
+        Clients of one process have them all. All processes call this together.
+
+        Args:
+            tree: such as `solution.result.local` of a run of these clients.
+
+        Returns:
+            NumPy arrays, leading axis = this process's clients, in the order in which they were
+            given to `from_process_local`.
+
+        Raises:
+            ValueError: if an array has another leading axis.
+        """
+        like = None if self.blocks is None else jax.tree.leaves(self.data)[0]
+        return jax.tree.map(lambda leaf: own_rows(leaf, like, self.layout), tree)
+
+    @property
+    def layout(self) -> Layout:
+        """Which rows of the arrays are clients."""
+        rows = self.ids.shape[-1]
+        blocks = (rows,) if self.blocks is None else self.blocks
+        return Layout(blocks, rows // len(blocks))
+
+    def _real(self, array: Array) -> Array:
+        return array[..., self.layout.rows]
+
     def __len__(self) -> int:
-        return self.ids.shape[-1]
+        return self.ids.shape[-1] if self.blocks is None else sum(self.blocks)
 
     def __repr__(self) -> str:
         if not is_known(self.ids):
@@ -272,8 +385,10 @@ class Clients(eqx.Module):
 
         Raises:
             ValueError: if positions that are not traced are not those of clients, or are traced and
-                the clients are in buckets.
+                the clients are in buckets, and for clients of several processes.
         """
+        if self.blocks is not None:
+            raise refuse("take", "clients of one process, of which it takes some", self)
         if not _traced(indices):
             indices = _checked_positions(indices, len(self))
         if is_source(self.data):
@@ -313,7 +428,7 @@ class Clients(eqx.Module):
         data, weights = self.data, self.weights
         if clients is not None:
             _check_part("clients", clients, len(self))
-            weights = jnp.where(jnp.arange(len(self)) < clients, weights, 0)
+            weights = jnp.where(self.layout.numbers < clients, weights, 0)
             weights = weights / weights.sum()
         if samples is not None:
             if not isinstance(self.parts[0], Samples):
@@ -324,7 +439,7 @@ class Clients(eqx.Module):
             check_in_memory("restrict(samples=...)", self)
             _check_part("samples", samples, self.parts[0].values.shape[-2])
             data = over_parts(lambda part: part.only(samples), data)
-        return type(self)(data, self.ids, weights)
+        return type(self)(data, self.ids, weights, self.blocks)
 
 
 def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
@@ -336,7 +451,7 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
     """
     if not isinstance(ids, jax.Array | np.ndarray) or _traced(ids):
         return
-    if isinstance(ids, jax.Array) and not ids.is_fully_addressable:
+    if isinstance(ids, jax.Array) and not is_here(ids):
         return
     for own in np.asarray(ids).reshape(-1, ids.shape[-1]):
         values, counts = np.unique(own, return_counts=True)
@@ -453,6 +568,14 @@ def _one(plural: str) -> str:
     return plural[:-3] + "y" if plural.endswith("ies") else plural[:-1]
 
 
+def widened(array: Array, lengths: dict[int, int]) -> Array:
+    """An array with zeros up to other lengths of some axes, each counted from the last."""
+    more = [(0, 0)] * array.ndim
+    for axis, length in lengths.items():
+        more[axis] = (0, length - array.shape[axis])
+    return jnp.pad(array, more) if any(after for _, after in more) else array
+
+
 def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
     """Tables as one array, filled with zeros up to the longest and the widest."""
     rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
@@ -476,10 +599,7 @@ def _shares(
         return jnp.asarray(raw / raw.sum(), dtype)
     if _traced(weights):
         return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
-    raw = host_array("weights", weights, f"{clients} numbers, one per client")
-    if not is_real(raw.dtype) or raw.shape != (clients,):
-        raise refuse("weights", f"{clients} numbers, one per client", weights)
-    raw = raw.astype(float)
-    if not np.isfinite(raw).all() or (raw < 0).any() or raw.sum() <= 0:
+    raw = checked_weights(weights, clients)
+    if raw.sum() <= 0:
         raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
     return jnp.asarray(raw / raw.sum(), dtype)

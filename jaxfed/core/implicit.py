@@ -141,7 +141,7 @@ def differentiable(
         solution,
         result=result,
         server=server,
-        local=jax.tree.map(lambda x: x[: problem.size], local),
+        local=problem.cut(local),
         state=replace(solution.state, server=server, local=local),
     )
 
@@ -166,7 +166,7 @@ def _changing(problem: Problem, state: State) -> States:
 
     def received(clients, local, downlink):
         everybody = clients.data, local, clients.weights
-        return plain(collect(vmap(), work, downlink, everybody, problem.size)[0])
+        return plain(collect(vmap(), work, downlink, everybody, problem.rows)[0])
 
     message = jax.eval_shape(received, clients, state.local, downlink)
     server = _changed(

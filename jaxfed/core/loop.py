@@ -65,14 +65,10 @@ def advance(
 
     def measured(state):
         state, record = one_round(problem, state)
-        metrics = options.metrics
-        if metrics is None:
-            return state, record
-
-        def evaluate(state):
-            return evaluated(metrics, result_of(problem, state), record)
-
+        evaluate = partial(metrics_of, problem, options.metrics)
         shapes = jax.eval_shape(evaluate, state)
+        if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
+            raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
         if options.metrics_every == 1:
             return state, record | evaluate(state)
         due = state.round % options.metrics_every == 0
@@ -145,17 +141,19 @@ def _scan(step, length, state):
     return jax.lax.scan(lambda state, _: step(state), state, length=length)
 
 
-def evaluated(
-    metrics: Metrics, result: Personalized, record: Mapping[str, Any]
-) -> dict[str, Array]:
-    """The requested metrics, in a type that can be NaN.
+def metrics_of(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
+    """The requested metrics, in a type that can be NaN."""
+    if metrics is None:
+        return {}
+    shared, local = result_of(problem, state)
+    if problem.clients.blocks is not None:
+        local = jax.tree.map(lambda x: x[problem.rows], local)
+    return evaluated(metrics, Personalized(shared, local))
 
-    Raises:
-        ValueError: for names that the round's record has already.
-    """
+
+def evaluated(metrics: Metrics, result: Personalized) -> dict[str, Array]:
+    """The requested metrics of these models, in a type that can be NaN."""
     values = {name: jnp.asarray(x) for name, x in metrics(result).items()}
-    if taken := values.keys() & {*record, "bits_up", "bits_down"}:
-        raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
     return {
         name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
         for name, value in values.items()
@@ -170,17 +168,18 @@ def finish(
     tol: Array | float | None,
     result: Personalized | None = None,
 ) -> Solution:
-    """What a run returns, from its last state, and the models there if they are known."""
-    local = jax.tree.map(lambda x: x[: problem.size], state.local)
+    """What a run returns, from its last state, whose result may be known."""
+    local = problem.cut(state.local)
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
     status = Status.where(state.failure.round > 0, Status.diverged, status)
-    failure = Failure(state.failure.round, state.failure.clients[: problem.size])
+    failure = Failure(state.failure.round, state.failure.clients[problem.rows])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state) if result is None else result, state,
-        released(problem, state, costs), problem.algorithm,
+        result_of(problem, state) if result is None else result,
+        state, released(problem, state, costs), problem.algorithm,
+        problem.cut(problem.clients.ids),
     )  # fmt: skip
 
 

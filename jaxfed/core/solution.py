@@ -47,6 +47,7 @@ class Solution(eqx.Module):
         releases: what left the clients, how often and with which participation, that of a solution
             which was the warm start included; `jaxfed.privacy.spent` is the account of it.
         algorithm: what ran.
+        ids: of the clients, by which a run that starts from this one finds its own.
     """
 
     server: PyTree
@@ -59,6 +60,7 @@ class Solution(eqx.Module):
     state: State
     releases: tuple[Release, ...]
     algorithm: Algorithm
+    ids: Int[Array, " m"]
 
     def summary(self) -> str:
         """What ran, how it ended and what it cost, in two columns of text.

@@ -29,13 +29,14 @@ from jaxfed.core.rounds import (
     announced,
     begun,
     blank,
-    closed,
-    initial,
     opened,
-    senders,
+    remembers_first,
+    server_round,
     shapes_of,
     stepped,
     turn_of,
+    with_clients,
+    zeros_of,
 )
 from jaxfed.core.solution import Solution
 from jaxfed.core.source import Block, Reader, States, read_ahead, rows
@@ -48,7 +49,7 @@ class Streamed:
         """Compile with these options."""
         jit = partial(jax.jit, compiler_options=options)
         self._announced, self._opened, self._initial = map(jit, (_announced, _opened, _initial))
-        self._turn, self._stepped, self._closed = map(jit, (turn_of, _stepped, closed))
+        self._turn, self._stepped, self._served = map(jit, (turn_of, _stepped, server_round))
         self._combined, self._modelled = map(jit, (combined, _modelled))
 
     def run(
@@ -87,11 +88,8 @@ class Streamed:
                 first.append(jax.tree.map(np.asarray, kept[0]))
 
         needed = any(_reads(partial(_first_message, problem, start), *one) for one in each)
-        sent = self._over(reader, range(len(blocks)), announce, remember, needed)
-        # The number of bits is no part of what is compiled.
-        bits: list[int] = []
-        jax.eval_shape(lambda *x: bits.append(_opening(*x).fixed_bits), problem, start, sent)
-        opening = self._opened(problem, start, sent)._replace(fixed_bits=bits[0])
+        heard = self._over(reader, range(len(blocks)), announce, remember, needed)
+        opening = self._opened(problem, start, heard)
 
         begin_one = partial(_client_init, problem, start, opening.downlink)
         locals_ = [jax.eval_shape(begin_one, *one) for one in each]
@@ -109,20 +107,17 @@ class Streamed:
         times = [len(own) for own in reader.groups]
         shapes = shapes_of(problem, shared_start, opening.downlink, list(kinds), times)
         ones = [jax.eval_shape(first_of, message) for message in first]
-        if not all(contract.alike(one, ones[0]) for one in ones):
-            first = []  # of clients of some sizes they are not like a round's
-        known = first or [None] * len(blocks)
-
-        def memory(number):
-            return senders(problem, shapes, known[number], len(blocks[number].places))
-
-        like = jax.eval_shape(lambda: first_of(memory(0)))
-        sender = States(like, problem.size, reader.states)
+        remembered = bool(ones) and all(
+            remembers_first(problem, one, shapes.uplink) for one in ones
+        )
+        nothing = problem.uplink.memory(zeros_of(shapes.uplink))
+        sender = States(nothing, problem.size, reader.states)
         for number, block in enumerate(blocks):
-            if jax.tree.leaves(like):
-                sender.put(block.places, memory(number))
-        troubled = jnp.asarray(broken)
-        state, costs = begun(problem, opening, shapes, known[0], local, sender.all(), troubled)
+            own = jax.vmap(problem.uplink.memory)(first[number]) if remembered else nothing
+            sender.put(block.places, own)
+        state, costs = with_clients(
+            problem, opening, shapes, remembered, (local, sender.all()), jnp.asarray(broken)
+        )
         return problem, state, costs
 
     def advance(
@@ -152,10 +147,10 @@ class Streamed:
     def lower(self, problem: Problem, state: State, tol: Any, options: Options) -> Any:
         """The program of a block's steps, for what it says."""
         del tol, options
-        turn, block = self._turn(problem, _bare(state)), _reader(problem).blocks[0]
+        (inclusion, shared), block = self._turn(problem, _bare(state)), _reader(problem).blocks[0]
         data = _zeros(_reader(problem), block)
-        own = _own(problem, state, np.asarray(turn.present), block, data)
-        return self._stepped.lower(problem, turn, own)
+        own = _own(problem, state, np.asarray(inclusion), block, data)
+        return self._stepped.lower(problem, shared, own)
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -206,13 +201,13 @@ class Streamed:
 
     def _round(self, problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         reader, bare = _reader(problem), _bare(state)
-        turn = self._turn(problem, bare)
-        present = np.asarray(turn.present)
+        inclusion, shared = self._turn(problem, bare)
+        present = np.asarray(inclusion)
         numbers, wanted = range(len(reader.blocks)), None
         number = problem.participation.number(problem.size)
         if number is not None and number != problem.size:
             # In a round that does not take place anybody will do.
-            wanted = present > 0 if bool(turn.happens) else np.arange(problem.size) < number
+            wanted = present > 0 if present.any() else np.arange(problem.size) < number
             numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
         before = state.local, state.uplink.sender
         room = States(jax.eval_shape(first_of, before), problem.size, reader.states)
@@ -222,15 +217,15 @@ class Streamed:
         troubled = np.zeros((2, problem.size), bool)
 
         def work(block, data):
-            return self._stepped(problem, turn, _own(problem, state, present, block, data))
+            return self._stepped(problem, shared, _own(problem, state, present, block, data))
 
         def keep(block, kept):
             room.put(block.places, kept[0])
             troubled[:, block.places] = np.stack(kept[1])
 
-        sent = self._over(reader, numbers, work, keep, wanted=wanted)
-        found = (None, None), tuple(jnp.asarray(troubled))
-        after, record = self._closed(problem, bare, turn, sent, found)
+        heard = self._over(reader, numbers, work, keep, wanted=wanted)
+        failed = jnp.asarray(troubled.any(axis=0))
+        after, record = self._served(problem, bare, inclusion, heard, failed)
         local, sender = room.all()
         return replace(after, local=local, uplink=replace(after.uplink, sender=sender)), record
 
@@ -255,18 +250,20 @@ class Streamed:
     ) -> dict[str, Array]:
         """The requested metrics after a round, or that there are none."""
         if int(state.round) % every == 0:
-            return evaluated(metrics, self._models(problem, state), record)
-        one = _one(problem, _reader(problem).blocks[0], state.local)
-        downlink = problem.algorithm.downlink(state.server)
-        like = jax.eval_shape(partial(_client_result, problem, downlink), *one)
-        local = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype), like
-        )
-        shared = jax.eval_shape(problem.algorithm.shared_result, state.server)
-        shapes = jax.eval_shape(
-            lambda result: evaluated(metrics, result, record), Personalized(shared, local)
-        )
-        return {name: blank((), x.dtype) for name, x in shapes.items()}
+            values = evaluated(metrics, self._models(problem, state))
+        else:
+            one = _one(problem, _reader(problem).blocks[0], state.local)
+            downlink = problem.algorithm.downlink(state.server)
+            like = jax.eval_shape(partial(_client_result, problem, downlink), *one)
+            local = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype), like
+            )
+            shared = jax.eval_shape(problem.algorithm.shared_result, state.server)
+            shapes = jax.eval_shape(partial(evaluated, metrics), Personalized(shared, local))
+            values = {name: blank((), x.dtype) for name, x in shapes.items()}
+        if taken := values.keys() & {*record, "bits_up", "bits_down"}:
+            raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
+        return values
 
 
 @cache
@@ -317,13 +314,13 @@ def _announced(problem: Problem, start: Personalized | None, own: PyTree) -> PyT
 
 def _initial(problem: Problem, start: Personalized | None, downlink: PyTree, own: PyTree) -> PyTree:
     data, ids, local_start = own
-    return initial(problem, start, downlink, (_prepared_all(problem, data, ids), ids, local_start))
+    return begun(problem, start, downlink, (_prepared_all(problem, data, ids), ids, local_start))
 
 
-def _stepped(problem: Problem, turn: Any, own: PyTree) -> PyTree:
+def _stepped(problem: Problem, shared: PyTree, own: PyTree) -> PyTree:
     data, local, memory, ids, *others = own
     own = (_prepared_all(problem, data, ids), local, memory, ids, *others)
-    return stepped(problem, turn, own, len(ids))
+    return stepped(problem, shared, own, len(ids))
 
 
 def _modelled(problem: Problem, downlink: PyTree, own: PyTree) -> PyTree:
@@ -333,15 +330,10 @@ def _modelled(problem: Problem, downlink: PyTree, own: PyTree) -> PyTree:
     )  # fmt: skip
 
 
-def _opening(problem: Problem, start: Personalized | None, sent: PyTree) -> Opening:
+def _opened(problem: Problem, start: Personalized | None, heard: PyTree) -> Opening:
     data, client_id, _ = _one(problem, _reader(problem).blocks[0], None)
-    return opened(
-        problem, start, sent, jax.eval_shape(partial(_prepared, problem), data, client_id)
-    )
-
-
-def _opened(problem: Problem, start: Personalized | None, sent: PyTree) -> Opening:
-    return _opening(problem, start, sent)._replace(fixed_bits=0)
+    like = jax.eval_shape(partial(_prepared, problem), data, client_id)
+    return opened(problem, heard, like, start)
 
 
 # --- one client ----------------------------------------------------------------------------------

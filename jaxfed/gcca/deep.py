@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
@@ -28,6 +27,7 @@ from jaxfed.core.algorithm import (
 )
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
+from jaxfed.core.processes import finite
 from jaxfed.gcca._networks import (
     Maker,
     applied,
@@ -175,14 +175,14 @@ class DeepMaxVar(Algorithm):
             raise ValueError(f"warm_start: wanted shared of shape {wanted}, got {given}")
         like = jax.tree.map(lambda x: ((len(values), *x.shape), x.dtype), arrays)
         given = jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(start.local, eqx.is_array))
-        if given != like:
+        if start.local is not None and given != like:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
                 f"{described(like)}, got {described(given)}"
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
             # On the host: within a traced function, JAX would trace this too.
-            if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+            if not isinstance(leaf, Tracer) and not finite(leaf):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
     # --- start ---------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class DeepMaxVar(Algorithm):
         self, key: Key[Array, ""], data: View, start: Personalized | None
     ) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
-        if start is None:
+        if start is None or start.local is None:
             arrays = arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
         else:
             arrays = eqx.filter(start.local, eqx.is_array)

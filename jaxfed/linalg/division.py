@@ -15,7 +15,8 @@ def ratio(
     The derivative of a plain quotient x / y squares y, which second moments do not bear: those of
     data of 1e10 overflow in single precision, those of 1e-10 vanish, and the derivative is no
     number. This one divides twice instead, in both modes and at every order, and is zero where the
-    denominator is. Numbers too small for full precision (`tiny` of `jnp.finfo`) count as zero.
+    denominator is. Numbers too small for full precision (`tiny` of `jnp.finfo`) count as zero; for
+    the derivative, those below 1e5 times that, whose reciprocals are near overflow.
 
     Args:
         numerator: x.
@@ -48,4 +49,5 @@ def _ratio(x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."
 def _(primals, tangents):
     (x, y), (x_change, y_change) = primals, tangents
     quotient = _ratio(x, y)
-    return quotient, _ratio(x_change - quotient * y_change, y)
+    clear = jnp.abs(y) > 1e5 * float(jnp.finfo(y.dtype).tiny)
+    return quotient, _ratio(x_change - quotient * y_change, jnp.where(clear, y, 0))

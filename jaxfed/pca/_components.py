@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_instance
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.processes import finite
 from jaxfed.core.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
 
@@ -68,7 +68,7 @@ def check_start(
     features = clients.features
     for name, part, wanted, needed in (
         ("shared", start.shared, (features, shared_rank), shared_rank is not None),
-        ("local", start.local, (len(clients), features, local_rank), False),
+        ("local", start.local, (len(clients.ids), features, local_rank), False),
     ):
         if wanted[-1] is None or (part is None and not needed):
             continue
@@ -77,7 +77,7 @@ def check_start(
                 f"warm_start: wanted {name} components of shape {wanted}, "
                 f"got {None if part is None else jnp.shape(part)}"
             )
-        if not isinstance(part, Tracer) and not np.isfinite(np.asarray(part)).all():
+        if not isinstance(part, Tracer) and not finite(part):
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
 
 

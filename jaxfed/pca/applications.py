@@ -169,7 +169,7 @@ def separate_video(
         >>> bool((there > 0).all())  # where the foreground is brightest, something moves
         True
     """
-    frames = checked_array("frames", frames, "frames height width", whole=False)
+    frames = checked_array("frames", frames, "frames height width", finite=True, whole=False)
     check_count("shared_rank", shared_rank)
     check_count("local_rank", local_rank)
     check_count("rounds", rounds)

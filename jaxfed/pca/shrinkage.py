@@ -37,6 +37,16 @@ def shrink(moment: Moment, rank: int) -> Moment:
         ValueError: if `moment` is none, or `rank` is not from 1 to the number of features.
     """
     check_instance("moment", moment, Moment, "a jaxfed.linalg.Moment")
+    # What is kept does not depend on the scale, but squares of tiny moments vanish.
+    energy = jax.lax.stop_gradient(moment.trace)
+    size = jnp.where(energy > jnp.finfo(energy.dtype).tiny, jnp.sqrt(energy), 1)
+    dense, samples = moment.dense, moment.samples
+    moment = Moment(
+        None if dense is None else dense / size / size,
+        None if samples is None else samples / size,
+        moment.count,
+        moment.trace / size / size,
+    )
     values, vectors = moment.top(rank)
     count = jnp.maximum(moment.count, 1)
     aspect = moment.dim / count
@@ -71,4 +81,5 @@ def shrink(moment: Moment, rank: int) -> Moment:
     sums = scale[:, None] + scale
     turned = jnp.where(jnp.eye(rank, dtype=bool), 0, turned)
     change = turned * ratio(change_within(moment, vectors), sums)
-    return Moment.from_samples((jnp.diag(scale) + change) @ vectors.T, jnp.ones_like(moment.count))
+    factor = size * (jnp.diag(scale) + change) @ vectors.T
+    return Moment.from_samples(factor, jnp.ones_like(moment.count))

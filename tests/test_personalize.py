@@ -1,0 +1,227 @@
+"""Models of new clients, against closed forms in NumPy, and clients found again by their ids."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+
+M, N, D = 6, 20, 7
+
+
+def draw(seed=0, clients=M, samples=N):
+    rng = np.random.default_rng(seed)
+    common = np.random.default_rng(99).normal(size=(3, D)) * [[4], [3], [2]]
+    own = rng.normal(size=(clients, 1, D))
+    scores, private = rng.normal(size=(clients, samples, 3)), rng.normal(size=(clients, samples, 1))
+    noise = 0.3 * rng.normal(size=(clients, samples, D))
+    return scores @ common + 2 * private * own + noise
+
+
+def projectors(frames):
+    return np.einsum("mdr,mer->mde", frames, frames)
+
+
+def best_beside(shared, samples, rank):
+    """Top eigenvectors of each client's moment within the complement of the shared components."""
+    outside = np.eye(D) - shared @ shared.T
+    found = []
+    for x in samples:
+        found.append(np.linalg.eigh(outside @ x.T @ x @ outside)[1][:, ::-1][:, :rank])
+    return np.stack(found)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def solved(algorithm, clients, key, rounds=200):
+    return jf.fit(algorithm, clients, rounds=rounds, key=key)
+
+
+@pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.shard(2)], ids=["vmap", "shard"])
+def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backend):
+    algorithm = jf.pca.PerPCA(2, 1)
+    solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
+    new = draw(1, clients=3, samples=4)
+    shared, local = jf.personalize(
+        algorithm, solution, jf.Clients.from_samples(new), backend=backend
+    )
+    np.testing.assert_array_equal(shared, solution.result.shared)
+    wanted = projectors(best_beside(np.asarray(shared), new, 1))
+    np.testing.assert_allclose(projectors(np.asarray(local)), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["gradient", "eigenvectors"])
+def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
+    """Where the gradient of the log density on the Stiefel manifold is zero, however it got there.
+
+    The prior's part is that of 1/2 |U - V sym(V'U)|² / variance, by finite differences.
+    """
+    noise, variance = 0.1, 0.05
+    algorithm = jf.pca.HierarchicalPCA(2, noise, variance, solver=solver)
+    solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 30)
+    new = draw(1, clients=2, samples=5)
+    shared, local = map(
+        np.asarray,
+        jf.personalize(algorithm, solution, jf.Clients.from_samples(new), rounds=3000),
+    )
+
+    def density(u, x):
+        w = u @ u.T + noise * np.eye(D)
+        inside = shared.T @ u
+        distance = np.sum((u - shared @ (inside + inside.T) / 2) ** 2)
+        fit = len(x) * np.linalg.slogdet(w)[1] + np.trace(np.linalg.solve(w, x.T @ x))
+        return fit / 2 + distance / (2 * variance)
+
+    for u, x in zip(local, new, strict=True):
+        gradient = np.zeros_like(u)
+        for place in np.ndindex(u.shape):
+            step = np.zeros_like(u)
+            step[place] = 1e-6
+            gradient[place] = (density(u + step, x) - density(u - step, x)) / 2e-6
+        inside = u.T @ gradient
+        tangent = gradient - u @ (inside + inside.T) / 2
+        assert np.abs(tangent).max() < 1e-5 * np.abs(gradient).max()
+
+
+def test_the_learned_spread_shrinks_those_of_few_samples_most(key, x64):
+    algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
+    solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 60)
+    # The same second moment, of ever more samples.
+    few, far = draw(1, clients=4, samples=4), []
+    for times in (1, 8, 64):
+        new = jf.Clients.from_samples(np.tile(few, (1, times, 1)))
+        shared, local = map(np.asarray, jf.personalize(algorithm, solution, new))
+        far.append([2 - np.sum((shared.T @ u) ** 2) for u in local])
+    assert (np.diff(far, axis=0) > 0).all() and np.min(far) > 0
+    # Of the variance that was learned, and not the one to start from: where that is tiny, all stay.
+    stiff = jf.pca.AdaptivePCA(2, 0.1, 1e-9, hyper_prior=1e-9, solver="eigenvectors")
+    again = jf.personalize(stiff, solution, new)
+    np.testing.assert_allclose(projectors(again.local), projectors(local), atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["exact", "gradient"])
+def test_maxvar_gives_a_new_view_its_least_squares_map(key, x64, solver):
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(30, 3))
+    views = [common @ rng.normal(size=(3, d)) + 0.1 * rng.normal(size=(30, d)) for d in (4, 5, 6)]
+    algorithm = jf.gcca.MaxVar(2, solver=solver, ridge=0.01)
+    solution = solved(algorithm, jf.gcca.Views.from_arrays(views[:2]), key)
+    clients = jf.gcca.Views.from_arrays(views[2:])
+    scores, maps = jf.personalize(algorithm, solution, clients, rounds=5000)
+    x = views[2] / 30**0.5
+    wanted = np.linalg.solve(x.T @ x + 0.01 * np.eye(6), x.T @ np.asarray(scores))
+    np.testing.assert_allclose(maps[0], wanted, atol=1e-8)
+
+
+def test_networks_are_trained_further_under_their_prior(key):
+    model = jf.models.Autoencoder(D, 2, key=key)
+    algorithm = jf.generative.AdaptiveAutoencoder(
+        model, local_steps=5, step_size=0.01, hyper_prior=0.01, initial_spread=0.5
+    )
+    solution = jf.fit(algorithm, jf.Clients.from_samples(draw()), rounds=20, key=key)
+    new = jf.Clients.from_samples(draw(1, clients=2))
+    few, many = (
+        jf.personalize(algorithm, solution, new, rounds=rounds, key=key).local for rounds in (1, 40)
+    )
+
+    def lost(models):
+        return jax.vmap(lambda own, x: jnp.mean((jax.vmap(own)(x) - x) ** 2))(
+            models, new.data.values
+        )
+
+    assert (lost(many) < lost(few)).all()
+    # Federated averaging has local models where it is told to tune them.
+    tuned = jf.generative.FedAvg(
+        model,
+        jf.models.reconstruction_loss,
+        optax.sgd(1.0),
+        local_steps=2,
+        step_size=0.01,
+        fine_tuning_steps=20,
+    )
+    solution = jf.fit(tuned, jf.Clients.from_samples(0.1 * draw()), rounds=5, key=key)
+    shared, local = jf.personalize(tuned, solution, new, rounds=0, key=key)
+    assert jax.tree.leaves(local)[0].shape[0] == 2
+    assert not np.allclose(jax.tree.leaves(local)[0], jax.tree.leaves(shared)[0])
+
+
+def test_derivatives_by_the_new_clients_samples(key, x64):
+    algorithm = jf.pca.PerPCA(2, 1)
+    solution = solved(algorithm, jf.Clients.from_samples(draw()), key)
+    new, direction, other = (jnp.asarray(draw(seed, clients=2)) for seed in (1, 2, 3))
+
+    @jax.jit
+    def held_out(samples):
+        _, local = jf.personalize(algorithm, solution, jf.Clients.from_samples(samples), rounds=3)
+        return jnp.sum((other @ local) ** 2)
+
+    slope = jnp.sum(jax.grad(held_out)(new) * direction)
+    step = 1e-5
+    wanted = (held_out(new + step * direction) - held_out(new - step * direction)) / (2 * step)
+    np.testing.assert_allclose(slope, wanted, rtol=1e-6)
+
+
+def test_a_warm_start_finds_clients_by_their_ids(key, x64):
+    everybody = jf.Clients.from_samples(draw(clients=M + 2))
+    known = everybody.take(range(M))
+    algorithm = jf.pca.PerPCA(2, 1)
+    solution = solved(algorithm, known, key)
+    assert list(solution.ids) == list(range(M))
+
+    def start(clients, first=solution):
+        return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=first)
+
+    def before(clients, local):
+        warm = jf.Personalized(solution.result.shared, local)
+        return jf.rollout(algorithm, clients, rounds=1, key=key, warm_start=warm)
+
+    def same(given, wanted):
+        np.testing.assert_allclose(given.result.local, wanted.result.local, atol=1e-12)
+        np.testing.assert_allclose(given.history["objective"], wanted.history["objective"])
+
+    local = solution.result.local
+    fewer = everybody.take([4, 1])
+    same(start(fewer), before(fewer, local[jnp.asarray([4, 1])]))
+    # Clients 7 and 6 are new: theirs are what `personalize` gives them.
+    more = everybody.take([7, 2, 6, 0, 1])
+    fresh = jf.personalize(algorithm, solution, everybody.take([7, 6]), key=key).local
+    wanted = jnp.stack([fresh[0], local[2], fresh[1], local[0], local[1]])
+    same(start(more), before(more, wanted))
+    # Nothing is known of traced ids: those go by position.
+    same(jax.jit(start)(known, solution), before(known, local))
+
+
+def test_refusals(key):
+    algorithm = jf.pca.PerPCA(2, 1)
+    clients = jf.Clients.from_samples(draw())
+    solution = jf.fit(algorithm, clients, rounds=2, key=key)
+    narrow = jf.Clients.from_samples(draw()[..., :3])
+    for message, given in {
+        "solution: wanted what fit or rollout returned": (algorithm, solution.result, clients),
+        "algorithm: wanted a PerPCA": (jf.pca.OneShot(2, 1), solution, clients),
+        "solution: wanted shared components of shape": (jf.pca.PerPCA(1, 1), solution, clients),
+        "solution: wanted shared components of shape (3": (algorithm, solution, narrow),
+        "clients: wanted jaxfed.Clients": (algorithm, solution, draw()),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{message}".replace("(", r"\(")):
+            jf.personalize(*given)
+    with pytest.raises(ValueError, match=r"^rounds: wanted a whole number from 0"):
+        jf.personalize(algorithm, solution, clients, rounds=-1)
+
+
+@pytest.mark.slow
+def test_digits_of_unseen_clients():
+    """As measured in bench/unseen_clients.py, on three of its draws."""
+    import unseen_clients
+
+    draws = [unseen_clients.once(seed) for seed in range(3)]
+    mean = {name: np.mean([draw[name] for draw in draws], axis=0) for name in draws[0]}
+    beside, around, shared, alone = mean.values()
+    assert (beside <= [26.5, 23.5, 21.0, 19.5]).all()
+    assert (around <= np.minimum(shared, alone) + 1).all()
