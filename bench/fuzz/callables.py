@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -387,7 +388,25 @@ def targets() -> list[Target]:
             {
                 "arrays": either(array(None, None, None, finite=True), _tables),
                 "weights": weights,
+                "bucket": optional(number(least=1.1)),
             },
+        ),
+        Target(
+            "Clients.from_source",
+            {"source": right["samples"]},
+            {
+                "weights": weights,
+                "counts": optional(listed(whole(SAMPLES, SAMPLES), CLIENTS)),
+                "bucket": optional(number(least=1.1)),
+                "block_bytes": count(),
+                "states": lambda value: value is None or (path(value) and Path(value).is_dir()),
+            },
+        ),
+        Target(
+            "data.NpyFolder", {}, {"folder": lambda value: path(value) and Path(value).is_dir()}
+        ),
+        Target(
+            "data.ParquetGroups", {}, {"path": lambda value: path(value) and Path(value).is_file()}
         ),
         Target(
             "Clients.from_moments",

@@ -11,6 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core import adjoint, backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.buckets import each_first, is_buckets
 from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint, digest_of
 from jaxfed.core.checks import (
@@ -33,6 +34,7 @@ from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
+from jaxfed.core.source import is_source
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), backend.vmap(), participation.everybody()
 UNROLLED = adjoint.unrolled()
@@ -74,6 +76,15 @@ def problem_of(
     _check_layout(clients, mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
+    if is_source(clients.data) and (mapped.apart or not mapped.gathers):
+        raise ValueError(
+            "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
+            f"blocks go to one device, got {mapped!r}"
+        )
+    if mapped.apart and is_buckets(clients.data):
+        raise refuse(
+            "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
+        )
     problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     if isinstance(warm_start, Solution):
         start = by_id(warm_start, problem)
@@ -197,18 +208,20 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
         )
     if not (up.private or up.cumulative or problem.first_uplink.private):
         return
-    first, uplink = jax.eval_shape(partial(_messages, rounds=rounds), problem, start)
-    if up.cumulative and not is_linear(uplink):
-        raise ValueError(
-            f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
-            "reduces its messages in another way"
-        )
-    up.check(clients, number, uplink)
-    if channel.fixed_bits(first):
+    sketch = replace(problem, clients=clients.sketch())
+    for first, uplink in jax.eval_shape(partial(_messages, rounds=rounds), sketch, start):
+        if up.cumulative and not is_linear(uplink):
+            raise ValueError(
+                f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
+                "reduces its messages in another way"
+            )
+        up.check(clients, number, uplink)
+        if not (bits := channel.fixed_bits(first)):
+            continue
         if up.private and not problem.first_uplink.private:
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
-                f"{type(algorithm).__name__} sends {channel.fixed_bits(first)} bits in the clear "
+                f"{type(algorithm).__name__} sends {bits} bits in the clear "
                 "before them; wanted a start channel that hides them too, or a warm start and, "
                 "instead of automatic ones, the settings that these tell"
             )
@@ -217,20 +230,21 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
 
 def _messages(
     problem: Problem, start: Personalized | None, *, rounds: int
-) -> tuple[PyTree, PyTree]:
-    """One client's first message and uplink, for their shapes."""
+) -> list[tuple[PyTree, PyTree]]:
+    """One client's first message and uplink in each bucket, for their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
     ready, state, _ = prepare(open_problem, start, rounds)
     algorithm, key = problem.algorithm, problem.key
-    data, local, own = jax.tree.map(
-        lambda x: x[0], (ready.clients.data, state.local, None if start is None else start.local)
-    )
+    own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
     begun = None if start is None else Personalized(start.shared, own)
-    uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
-    first = contract.first_message(algorithm, key, data, begun)
-    return wrapped(first), wrapped(uplink)
+    found = []
+    for data, local in each_first((ready.clients.data, state.local)):
+        uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
+        first = contract.first_message(algorithm, key, data, begun)
+        found.append((wrapped(first), wrapped(uplink)))
+    return found
 
 
 def check_rounds(rounds: Any) -> None:

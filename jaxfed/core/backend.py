@@ -6,7 +6,7 @@ are told apart by their ids and never by their places.
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar, final
 
 import equinox as eqx
@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from jaxfed.core.buckets import in_order, layout_of, split, unlike
 from jaxfed.core.checks import (
     check_instance,
     check_name,
@@ -25,7 +26,7 @@ from jaxfed.core.checks import (
     refuse,
     shown,
 )
-from jaxfed.core.reduction import Part, Reduction, each, joined, over_devices, separated
+from jaxfed.core.reduction import Part, Reduction, combined, each, joined, over_devices, separated
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -62,6 +63,21 @@ class Backend(eqx.Module):
         """Where clients of several processes lie; None for a backend that cannot have them."""
 
     @abc.abstractmethod
+    def over_parts(
+        self, work: Work, shared: PyTree, parts: tuple[PyTree, ...]
+    ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+        """Run `work` for each client of each part.
+
+        Args:
+            work: one client's work.
+            shared: passed to each client as it is.
+            parts: rectangular trees, in each leading axis = its clients, at least one.
+
+        Returns:
+            The contributions of all, reduced, and what the clients of each part keep.
+        """
+
+    @final
     def map_reduce(
         self, work: Work, shared: PyTree, own: PyTree
     ) -> tuple[PyTree[Reduction], PyTree]:
@@ -70,11 +86,17 @@ class Backend(eqx.Module):
         Args:
             work: one client's work.
             shared: passed to each client as it is.
-            own: leading axis = clients.
+            own: leading axis = clients, or in buckets.
 
         Returns:
-            The reduced contributions, and what the clients keep (leading axis = clients).
+            The reduced contributions, and what the clients keep (leading axis = clients; in buckets
+            where its shape differs between them).
+
+        Raises:
+            ValueError: if contributions of clients in different buckets do not add up.
         """
+        reduced, kept = self.over_parts(work, shared, split(own))
+        return reduced, in_order(layout_of(own), kept)
 
     @final
     def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
@@ -92,12 +114,15 @@ def collect(
         backend: how clients are mapped.
         work: one client's work: `(shared, own) -> (contributions, kept)`.
         shared: passed to each client as it is.
-        own: leading axis = clients.
+        own: leading axis = clients, or in buckets.
         gathering: whose parts are gathered: of so many clients, from the first, or of those that
             are indexed.
 
     Returns:
         The message, reduced, and what the clients keep (leading axis = clients).
+
+    Raises:
+        ValueError: if what is gathered differs in its shape between buckets.
     """
 
     def split(shared, own):
@@ -107,6 +132,8 @@ def collect(
         return summands, (gathered, kept)
 
     reduced, (gathered, kept) = backend.map_reduce(split, shared, own)
+    if layout_of(gathered) is not None:
+        raise unlike("gathered")
     which = slice(gathering) if isinstance(gathering, int) else gathering
     return joined(reduced, jax.tree.map(lambda x: x[which], gathered)), kept
 
@@ -132,13 +159,31 @@ class _Vmap(Backend):
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
-        if _length(own) == 1:  # which takes longer as a batch of one
-            alone = work(shared, jax.tree.map(lambda x: x[0], own))
-            sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
-        else:
-            sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-        return each(lambda part: part.over_clients(), sent), kept
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(_at_once, work, shared), parts)
+
+
+def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    if _length(own) == 1:  # which takes longer as a batch of one
+        alone = work(shared, jax.tree.map(lambda x: x[0], own))
+        sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+    else:
+        sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
+    return each(lambda part: part.over_clients(), sent), kept
+
+
+def _in_turn(
+    function: Callable[[PyTree], tuple[PyTree[Reduction], PyTree]], parts: tuple[PyTree, ...]
+) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+    """One part after the other, with one result."""
+    sent, kept = zip(*map(function, parts), strict=True)
+    if any(_described(each) != _described(sent[0]) for each in sent):
+        raise unlike("sent")
+    return reduce(combined, sent), kept
+
+
+def _described(tree: PyTree) -> tuple:
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
 
 class _Separate(Backend):
@@ -160,8 +205,8 @@ class _Separate(Backend):
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
-        return _Vmap().map_reduce(work, shared, own)
+    def over_parts(self, work, shared, parts):
+        return _Vmap().over_parts(work, shared, parts)
 
 
 class _Chunked(Backend):
@@ -183,40 +228,39 @@ class _Chunked(Backend):
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
         clients = _length(own)
         if clients <= self.size:
-            return _Vmap().map_reduce(work, shared, own)
+            return _at_once(work, shared, own)
         full = clients // self.size * self.size
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         blocks = jax.tree.map(
             lambda x: x[:full].reshape(full // self.size, self.size, *x.shape[1:]), own
         )
         one = jax.tree.map(lambda x: x[:1], own)
-        sent, _ = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, one)
+        sent, _ = jax.eval_shape(partial(_at_once, work), shared, one)
 
         @jax.checkpoint
         def step(total, block):
-            part, kept = _Vmap().map_reduce(work, shared, block)
-            return _combined(total, part), kept
+            part, kept = _at_once(work, shared, block)
+            return combined(total, part), kept
 
         total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), blocks)
         kept = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), kept)
         if full < clients:
             rest = jax.tree.map(lambda x: x[full:], own)
-            part, last = _Vmap().map_reduce(work, shared, rest)
-            total = _combined(total, part)
+            part, last = _at_once(work, shared, rest)
+            total = combined(total, part)
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return total, kept
 
 
-def _combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    return each(lambda a, b: a.combined(b), total, part)
-
-
-def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, own: PyTree):
+def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
     """What one device does: its own clients by the inner backend, then one all-reduce."""
-    sent, kept = inner.map_reduce(work, shared, own)
+    sent, kept = inner.over_parts(work, shared, parts)
     return over_devices(sent, axis), kept
 
 
@@ -241,7 +285,7 @@ class _Shard(Backend):
     def gathers(self):
         return False
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
         along = PartitionSpec(self.axis)
         return jax.shard_map(
             partial(_on_device, self.inner, work, self.axis),
@@ -249,7 +293,7 @@ class _Shard(Backend):
             in_specs=(PartitionSpec(), along),
             out_specs=(PartitionSpec(), along),
             check_vma=False,
-        )(shared, own)
+        )(shared, parts)
 
 
 class _Pmap(Backend):
@@ -272,9 +316,9 @@ class _Pmap(Backend):
     def gathers(self):
         return False
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
         count = self.multiple
-        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
+        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
         # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
         # where the arguments have as many, though `shared` has none.
         total, kept = jax.pmap(

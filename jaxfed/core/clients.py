@@ -1,6 +1,7 @@
 """Clients: who takes part, with what data and which weight."""
 
 import abc
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, Self, final
 
@@ -12,8 +13,21 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxfed.core.backend import Backend, shard
+from jaxfed.core.buckets import (
+    Buckets,
+    grouped,
+    in_order,
+    is_buckets,
+    layout_of,
+    over_parts,
+    parts_of,
+    take,
+)
 from jaxfed.core.checks import (
+    check_count,
     check_instance,
+    check_number,
+    checked_path,
     checked_weights,
     host_array,
     is_list,
@@ -25,6 +39,7 @@ from jaxfed.core.checks import (
 from jaxfed.core.described import is_known
 from jaxfed.core.layout import Layout, own_rows, spread
 from jaxfed.core.processes import is_here, watched
+from jaxfed.core.source import Reader, Source, check_in_memory, is_source, sizes_of, sketched
 from jaxfed.linalg import Moment
 
 
@@ -56,6 +71,12 @@ class Samples(Ragged):
         """1 for a real row, 0 for padding."""
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
         return (rows < self.count[..., None]).astype(self.values.dtype)
+
+    def only(self, samples: int | Int[Array, ""]) -> Self:
+        """The first samples, in arrays of the same shapes."""
+        count = jnp.minimum(self.count, samples).astype(self.count.dtype)
+        fewer = type(self)(self.values, count)
+        return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -103,6 +124,7 @@ class Clients(eqx.Module):
         arrays: Sequence[ArrayLike] | ArrayLike,
         *,
         weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        bucket: float | None = None,
     ) -> Self:
         """Clients from their samples.
 
@@ -111,6 +133,10 @@ class Clients(eqx.Module):
                 `(clients, samples, features)` array. Not centred: that is the caller's choice.
             weights: `"equal"` (each client counts the same, as in Shi & Kontar 2024),
                 `"samples"` (by number of samples), or one non-negative number per client.
+            bucket: None pads all clients to the longest with rows of zeros. A number, at least 1.1,
+                puts those of similar length together, in as few arrays as it takes for all rows,
+                padding included, to be at most so many times the data. Results are the same;
+                each array is compiled for itself.
 
         Returns:
             The clients, in single precision unless the arrays are double and JAX has 64 bits
@@ -119,13 +145,17 @@ class Clients(eqx.Module):
         Raises:
             ValueError: for an empty list, a client without samples, samples that are not
                 two-dimensional, feature counts that differ, data that are not real floating
-                point numbers or not finite, and unfit weights. The message names the client.
+                point numbers or not finite, and unfit weights. The message names the client. For
+                a `bucket` below 1.1.
         """
+        if bucket is not None:
+            check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
             values = checked_array(arrays, "arrays")
             if 0 in values.shape:
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
+            data = Samples(values, jnp.asarray(sizes, values.dtype))
         else:
             if not is_list(arrays):
                 raise ValueError(
@@ -136,10 +166,55 @@ class Clients(eqx.Module):
                 raise ValueError("arrays: at least one client is needed, got an empty list")
             tables = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
             check_tables("arrays", tables, "client", 0, "samples", "features")
-            values, sizes = padded(tables), np.asarray([len(table) for table in tables])
-        count = jnp.asarray(sizes, dtype=values.dtype)
-        shares = _shares(weights, len(sizes), sizes, values.dtype)
-        return cls(Samples(values, count), jnp.arange(len(sizes), dtype=jnp.int32), shares)
+            sizes = np.asarray([len(table) for table in tables])
+            data = _in_buckets(tables, sizes, bucket)
+        dtype = jax.tree.leaves(data)[0].dtype
+        shares = _shares(weights, len(sizes), sizes, dtype)
+        return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
+
+    @classmethod
+    def from_source(
+        cls,
+        source: Sequence[ArrayLike],
+        *,
+        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        counts: Sequence[int] | None = None,
+        bucket: float | None = 1.5,
+        block_bytes: int = 2**28,
+        states: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Clients whose samples are read when they are needed, block by block: for `fit` alone.
+
+        Two blocks are in memory at any time: one that is computed with, and the next one, which a
+        thread reads meanwhile. Each round reads everybody who takes part.
+
+        Args:
+            source: `len(source)` clients, of which `source[i]` gives one's samples,
+                `(samples_i, features)`: a memory map `(clients, samples, features)`, a list of
+                them, `jaxfed.data.NpyFolder`, `jaxfed.data.ParquetGroups`, or anything else that
+                can do this from another thread. It must not change.
+            weights: as in `from_samples`.
+            counts: the clients' numbers of samples. Without, each client is looked at once, for
+                which a sequence may have to read it, unless it has `counts` of its own.
+            bucket: as in `from_samples`.
+            block_bytes: about how large a block is, at least one client.
+            states: a folder for what clients keep between rounds, where memory does not hold it
+                either; the files are gone when nobody needs them. None for memory.
+
+        Raises:
+            ValueError: for what is no sequence of such samples, counts or weights that do not fit,
+                and as in `from_samples`. Whether samples are finite is not looked at: messages are.
+        """
+        if bucket is not None:
+            check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
+        check_count("block_bytes", block_bytes)
+        folder = None if states is None else checked_path("states", states)
+        if folder is not None and not folder.is_dir():
+            raise refuse("states", "a folder that is there", states)
+        sizes = sizes_of(source, counts)
+        data = Source.of(Reader(source, sizes, bucket, block_bytes, folder))
+        shares = _shares(weights, len(sizes), sizes, data.reader.dtype)
+        return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
 
     @classmethod
     def from_moments(
@@ -224,6 +299,8 @@ class Clients(eqx.Module):
             check_instance("own", own, Clients, "this process's jaxfed.Clients")
             if own.blocks is not None or _traced(own.ids):
                 raise refuse("own", "clients of this process alone, not traced", own)
+            if is_buckets(own.data) or is_source(own.data):
+                raise refuse("own", "clients whose samples are in one array, without buckets", own)
             return own, own.data.count if isinstance(own.data, Samples | Moment) else None
 
         return type(own)(*spread(given, sharding, ids, weights))
@@ -267,21 +344,62 @@ class Clients(eqx.Module):
     @property
     def features(self) -> int:
         """Number of features of the samples or moments."""
-        return jax.tree.leaves(self.data)[0].shape[-1]
+        return jax.tree.leaves(self.parts[0])[0].shape[-1]
+
+    @property
+    def parts(self) -> tuple[PyTree, ...]:
+        """The data as rectangular arrays: one tree, or one a bucket, the longest clients first.
+
+        Of a source they are the shapes, and the true numbers of samples.
+        """
+        return parts_of(self.sketch().data)
+
+    def sketch(self) -> Self:
+        """The same clients, with shapes in place of samples that are in no memory."""
+        if not is_source(self.data):
+            return self
+        return eqx.tree_at(lambda c: c.data, self, sketched(self.data, Samples))
+
+    @property
+    def counts(self) -> Float[Array, " clients"]:
+        """Numbers of samples."""
+        counts = over_parts(lambda part: part.count, self.sketch().data)
+        return in_order(layout_of(counts), parts_of(counts))
+
+    def unbucketed(self) -> Self:
+        """The same clients with all samples in one array, padded to the longest client."""
+        check_in_memory("unbucketed", self)
+        if not is_buckets(self.data):
+            return self
+        longest = self.parts[0].values.shape[-2]
+
+        def whole(part: Samples) -> Samples:
+            missing = longest - part.values.shape[-2]
+            return Samples(jnp.pad(part.values, ((0, 0), (0, missing), (0, 0))), part.count)
+
+        data = over_parts(whole, self.data)
+        return eqx.tree_at(lambda c: c.data, self, in_order(data, data.parts))
 
     def take(self, indices: Int[ArrayLike, " chosen"]) -> Self:
         """The clients at these positions, in this order, with their ids; weights sum to one.
 
         Raises:
-            ValueError: if positions that are not traced are not those of clients, and for clients
-                of several processes.
+            ValueError: if positions that are not traced are not those of clients, or are traced and
+                the clients are in buckets, and for clients of several processes.
         """
         if self.blocks is not None:
             raise refuse("take", "clients of one process, of which it takes some", self)
         if not _traced(indices):
             indices = _checked_positions(indices, len(self))
-        chosen = jax.tree.map(lambda leaf: leaf[jnp.asarray(indices)], self)
-        return eqx.tree_at(lambda c: c.weights, chosen, chosen.weights / chosen.weights.sum())
+        if is_source(self.data):
+            places = np.asarray(indices) % len(self)
+            data = Source.of(self.data.reader.taken(places))
+        else:
+            data = take(self.data, indices)
+        ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))
+        # Not by the constructor: who is taken twice is refused where it would matter.
+        chosen = data, ids, weights / weights.sum()
+        return eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
 
     def restrict(
         self,
@@ -313,14 +431,14 @@ class Clients(eqx.Module):
             weights = jnp.where(self.layout.numbers < clients, weights, 0)
             weights = weights / weights.sum()
         if samples is not None:
-            if not isinstance(data, Samples):
+            if not isinstance(self.parts[0], Samples):
                 raise ValueError(
                     "samples: wanted clients made from samples for this, got clients that hold "
-                    f"{type(data).__name__}"
+                    f"{type(self.parts[0]).__name__}"
                 )
-            _check_part("samples", samples, data.values.shape[-2])
-            data = Samples(data.values, jnp.minimum(data.count, samples).astype(data.count.dtype))
-            data = Samples(jnp.where(data.mask[..., None] > 0, data.values, 0), data.count)
+            check_in_memory("restrict(samples=...)", self)
+            _check_part("samples", samples, self.parts[0].values.shape[-2])
+            data = over_parts(lambda part: part.only(samples), data)
         return type(self)(data, self.ids, weights, self.blocks)
 
 
@@ -343,6 +461,21 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
                 "clients: wanted ids that differ, of at least 0, since random numbers are drawn by "
                 f"them, got {wrong[0]} {'twice' if wrong[0] >= 0 else ''}".rstrip()
             )
+
+
+def _in_buckets(
+    tables: Sequence[Array], sizes: Int[np.ndarray, " clients"], bucket: float | None
+) -> Samples | Buckets:
+    """Clients' samples in one array, or in several if that keeps padding within a factor."""
+    groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
+    parts = []
+    for own in groups:
+        values = padded([tables[int(place)] for place in own])
+        parts.append(Samples(values, jnp.asarray(sizes[own], values.dtype)))
+    if len(parts) == 1:
+        return parts[0]
+    places = tuple(jnp.asarray(own, jnp.int32) for own in groups)
+    return Buckets(tuple(parts), places, tuple(map(len, groups)))
 
 
 def _check_part(name: str, number: object, most: int) -> None:

@@ -23,6 +23,7 @@ from jaxfed._optional import require
 from jaxfed.core import channel, contract
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import collect, vmap
+from jaxfed.core.buckets import first_of
 from jaxfed.core.gauge import Bases, vertical_part
 from jaxfed.core.hook import hooked
 from jaxfed.core.reduction import contributions, plain, wrapped
@@ -156,9 +157,7 @@ def _changing(problem: Problem, state: State) -> States:
     """For each part of the states, whether it has a derivative and a round may change it."""
     algorithm, clients, key = problem.algorithm, problem.clients, problem.key
     downlink = state.downlink.receiver
-    own = jax.eval_shape(
-        lambda tree: jax.tree.map(lambda x: x[0], tree), (clients.data, state.local)
-    )
+    own = jax.eval_shape(first_of, (clients.data, state.local))
 
     def work(downlink, own):
         data, local, weight = own

@@ -148,8 +148,12 @@ def metrics_of(problem: Problem, metrics: Metrics | None, state: State) -> dict[
     shared, local = result_of(problem, state)
     if problem.clients.blocks is not None:
         local = jax.tree.map(lambda x: x[problem.rows], local)
-    found = metrics(Personalized(shared, local))
-    values = {name: jnp.asarray(x) for name, x in found.items()}
+    return evaluated(metrics, Personalized(shared, local))
+
+
+def evaluated(metrics: Metrics, result: Personalized) -> dict[str, Array]:
+    """The requested metrics of these models, in a type that can be NaN."""
+    values = {name: jnp.asarray(x) for name, x in metrics(result).items()}
     return {
         name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
         for name, value in values.items()

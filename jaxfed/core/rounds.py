@@ -1,5 +1,7 @@
 """One round of a run, and what comes before the first: pure functions of a problem and a state."""
 
+import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,6 +14,15 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 from jaxfed.core import channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend, collect
+from jaxfed.core.buckets import (
+    each_first,
+    filled,
+    first_of,
+    is_buckets,
+    layout_of,
+    picked,
+    unlike,
+)
 from jaxfed.core.clients import Clients
 from jaxfed.core.reduction import Sum, contributions, plain, wrapped
 from jaxfed.core.release import Release
@@ -93,7 +104,7 @@ class State(eqx.Module):
 class Costs(eqx.Module):
     """What messages cost: bits of their parts of fixed length, bytes of the others."""
 
-    first_up: int = eqx.field(static=True)
+    first_up: int | float = eqx.field(static=True)  # a mean where clients' data differ in shape
     first_down: int = eqx.field(static=True)
     up: int = eqx.field(static=True)
     down: int = eqx.field(static=True)
@@ -114,13 +125,13 @@ TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whol
 
 def prepared(problem: Problem, rounds: int) -> Problem:
     """Pad the clients to what the backend needs and let the algorithm prepare their data."""
-    clients, shortage = problem.clients, -len(problem.clients.ids) % problem.backend.multiple
-    if shortage:
+    clients, multiple = problem.clients, problem.backend.multiple
+    if len(clients.ids) % multiple or is_buckets(clients.data):
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
-        index = jnp.arange(problem.size + shortage) % problem.size
-        weights = jnp.pad(clients.weights, (0, shortage))
+        data, whose = filled(clients.data, problem.size, multiple)
+        weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
         clients = eqx.tree_at(
-            lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights
+            lambda c: (c.data, c.ids, c.weights), clients, (data, clients.ids[whose], weights)
         )
 
     def prepare(_, own):
@@ -136,23 +147,75 @@ def prepared(problem: Problem, rounds: int) -> Problem:
 def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
     """Everybody's first state, and what messages cost."""
     clients = problem.clients
-    shared_start, local_start = (None, None) if start is None else start
     places = jnp.asarray(problem.numbers)
+    local_start = None if start is None else start.local
     if clients.blocks is None:
         local_start = jax.tree.map(lambda x: x[places % problem.size], local_start)
-    first_up = 0
+    own = clients.data, clients.ids, clients.weights, places, local_start
+    heard, (first, broken) = announced(problem, start, own, problem.rows)
+    opening = opened(problem, heard, jax.eval_shape(first_of, clients.data), start)
+    local = begun(problem, start, opening.downlink, (clients.data, clients.ids, local_start))
+    if layout_of(local) is not None:
+        raise unlike("kept")
+    layout = layout_of(clients.data)
+    shapes = shapes_of(
+        problem, start, opening.downlink,
+        jax.eval_shape(each_first, (clients.data, local, local_start)),
+        (1,) if layout is None else layout.sizes,
+    )  # fmt: skip
+    remembered = layout_of(first) is None and remembers_first(
+        problem, jax.eval_shape(first_of, first), shapes.uplink
+    )
+    if remembered:
+        memory = jax.vmap(problem.uplink.memory, axis_size=len(clients.ids))(first)
+    else:
+        # Where the clients are, as everything that they keep.
+        memory = problem.backend.map(
+            lambda zeros, _: problem.uplink.memory(zeros), zeros_of(shapes.uplink), clients.ids
+        )
+    return with_clients(problem, opening, shapes, remembered, (local, memory), broken)
 
-    def starting(shared: PyTree, local: PyTree) -> Personalized | None:
-        return None if start is None else Personalized(shared, local)
+
+def with_clients(
+    problem: Problem, opening: "Opening", shapes: "Shapes", remembered: bool,
+    kept: tuple[PyTree, PyTree], broken: Bool[Array, " rows"],
+) -> tuple[State, Costs]:  # fmt: skip
+    """The first state, with what the clients keep and whose message is not finite, and costs."""
+    state = first_state(problem, opening, shapes.uplink, shapes.objective, remembered)
+    state = replace(
+        state,
+        local=kept[0],
+        uplink=replace(state.uplink, sender=kept[1]),
+        failure=state.failure._replace(clients=broken),
+    )
+    return state, costs_of(problem, opening, shapes.uplink, shapes.first_bits)
+
+
+# What follows is some clients' part each.
+
+
+def announced(
+    problem: Problem, start: Personalized | None, own: PyTree, gathering: int | slice | Array
+) -> tuple[PyTree, tuple[PyTree, Bool[Array, " rows"]]]:
+    """The first messages of some clients.
+
+    Args:
+        problem: the run.
+        start: the warm start; its shared part alone is looked at.
+        own: the clients' data, ids, weights, positions and warm starts.
+        gathering: whose messages are gathered; see `collect`.
+
+    Returns:
+        What the server hears; and for each client the message, if it is remembered, and whether it
+        is not finite.
+    """
 
     def announce(shared, own):
-        nonlocal first_up
         key, secret, shared_start = shared
         data, client_id, weight, place, local_start = own
         context = channel.Context(place, weight, secret, jnp.zeros((), jnp.int32))
-        begun = starting(shared_start, local_start)
+        begun = None if start is None else Personalized(shared_start, local_start)
         sent, broken = first_sent(problem, key, client_id, context, data, begun)
-        first_up = channel.fixed_bits(sent.payload)
         # Only what both ends may remember is kept.
         kept = sent.decoded if problem.uplink.cumulative else None
         broken &= weight > 0
@@ -161,45 +224,62 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         heard = first_contribution(sent.payload, sent.decoded, weight, real, broken)
         return heard, (kept, broken)
 
-    first_key = key_of_start(problem.key)
-    heard, (first, broken) = collect(
-        problem.backend,
-        announce,
-        (first_key, shared_secret(problem.key), shared_start),
-        (clients.data, clients.ids, clients.weights, places, local_start),
-        problem.rows,
-    )
-    opening = opened(problem, heard, jax.eval_shape(_first_of, clients.data), start)
+    shared_start = None if start is None else start.shared
+    shared = key_of_start(problem.key), shared_secret(problem.key), shared_start
+    return collect(problem.backend, announce, shared, own, gathering)
+
+
+def begun(problem: Problem, start: Personalized | None, downlink: PyTree, own: PyTree) -> PyTree:
+    """The first states of some clients, from their data, ids and warm starts."""
 
     def initial(shared, own):
         key, downlink, shared_start = shared
         data, client_id, local_start = own
-        begun = starting(shared_start, local_start)
+        begun = None if start is None else Personalized(shared_start, local_start)
         return first_local(problem, key, client_id, downlink, data, begun)
 
-    local = problem.backend.map(
-        initial,
-        (first_key, opening.downlink, shared_start),
-        (clients.data, clients.ids, local_start),
-    )
+    shared_start = None if start is None else start.shared
+    return problem.backend.map(initial, (key_of_start(problem.key), downlink, shared_start), own)
 
-    own_data, own_local = jax.eval_shape(_first_of, (clients.data, local))
-    uplink, objective = messages_of_round(problem, opening.downlink, own_local, own_data)
-    if remembered := remembers_first(problem, jax.eval_shape(_first_of, first), uplink):
-        memory = jax.vmap(problem.uplink.memory, axis_size=len(clients.ids))(first)
-    else:
-        # Where the clients are, as everything that they keep.
-        memory = problem.backend.map(
-            lambda zeros, _: problem.uplink.memory(zeros), _zeros(uplink), clients.ids
-        )
-    state = first_state(problem, opening, uplink, objective, remembered)
-    state = replace(
-        state,
-        local=local,
-        uplink=replace(state.uplink, sender=memory),
-        failure=state.failure._replace(clients=broken),
-    )
-    return state, costs_of(problem, opening, uplink, first_up)
+
+class Shapes(NamedTuple):
+    """What a round's messages are like, and what the first ones cost."""
+
+    uplink: PyTree
+    objective: jax.ShapeDtypeStruct
+    first_bits: int | float  # a mean where clients' data differ in shape
+
+
+def shapes_of(
+    problem: Problem, start: Personalized | None, downlink: PyTree, each: Sequence[PyTree],
+    times: Sequence[int],
+) -> Shapes:  # fmt: skip
+    """Shapes of messages, from those of what clients have.
+
+    Args:
+        problem: the run.
+        start: the warm start.
+        downlink: the first.
+        each: one client's data, state and warm start, for each size of clients.
+        times: how many clients are of that size.
+
+    Raises:
+        ValueError: if what clients send in a round depends on the size of their data.
+    """
+
+    def message(data, local_start):
+        begun = None if start is None else Personalized(start.shared, local_start)
+        return wrapped(contract.first_message(problem.algorithm, problem.key, data, begun))
+
+    bits = [
+        _cost(problem.first_uplink, jax.eval_shape(message, data, own)) for data, _, own in each
+    ]
+    steps = [messages_of_round(problem, downlink, local, data) for data, local, _ in each]
+    uplink, objective = steps[0]
+    if not all(contract.alike(other, uplink) for other, _ in steps):
+        raise unlike("sent")
+    total, count = sum(map(operator.mul, bits, times)), sum(times)
+    return Shapes(uplink, objective, total / count if total % count else total // count)
 
 
 # What follows is one end's part each, for runs within one program and for those without.
@@ -289,7 +369,7 @@ def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
 def first_memory(problem: Problem, first: PyTree, uplink: PyTree) -> PyTree:
     """What ONE client remembers of its uplink."""
     known = remembers_first(problem, jax.eval_shape(lambda: first), uplink)
-    return problem.uplink.memory(first if known else _zeros(uplink))
+    return problem.uplink.memory(first if known else zeros_of(uplink))
 
 
 def first_state(
@@ -303,7 +383,7 @@ def first_state(
     nobody = jnp.zeros(problem.size, bool)
     known = None
     if problem.uplink.cumulative:
-        known = opening.first if remembered else _zeros(uplink)
+        known = opening.first if remembered else zeros_of(uplink)
     downlink = opening.downlink
     return State(
         round=jnp.zeros((), jnp.int32),
@@ -321,7 +401,7 @@ def first_state(
     )
 
 
-def costs_of(problem: Problem, opening: Opening, uplink: PyTree, first_up: int) -> Costs:
+def costs_of(problem: Problem, opening: Opening, uplink: PyTree, first_up: int | float) -> Costs:
     """What messages cost, from their shapes."""
     downlink, payload = opening.downlink, opening.broadcast.payload
     return Costs(
@@ -335,7 +415,8 @@ def costs_of(problem: Problem, opening: Opening, uplink: PyTree, first_up: int) 
     )
 
 
-def _zeros(like: PyTree) -> PyTree:
+def zeros_of(like: PyTree) -> PyTree:
+    """Zeros of these shapes and types."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
@@ -398,10 +479,6 @@ def _cost(way: channel.Channel, message: PyTree) -> int:
     return channel.fixed_bits(jax.eval_shape(payload, message))
 
 
-def _first_of(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x[0], tree)
-
-
 # ---------------------------------------------------------------------------------------------
 # A round.
 
@@ -427,9 +504,52 @@ def _keys(problem: Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
 
 def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
     """One federated round: every participant's step, up the wire, the server, down the wire."""
-    clients, everybody, chosen = problem.clients, _everybody(problem), None
-    inclusion = chosen_inclusion(problem, state.round)
-    padded = problem.in_rows(inclusion)
+    clients, before = problem.clients, (state.local, state.uplink.sender)
+    inclusion, shared = turn_of(problem, state)
+    present = problem.in_rows(inclusion)
+    own = (
+        clients.data, *before, clients.ids, clients.weights, jnp.asarray(problem.numbers), present,
+    )  # fmt: skip
+    number = problem.participation.number(problem.size)
+    if number is not None and not _everybody(problem) and problem.backend.gathers:
+        # Only the participants are computed; the others' states are left where they are.
+        some, chosen, which = picked(own, present > 0, number)
+        heard, found = stepped(problem, shared, some, which)
+        nobody = jnp.zeros(len(clients.ids), bool)
+        whole = before, (nobody, nobody)
+        found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
+    else:
+        heard, found = stepped(problem, shared, own, problem.rows)
+    (local, sender), (lost, broken) = found
+    uplink = replace(state.uplink, sender=sender)
+    # Whatever the server makes of it, participants have done their steps.
+    state = replace(state, local=local, uplink=uplink)
+    return server_round(problem, state, inclusion, heard, lost | broken)
+
+
+def turn_of(problem: Problem, state: State) -> tuple[Float[Array, " clients"], PyTree]:
+    """Who takes part in the next round, and what all of them get for it."""
+    key = key_of_round(problem.key, state.round)
+    shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
+    return chosen_inclusion(problem, state.round), shared
+
+
+def stepped(
+    problem: Problem, shared: PyTree, own: PyTree, gathering: int | slice | Array
+) -> tuple[PyTree, tuple[PyTree, PyTree]]:
+    """The steps of some clients.
+
+    Args:
+        problem: the run.
+        shared: what all of them get.
+        own: their data, states, memories, ids, weights, positions and presence.
+        gathering: whose messages are gathered; see `collect`.
+
+    Returns:
+        What the server hears; and for each client its state and memory, and whether its objective
+        and its message are not finite.
+    """
+    everybody = _everybody(problem)
 
     def work(shared, own):
         data, local, memory, client_id, weight, place, present = own
@@ -444,28 +564,7 @@ def one_round(problem: Problem, state: State) -> tuple[State, dict[str, Array]]:
         lost = there & ~jnp.isfinite(step.diagnostics["objective"])
         return heard, (kept, (lost, broken))
 
-    key = key_of_round(problem.key, state.round)
-    shared = (key, shared_secret(problem.key), state.round + 1, state.downlink.receiver)
-    before = state.local, state.uplink.sender
-    own = (
-        clients.data, *before, clients.ids, clients.weights, jnp.asarray(problem.numbers), padded,
-    )  # fmt: skip
-    number = problem.participation.number(problem.size)
-    if number is not None and not everybody and problem.backend.gathers:
-        # Only the participants are computed; the others' states are left where they are.
-        chosen = jnp.nonzero(padded, size=number)[0]
-        picked = jax.tree.map(lambda x: x[chosen], own)
-        heard, found = collect(problem.backend, work, shared, picked, number)
-        nobody = jnp.zeros(len(clients.ids), bool)
-        whole = before, (nobody, nobody)
-        found = jax.tree.map(lambda whole, x: whole.at[chosen].set(x), whole, found)
-    else:
-        heard, found = collect(problem.backend, work, shared, own, problem.rows)
-    (local, sender), (lost, broken) = found
-    uplink = replace(state.uplink, sender=sender)
-    # Whatever the server makes of it, participants have done their steps.
-    state = replace(state, local=local, uplink=uplink)
-    return server_round(problem, state, inclusion, heard, lost | broken)
+    return collect(problem.backend, work, shared, own, gathering)
 
 
 def key_of_round(key: Key[Array, ""], done: Int[Array, ""]) -> Key[Array, ""]:
@@ -676,5 +775,7 @@ def result_of(problem: Problem, state: State) -> Personalized:
         downlink,
         (state.local, problem.clients.data),
     )
+    if layout_of(local) is not None:
+        raise unlike("left")
     local = problem.cut(local)
     return Personalized(algorithm.shared_result(state.server), local)

@@ -1,8 +1,9 @@
 """`rollout` runs an algorithm as one traced computation, `fit` drives it from the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,6 +26,8 @@ from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bi
 from jaxfed.core.processes import exchanged, on_host, watched
 from jaxfed.core.rounds import State
 from jaxfed.core.solution import DivergenceError, Solution, Status
+from jaxfed.core.source import check_in_memory, is_source
+from jaxfed.core.streaming import Streamed, streamed
 from jaxfed.linalg._precision import precise
 
 
@@ -72,7 +75,8 @@ def rollout(
         The solution; all of it traced, `history` with `rounds` entries.
 
     Raises:
-        ValueError: for arguments that do not fit together, before anything is computed.
+        ValueError: for arguments that do not fit together, before anything is computed, and for
+            clients whose data are read block by block.
     """
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
@@ -82,6 +86,7 @@ def rollout(
         renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
         adjoint = unrolled(remat)
     check_loop(tol, metrics, metrics_every, adjoint)
+    check_in_memory("rollout", clients)
     adjoint.check(problem)
     options = Options(rounds, tol is not None, metrics, metrics_every, remat=False)
     return adjoint.solve(problem, start, tol, options)
@@ -163,6 +168,8 @@ def fit(
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
     programs = apart.programs if backend.apart else _compiled
+    if is_source(clients.data):
+        programs = streamed
     compiled = programs(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
@@ -185,7 +192,8 @@ def fit(
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
-        lowered = jax.jit(advance).lower(problem, state, tol, options)
+        step = compiled if isinstance(compiled, Streamed) else jax.jit(advance)
+        lowered = step.lower(problem, state, tol, options)
         identity = fingerprint(
             algorithm, clients, lowered, rounds=rounds, key=key, start=start, channel=channel,
             participation=participation, backend=backend, tol=tol, chunk_rounds=chunk_rounds,
@@ -260,7 +268,7 @@ class _Run(eqx.Module):
     best: Best | None
 
 
-def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bool) -> Solution:
+def _diverged(piece: Mapping[str, Any], place: int, solution: Solution, throw: bool) -> Solution:
     if not throw:
         return solution
     clients = np.flatnonzero(solution.failure.clients)

@@ -60,16 +60,19 @@ class Training(Algorithm):
         Raises:
             ValueError: as said above, and for a batch larger than the smallest client.
         """
-        if not isinstance(clients.data, Samples):
+        if not isinstance(clients.parts[0], Samples):
             raise ValueError(
                 f"clients: {type(self).__name__} needs Clients.from_samples, got data of type "
-                f"{type(clients.data).__name__}"
+                f"{type(clients.parts[0]).__name__}"
             )
-        values, count = clients.data.values, clients.data.count
+        values = clients.parts[0].values
         if self.batch_size is not None:
-            smallest = values.shape[-2]
-            if not isinstance(count, Tracer):
-                smallest = int(looked_at(count).min())
+            smallest = min(
+                part.values.shape[-2]
+                if isinstance(part.count, Tracer)
+                else int(looked_at(part.count).min())
+                for part in clients.parts
+            )
             if self.batch_size > smallest:
                 raise ValueError(
                     f"batch_size: wanted at most the smallest client's {smallest} samples, "
