@@ -9,6 +9,7 @@ import jaxfed
 
 SUBMODULES = (
     "jaxfed.deploy.flower",
+    "jaxfed.deploy.processes",
     "jaxfed.manifolds.stiefel",
     "jaxfed.manifolds.grassmann",
 )
