@@ -8,9 +8,10 @@ from typing import Any
 import jaxfed
 
 SUBMODULES = (
+    "jaxfed.deploy.flower",
+    "jaxfed.deploy.processes",
     "jaxfed.manifolds.stiefel",
     "jaxfed.manifolds.grassmann",
-    "jaxfed.deploy.processes",
 )
 MODULES = (
     "jaxfed",

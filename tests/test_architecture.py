@@ -35,7 +35,7 @@ ALLOWED = {
     "testing": CORE,
     "nn": CORE,
     "plot": {*CORE, "data", "metrics", "pca"},
-    "deploy": {*CORE, "gcca"},
+    "deploy": {*CORE, *FAMILIES},
     "estimators": {*CORE, *FAMILIES, "data", "metrics", "models"},
     "cli": {*CORE, *FAMILIES, "data", "deploy", "metrics", "models", "plot", "privacy"},
     "__init__": {

@@ -7,7 +7,6 @@ from unittest import mock
 import chex
 import jax
 import jax.numpy as jnp
-import jaxfed_kernels
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,7 +85,7 @@ def on_a_tpu():
         return tpu(*args) if tpu else chosen(*args, default=default, **others)
 
     with (
-        mock.patch.object(jaxfed_kernels, "second_moment", interpreted),
+        mock.patch.object(_dispatch, "second_moment", interpreted),
         mock.patch.object(lax, "platform_dependent", choose),
     ):
         jax.clear_caches()
@@ -128,7 +127,7 @@ def test_clients_are_one_call_and_runs_join_their_rows(on_a_tpu, shape, given):
     x, w = matrices((3, *SIZE), shape)
     f = jax.vmap(over_clients, in_axes=(0, None)) if w.ndim == 4 else over_clients
     chex.assert_trees_all_close(f(w, x), expected(w, x), rtol=1e-4, atol=1e-4)
-    with mock.patch.object(jaxfed_kernels, "second_moment", second_moment):
+    with mock.patch.object(_dispatch, "second_moment", second_moment):
         jax.clear_caches()
         assert kernels(for_tpu(f, w, x)) == [given]
 

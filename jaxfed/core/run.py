@@ -25,8 +25,10 @@ from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bi
 from jaxfed.core.processes import exchanged, on_host, watched
 from jaxfed.core.rounds import State
 from jaxfed.core.solution import DivergenceError, Solution, Status
+from jaxfed.linalg._precision import precise
 
 
+@precise()
 def rollout(
     algorithm: Algorithm,
     clients: Clients,
@@ -86,6 +88,7 @@ def rollout(
 
 
 @watched
+@precise()
 def fit(
     algorithm: Algorithm,
     clients: Clients,

@@ -4,14 +4,19 @@ What a program is lowered for decides between a kernel and its plain version, an
 traced: programs for accelerators can be made on machines that have none.
 """
 
+import contextlib
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from jaxfed.linalg._precision import chosen_precision, data_matmul
 
 
 def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Array:
@@ -26,8 +31,6 @@ def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Ar
         w: a matrix `(d, r)`, or if `wide` its transpose `(r, d)`, as is then the product.
         wide: which of the two, because processors take half as long again for the other's product.
     """
-    from jaxfed_kernels import second_moment_reads_less
-
     rank = w.shape[0 if wide else 1]
     if w.dtype != jnp.float32 or not second_moment_reads_less(*x.shape, rank, x.dtype):
         return _two_products(x, w, wide)
@@ -35,7 +38,7 @@ def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Ar
 
 
 def _two_products(x: Float[Array, "n d"], w: Array, wide: bool) -> Array:
-    return _matmul(_matmul(w, x.T), x) if wide else _matmul(x.T, _matmul(x, w))
+    return data_matmul(data_matmul(w, x.T), x) if wide else data_matmul(x.T, data_matmul(x, w))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -68,13 +71,12 @@ def _(wide, primals, tangents):
 
 @jax.custom_batching.custom_vmap
 def _one_pass(x: Float[Array, "*batch n d"], w: Float[Array, "*batch r d"]):
-    from jaxfed_kernels import second_moment, second_moment_reads_less
-
     *batch, n, d = x.shape
     r = w.shape[-2]
     if not second_moment_reads_less(n, d, r, x.dtype):  # more rows than before, of several runs
-        return _matmul(_matmul(w, x.mT), x)
-    return second_moment(x.reshape(-1, n, d), w.reshape(-1, r, d)).reshape(*batch, r, d)
+        return data_matmul(data_matmul(w, x.mT), x)
+    clients = x.reshape(-1, n, d), w.reshape(-1, r, d)
+    return second_moment(*clients, precision=chosen_precision()).reshape(*batch, r, d)
 
 
 @_one_pass.def_vmap
@@ -91,29 +93,79 @@ def _(axis_size, in_batched, x, w):
     return jnp.moveaxis(product.reshape(*w.shape[1:-2], axis_size, r, w.shape[-1]), -3, 0), True
 
 
-@jax.custom_batching.custom_vmap
-def inverse_sqrt_kernel(
-    gram: Float[Array, "*batch r r"],
-) -> tuple[Float[Array, "*batch r r"], Float[Array, "*batch"]]:
-    """Inverse square roots of symmetric positive definite matrices by the kernel.
+InverseSqrt = Callable[[Array], tuple[Array, Array]]
 
-    Mapping it with `jax.vmap`, however often, makes one call of the kernel on one longer batch.
+
+def inverse_sqrt_of_many(plain: InverseSqrt, *, cuda: bool = False) -> InverseSqrt:
+    """The inverse square root of a symmetric positive definite matrix, of many by a kernel.
+
+    On TPUs, for matrices of single precision that fit: as operations of their own the few products
+    read and write hundreds of times what the kernel does, by the compiler's count. Mapping it with
+    `jax.vmap`, however often, makes one call of the kernel on one longer batch.
+
+    Args:
+        plain: what finds it elsewhere, and the error to expect, as `|Z G Z - I|_F`.
+        cuda: on CUDA devices too.
 
     Returns:
-        The inverse square roots, and the error to expect of each, as `|Z G Z - I|_F`.
+        A function like `plain`, without a derivative.
     """
-    from jaxfed_kernels import inverse_sqrt
+    return lambda gram: tuple(_inverse_sqrt.bind(gram, plain=plain, cuda=cuda))
 
+
+# A primitive, because `lax.platform_dependent` would trace the kernel also where none will run,
+# which takes twice as long as all else of a polar factor.
+_inverse_sqrt = Primitive("inverse_sqrt")
+_inverse_sqrt.multiple_results = True
+
+
+@_inverse_sqrt.def_impl
+def _(gram, **how):
+    return jax.jit(partial(_inverse_sqrt.bind, **how))(gram)
+
+
+@_inverse_sqrt.def_abstract_eval
+def _(gram, **_):
+    return gram, gram.update(shape=gram.shape[:-2])
+
+
+def _batched(arguments, axes, **how):
+    return _inverse_sqrt.bind(jnp.moveaxis(arguments[0], axes[0], 0), **how), (0, 0)
+
+
+def _plain(gram: Float[Array, "*batch r r"], *, plain: InverseSqrt, cuda: bool):
+    del cuda
+    for _ in gram.shape[:-2]:
+        plain = jax.vmap(plain)
+    return plain(gram)
+
+
+def _by_kernel(platform: str, gram: Float[Array, "*batch r r"], *, plain, cuda):
     *batch, r, _ = gram.shape
-    interpret = jax.default_backend() == "cpu"
-    inverse, defect = inverse_sqrt(gram.reshape(-1, r, r), interpret=interpret)
-    squares = jnp.sum(inverse * inverse, axis=(1, 2))
-    mean = jnp.trace(gram.reshape(-1, r, r), axis1=1, axis2=2)
-    error = defect + jnp.finfo(gram.dtype).eps * squares * mean
-    return inverse.reshape(gram.shape), error.reshape(tuple(batch))
+    kernel = _kernel(platform, cuda)
+    if not batch or r > LARGEST_RANK or gram.dtype != jnp.float32 or kernel is None:
+        return _plain(gram, plain=plain, cuda=cuda)
+    inverse, defect = kernel(gram.reshape(-1, r, r))
+    inverse, defect = inverse.reshape(gram.shape), defect.reshape(tuple(batch))
+    mean = jnp.trace(gram, axis1=-2, axis2=-1)
+    squares = jnp.sum(inverse * inverse, axis=(-2, -1))
+    return inverse, defect + jnp.finfo(gram.dtype).eps * squares * mean
 
 
-@inverse_sqrt_kernel.def_vmap
-def _(axis_size, in_batched, gram):
-    del axis_size, in_batched
-    return inverse_sqrt_kernel(gram), (True, True)
+def _kernel(platform: str, cuda: bool) -> Callable | None:
+    if platform == "tpu":
+        return inverse_sqrt
+    if cuda:
+        with contextlib.suppress(ImportError):  # of a way through Triton that JAX deprecates
+            from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
+
+            return inverse_sqrt_cuda
+    return None
+
+
+batching.primitive_batchers[_inverse_sqrt] = _batched
+mlir.register_lowering(_inverse_sqrt, mlir.lower_fun(_plain))
+for _platform in ("tpu", "cuda"):
+    mlir.register_lowering(
+        _inverse_sqrt, mlir.lower_fun(partial(_by_kernel, _platform)), platform=_platform
+    )

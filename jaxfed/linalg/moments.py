@@ -9,6 +9,7 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
+from jaxfed.linalg._precision import data_matmul
 from jaxfed.linalg.basis import orthonormalize
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors, with_sign
 
@@ -90,9 +91,9 @@ class Moment(eqx.Module):
         return (self._rows if self.dense is None else self.dense).shape[-1]
 
     def mv(self, w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-        """The product `S W`."""
+        """The product `S W`, as precise as `jax.default_matmul_precision` says, full by default."""
         if self.dense is not None:
-            return matmul(self.dense, w)
+            return data_matmul(self.dense, w)
         return second_moment_product(self._rows, w, wide=False) / self._divisor
 
     def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
@@ -105,7 +106,7 @@ class Moment(eqx.Module):
     ) -> tuple[Float[Array, "r d"], Float[Array, "r r"]]:
         """`W S` and `W S Wᵀ` for a wide matrix."""
         if self.dense is not None:
-            product = matmul(w, self.dense)
+            product = data_matmul(w, self.dense)
         else:
             product = second_moment_product(self._rows, w, wide=True) / self._divisor
         return product, matmul(product, w.T)
@@ -113,8 +114,8 @@ class Moment(eqx.Module):
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
         if self.dense is not None:
-            return jnp.sum(w * matmul(self.dense, w))
-        return squared_norm(matmul(self._rows, w)) / self._divisor
+            return jnp.sum(w * data_matmul(self.dense, w))
+        return squared_norm(data_matmul(self._rows, w)) / self._divisor
 
     def matrix(self) -> Float[Array, "d d"]:
         """The d x d matrix."""

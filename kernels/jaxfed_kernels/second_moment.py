@@ -16,7 +16,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 # A tile of the TPU's memory, of 32 bits each: rows (sublanes) and columns (lanes).
@@ -104,6 +103,8 @@ def second_moment(
     Returns:
         The products, in single precision.
     """
+    from jax.experimental import pallas as pl  # late: most programs need none of it
+
     batch, n, d = x.shape
     r = w.shape[1]
     if 0 in (batch, n, d, r):
