@@ -28,7 +28,8 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed.core.adjoint import Adjoint, implicit
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.clients import Clients
+from jaxfed.core.checks import check_instance, refuse
+from jaxfed.core.clients import Clients, checked_array
 from jaxfed.core.run import fit, rollout
 
 Samples = Float[Array, "clients samples features"]
@@ -62,8 +63,11 @@ def personalized_projection(
     Raises:
         ValueError: as `rollout` does.
     """
+    clients = _clients(samples)
+    samples = clients.data.values
+    _check_start(start)
     result = rollout(
-        algorithm, Clients.from_samples(samples), rounds=rounds, key=key, warm_start=start, tol=tol,
+        algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol,
         adjoint=implicit() if adjoint is None else adjoint,
     ).result  # fmt: skip
     projected = jnp.zeros_like(samples)
@@ -101,6 +105,8 @@ def common_projection(
     Raises:
         ValueError: as `rollout` does.
     """
+    _check_views(views)
+    _check_start(start)
     result = rollout(
         algorithm, views, rounds=rounds, key=key, warm_start=start, tol=tol,
         adjoint=implicit() if adjoint is None else adjoint,
@@ -145,10 +151,9 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
         Raises:
             ValueError: as `rollout` does.
         """
-        self.adjoint = implicit() if adjoint is None else adjoint
+        self.adjoint = _adjoint(adjoint)
         self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
-        clients = Clients.from_samples(samples)
-        self.last = eqx.nn.StateIndex(_first(algorithm, clients, rounds, key, tol))
+        self.last = eqx.nn.StateIndex(_first(algorithm, _clients(samples), rounds, key, tol))
 
     def __call__(self, samples: Samples, state: eqx.nn.State) -> tuple[Samples, eqx.nn.State]:
         """The projected samples, and the state for the next call."""
@@ -196,7 +201,8 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
         Raises:
             ValueError: as `rollout` does.
         """
-        self.adjoint = implicit() if adjoint is None else adjoint
+        _check_views(views)
+        self.adjoint = _adjoint(adjoint)
         self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
         self.last = eqx.nn.StateIndex(_first(algorithm, views, rounds, key, tol))
 
@@ -209,6 +215,32 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
             start=state.get(self.last), adjoint=self.adjoint,
         )  # fmt: skip
         return projected, state.set(self.last, jax.lax.stop_gradient(result))
+
+
+def _clients(samples: Samples) -> Clients:
+    values = checked_array(samples, "samples")
+    if values.ndim != 3 or not values.size:
+        raise refuse("samples", "an array (clients, samples, features)", samples)
+    return Clients.from_samples(values)
+
+
+def _check_views(views: Clients) -> None:
+    # What algorithms on views use; the list of a sparse view's values has an axis less.
+    data = views.data if isinstance(views, Clients) else None
+    if not hasattr(data, "rmv") or data.values.ndim != 3:
+        raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
+
+
+def _check_start(start: Personalized | None) -> None:
+    if start is not None:
+        check_instance("start", start, Personalized, "an earlier result or None")
+
+
+def _adjoint(adjoint: Adjoint | None) -> Adjoint:
+    if adjoint is None:
+        return implicit()
+    check_instance("adjoint", adjoint, Adjoint, "one of jaxfed.adjoint")
+    return adjoint
 
 
 def _first(

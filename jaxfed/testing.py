@@ -21,6 +21,16 @@ from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend
 from jaxfed.core.channel import Channels
 from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.checks import (
+    check_callable,
+    check_factor,
+    check_flag,
+    check_instance,
+    check_texts,
+    check_whole,
+    checked_key,
+    refuse,
+)
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.grid import stack
 from jaxfed.core.personalize import personalize
@@ -117,15 +127,36 @@ def check_algorithm(
         AssertionError: naming the property that does not hold, with what was compared.
         ValueError: for an unknown check, too few clients or too few rounds.
     """
-    names = tuple(_CHECKS) if checks is None else tuple(checks)
+    names = tuple(_CHECKS) if checks is None else checks
+    check_texts("checks", names)
     if unknown := set(names) - _CHECKS.keys():
         raise ValueError(f"checks: wanted some of {', '.join(_CHECKS)}, got {sorted(unknown)}")
+    for name, given, kind in (
+        ("algorithm", algorithm, Algorithm),
+        ("wider", algorithm if wider is None else wider, Algorithm),
+        ("clients", clients, Clients),
+        ("others", clients if others is None else others, Clients),
+    ):
+        check_instance(name, given, kind, f"a jaxfed.{kind.__name__}")
     if len(clients) < 3:
         raise ValueError(f"clients: wanted at least 3, got {len(clients)}")
-    if rounds < 2:
-        raise ValueError(f"rounds: wanted at least 2, got {rounds}")
+    check_whole("rounds", rounds, least=2)
+    check_flag("deterministic", deterministic)
+    for name, given in (
+        ("essence", essence),
+        ("loss", loss),
+        ("constraint", constraint),
+        ("pad", pad),
+    ):
+        if given is not None:
+            check_callable(name, given)
+    for name, given in (("channels", channels), ("backends", backends)):
+        if given is not None and not isinstance(given, Mapping):
+            raise refuse(name, "a dictionary by any names", given)
+    check_factor("rtol", rtol, single=True)
+    check_factor("atol", atol, single=True)
     with jax.enable_x64(True):
-        key = jax.random.key(0) if key is None else key
+        key = jax.random.key(0) if key is None else checked_key("key", key)
         if others is None:
             data = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), clients.data)
             others = eqx.tree_at(lambda c: c.data, clients, data)

@@ -147,7 +147,6 @@ def algorithms(place, count, folder, names):
 
 def composed(place, count, folder):
     """What is composed around a run: each compared with one process, here."""
-    import equinox as eqx
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -169,14 +168,15 @@ def composed(place, count, folder):
     def energy(result):
         return {"energy": jnp.mean(result.local[..., 0, :] ** 2)}
 
-    algorithm, said = jf.pca.PerPCA(1, (1, 0, 1, 1, 0), decay=0.7, start="random"), []
+    ranks, said = jf.pca.PerPCA(1, (1, 0, 1, 1, 0), decay=0.7, start="random"), []
+    plain = jf.pca.PerPCA(1, 1, step_size=0.03, start="random")
     three_bits = jf.channel.difference(jf.channel.quantize(3))
-    for options in (
-        {"participation": jf.participation.uniform(2), "channel": three_bits},
-        {"tol": 1e-2, "metrics": energy, "progress": True, "callbacks": [said.append]},
-        {"channel": (jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless()),
-         "rounds": 2},
-    ):  # fmt: skip
+    masks = jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless()
+    for algorithm, options in (
+        (ranks, {"participation": jf.participation.uniform(2), "channel": three_bits}),
+        (ranks, {"tol": 1e-2, "metrics": energy, "progress": True, "callbacks": [said.append]}),
+        (plain, {"channel": masks}),
+    ):
         options = {"rounds": 12, "key": key} | options
         found = jf.fit(algorithm, clients, backend=spread, **options)
         wanted = jf.fit(algorithm, everybody, **options | {"progress": False})
@@ -194,7 +194,7 @@ def composed(place, count, folder):
         there = found.result.local, found.state.local, found.state.uplink.sender
         for leaf in jax.tree.leaves(there):
             assert leaf.sharding.is_equivalent_to(spread.sharding, leaf.ndim), leaf.sharding
-    again = jf.fit(algorithm, clients, rounds=2, key=key, warm_start=found, backend=spread)
+    again = jf.fit(plain, clients, rounds=2, key=key, warm_start=found, backend=spread)
     assert again.history["objective"][0] <= found.history["objective"][-1]
     assert said
 
@@ -212,6 +212,22 @@ def composed(place, count, folder):
         for name in wanted:
             np.testing.assert_allclose(found[name], wanted[name], err_msg=name, **close)
 
+
+def derivative(place, count, folder):
+    """The implicit derivative by data, weights and a hyperparameter."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxfed as jf
+
+    del folder
+    clients, everybody = both(jf.Clients.from_samples, samples(), place, count)
+
+    def outer(basis):
+        return basis @ jnp.swapaxes(basis, -1, -2)
+
     def differentiated(clients, backend):
         def loss(values, weights, prior):
             changed = eqx.tree_at(
@@ -219,7 +235,7 @@ def composed(place, count, folder):
             )
             algorithm = jf.pca.HierarchicalPCA(2, 0.5, prior, solver="eigenvectors")
             shared, local = jf.rollout(
-                algorithm, changed, rounds=300, key=key, backend=backend,
+                algorithm, changed, rounds=300, key=jax.random.key(3), backend=backend,
                 adjoint=jf.adjoint.implicit(),
             ).result  # fmt: skip
             own = jnp.sum(outer(local) ** 3, (1, 2))
@@ -228,7 +244,8 @@ def composed(place, count, folder):
         return jax.grad(loss, argnums=(0, 1, 2))(clients.data.values, clients.weights, 0.05)
 
     gradient = jax.jit(differentiated, static_argnums=1)
-    found, wanted = gradient(clients, spread), gradient(everybody, jf.backend.vmap())
+    found = gradient(clients, jf.backend.shard())
+    wanted = gradient(everybody, jf.backend.vmap())
     assert abs(float(wanted[2])) > 1e-3
     np.testing.assert_allclose(float(found[2]), float(wanted[2]), rtol=1e-7)
     for one, other in zip(found[:2], wanted[:2], strict=True):
@@ -326,7 +343,26 @@ def memory(place, count, folder):
     Path(folder, f"memory-{place}").write_text(json.dumps(found))
 
 
+def command(place, count, folder, *options):
+    """`jaxfed fit` on the files of this process's clients."""
+    import jax
+
+    from jaxfed.cli import main
+
+    del count
+    place_options = ["--processes", "--coordinator", os.environ["COORDINATOR"]]
+    place_options += ["--process-count", os.environ["COUNT"], "--process", str(place)]
+    paths = ["--data", f"{folder}/data/{{process}}", "--out", f"{folder}/out"]
+    algorithm = ["fit", "perpca", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6"]
+    code = main(["--no-compilation-cache", *algorithm, *paths, *place_options, *options])
+    assert jax.process_count() == int(os.environ["COUNT"])
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     _task, _place, _count, _port, _folder, _devices, *_more = sys.argv[1:]
-    begin(int(_place), int(_count), int(_port), int(_devices))
+    if _task == "command":  # which joins the others itself
+        os.environ |= {"COORDINATOR": f"127.0.0.1:{_port}", "COUNT": _count}
+    else:
+        begin(int(_place), int(_count), int(_port), int(_devices))
     globals()[_task](int(_place), int(_count), _folder, *_more)

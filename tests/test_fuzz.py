@@ -12,17 +12,18 @@ from fuzz import callables, files, run
 CASES = 2_000  # more by `python -m bench.fuzz --cases 50000`
 
 ROOMS = [
-    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.gcca, jf.generative, jf.linalg,
-    jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
-    jf.participation, jf.pca, jf.plot, jf.privacy,
+    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators,
+    jf.gcca, jf.generative,
+    jf.linalg, jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
+    jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.testing,
 ]  # fmt: skip
 
 # What takes no argument, or what other parts of the library give it: arrays within a traced
 # function, payloads, transcripts.
 INNER = {
     "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
-    "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "Samples",
-    "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
+    "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "ProcessError",
+    "Samples", "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
     "english_stop_words", "everybody",
     "first_message_attack", "fixed_bits", "from_bytes",
     "linear_attack", "lossless", "matmul", "norm_leak",
@@ -56,7 +57,8 @@ def test_every_public_callable_and_parameter_is_fuzzed():
     missing = []
     for room in ROOMS:
         home = "jaxfed.core" if room is jf else room.__name__
-        for name, found in vars(room).items():
+        for name in dir(room):  # those too that are imported when they are asked for
+            found = getattr(room, name)
             own = callable(found) and getattr(found, "__module__", "").startswith(home)
             result = isinstance(found, type) and issubclass(found, tuple)
             if not own or result or name.startswith("_") or name in INNER:

@@ -9,9 +9,10 @@ import test_contract as contract
 from processes import COUNTS, launch
 
 import jaxfed as jf
+from jaxfed.cli import main
 from jaxfed.deploy import processes
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(600)
 QUICK = "PerPCA-ranks,SubspaceIteration,MVLSA"
 
 
@@ -62,24 +63,33 @@ def test_two_processes_equal_one(workers, tmp_path):
     check_algorithms(tmp_path, 2, QUICK)
 
 
-NAMES = list(contract.GOOD)
+# The first example of each exported algorithm.
+FIRST = [
+    next(n for n in contract.GOOD if n.startswith(kind.__name__)) for kind in contract.EXAMPLES
+]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1000)
-@pytest.mark.parametrize("names", [",".join(NAMES[i::4]) for i in range(4)], ids=list("abcd"))
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
-def test_every_algorithm_equals_one_process(workers, tmp_path, names, count, devices):
-    workers("algorithms", count, names, devices=devices, timeout=900)
+def test_every_algorithm_equals_one_process(workers, tmp_path, part, count, devices):
+    names = ",".join(FIRST[part::3])
+    workers("algorithms", count, names, devices=devices, timeout=1800)
     check_algorithms(tmp_path, count, names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_is_composed_around_a_run(workers, count):
-    ended = workers("composed", count, timeout=250)
+    ended = workers("composed", count, timeout=500)
     assert "12/12" in ended[0].said or "round/s" in ended[0].said
     assert all("round/s" not in one.said for one in ended[1:])
+
+
+@pytest.mark.slow
+def test_the_implicit_derivative_equals_that_of_one_process(workers):
+    workers("derivative", 2, timeout=500)
 
 
 @pytest.mark.slow
@@ -106,11 +116,42 @@ def test_a_process_dies_and_the_run_goes_on(workers, tmp_path, dies):
 @pytest.mark.slow
 def test_no_process_holds_all_data(workers, tmp_path):
     """In units of one process's data; all processes' are four."""
-    workers("memory", 4, timeout=250)
+    workers("memory", 4, timeout=500)
     for place in range(4):
         found = json.loads(Path(tmp_path, f"memory-{place}").read_text())
         assert found["largest"] <= 1.01, found
         assert found["peak"] < 4, found
+
+
+@pytest.mark.slow
+def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = rng.normal(size=(5, 20, 4)) * [3, 2, 1, 0.5]
+    whole = Path(tmp_path, "whole")
+    for i, (place, array) in enumerate(zip((0, 0, 0, 1, 1), arrays, strict=True)):
+        for folder in (Path(tmp_path, "data", str(place)), whole):
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / f"client{i}.npy", array)
+    first, second = workers("command", 2, "--held-out", "0")
+    assert "5 clients, 3 in this process" in first.said
+    assert "5 clients, 2 in this process" in second.said
+    assert main(
+        ["fit", "perpca", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6", "--held-out",
+         "0", "--data", str(whole), "--out", str(tmp_path / "alone")]
+    ) == 0  # fmt: skip
+    wanted = jf.load(tmp_path / "alone" / "result.npz")
+    found = [jf.load(tmp_path / "out" / f"process{place}" / "result.npz") for place in range(2)]
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(found[0].history["objective"], wanted.history["objective"], **close)
+    np.testing.assert_allclose(
+        np.abs(found[1].result.shared), np.abs(wanted.result.shared), **close
+    )
+    local = np.concatenate([one.result.local for one in found])
+    np.testing.assert_allclose(np.abs(local), np.abs(wanted.result.local), **close)
+    # Both with the same folder would have every client twice.
+    np.save(tmp_path / "data" / "1" / "client0.npy", arrays[0])
+    for one in workers("command", 2, "--force", fails=True):
+        assert one.code == 2 and "--data: wanted other clients in each process" in one.said
 
 
 def test_what_is_no_cluster_is_refused(monkeypatch):

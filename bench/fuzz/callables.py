@@ -18,6 +18,7 @@ import xarray
 import jaxfed as jf
 
 from .kinds import (
+    LARGEST,
     Kind,
     anything,
     array,
@@ -234,6 +235,38 @@ def targets() -> list[Target]:
             },
             says={"algorithm": ("solution",)},
         ),
+        Target(
+            "deploy.flower.server_app",
+            {"make_algorithm": dict, "clients": CLIENTS, "rounds": 2, "key": right["key"]},
+            {
+                "make_algorithm": function,
+                "clients": lambda value: value == CLIENTS,
+                "rounds": COUNT,
+                "key": either(RUN["key"], whole(0, 2**32 - 1)),
+                "channel": channels,
+                "participation": RUN["participation"],
+                "warm_start": optional(function),
+                "weights": weights,
+                "tol": tolerance,
+                "deadline": optional(positive(arrays=False)),
+                "at_least": never,
+                "patience": positive(arrays=False),
+                "out": path,
+            },
+            cheap=True,
+        ),
+        Target(
+            "deploy.flower.client_app",
+            {"make_algorithm": dict, "make_data": dict},
+            {
+                "make_algorithm": function,
+                "make_data": function,
+                "channel": channels,
+                "warm_start": optional(function),
+                "folder": optional(path),
+            },
+            cheap=True,
+        ),
         Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
         Target(
             "tune",
@@ -368,6 +401,16 @@ def targets() -> list[Target]:
                 "weights": lambda v: weights(v) and not one_of("samples")(v),
             },
             says={"weights": ("counts",)},
+        ),
+        Target(
+            "Clients.from_process_local",
+            {"own": right["clients"]},
+            {
+                "own": instance(jf.Clients),
+                "backend": lambda value: value is None or value == jf.backend.shard(),
+                "ids": optional(_ids),
+                "weights": weights,
+            },
         ),
         Target(
             "Clients.restrict",
@@ -510,6 +553,8 @@ def targets() -> list[Target]:
         ),
         # --- algorithms
         *_algorithms(right),
+        *_layers(right),
+        *_estimators(right),
         # --- everything that computes on arrays
         *_functions(right),
         *_data(right),
@@ -555,6 +600,12 @@ def _moments(value) -> bool:
 def _indices(value) -> bool:
     found = known(value, "iu")
     return found is not None and found.ndim == 1 and bool((abs(found + 0.5) < CLIENTS).all())
+
+
+def _ids(value) -> bool:
+    found = known(value, "iu")
+    fits = found is not None and found.shape == (CLIENTS,) and len(set(found.tolist())) == CLIENTS
+    return fits and found.min() >= 0 and found.max() <= LARGEST
 
 
 def _part(most: int) -> Kind:
@@ -677,6 +728,72 @@ def _bounds(value) -> bool:
         and value[0] < value[1]
         and value[0] <= 1 <= value[1]
     )
+
+
+def _layers(right) -> list[Target]:
+    """Solves as layers, and the check of algorithms of one's own."""
+    solve = {name: RUN[name] for name in ("algorithm", "rounds", "key", "tol")} | {
+        "adjoint": optional(instance(jf.adjoint.Adjoint))
+    }
+    samples = {"samples": array(CLIENTS, None, None, finite=True)}
+    views = {"views": tracked("views")}
+    of_samples = {n: run_of(right)[n] for n in ("algorithm", "rounds", "key")} | {
+        "samples": right["samples"]
+    }
+    of_views = of_samples | {"algorithm": jf.gcca.MaxVar(1), "views": right["views"]}
+    del of_views["samples"]
+    maybe = optional(function)
+    return [
+        Target("nn.personalized_projection", of_samples, solve | samples | {"start": start}),
+        Target("nn.common_projection", of_views, solve | views | {"start": start}),
+        Target("nn.PersonalizedProjection", of_samples, solve | samples),
+        Target("nn.CommonRepresentation", of_views, solve | views),
+        Target(
+            "testing.check_algorithm",
+            {"algorithm": right["perpca"], "clients": right["clients"], "checks": ["structure"]},
+            {
+                "algorithm": instance(jf.Algorithm), "clients": tracked("clients"),
+                "rounds": whole(2), "key": optional(RUN["key"]), "essence": maybe, "loss": maybe,
+                "constraint": maybe, "others": optional(tracked("clients")),
+                "wider": optional(instance(jf.Algorithm)), "pad": maybe, "deterministic": flag,
+                "channels": lambda value: value is None or isinstance(value, dict),
+                "backends": lambda value: value is None or isinstance(value, dict),
+                "checks": lambda value: value is None or value in ([], ()), "rtol": factor(arrays=False),
+                "atol": factor(arrays=False),
+            },
+        ),
+    ]  # fmt: skip
+
+
+def _estimators(right) -> list[Target]:
+    """As scikit-learn wants it, parameters are only looked at in `fit`."""
+
+    def fitted(name: str, data: Any) -> Callable[..., Any]:
+        return lambda **parameters: getattr(jf.estimators, name)(**parameters).fit(data).summary_
+
+    seed = either(whole(0, 2**32 - 1), lambda value: value is None or value is np.random)
+    few, always = whole(1, 2), {"rounds": COUNT, "center": flag, "random_state": seed}
+    rows = np.concatenate(right["samples"])
+    return [
+        Target(
+            f"estimators.{name}", {"rounds": 1}, always | kinds,
+            call=fitted(name, list(right["samples"]) if name == "FederatedGCCA" else rows),
+            says={"random_state": ("seed", "Seed")},
+        )
+        for name, kinds in {
+            "PersonalizedPCA": {
+                "shared_rank": few, "local_rank": few, "shrinkage": flag,
+                "start": one_of("better", "local_first", "projector"),
+            },
+            "FederatedPCA": {"n_components": few, "tol": tolerance},
+            "HierarchicalPCA": {
+                "n_components": few, "noise_variance": HYPER, "prior_variance": optional(HYPER),
+            },
+            "FederatedGCCA": {
+                "n_components": few, "ridge": factor(), "solver": one_of("gradient", "exact"),
+            },
+        }.items()
+    ]  # fmt: skip
 
 
 def _functions(right) -> list[Target]:

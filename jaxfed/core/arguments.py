@@ -85,7 +85,7 @@ def problem_of(
             )
     algorithm.check(clients, start)
     _check_processes(problem, start)
-    _check_together(problem, start, int(rounds))
+    check_together(problem, start, int(rounds))
     return problem, start
 
 
@@ -167,7 +167,17 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+    """Refuse a channel, a participation and an algorithm that do not go together.
+
+    Args:
+        problem: the run; of the clients' data only the shapes count.
+        start: a warm start.
+        rounds: how many rounds.
+
+    Raises:
+        ValueError: saying what is wanted.
+    """
     algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
     number = problem.participation.number(len(clients))
     if problem.downlink.private:

@@ -153,6 +153,10 @@ class _Separate(Backend):
         return 1
 
     @property
+    def sharding(self):
+        return None
+
+    @property
     def gathers(self):
         return True
 

@@ -215,10 +215,9 @@ class Clients(eqx.Module):
             jaxfed.ProcessError: if another process has ended.
         """
         del cls
-        sharding = None if backend is None else backend.sharding
-        if backend is None:
-            sharding = shard().sharding
-        if sharding is None:
+        backend = shard() if backend is None else backend
+        check_instance("backend", backend, Backend, "jaxfed.backend.shard(...)")
+        if (sharding := backend.sharding) is None:
             raise refuse("backend", "jaxfed.backend.shard(...)", backend)
 
         def given() -> tuple[Clients, Array | None]:

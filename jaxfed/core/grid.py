@@ -129,7 +129,8 @@ def sweep(
     check_passed_on(arguments)
     if block is not None:
         check_count("block", block)
-    check_ids(data.ids)
+    if data.blocks is None:
+        check_ids(data.ids)
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
     _check_masks(arguments, several[0] or several[1], keys)
     return _swept((algorithm, data, keys), several, rounds, block, arguments)

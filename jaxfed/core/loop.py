@@ -175,7 +175,7 @@ def finish(
         state.server, local, history, state.round, status, failure,
         result_of(problem, state) if result is None else result,
         state, released(problem, state, costs), problem.algorithm,
-        problem.clients.ids[problem.rows],
+        problem.cut(problem.clients.ids),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from jaxfed.core.files import reason
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class ProcessError(RuntimeError):
+class ProcessError(ConnectionError):
     """Another process of the run has ended, or cannot be reached."""
 
 

@@ -272,6 +272,7 @@ class Shapes(NamedTuple):
     downlink: PyTree  # as it is received
     end: PyTree  # the downlink, as it is
     decoded: PyTree  # a first message, as it is received
+    uplink: PyTree  # a message as it is, and how it is reduced
     local: PyTree
     memory: PyTree
     state: State  # the server's
@@ -297,6 +298,7 @@ def shapes(problem: Problem, data: PyTree, start: Personalized | None) -> Shapes
         problem, everybody, start,
     )  # fmt: skip
     down = jax.eval_shape(first_downlink, client, opened.payload)
+    uplink = messages(problem, down, data, start)[1]
     local, memory = jax.eval_shape(begin, client, place, down, data, own_start, first.decoded)
     done = jnp.zeros((), jnp.int32)
     went = jax.eval_shape(step, client, place, done, down, local, memory, data)
@@ -304,7 +306,7 @@ def shapes(problem: Problem, data: PyTree, start: Personalized | None) -> Shapes
     end = jax.eval_shape(ended, problem, opened.state)[1]
     return Shapes(
         first.payload, opened.payload, went.payload, payload, went.diagnostics, down, end,
-        first.decoded, local, memory, opened.state,
+        first.decoded, uplink, local, memory, opened.state,
     )  # fmt: skip
 
 

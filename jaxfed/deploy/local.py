@@ -144,6 +144,13 @@ class Local:
         if process is not None:
             _kill(process)
 
+    def kill_server(self) -> None:
+        """As a crash of the server's own process would; the SuperLink stays."""
+        for pid in _family(self.link.pid) if self.link is not None else ():
+            with contextlib.suppress(OSError):
+                if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """End all, the nodes first."""
         alive = [process for process in self.nodes if process is not None]
@@ -214,9 +221,9 @@ class Local:
     def _start(self, command: Sequence[str], name: str) -> subprocess.Popen:
         with self.log(name).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, *command], env=self.environment, stdout=log, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-                cwd=self.folder,
+                [sys.executable, "-c", _LAUNCH, *command], env=self.environment, cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
 
     def _until_ready(self, number: int) -> None:

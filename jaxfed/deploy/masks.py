@@ -24,7 +24,6 @@ import numpy as np
 from jaxfed._optional import require
 
 EXTRA = "flower"
-HAZMAT = "cryptography.hazmat.primitives"
 KEY = 32  # bytes of keys and seeds
 
 
@@ -47,7 +46,7 @@ class Keys(NamedTuple):
 
 
 def _private(key: bytes):
-    curve = require(f"{HAZMAT}.asymmetric.x25519", extra=EXTRA)
+    curve = require("cryptography.hazmat.primitives.asymmetric.x25519", extra=EXTRA)
     return curve.X25519PrivateKey.from_private_bytes(key)
 
 
@@ -61,22 +60,22 @@ def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
     Raises:
         ValueError: for a public key with which there is no secret.
     """
-    curve = require(f"{HAZMAT}.asymmetric.x25519", extra=EXTRA)
+    curve = require("cryptography.hazmat.primitives.asymmetric.x25519", extra=EXTRA)
     secret = _private(private).exchange(curve.X25519PublicKey.from_public_bytes(public))
     return derived(secret, purpose)
 
 
 def derived(secret: bytes, purpose: str) -> bytes:
     """A key for one purpose."""
-    hashes = require(f"{HAZMAT}.hashes", extra=EXTRA)
-    hkdf = require(f"{HAZMAT}.kdf.hkdf", extra=EXTRA)
+    hashes = require("cryptography.hazmat.primitives.hashes", extra=EXTRA)
+    hkdf = require("cryptography.hazmat.primitives.kdf.hkdf", extra=EXTRA)
     kind = hkdf.HKDF(algorithm=hashes.SHA256(), length=KEY, salt=None, info=purpose.encode())
     return kind.derive(secret)
 
 
 def stream(key: bytes, count: int) -> np.ndarray:
     """So many whole numbers of 32 bits; a key is for one stream."""
-    ciphers = require(f"{HAZMAT}.ciphers", extra=EXTRA)
+    ciphers = require("cryptography.hazmat.primitives.ciphers", extra=EXTRA)
     cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None)
     return np.frombuffer(cipher.encryptor().update(bytes(4 * count)), "<u4").astype(np.uint32)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from jaxfed._versions import versions
 from jaxfed.core import channel, steps
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.apart import of_client
+from jaxfed.core.channel.secure import adds_masks
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.rounds import Problem
 from jaxfed.core.saved import Saved, write
 from jaxfed.deploy.data import padded, told
+from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
 from jaxfed.deploy.store import Store
 from jaxfed.deploy.wire import Packet
@@ -63,7 +66,10 @@ class Node:
             if kind == "hello":
                 return self._hello()
             run = _Joined(self, asked.words)
-            return {"first": run.first, "round": run.round, "finish": run.finish}[kind](asked)
+            return {
+                "first": run.first, "round": run.round, "finish": run.finish,
+                "keys": run.keys, "shares": run.shares, "unmask": run.unmask,
+            }[kind](asked)  # fmt: skip
         except (ValueError, KeyError) as error:
             raise ValueError(f"client {self.id}: {error}") from error
 
@@ -114,12 +120,13 @@ class _Joined:
 
     def first(self, asked: Packet) -> Packet:
         """The message before the rounds."""
-        del asked
-        first = self.made.announce(self.problem, self.place, self.data, self.node.start)
+        problem = self._noisy(self.problem.first_uplink, asked)
+        first = self.made.announce(problem, self.place, self.data, self.node.start)
+        payload, _ = self._masked(self.node.ways.first_uplink, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
         Store(self.folder / "first").save(0, {}, known)
         words = {"kind": "first", "id": self.node.id, "broken": bool(first.broken)}
-        return Packet(words, [channel.to_bytes(first.payload)])
+        return Packet(words, [channel.to_bytes(payload)])
 
     def round(self, asked: Packet) -> Packet:
         """One round."""
@@ -130,13 +137,18 @@ class _Joined:
         if kept is not None and kept.words["question"] == question:
             *_, body = kept.leaves
             return Packet.read(kept.words["head"], body.tobytes())
-        local, memory, downlink = self._state(base, asked)
+        broadcasts = asked.parts[: len(asked.words["broadcasts"])]
+        local, memory, downlink = self._state(base, asked._replace(parts=broadcasts))
         done = jnp.asarray(number - 1, jnp.int32)
-        went = self.made.step(self.problem, self.place, done, downlink, local, memory, self.data)
+        problem = self._noisy(self.problem.uplink, asked)
+        went = self.made.step(problem, self.place, done, downlink, local, memory, self.data)
         words = {
             "kind": "round", "id": self.node.id, "round": number, "broken": bool(went.broken),
         }  # fmt: skip
-        parts = [channel.to_bytes(went.payload), channel.to_bytes(went.diagnostics)]
+        payload, hidden = self._masked(self.node.ways.uplink, went.payload, asked)
+        parts = [channel.to_bytes(payload)]
+        if not hidden:  # an objective may tell as much as a message
+            parts.append(channel.to_bytes(went.diagnostics))
         reply = Packet(words, parts)
         last = steps.last_known(self.problem, downlink)
         body = np.frombuffer(reply.body, np.uint8)
@@ -161,6 +173,38 @@ class _Joined:
             Saved(result, {}, rounds, "round_limit", repr(self.node.algorithm), 1, versions()),
         )
         return Packet({"kind": "finish", "id": self.node.id})
+
+    # --- what hides messages -------------------------------------------------------------------
+
+    def keys(self, asked: Packet) -> Packet:
+        """Public keys for a round with masks."""
+        return self._masks(asked).keys()
+
+    def shares(self, asked: Packet) -> Packet:
+        """Shares of the secrets behind the masks."""
+        return self._masks(asked).shares(asked)
+
+    def unmask(self, asked: Packet) -> Packet:
+        """What takes off the masks that are left in the sum."""
+        return self._masks(asked).unmask(asked)
+
+    def _masks(self, asked: Packet) -> NodeMasks:
+        folder, attempt = self.folder / "masks", asked.words["attempt"]
+        return NodeMasks(folder, self.node.id, self.run.name, attempt)
+
+    def _masked(self, way: channel.Channel, payload: PyTree, asked: Packet) -> tuple[PyTree, bool]:
+        """What travels, and whether it is to hide something."""
+        if not adds_masks(way):
+            return payload, way.private
+        givers = asked.words["givers"]
+        sealed = asked.parts[-len(givers) :]
+        return self._masks(asked).masked(way, payload, givers, sealed), True
+
+    def _noisy(self, way: channel.Channel, asked: Packet) -> Problem:
+        """The run; with a key that nobody else has, where noise is drawn from it."""
+        if way.noise() is None:
+            return self.problem
+        return replace(self.problem, key=secret_key(self.folder, asked.head))
 
     def _state(self, base: int, asked: Packet) -> tuple[PyTree, PyTree, PyTree]:
         """Its state after a round, its end of the uplink, and the downlink that now holds."""

@@ -11,6 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core import backend, channel, participation
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.channel.secure import masks_apart
 from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.clients import Clients
 from jaxfed.core.rounds import Problem
@@ -48,6 +49,8 @@ def problem_of_run(
     weights = jnp.full(run.size, 1 / run.size, dtype)
     clients = Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights)
     chosen = participation.everybody() if participants is None else participants
+    # Here masks come from keys that clients agree on, not from the run's.
+    ways = channel.Ways(*map(masks_apart, ways))
     return Problem(algorithm, clients, *ways, chosen, backend.separate(), run.key, (), run.size)
 
 

@@ -16,6 +16,8 @@ from jaxtyping import Array, Key
 from jaxfed._versions import versions
 from jaxfed.core import apart, channel, participation, steps
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.arguments import check_together
+from jaxfed.core.channel.secure import adds_masks, numbers_of, with_numbers
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import with_bits
@@ -23,6 +25,8 @@ from jaxfed.core.rounds import Costs, Problem, State
 from jaxfed.core.saved import Saved, write
 from jaxfed.deploy.data import common, shaped
 from jaxfed.deploy.exchange import Exchange, RefusedError
+from jaxfed.deploy.masked import masked_sum, means_of, over_survivors
+from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.run import Run, description, problem_of_run
 from jaxfed.deploy.store import Kept, Store
 from jaxfed.deploy.wire import Packet
@@ -210,12 +214,47 @@ class Server:
         return Packet(own | words, parts)
 
     def _said(self, answer: Packet) -> steps.Said:
-        payload, diagnostics = answer.parts
-        return steps.Said(
-            channel.from_bytes(payload, self.shapes.up),
-            channel.from_bytes(diagnostics, self.shapes.diagnostics),
-            jnp.asarray(answer.words["broken"]),
+        payload, *rest = answer.parts
+        diagnostics = (
+            channel.from_bytes(rest[0], self.shapes.diagnostics)
+            if rest
+            else _zeros(self.shapes.diagnostics)  # of hidden messages nothing else is told
         )
+        return steps.Said(
+            channel.from_bytes(payload, self.shapes.up), diagnostics,
+            jnp.asarray(answer.words["broken"]),
+        )  # fmt: skip
+
+    def _hears(
+        self, questions: Mapping[int, Packet], way: channel.Channel, like: Any, group: str,
+        least: int, number: int,
+    ) -> dict[int, Packet]:  # fmt: skip
+        """The answers; under masks, the sum of all as that of the first, the others' nothing."""
+        if not adds_masks(way):
+            return self._ask(questions, group, least)
+        places = {m.id: i for i, m in enumerate(self.members)}
+        heard, total = masked_sum(
+            self._ask,
+            lambda client, *of, **words: self._question(places[client], *of, **words),
+            questions,
+            lambda part: numbers_of(way, channel.from_bytes(part, like)),
+            run=self.run.name, group=group, everybody=least == len(questions),
+            threshold=max(self.threshold, 0 if least == len(questions) else least),
+        )  # fmt: skip
+        parts = [total, *[np.zeros_like(total)] * (len(heard) - 1)]
+        words = {"round": number}
+        return {
+            client: Packet(
+                words | {"broken": False},
+                [channel.to_bytes(with_numbers(way, _zeros(like), part))],
+            )
+            for client, part in zip(heard, parts, strict=True)
+        }
+
+    @property
+    def threshold(self) -> int:
+        """How many clients must be left of a round with masks: two thirds."""
+        return max(least_threshold(len(self.members)), -(-2 * len(self.members) // 3))
 
     def _downlinks(
         self, member: Member, *, begin_only: bool = False
@@ -245,11 +284,14 @@ class Server:
         # No two runs share a name, or states on a client's disk.
         self.run = Run(secrets.token_hex(8), asked.rounds, len(clients), like, asked.key)
         self._with([Member(c, self._raw_weight(c, i), False, 0) for i, c in enumerate(clients)])
-        asked.participants.check(len(clients))
+        self._check_together(like)
         heard: list[steps.Said | None] = []
         if jax.tree.leaves(self.shapes.first):
             questions = {c: self._question(i, "first") for i, c in enumerate(clients)}
-            answers = self._ask(questions, "first messages", len(clients))
+            answers = self._hears(
+                questions, asked.ways.first_uplink, self.shapes.first, "first messages",
+                len(clients), 0,
+            )  # fmt: skip
             for client in clients:
                 (payload,) = answers[client].parts
                 broken = jnp.asarray(answers[client].words["broken"])
@@ -265,6 +307,26 @@ class Server:
         self.payloads = {0: channel.to_bytes(opened.payload)}
         self._check_sound()
 
+    def _check_together(self, like: Mapping[str, Any]) -> None:
+        """Refuse what does not go together, as `fit` does.
+
+        Raises:
+            ValueError: naming it.
+        """
+        asked, size = self.settings, len(self.members)
+        asked.participants.check(size)
+        data = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), shaped(like))
+        clients = eqx.tree_at(
+            lambda c: c.data, self.planned.clients, data, is_leaf=lambda x: x is None
+        )
+        # The channels as they were given, with their masks.
+        given = asked.ways._asdict()
+        check_together(replace(self.planned, clients=clients, **given), asked.start, asked.rounds)
+        if asked.ways.uplink.private and asked.tol is not None:
+            raise ValueError(
+                "tol: wanted None, since clients that hide their messages tell no objective"
+            )
+
     def _round(self) -> None:
         """One round, with those who answer in time."""
         self._welcome()
@@ -278,7 +340,10 @@ class Server:
                 place, "round", parts, round=number, broadcasts=forms
             )
         least = len(questions) if asked.at_least is None else asked.at_least
-        answers = self._ask(questions, f"round {number}", min(least, len(questions)))
+        answers = self._hears(
+            questions, asked.ways.uplink, self.shapes.up, f"round {number}",
+            min(least, len(questions)), number,
+        )  # fmt: skip
         for client, answer in answers.items():
             if answer.words.get("round") != number:
                 raise RefusedError(
@@ -290,10 +355,19 @@ class Server:
         if asked.deadline is not None:
             problem = self._heard_from(np.asarray([one is not None for one in said]))
             inclusion = self.made.inclusion(apart.of_server(problem), self.state.round)
+        if adds_masks(asked.ways.uplink) and len(answers) < len(self.members):
+            there = sum(float(problem.clients.weights[i]) for i, one in enumerate(said) if one)
+            factor, means = jnp.asarray(1 / there), means_of(self.shapes.uplink)
+            problem = replace(problem, uplink=over_survivors(problem.uplink, factor, means))
         after, record, payload = apart.served(
             self.made, problem, self.state, steps.heard(said), inclusion
         )
-        self.state = after
+        if asked.ways.uplink.private:
+            # What clients have not told is not zero; what the server itself measures stays.
+            hidden = {k for k in self.shapes.diagnostics if not np.any(record[k])}
+            record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
+        link = replace(after.uplink, channel=self.problem.uplink)
+        self.state = replace(after, uplink=link)
         self._check_sound()
         self.records.append(jax.tree.map(np.asarray, record))
         self.present.append(sorted(answers))
@@ -405,6 +479,10 @@ class Server:
             except ValueError as error:
                 LOG.warning("%s; the round before is taken", error)
         return None
+
+
+def _zeros(like: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 _COUNTED = ("first_bytes_up", "first_bytes_down")

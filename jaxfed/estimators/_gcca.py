@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_list, check_whole
+from jaxfed.core.checks import check_flag, check_list, check_whole
 from jaxfed.core.run import fit
 from jaxfed.estimators._arrays import checked
 
@@ -69,6 +69,7 @@ class FederatedGCCA(BaseEstimator):
         """
         for name in ("n_components", "rounds"):
             check_whole(name, getattr(self, name))
+        check_flag("center", self.center)
         tables = _checked(views)
         self.means_ = [x.mean(axis=0) * self.center for x in tables]
         clients = self._views(tables)
