@@ -162,7 +162,7 @@ def test_the_page_of_the_documentation(tmp_path, environment, clients):
     each = script[script.index("# On each machine") : script.index("# On your own")]
     loop = f"for N in 0 1 2; do\n{each}\ndone\n"
     script = script.replace(each, loop)
-    script += "\ntimeout 250 sh -c 'until [ -e app/out/solution.npz ]; do sleep 0.5; done'\n"
+    script += "\ntimeout 450 sh -c 'until [ -e app/out/solution.npz ]; do sleep 0.5; done'\n"
     environment |= {
         "FLWR_HOME": str(tmp_path / "flwr"), "HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
@@ -174,7 +174,7 @@ def test_the_page_of_the_documentation(tmp_path, environment, clients):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=550)
+        said, _ = process.communicate(timeout=580)
         assert process.returncode == 0, said[-3000:]
         assert jf.load(tmp_path / "app" / "out" / "solution.npz").rounds == 3
     finally:

@@ -84,6 +84,8 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked):
     np.testing.assert_array_equal(saved.history["bits_up"], solution.history["bits_up"])
     received = b"".join(federation.grid.seen)
     assert len(unmasked) == 10
+    # No machine keeps the secrets of a round that is over.
+    assert len(list((tmp_path / "nodes").glob("*/client-0/masks/*.json"))) == 1
     for _, plain in unmasked:
         assert len(plain) == 12 * BITS // 8 and plain not in received
     # The same search finds them where there are no masks.

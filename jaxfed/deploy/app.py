@@ -18,6 +18,8 @@ build-backend = "hatchling.build"
 [project]
 name = "{name}"
 version = "1.0.0"
+description = "{kind} on separate machines"
+license = "Apache-2.0"
 # jaxfed is installed on all machines, in one version; Flower must not install another.
 dependencies = []
 
@@ -123,7 +125,9 @@ def write_app(
         holder=holder,
     )  # fmt: skip
     out = (folder / "out").absolute().as_posix()
-    project = PROJECT.format(name=f"{kind.__name__.lower()}-federation", out=out)
+    project = PROJECT.format(
+        kind=kind.__name__, name=f"{kind.__name__.lower()}-federation", out=out
+    )
     package = folder / "federation"
     package.mkdir(parents=True, exist_ok=True)
     for path, text in (

@@ -38,6 +38,7 @@ from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.messages import message_of, packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server, Settings
+from jaxfed.linalg._precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
 
@@ -118,6 +119,7 @@ def server_app(
     app = flwr.ServerApp()
 
     @app.main()
+    @precise()
     def main(grid: Any, context: Any) -> None:
         _programs_on_disk()
         config = dict(context.run_config)
@@ -187,6 +189,7 @@ def client_app(
         return Node(int(own["partition-id"]), algorithm, make_data(own), ways, start, kept)
 
     @app.train()
+    @precise()
     def train(message: Any, context: Any) -> Any:
         _programs_on_disk()
         configs = (context.run_config, context.node_config)

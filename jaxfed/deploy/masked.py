@@ -48,8 +48,10 @@ class NodeMasks:
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}
 
     def keys(self) -> Packet:
-        """Make keys; the public ones."""
+        """Make keys, and forget those of earlier rounds; the public ones."""
         if "keys" not in self.known:
+            for old in self.path.parent.glob("*.json"):
+                old.unlink()
             self._keep(keys=[part.hex() for part in masks.Keys.drawn()])
         return Packet({"kind": "keys", "id": self.client}, self._keys().public)
 
