@@ -25,7 +25,7 @@ class Ended(NamedTuple):
     said: str
 
 
-def launch(task, count, folder, environment, *more, devices=1, timeout=120):
+def launch(task, count, folder, environment, *more, devices=1, timeout=500):
     """Run a task in so many processes; none of them outlives the time-out.
 
     Args:

@@ -10,6 +10,7 @@ Each process then makes its own clients and calls the same functions:
 """
 
 import os
+from typing import Any
 
 import jax
 
@@ -52,12 +53,12 @@ def initialize(
             others, and where none is given and JAX finds no cluster.
         RuntimeError: if JAX has been used before, or the others cannot be reached.
     """
-    given = [coordinator, processes, process]
+    given: list[Any] = [coordinator, processes, process]
     if given == [None] * 3:
         given = [os.environ.get(name) for name in _NAMES]
         given[1:] = [int(text) if text and text.isdecimal() else text for text in given[1:]]
     if any(each is not None for each in given):
-        coordinator, processes, process = given  # pyright: ignore
+        coordinator, processes, process = given
         check_text("coordinator", coordinator)
         check_count("processes", processes)
         check_count("process", process, least=0)
