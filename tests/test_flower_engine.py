@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from machines import secured
 from test_contract import draw_samples
 from test_flower import alone, same
 from test_readme import blocks
@@ -19,30 +20,11 @@ import jaxfed as jf
 
 pytest.importorskip("flwr")
 from jaxfed.deploy.app import write_app
-from jaxfed.deploy.local import Local, Secured
+from jaxfed.deploy.local import Local
 from jaxfed.deploy.local import _family as family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CLIENTS = 3
-
-
-def secured(folder):
-    """Certificates and keys, by the commands of the documentation."""
-    folder.mkdir()
-    commands = [
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -days 2 "
-        "-subj /CN=ca -keyout ca.key -out ca.pem",
-        "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=link "
-        "-keyout server.key -out server.csr",
-        "printf 'subjectAltName=DNS:localhost,IP:127.0.0.1' > san",
-        "openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
-        "-extfile san -out server.pem",
-        *(f"ssh-keygen -q -t ecdsa -b 384 -N '' -C '' -f node-{i}" for i in range(CLIENTS)),
-    ]
-    for command in commands:
-        subprocess.run(command, shell=True, check=True, cwd=folder, capture_output=True, timeout=60)
-    nodes = [folder / f"node-{i}" for i in range(CLIENTS)]
-    return Secured(folder / "ca.pem", folder / "server.pem", folder / "server.key", nodes)
 
 
 @pytest.fixture

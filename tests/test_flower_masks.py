@@ -12,7 +12,8 @@ from flwr.app import Context, RecordDict
 from test_flower import Federation, check_equal
 
 from jaxfed.core.channel.secure import numbers_of
-from jaxfed.deploy import exchange, flower, masked, masks, server
+from jaxfed.deploy import exchange, masked, masks, server
+from jaxfed.deploy.messages import message_of, packet_of
 
 ALGORITHM = jf.pca.SubspaceIteration(2)
 BITS, BOUND = 24, 100.0
@@ -33,7 +34,7 @@ class Overheard(Federation):
         self.lost, self.kinds = lost, []
 
     def answer(self, node, message, answer):
-        packet = flower.packet_of(message)
+        packet = packet_of(message)
         self.kinds.append((packet.words["kind"], node))
         key = packet.words["kind"], packet.words.get("round", 0), node - 100
         return [] if key in self.lost else [answer]
@@ -90,7 +91,7 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked):
     sent = []
 
     def trouble(node, message, answer):
-        packet = flower.packet_of(answer)
+        packet = packet_of(answer)
         sent.extend(packet.parts[:1] if packet.words["kind"] == "round" else [])
         return [answer]
 
@@ -145,17 +146,17 @@ def test_a_client_tells_one_share_of_each(tmp_path):
     push = federation.grid.push_messages
 
     def noted(messages):
-        asked.extend(m for m in messages if flower.packet_of(m).words["kind"] == "unmask")
+        asked.extend(m for m in messages if packet_of(m).words["kind"] == "unmask")
         return push(messages)
 
     federation.grid.push_messages = noted
     federation.run(1)
-    packet = flower.packet_of(asked[0])
+    packet = packet_of(asked[0])
     node = federation.grid.nodes[asked[0].metadata.dst_node_id]
 
     def ask(heard):
         changed = packet._replace(words={**packet.words, "heard": heard})
-        message = flower._message(changed, 0, "unmasking")
+        message = message_of(changed, 0, "unmasking")
         return node[0](message, Context(1, 0, dict(node[1]), RecordDict(), {}))
 
     ask([0, 1, 2, 3, 4])  # once more, as after a lost answer

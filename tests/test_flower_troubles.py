@@ -13,6 +13,7 @@ pytest.importorskip("flwr")
 from test_flower import Federation, check_equal
 
 from jaxfed.deploy import exchange, flower
+from jaxfed.deploy.messages import packet_of
 
 PERPCA = jf.pca.PerPCA(2, 2, step_size=0.05)
 LANCZOS = jf.pca.BlockLanczos(2)
@@ -32,7 +33,7 @@ def clients():
 
 def number_of(message):
     """The round that a message belongs to; None for others."""
-    return flower.packet_of(message).words.get("round")
+    return packet_of(message).words.get("round")
 
 
 def absent(rounds, who):
@@ -43,7 +44,13 @@ def absent(rounds, who):
     return jf.participation.mask(present)
 
 
-@pytest.mark.parametrize("channel", [None, CODED], ids=["lossless", "difference"])
+@pytest.mark.parametrize(
+    "channel",
+    [
+        pytest.param(None, marks=pytest.mark.slow, id="lossless"),
+        pytest.param(CODED, id="difference"),
+    ],
+)
 def test_a_node_dies_and_comes_back(tmp_path, clients, channel):
     federation = Federation(tmp_path, PERPCA, clients, channel=channel)
     grid = federation.grid
@@ -88,7 +95,7 @@ def test_a_killed_server_goes_on(tmp_path, clients):
             raise KeyboardInterrupt
         return [answer]
 
-    federation = Federation(tmp_path, PERPCA, clients, channel=CODED, trouble=trouble)
+    federation = Federation(tmp_path, PERPCA, clients, trouble=trouble)
     with pytest.raises(KeyboardInterrupt):
         federation.run(6)
     federation.grid.trouble = None
@@ -166,13 +173,13 @@ def test_a_node_that_joins_late(tmp_path, clients):
     assert np.isfinite(np.asarray(jf.load(federation.local(4)).result.local)).all()
 
 
-@pytest.mark.parametrize("name", ["difference", "entropy"])
+@pytest.mark.parametrize("name", ["difference", pytest.param("entropy", marks=pytest.mark.slow)])
 def test_what_is_counted_is_what_travels(tmp_path, clients, name):
     channel = {"difference": CODED, "entropy": jf.channel.quantize(3, coding="entropy")}[name]
     up = []
 
     def trouble(node, message, answer):
-        packet = flower.packet_of(answer)
+        packet = packet_of(answer)
         if packet.words["kind"] in ("first", "round"):
             up.append(len(packet.parts[0]))
         return [answer]
@@ -182,7 +189,7 @@ def test_what_is_counted_is_what_travels(tmp_path, clients, name):
     push = federation.grid.push_messages
 
     def counted(messages):
-        packets = [flower.packet_of(message) for message in messages]
+        packets = [packet_of(message) for message in messages]
         down.extend(sum(map(len, p.parts)) for p in packets if p.words["kind"] == "round")
         return push(messages)
 

@@ -12,7 +12,8 @@ from fuzz import callables, files, run
 CASES = 2_000  # more by `python -m bench.fuzz --cases 50000`
 
 ROOMS = [
-    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.estimators, jf.gcca, jf.generative,
+    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators,
+    jf.gcca, jf.generative,
     jf.linalg, jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
     jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.testing,
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.deploy import processes
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(600)
 QUICK = "PerPCA-ranks,SubspaceIteration,MVLSA"
 
 
@@ -70,26 +70,26 @@ FIRST = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
 def test_every_algorithm_equals_one_process(workers, tmp_path, part, count, devices):
     names = ",".join(FIRST[part::3])
-    workers("algorithms", count, names, devices=devices, timeout=900)
+    workers("algorithms", count, names, devices=devices, timeout=1800)
     check_algorithms(tmp_path, count, names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_is_composed_around_a_run(workers, count):
-    ended = workers("composed", count, timeout=250)
+    ended = workers("composed", count, timeout=500)
     assert "12/12" in ended[0].said or "round/s" in ended[0].said
     assert all("round/s" not in one.said for one in ended[1:])
 
 
 @pytest.mark.slow
 def test_the_implicit_derivative_equals_that_of_one_process(workers):
-    workers("derivative", 2, timeout=250)
+    workers("derivative", 2, timeout=500)
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_process_dies_and_the_run_goes_on(workers, tmp_path, dies):
 @pytest.mark.slow
 def test_no_process_holds_all_data(workers, tmp_path):
     """In units of one process's data; all processes' are four."""
-    workers("memory", 4, timeout=250)
+    workers("memory", 4, timeout=500)
     for place in range(4):
         found = json.loads(Path(tmp_path, f"memory-{place}").read_text())
         assert found["largest"] <= 1.01, found

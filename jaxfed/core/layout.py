@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from jaxfed.core.checks import LARGEST, checked_weights, host_array, refuse
-from jaxfed.core.processes import attempted, is_here
+from jaxfed.core.processes import attempted, exchanged, is_here
 
 
 class Layout(NamedTuple):
@@ -170,10 +170,7 @@ def _compare(data: PyTree) -> None:
     digest = hashlib.sha256(str(structure).encode()).hexdigest()[:8]
     own = f"{type(data).__name__} {digest} of {shapes} a client"
 
-    def told() -> str:
-        return own
-
-    for place, other in enumerate(attempted("own", told)):
+    for place, other in enumerate(exchanged(own)):
         if other != own:
             raise ValueError(
                 "own: wanted clients whose data are alike in every process, but for the lengths "

@@ -19,7 +19,7 @@ from jaxfed._optional import require
 from jaxfed.core import channel as channels
 from jaxfed.core import participation as participations
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.arguments import EVERYBODY, LOSSLESS, check_rounds
+from jaxfed.core.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
 from jaxfed.core.checks import (
     check_callable,
     check_count,
@@ -27,18 +27,19 @@ from jaxfed.core.checks import (
     check_number,
     checked_key,
     checked_path,
-    is_list,
+    host_array,
+    is_real,
+    is_whole,
     refuse,
 )
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import enable_compilation_cache
 from jaxfed.deploy.exchange import Exchange
+from jaxfed.deploy.messages import message_of, packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server, Settings
-from jaxfed.deploy.wire import Packet
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
-ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"
 
 
 def server_app(
@@ -94,17 +95,15 @@ def server_app(
     check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
     check_count("clients", clients)
     check_rounds(rounds)
-    ways = _ways(channel)
+    ways = channels.ways(channel)
     participants = EVERYBODY if participation is None else participation
     check_instance(
         "participation", participants, participations.Participation, "one of jaxfed.participation"
     )
     if warm_start is not None:
         check_callable("warm_start", warm_start, "a function of the run configuration or None")
-    if weights not in ("equal", "samples") and (not is_list(weights) or len(weights) < clients):
-        raise refuse("weights", "'equal', 'samples' or a number for each client", weights)
-    if tol is not None:
-        check_number("tol", tol, "a non-negative number or None", lambda x: x >= 0)
+    shares = _checked_weights(weights, clients)
+    check_loop(tol, None, 1)
     if deadline is not None:
         check_number("deadline", deadline, "a positive number of seconds", lambda x: x > 0)
     check_number("patience", patience, "a positive number of seconds", lambda x: x > 0)
@@ -112,7 +111,8 @@ def server_app(
         check_count("at_least", at_least)
         if deadline is None:
             raise refuse("at_least", "None without a deadline: all are waited for", at_least)
-    seed = checked_key("key", jax.random.key(key) if isinstance(key, int) else key)
+    seeded = is_whole(key) and 0 <= key < 2**32  # pyright: ignore[reportOperatorIssue]
+    seed = jax.random.key(int(key)) if seeded else checked_key("key", key)  # pyright: ignore[reportArgumentType]
     place = checked_path("out", out)
     flwr = require("flwr.serverapp", extra="flower")
     app = flwr.ServerApp()
@@ -128,9 +128,9 @@ def server_app(
             least = max(least or 1, everybody)
         settings = Settings(
             algorithm, ways, _shared(warm_start, config), clients, rounds, seed, participants,
-            weights, tol, deadline, least, patience, Path(config.get("out", place)).absolute(),
+            shares, tol, deadline, least, patience, Path(config.get("out", place)).absolute(),
         )  # fmt: skip
-        Server(settings, Exchange(grid, _message, packet_of)).solve()
+        Server(settings, Exchange(grid, message_of, packet_of)).solve()
 
     return app
 
@@ -170,7 +170,7 @@ def client_app(
     check_callable("make_data", make_data, "a function of the node configuration")
     if warm_start is not None:
         check_callable("warm_start", warm_start, "a function of the node configuration or None")
-    ways = _ways(channel)
+    ways = channels.ways(channel)
     place = None if folder is None else checked_path("folder", folder)
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
@@ -191,13 +191,23 @@ def client_app(
         _programs_on_disk()
         configs = (context.run_config, context.node_config)
         made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
-        return _reply(made.answer(packet_of(message)), message)
+        return reply_of(made.answer(packet_of(message)), message)
 
     return app
 
 
-def _ways(channel: channels.Channels) -> channels.Ways:
-    return channels.ways(channel)
+def _checked_weights(given: Any, clients: int) -> Any:
+    wanted = f"'equal', 'samples' or {clients} non-negative numbers, not all of them zero"
+    if isinstance(given, str):
+        if given not in ("equal", "samples"):
+            raise refuse("weights", wanted, given)
+        return given
+    raw = host_array("weights", given, wanted)
+    if not is_real(raw.dtype) or raw.shape != (clients,):
+        raise refuse("weights", wanted, given)
+    if not np.isfinite(raw).all() or (raw < 0).any() or not raw.sum() > 0:
+        raise refuse("weights", wanted, given)
+    return raw.astype(float).tolist()
 
 
 def _algorithm(make: Callable[[Config], Algorithm], config: Config) -> Algorithm:
@@ -214,45 +224,3 @@ def _shared(make: Callable[[Config], Personalized] | None, config: Config) -> Pe
 def _programs_on_disk() -> None:
     """Each message is a new process: none should compile what another has compiled."""
     enable_compilation_cache()
-
-
-# ---------------------------------------------------------------------------------------------
-# Flower's messages: one text, and one array.
-
-
-def _content(packet: Packet) -> Any:
-    app = require("flwr.app", extra="flower")
-    body = np.frombuffer(packet.body, np.uint8)
-    array = app.Array(dtype="uint8", shape=body.shape, stype="jaxfed", data=packet.body)
-    return app.RecordDict(
-        {
-            ARRAY: app.ArrayRecord({ARRAY: array}),
-            WORDS: app.ConfigRecord({HEAD: packet.head}),
-        }
-    )
-
-
-def _message(packet: Packet, node: int, group: str) -> Any:
-    app = require("flwr.app", extra="flower")
-    return app.Message(
-        content=_content(packet), message_type="train", dst_node_id=node, group_id=group
-    )
-
-
-def _reply(packet: Packet, message: Any) -> Any:
-    app = require("flwr.app", extra="flower")
-    return app.Message(content=_content(packet), reply_to=message)
-
-
-def packet_of(message: Any) -> Packet:
-    """The packet in one of Flower's messages.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    try:
-        head = message.content[WORDS][HEAD]
-        body = message.content[ARRAY][ARRAY].data
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"message: wanted one of jaxfed.deploy, got {message.content}") from error
-    return Packet.read(head, body)

@@ -34,9 +34,9 @@ def initialize(
     by Gloo, a process that says nothing is taken for dead within half a minute (JAX's own default
     are 100 seconds, and 300 for the last goodbye), and a signal to end a process ends it.
 
-    The first three arguments may be left out under Slurm, Open MPI, Kubernetes (in a job with a
-    headless service) and on TPU pods, where JAX knows them; elsewhere they may come from the
-    environment too, as `JAXFED_COORDINATOR`, `JAXFED_PROCESSES` and `JAXFED_PROCESS`.
+    The first three arguments may be left out under Slurm, Open MPI and on TPU pods, where JAX finds
+    them, and in an indexed job of Kubernetes with the `kubernetes` package. Elsewhere they may come
+    from the environment, as `JAXFED_COORDINATOR`, `JAXFED_PROCESSES` and `JAXFED_PROCESS`.
 
     Args:
         coordinator: address and port of the first process, such as `"10.0.0.1:5000"`.

@@ -23,7 +23,7 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--processes",
         action="store_true",
-        help="join the others, as Slurm, Kubernetes, Open MPI or a TPU pod tells; in --data, "
+        help="join the others, as Slurm, Open MPI or a TPU pod tells; in --data, "
         f"{PLACE} stands for the number of the process, whose results go to --out/process{PLACE}",
     )
     group.add_argument(

@@ -250,8 +250,9 @@ def secure_sum(
     The run's key is the whole secrecy of the masks. All pairs' seeds come from it, so that whoever
     knows it, here any one client, can unmask all; and masks that are used twice cancel in the
     difference of two messages, so that each run needs a key of its own (`jaxfed.sweep` refuses to
-    share one). In a deployment the seeds come from a key agreement between each two clients, and
-    masks from a generator for cryptography; JAX's is one for simulations.
+    share one). JAX's generator is one for simulations. On separate machines (`jaxfed.deploy`) the
+    seeds come from a key agreement between each two clients and masks from a generator for
+    cryptography, all clients are partners, and some may drop out.
 
     Args:
         clients: m, how many there are.
