@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from jaxfed.core.grid import grid as grid
     from jaxfed.core.grid import stack as stack
     from jaxfed.core.grid import sweep as sweep
+    from jaxfed.core.plan import Plan as Plan
+    from jaxfed.core.plan import plan as plan
+    from jaxfed.core.plan import shapes_of as shapes_of
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
     from jaxfed.core.saved import Saved as Saved
@@ -81,6 +84,9 @@ _PLACES = {
     "grid": "jaxfed.core.grid:grid",
     "stack": "jaxfed.core.grid:stack",
     "sweep": "jaxfed.core.grid:sweep",
+    "Plan": "jaxfed.core.plan:Plan",
+    "plan": "jaxfed.core.plan:plan",
+    "shapes_of": "jaxfed.core.plan:shapes_of",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
     "Saved": "jaxfed.core.saved:Saved",

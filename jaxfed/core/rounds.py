@@ -72,6 +72,7 @@ class Costs(eqx.Module):
     whole_down: int = eqx.field(static=True)  # of a downlink as it is
     first_bytes_up: UInt32[Array, ""]  # of all clients together
     first_bytes_down: UInt32[Array, ""]
+    varies: bool = eqx.field(static=True)  # whether a round's messages have parts of that kind
 
 
 # What a round's messages took, for the history's bits: bytes that all participants sent, and the
@@ -95,11 +96,21 @@ def prepared(problem: Problem, rounds: int) -> Problem:
             lambda c: c.weights, jax.tree.map(lambda x: x[index], clients), weights
         )
 
-    def prepare(_, own):
-        data, client_id = own
-        return problem.algorithm.prepare(data, client_id, rounds)
+    made: tuple[Any, list[int | None]] = None, []
 
-    data = problem.backend.map(prepare, None, (clients.data, clients.ids))
+    def prepare(_, own):
+        nonlocal made
+        data, client_id = own
+        leaves, tree = jax.tree.flatten(problem.algorithm.prepare(data, client_id, rounds))
+        given = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(data))}
+        made = tree, [given.get(id(leaf)) for leaf in leaves]
+        return [leaf for leaf, place in zip(leaves, made[1], strict=True) if place is None]
+
+    # What is passed on as it was given is not computed, and not held twice.
+    new = iter(problem.backend.map(prepare, None, (clients.data, clients.ids)))
+    tree, places = made
+    old = jax.tree.leaves(clients.data)
+    data = jax.tree.unflatten(tree, [next(new) if x is None else old[x] for x in places])
     # Not by their constructor: those that fill up devices have the ids of others.
     clients = eqx.tree_at(lambda c: c.data, clients, data)
     return eqx.tree_at(lambda p: p.clients, problem, clients)
@@ -183,14 +194,17 @@ def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
         measure=jnp.full((), jnp.inf, objective.dtype),
         failure=Failure(failed.astype(jnp.int32), broken),
     )
+    up = _payload(problem.uplink, uplink)
+    down = _payload(problem.downlink, jax.eval_shape(lambda: downlink))
     costs = Costs(
         first_up,
         channel.fixed_bits(broadcast.payload),
-        _cost(problem.uplink, uplink),
-        _cost(problem.downlink, jax.eval_shape(lambda: downlink)),
+        channel.fixed_bits(up),
+        channel.fixed_bits(down),
         channel.fixed_bits(downlink),
         _counted(written),
         state.broadcast_bytes,
+        channel.varies(up) or channel.varies(down),
     )
     return state, costs
 
@@ -253,8 +267,8 @@ def _first_link(problem: Problem, uplink: PyTree, first: PyTree, total: PyTree) 
     return channel.Link(way, sender, zeros if way.cumulative else None)
 
 
-def _cost(way: channel.Channel, message: PyTree) -> int:
-    """Bits of a message's parts of fixed length, from its shapes."""
+def _payload(way: channel.Channel, message: PyTree) -> PyTree:
+    """Shapes of what a message of these shapes becomes."""
 
     def payload(message):
         zero = jnp.zeros((), jnp.int32)
@@ -262,7 +276,7 @@ def _cost(way: channel.Channel, message: PyTree) -> int:
         bound = way.bind(channel.Context(zero, jnp.ones(()), key, zero))
         return bound.encode(key, message, bound.memory(message))[0]
 
-    return channel.fixed_bits(jax.eval_shape(payload, message))
+    return jax.eval_shape(payload, message)
 
 
 def _first_of(tree: PyTree) -> PyTree:

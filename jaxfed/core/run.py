@@ -155,7 +155,7 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    compiled = _compiled(**compiler_options(algorithm, clients))
+    compiled = programs(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
         chunk_rounds = max(1, rounds // 50) if watched else rounds
@@ -259,7 +259,10 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
     )
 
 
-class _Compiled(eqx.Module):
+class Programs(eqx.Module):
+    """What `fit` runs, compiled."""
+
+    program: Any = eqx.field(static=True)  # a whole run: (problem, start, tol, options)
     run: Callable = eqx.field(static=True)
     prepare: Callable = eqx.field(static=True)
     advance: Any = eqx.field(static=True)
@@ -267,7 +270,8 @@ class _Compiled(eqx.Module):
 
 
 @cache
-def _compiled(**options: bool | int) -> _Compiled:
+def programs(**options: bool | int) -> Programs:
+    """The programs of `fit`, by what they are compiled with."""
     jit = partial(jax.jit, compiler_options=options)
 
     def run(problem, start, tol, options):
@@ -291,7 +295,8 @@ def _compiled(**options: bool | int) -> _Compiled:
         solution = end(problem, state, costs, tol)
         return replace(solution, history=history)
 
-    return _Compiled(
+    return Programs(
+        program=whole,
         run=with_history,
         prepare=jit(prepare, static_argnums=2),
         advance=jit(advance),

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.algorithm import Personalized
@@ -88,7 +89,9 @@ def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
 
 
 def _symmetric(x: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    return (x + x.T) / 2
+    # Behind a barrier: taken into the product that follows, which is one for all clients, the
+    # transposition of each client's matrix leaves XLA no tiles to choose for a GPU.
+    return lax.optimization_barrier((x + x.T) / 2)
 
 
 def aligned(frame: Rows, shared: Rows) -> Rows:
