@@ -59,8 +59,15 @@ def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
 
 
 def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
-    """UᵀV, in this order because it is then one product for all clients."""
-    return matmul(frame, shared.T)
+    """UᵀV, in this order because it is then one product for all clients, and the faster one.
+
+    Where its transpose goes on, as in `aligned`, XLA finds no tiles of that product for a GPU.
+    """
+    return lax.platform_dependent(
+        frame, shared,
+        cuda=lambda frame, shared: matmul(shared, frame.T).T,
+        default=lambda frame, shared: matmul(frame, shared.T),
+    )  # fmt: skip
 
 
 def tangent_part(shared: Rows, frame: Rows) -> Rows:
