@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from jaxfed.core.grid import stack as stack
     from jaxfed.core.grid import sweep as sweep
     from jaxfed.core.personalize import personalize as personalize
+    from jaxfed.core.plan import Plan as Plan
+    from jaxfed.core.plan import plan as plan
+    from jaxfed.core.plan import shapes_of as shapes_of
     from jaxfed.core.processes import ProcessError as ProcessError
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
@@ -87,6 +90,9 @@ _PLACES = {
     "sweep": "jaxfed.core.grid:sweep",
     "personalize": "jaxfed.core.personalize:personalize",
     "ProcessError": "jaxfed.core.processes:ProcessError",
+    "Plan": "jaxfed.core.plan:Plan",
+    "plan": "jaxfed.core.plan:plan",
+    "shapes_of": "jaxfed.core.plan:shapes_of",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
     "Saved": "jaxfed.core.saved:Saved",

@@ -33,6 +33,7 @@ INNER = {
 }  # fmt: skip
 # What may be any tree of arrays, or is only looked at once the others fit.
 OPEN = {
+    "shapes_of": {"dtype"},
     "linalg.largest_eigenvalue": {"operator"},
     "generative.sample": {"arrays", "features", "at_once"},
     "manifolds.stiefel.random": {"dtype"},

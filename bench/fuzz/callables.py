@@ -191,6 +191,7 @@ RUN = {
     "backend": instance(jf.backend.Backend), "tol": tolerance, "metrics": optional(function),
     "metrics_every": WHOLE,
 }  # fmt: skip
+PLANNED = ("algorithm", "clients", "rounds", "warm_start", "channel", "participation")
 
 
 def targets() -> list[Target]:
@@ -267,6 +268,21 @@ def targets() -> list[Target]:
                 "folder": optional(path),
             },
             cheap=True,
+        ),
+        Target(
+            "plan",
+            {"algorithm": jf.pca.Pooled(1), "clients": right["clients"], "topology": "cpu"},
+            {name: RUN[name] for name in PLANNED}
+            | {
+                "topology": one_of("cpu"),
+                "backend": optional(instance(jf.backend.Backend)),
+                "chunk_size": SOME,
+            },
+        ),
+        Target(
+            "shapes_of",
+            {"clients": 3, "samples": 4, "features": 5},
+            {"clients": COUNT, "samples": COUNT, "features": COUNT, "dtype": anything},
         ),
         Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
         Target(

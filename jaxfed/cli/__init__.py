@@ -14,6 +14,7 @@ COMMANDS = {
     "deploy": "run on separate machines, by Flower",
     "fit": "fit an algorithm to your own files",
     "info": "what a result holds",
+    "plan": "what a run takes on TPUs or GPUs, before anything is rented",
     "reproduce": "reproduce a table or figure of a paper",
     "sweep": "a grid over settings, samples, clients and seeds, compiled once",
     "transform": "scores of samples in components that were learned before",

@@ -24,6 +24,7 @@ class Compiled(NamedTuple):
     prepare: Callable[..., Any]
     advance: Callable[..., Any]
     finish: Callable[..., Any]
+    program: Any = None  # a whole run, where it is one program: (problem, start, tol, options)
 
 
 @cache

@@ -235,11 +235,10 @@ class _Chunked(Backend):
         clients = _length(own)
         if clients <= self.size:
             return _at_once(work, shared, own)
-        full = clients // self.size * self.size
+        size = _block(clients, self.size)
+        full = clients // size * size
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
-        blocks = jax.tree.map(
-            lambda x: x[:full].reshape(full // self.size, self.size, *x.shape[1:]), own
-        )
+        blocks = jax.tree.map(lambda x: x[:full].reshape(full // size, size, *x.shape[1:]), own)
         one = jax.tree.map(lambda x: x[:1], own)
         sent, _ = jax.eval_shape(partial(_at_once, work), shared, one)
 
@@ -256,6 +255,17 @@ class _Chunked(Backend):
             total = combined(total, part)
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return total, kept
+
+
+def _block(clients: int, most: int) -> int:
+    """The size of blocks: one that leaves no rest, if there is any from half the most allowed.
+
+    A rest is a second program beside that of the blocks, and takes copies of everything.
+    """
+    for size in range(most, most // 2, -1):
+        if clients % size == 0:
+            return size
+    return most
 
 
 def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
@@ -351,7 +361,10 @@ def separate() -> Backend:
 
 
 def chunked(size: int) -> Backend:
-    """Clients in blocks of `size`, one block after the other, in bounded memory.
+    """Clients in blocks of at most `size`, one block after the other, in bounded memory.
+
+    A number of clients that some number from half of `size` to `size` divides needs least: a
+    remainder is computed by itself, from copies.
 
     Raises:
         ValueError: if `size` is not a positive whole number.

@@ -20,7 +20,9 @@ _OLD_EMITTERS = (
 )
 
 
-def compiler_options(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
+def compiler_options(
+    algorithm: Algorithm, clients: Clients, platform: str | None = None
+) -> dict[str, bool | int]:
     """Options for `jax.jit` of a run's program, which `XLA_FLAGS` overrides.
 
     They are the compiled function's own and leave the process as it is.
@@ -28,8 +30,9 @@ def compiler_options(algorithm: Algorithm, clients: Clients) -> dict[str, bool |
     Args:
         algorithm: what runs.
         clients: whom it runs on.
+        platform: what it is compiled for, `"cpu"` or another; by default what this process has.
     """
-    if jax.default_backend() != "cpu":
+    if (platform or jax.default_backend()) != "cpu":
         return {}
     options: dict[str, bool | int] = {}
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the

@@ -111,6 +111,7 @@ class Costs(eqx.Module):
     whole_down: int = eqx.field(static=True)  # of a downlink as it is
     first_bytes_up: UInt32[Array, ""]  # of all clients together
     first_bytes_down: UInt32[Array, ""]
+    varies: bool = eqx.field(static=True)  # whether a round's messages have parts of that kind
 
 
 # What a round's messages took, for the history's bits: bytes that all participants sent, and the
@@ -134,14 +135,35 @@ def prepared(problem: Problem, rounds: int) -> Problem:
             lambda c: (c.data, c.ids, c.weights), clients, (data, clients.ids[whose], weights)
         )
 
-    def prepare(_, own):
-        data, client_id = own
-        return problem.algorithm.prepare(data, client_id, rounds)
-
-    data = problem.backend.map(prepare, None, (clients.data, clients.ids))
+    data = _prepared(problem, clients, rounds)
     # Not by their constructor: those that fill up devices have the ids of others.
     clients = eqx.tree_at(lambda c: c.data, clients, data)
     return eqx.tree_at(lambda p: p.clients, problem, clients)
+
+
+def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
+    """Their data as the algorithm prepares them."""
+
+    def prepare(_, own):
+        return problem.algorithm.prepare(*own, rounds)
+
+    own = clients.data, clients.ids
+    if is_buckets(clients.data):
+        return problem.backend.map(prepare, None, own)
+    made: tuple[Any, list[int | None]] = None, []
+
+    def new_alone(_, own):
+        nonlocal made
+        leaves, tree = jax.tree.flatten(prepare(None, own))
+        given = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(own[0]))}
+        made = tree, [given.get(id(leaf)) for leaf in leaves]
+        return [leaf for leaf, place in zip(leaves, made[1], strict=True) if place is None]
+
+    # What is passed on as it was given is not computed, and not held twice.
+    new = iter(problem.backend.map(new_alone, None, own))
+    tree, places = made
+    old = jax.tree.leaves(clients.data)
+    return jax.tree.unflatten(tree, [next(new) if x is None else old[x] for x in places])
 
 
 def begin(problem: Problem, start: Personalized | None) -> tuple[State, Costs]:
@@ -272,7 +294,8 @@ def shapes_of(
         return wrapped(contract.first_message(problem.algorithm, problem.key, data, begun))
 
     bits = [
-        _cost(problem.first_uplink, jax.eval_shape(message, data, own)) for data, _, own in each
+        channel.fixed_bits(_payload(problem.first_uplink, jax.eval_shape(message, data, own)))
+        for data, _, own in each
     ]
     steps = [messages_of_round(problem, downlink, local, data) for data, local, _ in each]
     uplink, objective = steps[0]
@@ -404,14 +427,17 @@ def first_state(
 def costs_of(problem: Problem, opening: Opening, uplink: PyTree, first_up: int | float) -> Costs:
     """What messages cost, from their shapes."""
     downlink, payload = opening.downlink, opening.broadcast.payload
+    up = _payload(problem.uplink, uplink)
+    down = _payload(problem.downlink, jax.eval_shape(lambda: downlink))
     return Costs(
         first_up,
         channel.fixed_bits(payload),
-        _cost(problem.uplink, uplink),
-        _cost(problem.downlink, jax.eval_shape(lambda: downlink)),
+        channel.fixed_bits(up),
+        channel.fixed_bits(down),
         channel.fixed_bits(downlink),
         opening.written,
         channel.variable_bytes(payload),
+        channel.varies(up) or channel.varies(down),
     )
 
 
@@ -467,8 +493,8 @@ def _counted(written: PyTree) -> UInt32[Array, ""]:
     return jnp.zeros((), jnp.uint32) if written is None else plain(written)
 
 
-def _cost(way: channel.Channel, message: PyTree) -> int:
-    """Bits of a message's parts of fixed length, from its shapes."""
+def _payload(way: channel.Channel, message: PyTree) -> PyTree:
+    """Shapes of what a message of these shapes becomes."""
 
     def payload(message):
         zero = jnp.zeros((), jnp.int32)
@@ -476,7 +502,7 @@ def _cost(way: channel.Channel, message: PyTree) -> int:
         bound = way.bind(channel.Context(zero, jnp.ones(()), key, zero))
         return bound.encode(key, message, bound.memory(message))[0]
 
-    return channel.fixed_bits(jax.eval_shape(payload, message))
+    return jax.eval_shape(payload, message)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -167,10 +167,10 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    programs = apart.programs if backend.apart else _compiled
+    made = apart.programs if backend.apart else programs
     if is_source(clients.data):
-        programs = streamed
-    compiled = programs(**compiler_options(algorithm, clients))
+        made = streamed
+    compiled = made(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
         chunk_rounds = max(1, rounds // 50) if watched else rounds
@@ -284,7 +284,8 @@ def _diverged(piece: Mapping[str, Any], place: int, solution: Solution, throw: b
 
 
 @cache
-def _compiled(**options: bool | int) -> Compiled:
+def programs(**options: bool | int) -> Compiled:
+    """The programs of `fit`, by what they are compiled with."""
     jit = partial(jax.jit, compiler_options=options)
 
     def run(problem, start, tol, options):
@@ -309,6 +310,7 @@ def _compiled(**options: bool | int) -> Compiled:
         return replace(solution, history=history)
 
     return Compiled(
+        program=whole,
         run=with_history,
         prepare=jit(prepare, static_argnums=2),
         advance=jit(advance),

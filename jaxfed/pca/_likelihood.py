@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.algorithm import Personalized
@@ -58,8 +59,15 @@ def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
 
 
 def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
-    """UᵀV, in this order because it is then one product for all clients."""
-    return matmul(frame, shared.T)
+    """UᵀV, in this order because it is then one product for all clients, and the faster one.
+
+    Where its transpose goes on, as in `aligned`, XLA finds no tiles of that product for a GPU.
+    """
+    return lax.platform_dependent(
+        frame, shared,
+        cuda=lambda frame, shared: matmul(shared, frame.T).T,
+        default=lambda frame, shared: matmul(frame, shared.T),
+    )  # fmt: skip
 
 
 def tangent_part(shared: Rows, frame: Rows) -> Rows:
@@ -88,7 +96,9 @@ def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
 
 
 def _symmetric(x: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    return (x + x.T) / 2
+    # Behind a barrier: taken into the product that follows, which is one for all clients, the
+    # transposition of each client's matrix leaves XLA no tiles to choose for a GPU.
+    return lax.optimization_barrier((x + x.T) / 2)
 
 
 def aligned(frame: Rows, shared: Rows) -> Rows:

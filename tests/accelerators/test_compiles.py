@@ -1,0 +1,126 @@
+"""Runs compile for TPUs and GPUs by those machines' own compilers; nothing runs there.
+
+A part of `bench/accelerator_matrix.py`, which has every algorithm with every channel.
+"""
+
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import accelerator_matrix as matrix
+import jaxfed as jf
+from jaxfed.core.arguments import problem_of
+from jaxfed.core.loop import Options
+from jaxfed.core.run import programs
+from jaxfed.core.targets import compiled, target
+
+COMPILERS = {"v5e": "libtpu", "h100": "jax_cuda12_plugin"}
+
+
+def place(name):
+    """A target, or a skipped test where its compiler is not installed."""
+    package = COMPILERS[name.partition(":")[0]]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install -e '.[aot]'")
+    return target(name)
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+both = pytest.mark.parametrize("name", ["v5e:2x2", "h100"])
+# One of each sort of program: steps with polar factors, with QR and Cholesky's, with eigenvectors;
+# views; networks that are trained.
+KINDS = [
+    jf.pca.PerPCA, jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.gcca.MaxVar, jf.gcca.DeepMaxVar,
+    jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
+]  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs(name, kind):
+    found = matrix.compile_for(place(name), matrix.program(kind, "lossless", "forward"))
+    memory = found.program.memory_analysis()
+    assert memory.argument_size_in_bytes > 0 and found.all_reduces == 0
+
+
+@both
+def test_eigenvectors_of_hierarchical_pca(name):
+    clients, _ = matrix.problem(jf.pca.HierarchicalPCA)
+    algorithm = jf.pca.HierarchicalPCA(3, 0.5, 0.1, solver="eigenvectors")
+
+    def run(algorithm, clients):
+        return jf.rollout(algorithm, clients, rounds=10, key=jax.random.key(0)).result
+
+    compiled(jax.jit(run), algorithm, clients, target=place(name))
+
+
+@both
+@pytest.mark.parametrize("way", [way for way in matrix.WAYS if way != "lossless"])
+def test_channels(name, way):
+    matrix.compile_for(place(name), matrix.program(jf.pca.SubspaceIteration, way, "forward"))
+
+
+@both
+@pytest.mark.parametrize("way", ["lossless", "difference of 3 bits"])
+def test_gradients(name, way):
+    matrix.compile_for(place(name), matrix.program(jf.pca.SubspaceIteration, way, "gradient"))
+
+
+@pytest.mark.parametrize(("name", "devices"), [("v5e:2x2", 4), ("v5e:4x4", 16), ("h100:8", 8)])
+def test_shards(name, devices):
+    spread = place(name)
+    assert len(spread.devices) == devices
+    backend = jf.backend.shard(spread.mesh())
+    found = matrix.compile_for(
+        spread, matrix.program(jf.pca.SubspaceIteration, "lossless", "forward", backend)
+    )
+    # One in the rounds' loop, and those before it.
+    assert 1 <= found.all_reduces <= 3
+
+
+@both
+def test_sweeps(name):
+    matrix.compile_for(place(name), matrix.sweep())
+
+
+def test_no_interpreter_and_no_library_within_a_program_for_a_tpu():
+    found = matrix.compile_for(
+        place("v5e:2x2"), matrix.program(jf.pca.PerPCA, "lossless", "forward")
+    )
+    called = set(re.findall(r'custom_call_target="([^"]+)"', found.program.as_text()))
+    assert not called & {"Eigh", "Qr", "ProductOfElementaryHouseholderReflectors"}
+    assert not [name for name in called if "callback" in name]
+
+
+def test_a_plan_is_what_the_program_takes():
+    where = place("v5e")
+    algorithm = jf.pca.SubspaceIteration(2)
+    shapes = jf.shapes_of(256, 8, 32)
+    plan = jf.plan(algorithm, shapes, topology="v5e", rounds=5)
+    assert plan.fits and plan.devices == 1 and plan.available == 16 * 2**30
+    # The user's own program: `fit`'s, lowered for one chip with arrays.
+    clients = jf.Clients.from_samples(jnp.ones((256, 8, 32)))
+    problem, start = problem_of(
+        algorithm, clients, 5, jax.random.key(0), None, jf.channel.lossless(), None,
+        jf.backend.vmap(),
+    )  # fmt: skip
+    options = Options(5, stops=False, metrics=None, metrics_every=1, remat=False)
+    found = compiled(programs().program, problem, start, None, options, target=where)
+    memory = found.program.memory_analysis()
+    assert plan.memory is not None
+    assert plan.memory.temporaries == memory.temp_size_in_bytes
+    assert plan.memory.arguments == memory.argument_size_in_bytes
+    assert plan.memory.code == memory.generated_code_size_in_bytes
+
+
+def test_a_plan_finds_blocks_that_fit():
+    place("v5e")
+    plan = jf.plan(
+        jf.pca.SubspaceIteration(2), jf.shapes_of(10**8, 8, 32), topology="v5e", rounds=2,
+        chunk_size=4096,
+    )  # fmt: skip
+    assert plan.fits is False and plan.memory is None
+    assert plan.needed > plan.available and "devices" in plan.advice

@@ -1,0 +1,50 @@
+"""Plans by this processor's compiler; those of accelerators are in tests/accelerators."""
+
+import importlib.util
+
+import jax
+import pytest
+
+import jaxfed as jf
+from jaxfed.cli import main
+from jaxfed.core.backend import _block
+
+
+def test_a_plan_counts_messages_and_memory():
+    plan = jf.plan(jf.pca.Pooled(2), jf.shapes_of(12, 8, 6), topology="cpu", rounds=1)
+    assert (plan.devices, plan.clients, plan.fits, plan.chunk_size) == (1, 12, None, None)
+    assert plan.first_bytes_up == 4 * 6 * 7 // 2 and plan.bytes_up == 0 and not plan.varies
+    assert plan.memory is not None and plan.needed == plan.memory.total
+    # The samples are among them; what a run does not need is left out.
+    assert plan.memory.arguments >= 4 * 12 * 8 * 6
+    assert "nothing ran" in str(plan)
+
+
+def test_shapes_are_those_of_samples():
+    like = jax.eval_shape(jf.Clients.from_samples, jax.ShapeDtypeStruct((3, 4, 5), "float32"))
+    assert jax.tree.structure(jf.shapes_of(3, 4, 5)) == jax.tree.structure(like)
+    with pytest.raises(ValueError, match=r"^samples: "):
+        jf.shapes_of(3, 0, 5)
+
+
+@pytest.mark.parametrize("topology", ["gpu", "v5e4x4", "h100:0", None])
+def test_unknown_places_are_refused(topology):
+    with pytest.raises(ValueError, match=r"^topology: wanted .*, got"):
+        jf.plan(jf.pca.Pooled(2), jf.shapes_of(2, 3, 4), topology=topology)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="it is installed")
+def test_a_missing_compiler_is_told():
+    with pytest.raises(ImportError, match=r"libtpu .*jaxfed\[aot\]"):
+        jf.plan(jf.pca.Pooled(2), jf.shapes_of(2, 3, 4), topology="v5e:2x2")
+
+
+def test_the_command_plans(capsys):
+    given = "plan pooled --clients 6 --samples 4 --features 5 --rank 2 --topology cpu"
+    assert main(given.split()) == 0
+    assert "memory of a device" in capsys.readouterr().out
+
+
+def test_blocks_divide_the_clients_where_they_can():
+    assert [_block(m, 4096) for m in (10**6, 8 * 10**6, 8192)] == [4000, 4000, 4096]
+    assert _block(10007, 100) == 100  # a prime number
