@@ -90,6 +90,8 @@ def spread(
 
     def told() -> dict[str, Any]:
         clients, samples = own()
+        if any(np.shape(x)[:1] != (len(clients),) for x in jax.tree.leaves(clients.data)):
+            raise refuse("own", "clients in arrays with a row for each, without buckets", clients)
         held.append(clients)
         return {
             "ids": len(clients) if ids is None else _checked_ids(ids, len(clients)).tolist(),
