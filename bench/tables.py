@@ -48,6 +48,7 @@ TABLES = {
     "Channels against a copy": Made("python bench/channels.py", "2"),
     "Memory in channels": Made("python bench/channel_table.py papers", "10"),
     "Entropy coding": Made(f"{_REPRODUCE} gcca/table1 --seeds 5", "5", "not the two last rows"),
+    "Precision": Made("python bench/precision.py", "10"),
     "Generalized CCA": Made("python bench/gcca.py", "10"),
     "Figure 1(b) of hierarchical PCA as one grid": Made("python bench/hierarchical_sweep.py", "30"),
     "Figures of hierarchical PCA": Made(f"{_REPRODUCE} adept/figure2", "10"),
