@@ -1,6 +1,7 @@
 """What is asked of a fitted model: against NumPy, on arrays made by hand where that will do."""
 
 import json
+import os
 import zipfile
 
 import jax
@@ -183,3 +184,48 @@ def test_entities_seen_later_are_represented(model):
         np.testing.assert_allclose(scores[j], views[j] @ local[j] / 2, rtol=1e-5)
     with pytest.raises(ValueError, match="fitted"):
         jf.gcca.transform(model[1], jf.gcca.Views.from_arrays(views[:1]))
+
+
+DAMAGE = {
+    "a history of two axes": ({}, {"history_objective": np.ones((1, 2))}, "one number a round"),
+    "words": ({}, {"shared": np.array(["a"])}, "wanted numbers"),
+    "other clients": ({"clients": 7}, {}, "wanted 7 clients"),
+    "what moves a terminal's cursor": ({"algorithm": "PCA\x1b[2J"}, {}, "can be printed"),
+    "pickled objects": ({}, {"shared": np.array([{}], object)}, "allow_pickle"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_forged_files_are_refused(name, solution, tmp_path):
+    changed, forged, message = DAMAGE[name]
+    arrays = solution.entries() | forged
+    header = json.loads(str(arrays["header"])) | changed
+    header["types"] |= {key: str(x.dtype) for key, x in forged.items()}
+    np.savez(tmp_path / "result.npz", **arrays | {"header": np.asarray(json.dumps(header))})
+    with pytest.raises(ValueError, match=f"{REFUSED}.*{message}"):
+        jf.load(tmp_path / "result.npz")
+
+
+def test_files_that_hurt_are_refused(solution, tmp_path):
+    deep = "[" * 100_000
+    np.savez(tmp_path / "deep.npz", header=np.asarray(deep))
+    solution.save(tmp_path / "result.npz")
+    content = bytearray((tmp_path / "result.npz").read_bytes())
+    for flag in (8, 6):  # of encryption, in the list of entries and before the entry
+        place = content.index(b"PK\x01\x02" if flag == 8 else b"PK\x03\x04") + flag
+        content[place] |= 1
+    (tmp_path / "locked.npz").write_bytes(content)
+    # A list whose entries are all one and the same takes many times the file's bytes.
+    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+        archive.writestr("a.npy", bytes(10_000))
+        for name in "bcd":
+            again = zipfile.ZipInfo(f"{name}.npy")
+            again.file_size = again.compress_size = 10_000
+            again.header_offset = again.CRC = 0
+            archive.filelist.append(again)
+    for name in ("deep", "locked", "many"):
+        with pytest.raises(ValueError, match=REFUSED):
+            jf.load(tmp_path / f"{name}.npz")
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(ValueError, match=r"pipe\.npz: wanted a regular file"):
+        jf.load(tmp_path / "pipe.npz")

@@ -123,6 +123,26 @@ def test_gcca_of_degenerate_views_has_finite_derivatives(name):
             assert jnp.abs(slope).max() > 1e-3
 
 
+def test_maps_of_tiny_views_are_huge_and_finite(key):
+    """Squares of 1e20 overflow, those of 1e-20 vanish; a ridge of 0 made NaN of either."""
+    rows = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
+    algorithm = jf.gcca.MaxVar(2, solver="exact")
+
+    @jax.jit
+    @jax.vmap
+    def last(size):
+        clients = jf.gcca.Views.from_arrays(list(size * rows))
+        run = jf.rollout(algorithm, clients, rounds=3, key=key)
+        return run.history["objective"][-1], run.result.shared
+
+    objective, shared = last(jnp.float32([1, 1e-18, 1e-20, 1e-25]))
+    np.testing.assert_allclose(objective, objective[0], rtol=0.01)
+    chex.assert_tree_all_finite(shared)
+    local = jnp.full((2, 4, 2), 1e25)
+    views = jf.gcca.Views.from_arrays(list(1e-25 * rows))
+    assert np.isfinite(jf.gcca.cost(views, shared[0], local))
+
+
 def test_under_vmap_a_processor_takes_one_matrix_at_a_time():
     """jaxlib's batched kernels can wait for each other for ever (see `one_by_one`)."""
     program = jax.jit(jax.vmap(svd)).lower(jnp.zeros((5, 6, 4))).compile().as_text()

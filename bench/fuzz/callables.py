@@ -770,7 +770,7 @@ def _layers(right) -> list[Target]:
     solve = {name: RUN[name] for name in ("algorithm", "rounds", "key", "tol")} | {
         "adjoint": optional(instance(jf.adjoint.Adjoint))
     }
-    samples = {"samples": array(CLIENTS, None, None, finite=True)}
+    samples = {"samples": array(None, None, None, finite=True)}
     views = {"views": tracked("views")}
     of_samples = {n: run_of(right)[n] for n in ("algorithm", "rounds", "key")} | {
         "samples": right["samples"]
@@ -806,7 +806,7 @@ def _estimators(right) -> list[Target]:
     def fitted(name: str, data: Any) -> Callable[..., Any]:
         return lambda **parameters: getattr(jf.estimators, name)(**parameters).fit(data).summary_
 
-    seed = either(whole(0, 2**32 - 1), lambda value: value is None or value is np.random)
+    seed = either(whole(0, 2**32 - 1), lambda value: value is None or isinstance(value, bool))
     few, always = whole(1, 2), {"rounds": COUNT, "center": flag, "random_state": seed}
     rows = np.concatenate(right["samples"])
     return [

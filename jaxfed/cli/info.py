@@ -50,7 +50,8 @@ def file_of(path: Path) -> Path:
 def _rows(path: Path) -> list[dict]:
     """The table that a command printed, if it is still beside its result."""
     try:
-        rows = json.loads(path.read_bytes())["table"]
-        return [dict(row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
+        rows = json.loads(path.read_bytes())["table"] if path.is_file() else []
+        rows = [dict(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
+    return rows if all(row.keys() == rows[0].keys() for row in rows) else []

@@ -146,10 +146,12 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     place = checked_path("path", path)
     if like is not None:
         check_instance("like", like, Personalized, "a jaxfed.Personalized, such as a result")
+    if place.exists() and not place.is_file():  # to open a pipe may never end
+        raise ValueError(f"{place}: wanted a regular file")
     with place.open("rb") as file:
         try:
-            header, arrays = _read(file)
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError) as error:
+            header, arrays = _read(file, place.stat().st_size)
+        except Exception as error:  # of every kind, by what is damaged
             raise ValueError(f"{place}: not a file that Solution.save wrote ({error})") from error
     parts = {}
     for name in PARTS:
@@ -160,15 +162,15 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     return Saved(result=Personalized(**parts), history=history, **kept)
 
 
-def _read(file: Any) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            # So that no file takes more memory than it has bytes.
-            packed = [each.filename for each in archive.infolist() if each.compress_type]
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"no archive: {error}") from error
+def _read(file: Any, size: int) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
+    with zipfile.ZipFile(file) as archive:
+        # So that no file takes more memory than it has bytes, by entries that overlap neither.
+        packed = [each.filename for each in archive.infolist() if each.compress_type]
+        whole = sum(each.file_size for each in archive.infolist())
     if packed:
         raise ValueError(f"wanted entries that are not compressed, got {packed[0]}")
+    if whole > size:
+        raise ValueError(f"wanted entries of its {size:,} bytes, got {whole:,}")
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:
         header = json.loads(str(stored["header"]))
@@ -177,12 +179,12 @@ def _read(file: Any) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
             raise ValueError(f"wanted format {LAYOUT}, got {header['format']}")
         types = header["types"]
         arrays = {key: stored[key].view(jnp.dtype(types[key])) for key in types}
-    _check(header)
+    _check(header, arrays)
     return header, arrays
 
 
-def _check(header: Mapping[str, Any]) -> None:
-    """Refuse a header whose entries are not what they should be."""
+def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse a header and arrays that are not what they should be."""
     wanted = {"rounds": int, "clients": int, "status": str, "algorithm": str, "versions": dict}
     for name, kind in wanted.items():
         if type(header[name]) is not kind:
@@ -190,6 +192,16 @@ def _check(header: Mapping[str, Any]) -> None:
     missing = {p for name in PARTS for p in header["parts"][name] or ()} - header["types"].keys()
     if missing:
         raise ValueError(f"parts without arrays: {sorted(missing)}")
+    if not header["algorithm"].isprintable():  # it goes to terminals
+        raise ValueError(f"algorithm: wanted text that can be printed, got {header['algorithm']!r}")
+    for name, array in arrays.items():
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
+            raise ValueError(f"{name}: wanted numbers, got {array.dtype}")
+        if name.startswith(HISTORY) and array.ndim != 1:
+            raise ValueError(f"{name}: wanted one number a round, got shape {array.shape}")
+    local = arrays.get("local")
+    if local is not None and local.shape[:1] != (header["clients"],):
+        raise ValueError(f"local: wanted {header['clients']} clients, got shape {local.shape}")
 
 
 def _part(name: str, arrays: Mapping[str, Any], like: tuple[PyTree] | None) -> PyTree:

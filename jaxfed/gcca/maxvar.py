@@ -200,7 +200,8 @@ class MaxVar(Algorithm):
         """Move the map towards the representation; send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         distance = jnp.sum((local.scores - downlink) ** 2) / 2
-        objective = distance + ridge * jnp.sum(local.weights**2) / 2
+        # Maps of tiny views are huge: without a ridge, their squares' overflow must not count.
+        objective = distance + jnp.sum(ridge * local.weights * local.weights) / 2
         if self.solver == "exact":
             weights = data.view.solve(downlink, ridge)
         else:

@@ -54,7 +54,7 @@ def cost(
     local = checked_array("local", local, f"{clients} {features} {shared.shape[1]}")
     check_factor("ridge", ridge, single=True)
     scores = _scores(views, local, entities)
-    return (jnp.sum((scores - shared) ** 2) + ridge * jnp.sum(local**2)) / 2
+    return (jnp.sum((scores - shared) ** 2) + jnp.sum(ridge * local * local)) / 2
 
 
 def transform(

@@ -20,7 +20,7 @@ from jaxfed.core.clients import (
     padded,
     widened,
 )
-from jaxfed.linalg import matmul, not_rounding, svd
+from jaxfed.linalg import matmul, not_rounding, ratio, svd
 from jaxfed.linalg.sparse import checked_rows
 
 Scores = Float[Array, "entities rank"]
@@ -127,7 +127,8 @@ class Factors(NamedTuple):
         unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
         unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
         singular = self.singular / unit
-        squares = singular**2 + ridge * length / unit / unit
+        # Twice, and not as `/ unit / unit`, which a compiler makes a division by a lost square.
+        squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
         shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
         return matmul(self.right, shrunk[:, None] * matmul(self.left.T, scores)) * length**0.5
 
