@@ -44,7 +44,7 @@ from jaxfed.core.checks import check_count, check_flag, check_instance, check_po
 from jaxfed.core.implicit import Report as Report
 from jaxfed.core.implicit import Settings, differentiable
 from jaxfed.core.loop import Options, solve
-from jaxfed.core.rounds import Problem
+from jaxfed.core.problem import Problem
 from jaxfed.core.solution import Solution
 
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from jaxfed.core import rounds, steps
+from jaxfed.core import ends, steps
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.loop import Options, finish, metrics_of, with_bits
-from jaxfed.core.rounds import Costs, Problem, State, blank
+from jaxfed.core.problem import Costs, Problem, State, blank
 
 
 class Compiled(NamedTuple):
@@ -141,7 +141,7 @@ def _round(made: steps.Programs, problem: Problem, state: State) -> tuple[State,
     client, server, clients = of_client(problem), of_server(problem), problem.clients
     inclusion = made.inclusion(server, state.round)
     local, memory = state.local, state.uplink.sender
-    rows: list[rounds.ClientRound | None] = [None] * problem.size
+    rows: list[ends.ClientRound | None] = [None] * problem.size
     for i in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
         row = rows[i] = made.step(
             client, _place(problem, i), state.round, state.downlink.receiver,

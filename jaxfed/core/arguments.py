@@ -30,9 +30,9 @@ from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
 from jaxfed.core.newcomers import by_id
+from jaxfed.core.problem import Problem
 from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
-from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
 from jaxfed.core.source import is_source
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed.core.checks import check_count, check_factor, check_text
-from jaxfed.core.rounds import State
+from jaxfed.core.problem import State
 from jaxfed.core.solution import Solution
 
 

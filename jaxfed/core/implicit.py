@@ -26,8 +26,9 @@ from jaxfed.core.backend import collect, vmap
 from jaxfed.core.buckets import first_of
 from jaxfed.core.gauge import Bases, vertical_part
 from jaxfed.core.hook import hooked
+from jaxfed.core.problem import Problem, State
 from jaxfed.core.reduction import contributions, plain, wrapped
-from jaxfed.core.rounds import Problem, State, begin, one_round, prepared, result_of
+from jaxfed.core.rounds import begin, one_round, prepared, result_of
 from jaxfed.core.solution import Solution
 
 LOSSLESS = channel.lossless()

@@ -11,19 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.rounds import (
-    TRAFFIC,
-    Costs,
-    Failure,
-    Problem,
-    State,
-    begin,
-    blank,
-    one_round,
-    prepared,
-    released,
-    result_of,
-)
+from jaxfed.core.problem import TRAFFIC, Costs, Failure, Problem, State, blank
+from jaxfed.core.rounds import begin, one_round, prepared, released, result_of
 from jaxfed.core.solution import Solution, Status
 
 Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]

@@ -16,8 +16,9 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core import contract
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.problem import Problem
 from jaxfed.core.processes import is_here
-from jaxfed.core.rounds import Problem, prepared
+from jaxfed.core.rounds import prepared
 
 # Local steps, where nobody says how many.
 ROUNDS = 100

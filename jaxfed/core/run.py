@@ -23,8 +23,8 @@ from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
+from jaxfed.core.problem import State
 from jaxfed.core.processes import exchanged, on_host, watched
-from jaxfed.core.rounds import State
 from jaxfed.core.solution import DivergenceError, Solution, Status
 from jaxfed.core.source import check_in_memory, is_source
 from jaxfed.core.streaming import Streamed, streamed

@@ -13,8 +13,8 @@ from jaxfed.core import saved
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import refuse
 from jaxfed.core.described import columns, is_known
+from jaxfed.core.problem import Failure, State
 from jaxfed.core.release import Release
-from jaxfed.core.rounds import Failure, State
 
 
 class Status(eqx.Enumeration):

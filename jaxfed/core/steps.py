@@ -1,6 +1,6 @@
 """What one client and the server do of a run that is not one program.
 
-The same functions as in `jaxfed.core.rounds`, each compiled by itself, with the wire between them.
+The same functions as in `jaxfed.core.ends`, each compiled by itself, with the wire between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxfed.core import channel, contract, rounds
+from jaxfed.core import channel, contract, ends
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.backend import collect
-from jaxfed.core.rounds import ClientRound, Costs, Problem, State
+from jaxfed.core.ends import ClientRound
+from jaxfed.core.problem import Costs, Problem, State, key_of_round, key_of_start, shared_secret
 
 
 class Place(NamedTuple):
@@ -28,9 +29,7 @@ class Place(NamedTuple):
 
     def context(self, problem: Problem, number: Int[Array, ""]) -> channel.Context:
         """What its channel knows of it in a round."""
-        return channel.Context(
-            self.position, self.weight, rounds.shared_secret(problem.key), number
-        )
+        return channel.Context(self.position, self.weight, shared_secret(problem.key), number)
 
 
 class First(NamedTuple):
@@ -75,8 +74,8 @@ def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], number: i
 def announce(problem: Problem, place: Place, data: PyTree, start: Personalized | None) -> First:
     """ONE client's message before the rounds."""
     context = place.context(problem, jnp.zeros((), jnp.int32))
-    key = rounds.key_of_start(problem.key)
-    sent, broken = rounds.first_sent(problem, key, place.id, context, data, start)
+    key = key_of_start(problem.key)
+    sent, broken = ends.first_sent(problem, key, place.id, context, data, start)
     return First(sent.payload, sent.decoded, broken)
 
 
@@ -116,10 +115,10 @@ def begin(
         start: its part of a warm start.
         first: its first message as it was decoded; None for who has sent none.
     """
-    key = rounds.key_of_start(problem.key)
-    local = rounds.first_local(problem, key, place.id, downlink, data, start)
-    uplink, _ = rounds.messages_of_round(problem, downlink, local, data)
-    return local, rounds.first_memory(problem, first, uplink)
+    key = key_of_start(problem.key)
+    local = ends.first_local(problem, key, place.id, downlink, data, start)
+    uplink, _ = ends.messages_of_round(problem, downlink, local, data)
+    return local, ends.first_memory(problem, first, uplink)
 
 
 def step(
@@ -132,9 +131,9 @@ def step(
     data: PyTree,
 ) -> ClientRound:
     """ONE client's part of the round after so many."""
-    key = rounds.key_of_round(problem.key, done)
+    key = key_of_round(problem.key, done)
     context = place.context(problem, done + 1)
-    return rounds.client_round(problem, key, place.id, context, downlink, local, memory, data)
+    return ends.client_round(problem, key, place.id, context, downlink, local, memory, data)
 
 
 def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
@@ -181,16 +180,16 @@ def open_server(problem: Problem, heard: Heard, like: Like, start: Personalized 
         payload, broken, weight = own
         real, broken = jnp.ones_like(weight), broken & (weight > 0)
         decoded = way.decode(payload)
-        return rounds.first_contribution(payload, decoded, weight, real, broken), broken
+        return ends.first_contribution(payload, decoded, weight, real, broken), broken
 
     own = heard.payload, heard.broken, problem.clients.weights
     total, broken = collect(problem.backend, one, None, own, problem.size)
-    opening = rounds.opened(problem, total, data, start)
+    opening = ends.opened(problem, total, data, start)
     first, uplink, objective = messages(problem, opening.downlink, data, start)
-    remembered = rounds.remembers_first(problem, first.decoded, uplink)
-    state = rounds.first_state(problem, opening, uplink, objective, remembered)
+    remembered = ends.remembers_first(problem, first.decoded, uplink)
+    state = ends.first_state(problem, opening, uplink, objective, remembered)
     state = replace(state, failure=state.failure._replace(clients=broken))
-    costs = rounds.costs_of(problem, opening, uplink, channel.fixed_bits(first.payload))
+    costs = ends.costs_of(problem, opening, uplink, channel.fixed_bits(first.payload))
     return Opened(state, opening.broadcast.payload, costs)
 
 
@@ -201,11 +200,11 @@ def messages(problem: Problem, downlink: PyTree, data: PyTree, start: Personaliz
     first = jax.eval_shape(announce, problem, place, data, own_start)
 
     def local(downlink, data, start):
-        key = rounds.key_of_start(problem.key)
-        return rounds.first_local(problem, key, place.id, downlink, data, start)
+        key = key_of_start(problem.key)
+        return ends.first_local(problem, key, place.id, downlink, data, start)
 
     own = jax.eval_shape(local, downlink, data, own_start)
-    return first, *rounds.messages_of_round(problem, downlink, own, data)
+    return first, *ends.messages_of_round(problem, downlink, own, data)
 
 
 def _one_of(local: PyTree) -> PyTree:
@@ -240,7 +239,7 @@ def serve(
         arrived = ClientRound(
             payload, problem.uplink.decode(payload), diagnostics, broken, None, None
         )
-        return rounds.contribution(problem, arrived, weight, present), lost | broken
+        return ends.contribution(problem, arrived, weight, present), lost | broken
 
     own = (*heard, problem.clients.weights, inclusion)
     number = problem.participation.number(problem.size)
@@ -251,8 +250,8 @@ def serve(
         lost = jnp.zeros(problem.size, bool).at[chosen].set(lost)
     else:
         reduced, lost = collect(problem.backend, one, None, own, problem.size)
-    after, record = rounds.server_round(problem, state, inclusion, reduced, lost)
-    return after, record, rounds.broadcast_of(problem, state, after)
+    after, record = ends.server_round(problem, state, inclusion, reduced, lost)
+    return after, record, ends.broadcast_of(problem, state, after)
 
 
 def ended(problem: Problem, state: State) -> tuple[PyTree, PyTree]:
@@ -302,7 +301,7 @@ def shapes(problem: Problem, data: PyTree, start: Personalized | None) -> Shapes
     local, memory = jax.eval_shape(begin, client, place, down, data, own_start, first.decoded)
     done = jnp.zeros((), jnp.int32)
     went = jax.eval_shape(step, client, place, done, down, local, memory, data)
-    payload = jax.eval_shape(rounds.broadcast_of, problem, opened.state, opened.state)
+    payload = jax.eval_shape(ends.broadcast_of, problem, opened.state, opened.state)
     end = jax.eval_shape(ended, problem, opened.state)[1]
     return Shapes(
         first.payload, opened.payload, went.payload, payload, went.diagnostics, down, end,
@@ -348,7 +347,7 @@ def programs(**options: bool | int) -> Programs:
         step=jit(step),
         result=jit(result),
         open_server=jit(open_server, static_argnums=2),
-        inclusion=jit(rounds.chosen_inclusion),
+        inclusion=jit(ends.chosen_inclusion),
         serve=jit(serve),
         ended=jit(ended),
     )

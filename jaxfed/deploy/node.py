@@ -18,7 +18,7 @@ from jaxfed.core.apart import of_client
 from jaxfed.core.channel.secure import adds_masks
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.compiling import compiler_options
-from jaxfed.core.rounds import Problem
+from jaxfed.core.problem import Problem
 from jaxfed.core.saved import Saved, write
 from jaxfed.deploy.data import padded, told
 from jaxfed.deploy.masked import NodeMasks, secret_key

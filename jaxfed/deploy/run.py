@@ -14,7 +14,7 @@ from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.channel.secure import masks_apart
 from jaxfed.core.checkpoint import digest_of
 from jaxfed.core.clients import Clients
-from jaxfed.core.rounds import Problem
+from jaxfed.core.problem import Problem
 from jaxfed.deploy.wire import key_from_words, key_to_words
 
 

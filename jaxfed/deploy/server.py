@@ -21,7 +21,7 @@ from jaxfed.core.channel.secure import adds_masks, numbers_of, with_numbers
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import with_bits
-from jaxfed.core.rounds import Costs, Problem, State
+from jaxfed.core.problem import Costs, Problem, State
 from jaxfed.core.saved import Saved, write
 from jaxfed.deploy.data import common, shaped
 from jaxfed.deploy.exchange import Exchange, RefusedError

@@ -51,8 +51,9 @@ from jaxfed.core.checks import (
     refuse,
 )
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.problem import Problem, shared_secret
 from jaxfed.core.reduction import plain, wrapped
-from jaxfed.core.rounds import Problem, begin, one_round, prepared, shared_secret
+from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.linalg import Moment
 
 Matrix = Float[np.ndarray, "features features"]
