@@ -7,7 +7,12 @@ from typing import Any
 
 import jaxfed
 
-SUBMODULES = ("jaxfed.manifolds.stiefel", "jaxfed.manifolds.grassmann")
+SUBMODULES = (
+    "jaxfed.deploy.flower",
+    "jaxfed.deploy.processes",
+    "jaxfed.manifolds.stiefel",
+    "jaxfed.manifolds.grassmann",
+)
 MODULES = (
     "jaxfed",
     *(f"jaxfed.{name}" for name, place in jaxfed._PLACES.items() if ":" not in place),

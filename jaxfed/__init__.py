@@ -10,6 +10,7 @@ from jaxfed import _names
 
 if TYPE_CHECKING:
     from jaxfed import data as data
+    from jaxfed import deploy as deploy
     from jaxfed import estimators as estimators
     from jaxfed import gcca as gcca
     from jaxfed import generative as generative
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from jaxfed.core.grid import stack as stack
     from jaxfed.core.grid import sweep as sweep
     from jaxfed.core.personalize import personalize as personalize
+    from jaxfed.core.processes import ProcessError as ProcessError
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
     from jaxfed.core.saved import Saved as Saved
@@ -54,6 +56,7 @@ __version__ = "0.1.0"
 # Where each public name lives, as above.
 _PLACES = {
     "data": "jaxfed.data",
+    "deploy": "jaxfed.deploy",
     "estimators": "jaxfed.estimators",
     "gcca": "jaxfed.gcca",
     "generative": "jaxfed.generative",
@@ -83,6 +86,7 @@ _PLACES = {
     "stack": "jaxfed.core.grid:stack",
     "sweep": "jaxfed.core.grid:sweep",
     "personalize": "jaxfed.core.personalize:personalize",
+    "ProcessError": "jaxfed.core.processes:ProcessError",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
     "Saved": "jaxfed.core.saved:Saved",

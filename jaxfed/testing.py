@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jaxfed.core import backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend
+from jaxfed.core.buckets import Buckets, first_of
 from jaxfed.core.channel import Channels
 from jaxfed.core.checkpoint import Checkpoint
 from jaxfed.core.checks import (
@@ -88,6 +89,8 @@ def check_algorithm(
     * `"order"`: permuting clients permutes their results and changes nothing else;
     * `"padding"`: a further client of weight 0 and padding change nothing;
     * `"backends"`: every backend gives what `vmap` gives;
+    * `"buckets"`: samples in buckets, each padded by itself, give what they give in one array;
+    * `"source"`: so do samples that are read block by block;
     * `"participation"`: absent clients keep their states exactly, or the algorithm refuses;
     * `"channels"`: at most five rounds through a channel give finite numbers or are refused by a
       `ValueError` about that argument; a channel that loses nothing changes nothing;
@@ -253,7 +256,7 @@ class _Case:
 
         def made(algorithm, clients, key):
             problem, state = _begun(algorithm, clients, key, self.rounds, None)
-            data, local = jax.tree.map(lambda x: x[0], (problem.clients.data, state.local))
+            data, local = first_of((problem.clients.data, state.local))
             first = contract.first_message(algorithm, key, data, None)
             downlink = state.downlink.receiver
             uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
@@ -481,6 +484,43 @@ def _check_backends(case: _Case) -> None:
         case.same(dict(given.history), dict(wanted.history), sentence)
 
 
+def _check_buckets(case: _Case) -> None:
+    data = case.clients.data
+    if not isinstance(data, Samples):
+        raise _Skipped("buckets are of samples")
+    order = np.argsort(-np.asarray(data.count), kind="stable")
+    groups = [np.sort(own) for own in np.array_split(order, 2)]
+    parts = tuple(
+        Samples(data.values[own, : int(data.count[own].max())], data.count[own]) for own in groups
+    )
+    places = tuple(map(jnp.asarray, groups))
+    bucketed = eqx.tree_at(
+        lambda c: c.data, case.clients, Buckets(parts, places, tuple(map(len, groups)))
+    )
+    wanted, given = case.solve(), case.solve(clients=bucketed)
+    case.same(case.says(given), case.says(wanted), "clients in buckets give what others give")
+
+
+def _check_source(case: _Case) -> None:
+    data = case.clients.data
+    if not isinstance(data, Samples):
+        raise _Skipped("sources are of samples")
+    counts = np.asarray(data.count).astype(int)
+    values = [np.asarray(x[:n]) for x, n in zip(data.values, counts, strict=True)]
+    size = 2 * max(array.nbytes for array in values)
+    source = Clients.from_source(values, block_bytes=size)
+    source = eqx.tree_at(
+        lambda c: (c.ids, c.weights), source, (case.clients.ids, case.clients.weights)
+    )
+    wanted, given = (
+        fit(case.algorithm, clients, rounds=min(case.rounds, 5), key=case.key)
+        for clients in (case.clients, source)
+    )
+    sentence = "clients that are read block by block give what others give"
+    case.same(case.says(given), case.says(wanted), sentence)
+    case.same(dict(given.history), dict(wanted.history), sentence)
+
+
 def _check_participation(case: _Case) -> None:
     present = np.arange(len(case.clients)) % 2 == 0
     chosen = participation.mask(present[None])
@@ -594,6 +634,8 @@ _CHECKS: dict[str, Callable[[_Case], None]] = {
     "order": _check_order,
     "padding": _check_padding,
     "backends": _check_backends,
+    "buckets": _check_buckets,
+    "source": _check_source,
     "participation": _check_participation,
     "channels": _check_channels,
     "bits": _check_bits,

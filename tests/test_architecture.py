@@ -35,12 +35,12 @@ ALLOWED = {
     "testing": CORE,
     "nn": CORE,
     "plot": {*CORE, "data", "metrics", "pca"},
-    "deploy": CORE,
+    "deploy": {*CORE, *FAMILIES},
     "estimators": {*CORE, *FAMILIES, "data", "metrics", "models"},
-    "cli": {*CORE, *FAMILIES, "data", "metrics", "models", "plot", "privacy"},
+    "cli": {*CORE, *FAMILIES, "data", "deploy", "metrics", "models", "plot", "privacy"},
     "__init__": {
-        *CORE, *FAMILIES, "data", "estimators", "metrics", "models", "nn", "plot", "privacy",
-        "testing",
+        *CORE, *FAMILIES, "data", "deploy", "estimators", "metrics", "models", "nn", "plot",
+        "privacy", "testing",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -819,3 +819,28 @@ def test_principal_axes_span_the_same_and_have_uncorrelated_scores():
     scatter = axes.T @ sum(y.T @ y / len(y) for y in samples) @ axes
     np.testing.assert_allclose(scatter, np.diag(np.diag(scatter)), atol=1e-10)
     assert np.all(np.diff(np.diag(scatter)) < 0)
+
+
+def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):
+    flwr = pytest.importorskip("flwr.supercore.object_ref")
+    app = tmp_path / "app"
+    settings = ["--set", "shared_rank=2", "local_rank=1", "variant=polar"]
+    command = ["deploy", "new", str(app), "--algorithm", "PerPCA"]
+    assert main([*command, *settings, "--rounds", "7"]) == 0
+    assert "federation/app.py" in capsys.readouterr().out
+    for component in ("server", "client"):
+        assert flwr.validate(f"federation.app:{component}", project_dir=app)[0]
+    names = {}
+    exec((app / "federation" / "app.py").read_text(), names)
+    made = names["make_algorithm"]({})
+    assert made.shared_rank == 2 and made.variant == "polar"
+    np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))
+    assert len(names["make_data"]({"data": str(tmp_path / "own.npy")})) == 1
+    assert "empty" in refused(capsys, main([*command, *settings]))
+    command[2] = str(tmp_path / "other")
+    assert "local_rank=VALUE" in refused(capsys, main([*command, "--set", "shared_rank=2"]))
+    assert "one of" in refused(capsys, main([*command, "--set", "rank=2"]))
+    command[-1] = "kmeans"
+    assert "algorithm: wanted one of" in refused(capsys, main(command))
+    trial = ["deploy", "try", "--app", str(app), "--data", str(tmp_path)]
+    assert "file for each of 3 nodes, got 1" in refused(capsys, main(trial))

@@ -98,6 +98,13 @@ def test_bits_are_the_bytes_of_the_payload(name, key, tmp_path):
         assert jf.channel.to_bytes(payload) == b"".join(raw)
 
     decoded = channel.decode(payload)
+    sent = jf.channel.to_bytes(payload)
+    read = jf.channel.from_bytes(sent, jax.eval_shape(lambda: payload))
+    assert jf.channel.to_bytes(read) == sent
+    chex.assert_trees_all_equal(channel.decode(read), decoded)
+    for wrong in (sent[:-1], sent + b"x"):
+        with pytest.raises(ValueError, match="data: wanted"):
+            jf.channel.from_bytes(wrong, payload)
     chex.assert_trees_all_equal_shapes_and_dtypes(decoded, message)
     assert decoded["one"] == 7 and decoded["id"] == 3  # single numbers are never touched
 

@@ -412,7 +412,8 @@ REFUSED = [
 # compile and depends little on them for the first of each algorithm, in two portions.
 EVERY = ("structure", "order", "bits", "refusals")
 FIRST = ("types", "vmap", "gradients", "padding")
-RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST)
+SIZES = ("buckets", "source")
+RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST + SIZES)
 every_example = pytest.mark.parametrize("name", GOOD)
 # These compile for ten seconds and more. At least one algorithm of each family is not among them.
 LONG = {
@@ -647,6 +648,12 @@ def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.
     assert report.skipped.keys() <= {"participation", "channel difference(quantize(3))"}
+
+
+@pytest.mark.slow
+@every_example
+def test_sizes(name):
+    run_checks(name, SIZES)
 
 
 @every_example

@@ -12,7 +12,8 @@ from fuzz import callables, files, run
 CASES = 2_000  # more by `python -m bench.fuzz --cases 50000`
 
 ROOMS = [
-    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.estimators, jf.gcca, jf.generative,
+    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators,
+    jf.gcca, jf.generative,
     jf.linalg, jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
     jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.testing,
 ]  # fmt: skip
@@ -21,11 +22,13 @@ ROOMS = [
 # function, payloads, transcripts.
 INNER = {
     "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
-    "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "Samples",
-    "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
+    "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "ProcessError",
+    "Samples", "Solution", "SparseView", "Status", "View", "Views", "bits", "collect",
     "english_stop_words", "everybody",
-    "first_message_attack", "fixed_bits", "linear_attack", "lossless", "matmul", "norm_leak",
-    "reconstruction_loss", "sign", "spent", "straight_through", "to_bytes", "variable_bytes",
+    "first_message_attack", "fixed_bits", "from_bytes",
+    "linear_attack", "lossless", "matmul", "norm_leak",
+    "reconstruction_loss", "separate", "sign",
+    "spent", "straight_through", "to_bytes", "variable_bytes",
     "varies", "vmap", "with_report",
 }  # fmt: skip
 # What may be any tree of arrays, or is only looked at once the others fit.

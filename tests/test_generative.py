@@ -162,8 +162,9 @@ def test_minibatches_are_of_real_samples_without_replacement():
     # Three batches of three: all nine samples once, or, of six samples, half of them again.
     assert (drawn(3)[0] == 1).all()
     assert sorted(drawn(3)[1][: COUNTS[1]]) == [1, 1, 1, 2, 2, 2]
-    # The third batch of the others is of a new order.
-    assert (drawn(3) - drawn(2) != drawn(1))[1:].any(axis=1).all()
+    # The third batch of the others is of a new order, which may happen to begin alike.
+    new = [drawn(3, seed) - drawn(2, seed) != drawn(1, seed) for seed in range(3)]
+    assert np.any(new, axis=0)[1:].any(axis=1).all()
 
 
 def test_padding_never_reaches_the_loss(key, x64):

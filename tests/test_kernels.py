@@ -1,45 +1,104 @@
 """Hand-written kernels against their plain versions, interpreted on the processor."""
 
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.interpreters import mlir
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
-from jaxfed_kernels import inverse_sqrt, inverse_sqrt_reference
+from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, inverse_sqrt_reference
+from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
 
-from jaxfed.linalg import polar
+from jaxfed.linalg import _dispatch, polar
 
 
 def tall(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("shape", [(1, 9, 3), (5, 40, 16), (19, 60, 20)])
-def test_inverse_sqrt(shape):
-    """Batches and ranks that fill the kernel's blocks and tiles, and that do not."""
-    w = tall(shape) * np.logspace(-3, 3, shape[0], dtype=np.float32)[:, None, None]
-    gram = w.mT @ w
-    inverse, error = inverse_sqrt(gram, interpret=True)
-    reference, reference_error = inverse_sqrt_reference(gram)
-    chex.assert_trees_all_close(inverse, reference, rtol=1e-4)
-    chex.assert_trees_all_close(error, reference_error, atol=1e-5)
-    assert error.max() < 1e-5
+def exact(gram):
     values, vectors = np.linalg.eigh(gram.astype(np.float64))
-    exact = (vectors / np.sqrt(values)[:, None]) @ vectors.mT
-    size = np.abs(exact).max(axis=(1, 2), keepdims=True)
-    chex.assert_trees_all_close(np.asarray(inverse / size, np.float64), exact / size, atol=1e-4)
+    return (vectors / np.sqrt(values)[:, None]) @ vectors.mT
 
 
-def test_inverse_sqrt_tells_where_it_failed():
-    singular = np.diag([1.0, 1.0, 0.0]).astype(np.float32)
-    _, error = inverse_sqrt(np.stack([np.eye(3, dtype=np.float32), singular]), interpret=True)
+KERNELS = {
+    "tpu": partial(inverse_sqrt, interpret=True),
+    "cuda": partial(inverse_sqrt_cuda, interpret=True),
+    "plain": inverse_sqrt_reference,
+}
+
+
+def check_nearly_orthonormal(kernel, batch, r, seed=0):
+    """As Gram matrices are in rounds, of any scale: exact to rounding."""
+    rng = np.random.default_rng(seed)
+    q = np.linalg.qr(rng.normal(size=(batch, 2 * r, r)))[0]
+    w = (q + 0.2 / r * rng.normal(size=q.shape)) * 10.0 ** rng.integers(-3, 4, (batch, 1, 1))
+    gram = (w.mT @ w).astype(np.float32)
+    inverse, error = KERNELS[kernel](gram)
+    assert inverse.dtype == error.dtype == jnp.float32
+    assert np.all(error < 1e-5)
+    difference = np.linalg.norm(inverse - exact(gram), axis=(1, 2))
+    assert np.all(difference <= 1e-6 * np.linalg.norm(exact(gram), axis=(1, 2)))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_inverse_sqrt(kernel):
+    """More matrices than fit into a block of either, and none that fill the last."""
+    check_nearly_orthonormal(kernel, 131, 3)
+    assert [x.shape for x in KERNELS[kernel](np.zeros((0, 3, 3), np.float32))] == [(0, 3, 3), (0,)]
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    st.sampled_from(list(KERNELS)),
+    st.integers(1, 300),
+    st.integers(1, LARGEST_RANK),
+    st.integers(0, 99),
+)
+def test_inverse_sqrt_of_any_size(kernel, batch, r, seed):
+    check_nearly_orthonormal(kernel, batch, r, seed)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_inverse_sqrt_of_badly_conditioned(kernel):
+    w = tall((5, 18, 3)) * np.logspace(-1, 0, 3, dtype=np.float32)
+    gram = w.mT @ w
+    inverse, error = KERNELS[kernel](gram)
+    assert error.max() < 1e-4
+    size = np.abs(exact(gram)).max(axis=(1, 2), keepdims=True)
+    chex.assert_trees_all_close(
+        np.asarray(inverse, np.float64) / size, exact(gram) / size, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_inverse_sqrt_tells_where_it_failed(kernel):
+    """And its neighbours are none the worse."""
+    singular, nan = np.diag([1.0, 1.0, 0.0]), np.full((3, 3), np.nan)
+    grams = np.stack([np.eye(3), singular, nan, np.diag([1.0, 2.0, 3.0])]).astype(np.float32)
+    inverse, error = KERNELS[kernel](grams)
     assert error[0] < 1e-5
     assert error[1] > 0.5
+    assert not error[2] <= 1
+    assert error[3] < 1e-5
+    chex.assert_trees_all_close(inverse[3], np.diag([1, 2**-0.5, 3**-0.5]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [inverse_sqrt, inverse_sqrt_cuda])
+def test_refuses_what_does_not_fit(kernel):
+    with pytest.raises(ValueError, match="gram: wanted at most 32 rows, got 33"):
+        kernel(jnp.zeros((2, 33, 33)))
 
 
 def test_can_be_lowered_for_the_accelerator():
@@ -47,28 +106,47 @@ def test_can_be_lowered_for_the_accelerator():
     target = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
     mesh = AbstractMesh((1,), ("x",), axis_types=AxisType.Auto, abstract_device=target)
     with use_abstract_mesh(mesh):
-        program = inverse_sqrt.trace(gram).lower(lowering_platforms=("cuda",)).as_text()
+        program = inverse_sqrt_cuda.trace(gram).lower(lowering_platforms=("cuda",)).as_text()
     assert "triton" in program
 
 
-def test_polar_factor_by_the_kernel():
-    """Mapped twice it is one call on one batch; it is differentiated by the rule of the others."""
+@pytest.mark.parametrize(
+    ("method", "rank", "calls"),
+    [(None, 5, {"tpu": 1, "cuda": 0, "cpu": 0}), ("pallas", 5, {"tpu": 1, "cuda": 1, "cpu": 0}),
+     ("pallas", 40, {"tpu": 0, "cuda": 0, "cpu": 0})],
+)  # fmt: skip
+def test_is_chosen_where_a_program_is_lowered(method, rank, calls):
+    """Mapped twice it is one call on one batch; what is too large has another way."""
+    w = jax.ShapeDtypeStruct((2, 3, 50, rank), jnp.float32)
+    traced = jax.jit(jax.vmap(jax.vmap(lambda w: polar(w, method)))).trace(w)
+    for platform, count in calls.items():
+        program = traced.lower(lowering_platforms=(platform,)).as_text()
+        found = re.findall(r"custom_call @(tpu_custom_call|__gpu\$xla.gpu.triton)", program)
+        assert len(found) == count, platform
+
+
+@pytest.mark.parametrize("kernel", ["tpu", pytest.param("cuda", marks=pytest.mark.slow)])
+def test_polar_factor_by_the_kernel(kernel):
+    """It is differentiated by the rule of the others, and what it cannot do is decomposed."""
     w = tall((2, 3, 20, 5))
     w[0, 1, :, 1] = w[0, 1, :, 0]  # lost rank: not the kernel's result, but a decomposition's
 
-    def value_and_grad(method):
-        def one(w):
-            q, pullback = jax.vjp(lambda w: polar(w, method), w)
-            return q, pullback(jnp.ones_like(w))[0]
+    def value_and_grad(w):
+        q, pullback = jax.vjp(lambda w: polar(w, "pallas"), w)
+        return q, pullback(jnp.ones_like(w))[0]
 
-        return jax.vmap(jax.vmap(one))
+    # The kernel in place of what is lowered for processors.
+    def lowered(gram, **how):
+        with mock.patch.object(_dispatch, "_kernel", lambda *_: KERNELS[kernel]):
+            return _dispatch._by_kernel(kernel, gram, **how)
 
-    program = str(jax.make_jaxpr(value_and_grad("pallas"))(w))
-    assert program.count("pallas_call") == 1
-    assert "f32[8,16,16]" in program
-
-    q, gradient = jax.jit(value_and_grad("pallas"))(w)
-    expected, slope = jax.jit(value_and_grad(None))(w)
+    plain = partial(_dispatch._plain)
+    mlir.register_lowering(_dispatch._inverse_sqrt, mlir.lower_fun(lowered), platform="cpu")
+    jax.clear_caches()
+    q, gradient = jax.jit(jax.vmap(jax.vmap(value_and_grad)))(w)
+    mlir.register_lowering(_dispatch._inverse_sqrt, mlir.lower_fun(plain), platform="cpu")
+    jax.clear_caches()
+    expected, slope = jax.jit(jax.vmap(jax.vmap(value_and_grad)))(w)
     full = np.ones((2, 3), bool)
     full[0, 1] = False
     chex.assert_trees_all_close(q[full], expected[full], atol=1e-5)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,7 @@ import xarray
 import jaxfed as jf
 
 from .kinds import (
+    LARGEST,
     Kind,
     anything,
     array,
@@ -234,6 +236,38 @@ def targets() -> list[Target]:
             },
             says={"algorithm": ("solution",)},
         ),
+        Target(
+            "deploy.flower.server_app",
+            {"make_algorithm": dict, "clients": CLIENTS, "rounds": 2, "key": right["key"]},
+            {
+                "make_algorithm": function,
+                "clients": lambda value: value == CLIENTS,
+                "rounds": COUNT,
+                "key": either(RUN["key"], whole(0, 2**32 - 1)),
+                "channel": channels,
+                "participation": RUN["participation"],
+                "warm_start": optional(function),
+                "weights": weights,
+                "tol": tolerance,
+                "deadline": optional(positive(arrays=False)),
+                "at_least": never,
+                "patience": positive(arrays=False),
+                "out": path,
+            },
+            cheap=True,
+        ),
+        Target(
+            "deploy.flower.client_app",
+            {"make_algorithm": dict, "make_data": dict},
+            {
+                "make_algorithm": function,
+                "make_data": function,
+                "channel": channels,
+                "warm_start": optional(function),
+                "folder": optional(path),
+            },
+            cheap=True,
+        ),
         Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
         Target(
             "tune",
@@ -354,7 +388,25 @@ def targets() -> list[Target]:
             {
                 "arrays": either(array(None, None, None, finite=True), _tables),
                 "weights": weights,
+                "bucket": optional(number(least=1.1)),
             },
+        ),
+        Target(
+            "Clients.from_source",
+            {"source": right["samples"]},
+            {
+                "weights": weights,
+                "counts": optional(listed(whole(SAMPLES, SAMPLES), CLIENTS)),
+                "bucket": optional(number(least=1.1)),
+                "block_bytes": count(),
+                "states": lambda value: value is None or (path(value) and Path(value).is_dir()),
+            },
+        ),
+        Target(
+            "data.NpyFolder", {}, {"folder": lambda value: path(value) and Path(value).is_dir()}
+        ),
+        Target(
+            "data.ParquetGroups", {}, {"path": lambda value: path(value) and Path(value).is_file()}
         ),
         Target(
             "Clients.from_moments",
@@ -368,6 +420,16 @@ def targets() -> list[Target]:
                 "weights": lambda v: weights(v) and not one_of("samples")(v),
             },
             says={"weights": ("counts",)},
+        ),
+        Target(
+            "Clients.from_process_local",
+            {"own": right["clients"]},
+            {
+                "own": instance(jf.Clients),
+                "backend": lambda value: value is None or value == jf.backend.shard(),
+                "ids": optional(_ids),
+                "weights": weights,
+            },
         ),
         Target(
             "Clients.restrict",
@@ -557,6 +619,12 @@ def _moments(value) -> bool:
 def _indices(value) -> bool:
     found = known(value, "iu")
     return found is not None and found.ndim == 1 and bool((abs(found + 0.5) < CLIENTS).all())
+
+
+def _ids(value) -> bool:
+    found = known(value, "iu")
+    fits = found is not None and found.shape == (CLIENTS,) and len(set(found.tolist())) == CLIENTS
+    return fits and found.min() >= 0 and found.max() <= LARGEST
 
 
 def _part(most: int) -> Kind:

@@ -11,6 +11,7 @@ from importlib import metadata
 # Each command is the module of its name in this package, with an `add_parser(subparsers)`.
 COMMANDS = {
     "demo": "shared and unique components of real handwritten digits, in under a minute",
+    "deploy": "run on separate machines, by Flower",
     "fit": "fit an algorithm to your own files",
     "info": "what a result holds",
     "reproduce": "reproduce a table or figure of a paper",

@@ -119,9 +119,12 @@ class _Implicit(Adjoint):
 
     def solve(self, problem, start, tol, options):
         solution = solve(*jax.lax.stop_gradient((problem, start)), tol, options)
-        through = self._through(problem)
+        through, settings = self._through(problem), self.settings
+        if problem.backend.processes > 1:
+            # An error in one process would leave the others waiting.
+            settings = settings._replace(throw=False)
         return differentiable(
-            problem, start, jax.lax.stop_gradient(solution), through, self.report, self.settings
+            problem, start, jax.lax.stop_gradient(solution), through, self.report, settings
         )
 
 
@@ -205,7 +208,7 @@ def implicit(
         report: what becomes a report on the linear system; see `Report`.
         throw: raise an error where a derivative is not to be had: at a point that is no fixed
             point, for a loss that asks how bases are turned, and where the linear system is not
-            solved. Without, such derivatives are NaN.
+            solved. Without, and in a run across processes, such derivatives are NaN.
 
     Raises:
         ValueError: for tolerances that are not positive, numbers of rounds that are not positive

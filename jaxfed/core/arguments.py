@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
-from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core import adjoint, backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.buckets import each_first, is_buckets
 from jaxfed.core.callbacks import Callback
 from jaxfed.core.checkpoint import Checkpoint, digest_of
 from jaxfed.core.checks import (
@@ -31,9 +30,11 @@ from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
 from jaxfed.core.newcomers import by_id
+from jaxfed.core.processes import exchanged, is_traced, spans
 from jaxfed.core.reduction import is_linear, wrapped
 from jaxfed.core.rounds import Problem
 from jaxfed.core.solution import Solution
+from jaxfed.core.source import is_source
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), backend.vmap(), participation.everybody()
 UNROLLED = adjoint.unrolled()
@@ -67,25 +68,52 @@ def problem_of(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
-    check_ids(clients.ids)
+    if clients.blocks is None:
+        check_ids(clients.ids)
     check_rounds(rounds)
     earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    _check_layout(clients, mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
+    if is_source(clients.data) and (mapped.apart or not mapped.gathers):
+        raise ValueError(
+            "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
+            f"blocks go to one device, got {mapped!r}"
+        )
+    if mapped.apart and is_buckets(clients.data):
+        raise refuse(
+            "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
+        )
     problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
     if isinstance(warm_start, Solution):
         start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
-        if leaf.shape[0] != len(clients):
+        if leaf.shape[0] != len(clients.ids):
             raise ValueError(
                 f"warm_start: its local part is for {leaf.shape[0]} clients, "
-                f"there are {len(clients)}"
+                f"there are {len(clients.ids)}"
             )
     algorithm.check(clients, start)
     _check_processes(problem, start)
-    _check_together(problem, start, int(rounds))
+    check_together(problem, start, int(rounds))
     return problem, start
+
+
+def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
+    """Refuse a backend that would move the clients of several processes."""
+    if clients.blocks is None:
+        return
+    wanted = mapped.sharding
+    fits = wanted is not None and mapped.multiple == len(clients.blocks)
+    for leaf in jax.tree.leaves(clients.data):
+        if fits and not isinstance(leaf, Tracer):
+            fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+    if not fits:
+        raise ValueError(
+            "backend: wanted the one that the clients were made with, by default shard(), since "
+            f"they lie on {len(clients.blocks)} devices, got {mapped!r}"
+        )
 
 
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
@@ -93,7 +121,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 
     Every process takes the others' share of a computation for one on its own values.
     """
-    if problem.backend.processes == 1:
+    if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
         ("algorithm", problem.algorithm),
@@ -106,15 +134,13 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             continue
         # What is spread over processes already is one thing.
-        whole = [x for x in leaves if not isinstance(x, jax.Array) or x.is_fully_addressable]
-        own = np.frombuffer(bytes.fromhex(digest_of(whole)), np.uint32)
-        digests = np.asarray(multihost_utils.process_allgather(own))
-        if (digests != own).any():
-            others = np.flatnonzero((digests != own).any(axis=1)).tolist()
+        own = digest_of([leaf for leaf in leaves if not spans(leaf)])
+        others = [place for place, one in enumerate(exchanged(own)) if one != own]
+        if others:
             raise ValueError(
                 f"{name}: wanted the same in every process, got another in {others} than in "
-                f"{jax.process_index()}; give all clients to each, or let each run by itself on "
-                "its jax.local_devices()"
+                f"{jax.process_index()}; make clients by Clients.from_process_local, or let each "
+                "process run by itself on its jax.local_devices()"
             )
 
 
@@ -152,7 +178,17 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+    """Refuse a channel, a participation and an algorithm that do not go together.
+
+    Args:
+        problem: the run; of the clients' data only the shapes count.
+        start: a warm start.
+        rounds: how many rounds.
+
+    Raises:
+        ValueError: saying what is wanted.
+    """
     algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
     number = problem.participation.number(len(clients))
     if problem.downlink.private:
@@ -172,18 +208,20 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
         )
     if not (up.private or up.cumulative or problem.first_uplink.private):
         return
-    first, uplink = jax.eval_shape(partial(_messages, rounds=rounds), problem, start)
-    if up.cumulative and not is_linear(uplink):
-        raise ValueError(
-            f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
-            "reduces its messages in another way"
-        )
-    up.check(clients, number, uplink)
-    if channel.fixed_bits(first):
+    sketch = replace(problem, clients=clients.sketch())
+    for first, uplink in jax.eval_shape(partial(_messages, rounds=rounds), sketch, start):
+        if up.cumulative and not is_linear(uplink):
+            raise ValueError(
+                f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
+                "reduces its messages in another way"
+            )
+        up.check(clients, number, uplink)
+        if not (bits := channel.fixed_bits(first)):
+            continue
         if up.private and not problem.first_uplink.private:
             raise ValueError(
                 "channel: it hides what clients send in the rounds, and "
-                f"{type(algorithm).__name__} sends {channel.fixed_bits(first)} bits in the clear "
+                f"{type(algorithm).__name__} sends {bits} bits in the clear "
                 "before them; wanted a start channel that hides them too, or a warm start and, "
                 "instead of automatic ones, the settings that these tell"
             )
@@ -192,20 +230,21 @@ def _check_together(problem: Problem, start: Personalized | None, rounds: int) -
 
 def _messages(
     problem: Problem, start: Personalized | None, *, rounds: int
-) -> tuple[PyTree, PyTree]:
-    """One client's first message and uplink, for their shapes."""
+) -> list[tuple[PyTree, PyTree]]:
+    """One client's first message and uplink in each bucket, for their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
     ready, state, _ = prepare(open_problem, start, rounds)
     algorithm, key = problem.algorithm, problem.key
-    data, local, own = jax.tree.map(
-        lambda x: x[0], (ready.clients.data, state.local, None if start is None else start.local)
-    )
+    own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
     begun = None if start is None else Personalized(start.shared, own)
-    uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
-    first = contract.first_message(algorithm, key, data, begun)
-    return wrapped(first), wrapped(uplink)
+    found = []
+    for data, local in each_first((ready.clients.data, state.local)):
+        uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
+        first = contract.first_message(algorithm, key, data, begun)
+        found.append((wrapped(first), wrapped(uplink)))
+    return found
 
 
 def check_rounds(rounds: Any) -> None:

@@ -6,16 +6,17 @@ are told apart by their ids and never by their places.
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, final
+from functools import partial, reduce
+from typing import Any, ClassVar, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import PyTree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
 
+from jaxfed.core.buckets import in_order, layout_of, split, unlike
 from jaxfed.core.checks import (
     check_instance,
     check_name,
@@ -25,7 +26,7 @@ from jaxfed.core.checks import (
     refuse,
     shown,
 )
-from jaxfed.core.reduction import Part, Reduction, each, joined, over_devices, separated
+from jaxfed.core.reduction import Part, Reduction, combined, each, joined, over_devices, separated
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -37,6 +38,9 @@ Work = Callable[[PyTree, PyTree], tuple[PyTree[Reduction], PyTree]]
 
 class Backend(eqx.Module):
     """Maps one client's work over all clients and reduces what they send."""
+
+    apart: ClassVar[bool] = False
+    """Whether `fit` is to run each client's work, and the server's, as a program of its own."""
 
     @property
     @abc.abstractmethod
@@ -51,9 +55,29 @@ class Backend(eqx.Module):
     @property
     @abc.abstractmethod
     def processes(self) -> int:
-        """How many processes it spreads clients over; each needs all of them."""
+        """How many processes it spreads clients over."""
+
+    @property
+    @abc.abstractmethod
+    def sharding(self) -> NamedSharding | None:
+        """Where clients of several processes lie; None for a backend that cannot have them."""
 
     @abc.abstractmethod
+    def over_parts(
+        self, work: Work, shared: PyTree, parts: tuple[PyTree, ...]
+    ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+        """Run `work` for each client of each part.
+
+        Args:
+            work: one client's work.
+            shared: passed to each client as it is.
+            parts: rectangular trees, in each leading axis = its clients, at least one.
+
+        Returns:
+            The contributions of all, reduced, and what the clients of each part keep.
+        """
+
+    @final
     def map_reduce(
         self, work: Work, shared: PyTree, own: PyTree
     ) -> tuple[PyTree[Reduction], PyTree]:
@@ -62,11 +86,17 @@ class Backend(eqx.Module):
         Args:
             work: one client's work.
             shared: passed to each client as it is.
-            own: leading axis = clients.
+            own: leading axis = clients, or in buckets.
 
         Returns:
-            The reduced contributions, and what the clients keep (leading axis = clients).
+            The reduced contributions, and what the clients keep (leading axis = clients; in buckets
+            where its shape differs between them).
+
+        Raises:
+            ValueError: if contributions of clients in different buckets do not add up.
         """
+        reduced, kept = self.over_parts(work, shared, split(own))
+        return reduced, in_order(layout_of(own), kept)
 
     @final
     def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
@@ -76,7 +106,7 @@ class Backend(eqx.Module):
 
 def collect(
     backend: Backend, work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]],
-    shared: PyTree, own: PyTree, clients: int,
+    shared: PyTree, own: PyTree, gathering: int | slice | Array,
 ) -> tuple[PyTree[Part], PyTree]:  # fmt: skip
     """Map work over clients that send contributions of any kind, gathered ones included.
 
@@ -84,11 +114,15 @@ def collect(
         backend: how clients are mapped.
         work: one client's work: `(shared, own) -> (contributions, kept)`.
         shared: passed to each client as it is.
-        own: leading axis = clients.
-        clients: how many of them are gathered, from the first.
+        own: leading axis = clients, or in buckets.
+        gathering: whose parts are gathered: of so many clients, from the first, or of those that
+            are indexed.
 
     Returns:
         The message, reduced, and what the clients keep (leading axis = clients).
+
+    Raises:
+        ValueError: if what is gathered differs in its shape between buckets.
     """
 
     def split(shared, own):
@@ -98,7 +132,10 @@ def collect(
         return summands, (gathered, kept)
 
     reduced, (gathered, kept) = backend.map_reduce(split, shared, own)
-    return joined(reduced, jax.tree.map(lambda x: x[:clients], gathered)), kept
+    if layout_of(gathered) is not None:
+        raise unlike("gathered")
+    which = slice(gathering) if isinstance(gathering, int) else gathering
+    return joined(reduced, jax.tree.map(lambda x: x[which], gathered)), kept
 
 
 def _processes(devices: Iterable[Device]) -> int:
@@ -115,16 +152,61 @@ class _Vmap(Backend):
         return 1
 
     @property
+    def sharding(self):
+        return None
+
+    @property
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
-        if _length(own) == 1:  # which takes longer as a batch of one
-            alone = work(shared, jax.tree.map(lambda x: x[0], own))
-            sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
-        else:
-            sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-        return each(lambda part: part.over_clients(), sent), kept
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(_at_once, work, shared), parts)
+
+
+def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    if _length(own) == 1:  # which takes longer as a batch of one
+        alone = work(shared, jax.tree.map(lambda x: x[0], own))
+        sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+    else:
+        sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
+    return each(lambda part: part.over_clients(), sent), kept
+
+
+def _in_turn(
+    function: Callable[[PyTree], tuple[PyTree[Reduction], PyTree]], parts: tuple[PyTree, ...]
+) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+    """One part after the other, with one result."""
+    sent, kept = zip(*map(function, parts), strict=True)
+    if any(_described(each) != _described(sent[0]) for each in sent):
+        raise unlike("sent")
+    return reduce(combined, sent), kept
+
+
+def _described(tree: PyTree) -> tuple:
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+class _Separate(Backend):
+    apart = True
+
+    @property
+    def multiple(self):
+        return 1
+
+    @property
+    def processes(self):
+        return 1
+
+    @property
+    def sharding(self):
+        return None
+
+    @property
+    def gathers(self):
+        return True
+
+    def over_parts(self, work, shared, parts):
+        return _Vmap().over_parts(work, shared, parts)
 
 
 class _Chunked(Backend):
@@ -139,43 +221,46 @@ class _Chunked(Backend):
         return 1
 
     @property
+    def sharding(self):
+        return None
+
+    @property
     def gathers(self):
         return True
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
         clients = _length(own)
         if clients <= self.size:
-            return _Vmap().map_reduce(work, shared, own)
+            return _at_once(work, shared, own)
         full = clients // self.size * self.size
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         blocks = jax.tree.map(
             lambda x: x[:full].reshape(full // self.size, self.size, *x.shape[1:]), own
         )
         one = jax.tree.map(lambda x: x[:1], own)
-        sent, _ = jax.eval_shape(partial(_Vmap().map_reduce, work), shared, one)
+        sent, _ = jax.eval_shape(partial(_at_once, work), shared, one)
 
         @jax.checkpoint
         def step(total, block):
-            part, kept = _Vmap().map_reduce(work, shared, block)
-            return _combined(total, part), kept
+            part, kept = _at_once(work, shared, block)
+            return combined(total, part), kept
 
         total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), blocks)
         kept = jax.tree.map(lambda x: x.reshape(full, *x.shape[2:]), kept)
         if full < clients:
             rest = jax.tree.map(lambda x: x[full:], own)
-            part, last = _Vmap().map_reduce(work, shared, rest)
-            total = _combined(total, part)
+            part, last = _at_once(work, shared, rest)
+            total = combined(total, part)
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return total, kept
 
 
-def _combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    return each(lambda a, b: a.combined(b), total, part)
-
-
-def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, own: PyTree):
+def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
     """What one device does: its own clients by the inner backend, then one all-reduce."""
-    sent, kept = inner.map_reduce(work, shared, own)
+    sent, kept = inner.over_parts(work, shared, parts)
     return over_devices(sent, axis), kept
 
 
@@ -193,10 +278,14 @@ class _Shard(Backend):
         return _processes(self.mesh.devices.flat)
 
     @property
+    def sharding(self):
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+    @property
     def gathers(self):
         return False
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
         along = PartitionSpec(self.axis)
         return jax.shard_map(
             partial(_on_device, self.inner, work, self.axis),
@@ -204,7 +293,7 @@ class _Shard(Backend):
             in_specs=(PartitionSpec(), along),
             out_specs=(PartitionSpec(), along),
             check_vma=False,
-        )(shared, own)
+        )(shared, parts)
 
 
 class _Pmap(Backend):
@@ -220,12 +309,16 @@ class _Pmap(Backend):
         return _processes(self.devices)
 
     @property
+    def sharding(self):
+        return None
+
+    @property
     def gathers(self):
         return False
 
-    def map_reduce(self, work, shared, own):
+    def over_parts(self, work, shared, parts):
         count = self.multiple
-        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), own)
+        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
         # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
         # where the arguments have as many, though `shared` has none.
         total, kept = jax.pmap(
@@ -245,6 +338,16 @@ def _length(own: PyTree) -> int:
 def vmap() -> Backend:
     """All clients at once on one device."""
     return _Vmap()
+
+
+def separate() -> Backend:
+    """One client after the other, each by a program of its own, and the server by another.
+
+    In `fit`, the numbers are bit for bit those of `jaxfed.deploy` on separate machines of one kind:
+    programs of many clients round otherwise than those of one. It takes longer than `vmap`, which
+    it is within `rollout` and `grid`.
+    """
+    return _Separate()
 
 
 def chunked(size: int) -> Backend:
@@ -275,9 +378,9 @@ def shard(
 ) -> Backend:
     """Clients spread over a device mesh by `jax.shard_map`, with one all-reduce a round.
 
-    Works across processes too, if the mesh does. Every process then has all clients, the same
-    ones: a run in which they differ is refused, as far as they are known outside of compiled
-    functions.
+    Works across processes too, if the mesh does. Clients are then those of
+    `Clients.from_process_local`, or else every process has all of them, the same ones: a run in
+    which they differ is refused, as far as they are known outside of compiled functions.
 
     Args:
         mesh: a mesh, or how many of all devices; all of them by default.

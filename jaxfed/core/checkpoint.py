@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 from jaxfed._optional import require
 from jaxfed.core.checks import check_count, checked_path
 from jaxfed.core.files import reason
+from jaxfed.core.processes import exchanged, is_here, spans
 
 
 class CheckpointError(ValueError):
@@ -67,7 +68,7 @@ class Checkpoint:
         tree = {"identity": described, "kept": _numbered(kept), "history": dict(history)}
         steps: list[int] = []
         try:
-            with self._manager() as manager:
+            with self._manager(together=spans(kept)) as manager:
                 steps += manager.all_steps()
                 if rounds in steps:  # a damaged one, which restoring has passed over
                     manager.delete(rounds)
@@ -93,7 +94,8 @@ class Checkpoint:
     ) -> tuple[PyTree, dict[str, np.ndarray]] | None:
         """What the newest checkpoint keeps, and its history; None where nothing was saved yet.
 
-        A damaged checkpoint is passed over with a warning, for the one before it.
+        A damaged checkpoint is passed over with a warning, for the one before it; by all processes
+        of a run, if one of them cannot read its part.
 
         Args:
             identity: what tells this run from another.
@@ -104,18 +106,26 @@ class Checkpoint:
                 or all of it is damaged.
         """
         ocp = require("orbax.checkpoint", extra="checkpoint")
+        told = exchanged if spans(like) else lambda value: [value]
+        # Without the others, who would wait for one that finds damage.
         with self._manager() as manager:
-            steps = sorted(manager.all_steps(), reverse=True)
+            steps = told(sorted(manager.all_steps(), reverse=True))[0]
             for step in steps:
+                saved, stored, history, wrong = {}, {}, {}, None
                 try:
                     tree = manager.restore(step, args=ocp.args.StandardRestore())
                     saved = json.loads(np.asarray(tree["identity"]).tobytes())
-                    stored = {name: np.asarray(leaf) for name, leaf in tree["kept"].items()}
+                    stored = {
+                        name: leaf if spans(leaf) else np.asarray(leaf)
+                        for name, leaf in tree["kept"].items()
+                    }
                     history = {name: np.asarray(x) for name, x in tree["history"].items()}
                 except Exception as error:
+                    wrong = type(error).__name__
+                if found := [each for each in told(wrong) if each is not None]:
                     warnings.warn(
                         f"checkpoint {self.path}: round {step} is damaged and passed over "
-                        f"({type(error).__name__})",
+                        f"({found[0]})",
                         stacklevel=3,
                     )
                     continue
@@ -146,12 +156,20 @@ class Checkpoint:
         ]
         return jax.tree.unflatten(structure, placed)
 
-    def _manager(self):
+    def _manager(self, *, together: bool = False):
+        """Orbax's manager, for all processes together or this one by itself."""
         ocp = require("orbax.checkpoint", extra="checkpoint")
+        folder, among = self.path / "rounds", {}
+        if jax.process_count() > 1 and not together:
+            place = jax.process_index()
+            among["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+                primary_host=place, active_processes={place}, barrier_sync_key_prefix=f"{place}"
+            )
+            folder.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=self.keep, create=True, enable_async_checkpointing=False
+            max_to_keep=self.keep, create=not among, enable_async_checkpointing=False, **among
         )
-        return ocp.CheckpointManager(self.path / "rounds", options=options)
+        return ocp.CheckpointManager(folder, options=options)
 
 
 def discard(path: Path) -> None:
@@ -225,10 +243,17 @@ def _numbered(tree: PyTree) -> dict[str, Any]:
 
 def digest_of(tree: PyTree) -> str:
     """A short number that tells one tree of arrays from another."""
-    digest = hashlib.sha256()
+    digest, everywhere = hashlib.sha256(), True
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        if isinstance(leaf, jax.Array | np.ndarray | float | int):
+        if isinstance(leaf, jax.Array) and not is_here(leaf):
+            everywhere = False
+            for shard in leaf.addressable_shards:
+                digest.update(f"{shard.index}".encode() + np.asarray(shard.data).tobytes())
+        elif isinstance(leaf, jax.Array | np.ndarray | float | int):
             digest.update(np.asarray(leaf).tobytes())
+    if not everywhere:
+        # Of what lies across processes, each knows its own; all of them ask.
+        digest = hashlib.sha256(" ".join(exchanged(digest.hexdigest())).encode())
     return digest.hexdigest()[:16]

@@ -1,5 +1,8 @@
 """The checks of arguments that everything above the linear algebra shares."""
 
+from typing import Any
+
+import numpy as np
 import optax
 
 from jaxfed._checks import LARGEST as LARGEST
@@ -37,3 +40,19 @@ def check_optimizer(argument: str, given: object) -> None:
         ValueError: as said above.
     """
     check_instance(argument, given, optax.GradientTransformation, "an optax.GradientTransformation")
+
+
+def checked_weights(weights: Any, clients: int) -> np.ndarray:
+    """The clients' weights, of any scale, as numbers on the host.
+
+    Raises:
+        ValueError: if they are not one finite, non-negative number for each of so many clients.
+    """
+    wanted = f"{clients} numbers, one per client"
+    raw = host_array("weights", weights, wanted)
+    if not is_real(raw.dtype) or raw.shape != (clients,):
+        raise refuse("weights", wanted, weights)
+    raw = raw.astype(float)
+    if not np.isfinite(raw).all() or (raw < 0).any():
+        raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
+    return raw

@@ -38,7 +38,7 @@ def compiler_options(algorithm: Algorithm, clients: Clients) -> dict[str, bool |
     if _numbers(algorithm) <= 10_000:
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
     # Threads cost more than they bring for products this small.
-    if clients.features <= 64 and _numbers(clients.data) <= 2**15 * len(clients):
+    if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False
     given = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in given}

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxfed.core.checks import shown
+from jaxfed.core.processes import is_here
 
 
 def described(module: eqx.Module) -> str:
@@ -38,11 +39,7 @@ def is_known(array: Any) -> bool:
     """Whether an array has values on this host, and is not traced or only a shape."""
     if isinstance(array, np.ndarray):
         return True
-    return (
-        isinstance(array, jax.Array)
-        and not isinstance(array, Tracer)
-        and array.is_fully_addressable
-    )
+    return isinstance(array, jax.Array) and not isinstance(array, Tracer) and is_here(array)
 
 
 def columns(rows: Mapping[str, str]) -> str:

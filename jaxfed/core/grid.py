@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
 
@@ -42,6 +43,7 @@ from jaxfed.core.checks import (
 )
 from jaxfed.core.clients import Clients, check_ids
 from jaxfed.core.files import locked, replacing
+from jaxfed.core.processes import attempted, on_host, spans, watched
 from jaxfed.core.run import rollout
 from jaxfed.core.solution import Solution
 
@@ -127,7 +129,8 @@ def sweep(
     check_passed_on(arguments)
     if block is not None:
         check_count("block", block)
-    check_ids(data.ids)
+    if data.blocks is None:
+        check_ids(data.ids)
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
     _check_masks(arguments, several[0] or several[1], keys)
     return _swept((algorithm, data, keys), several, rounds, block, arguments)
@@ -195,6 +198,7 @@ def _length(tree: PyTree) -> int:
 # --- labelled grids ------------------------------------------------------------------------------
 
 
+@watched
 def grid(
     function: Callable[..., Mapping[str, Shaped[Array, "..."]]],
     axes: Mapping[str, Shaped[ArrayLike, " _"] | Sequence[float]],
@@ -225,8 +229,9 @@ def grid(
             least one point each. The cores of a processor become devices by
             `jax.config.update("jax_num_cpu_devices", 2)` before anything is computed.
         progress: show a progress bar.
-        folder: where finished blocks are kept. The same call resumes an interrupted grid, with the
-            same numbers, bit for bit if `block` is the same. A damaged block is computed again,
+        folder: where finished blocks are kept; of several processes, the first writes there. The
+            same call resumes an interrupted grid, with the same numbers, bit for bit if `block` is
+            the same. A damaged block is computed again,
             with a warning. One process at a time can use a folder (this is not checked on
             Windows, nor on file systems without locks, where a warning says so).
 
@@ -246,6 +251,7 @@ def grid(
             none, and a folder that holds anything but an earlier part of this grid.
         BlockingIOError: if another process is using the folder.
         ImportError: if xarray is missing, or tqdm where a progress bar is asked for.
+        jaxfed.ProcessError: if another process of the grid has ended.
     """
     xarray = require("xarray", extra="sweep")
     checked = _checked(axes, function)
@@ -278,22 +284,37 @@ def grid(
             whole[chosen] = part
         done[chosen] = True
 
+    # Of processes that compute it together, one writes and speaks.
+    several = jax.process_count() > 1 and (spans(function) or backend.processes > 1)
+    speaks = not several or jax.process_index() == 0
     store = None
-    if folder is not None:
-        store = _Store(folder, checked, computation, names, values)
-    with nullcontext() if store is None else locked(store.folder, "folder"):
-        for chosen, found in [] if store is None else store.kept():
-            keep(chosen, found)
+    with ExitStack() as stack:
+
+        def take_up() -> None:
+            nonlocal store
+            if folder is None or not speaks:
+                return
+            store = _Store(folder, checked, computation, names, values)
+            stack.enter_context(locked(folder, "folder"))
+            for chosen, found in store.kept():
+                keep(chosen, found)
+
+        if several and folder is not None:
+            attempted("folder", take_up)
+            found = multihost_utils.broadcast_one_to_all((done.astype(np.int32), values))
+            done, values = np.asarray(found[0]) > 0, [np.array(x) for x in found[1]]
+        else:
+            take_up()
         missing = np.flatnonzero(~done)
         bar = None
-        if progress:
+        if progress and speaks:
             tqdm = require("tqdm.auto", extra="cli").tqdm
             bar = tqdm(total=total, initial=total - len(missing), unit="run")
         for start in range(0, len(missing), size):
             chosen = missing[start : start + size]
             # The last block is filled up with points that are computed twice.
             filled = {name: x[np.resize(chosen, size)] for name, x in points.items()}
-            found = [np.asarray(x)[: len(chosen)] for x in _block(function, filled, backend)]
+            found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
             if store is not None:
                 store.keep(chosen, found)

@@ -23,6 +23,7 @@ from jaxfed._optional import require
 from jaxfed.core import channel, contract
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import collect, vmap
+from jaxfed.core.buckets import first_of
 from jaxfed.core.gauge import Bases, vertical_part
 from jaxfed.core.hook import hooked
 from jaxfed.core.reduction import contributions, plain, wrapped
@@ -140,7 +141,7 @@ def differentiable(
         solution,
         result=result,
         server=server,
-        local=jax.tree.map(lambda x: x[: problem.size], local),
+        local=problem.cut(local),
         state=replace(solution.state, server=server, local=local),
     )
 
@@ -156,9 +157,7 @@ def _changing(problem: Problem, state: State) -> States:
     """For each part of the states, whether it has a derivative and a round may change it."""
     algorithm, clients, key = problem.algorithm, problem.clients, problem.key
     downlink = state.downlink.receiver
-    own = jax.eval_shape(
-        lambda tree: jax.tree.map(lambda x: x[0], tree), (clients.data, state.local)
-    )
+    own = jax.eval_shape(first_of, (clients.data, state.local))
 
     def work(downlink, own):
         data, local, weight = own
@@ -167,7 +166,7 @@ def _changing(problem: Problem, state: State) -> States:
 
     def received(clients, local, downlink):
         everybody = clients.data, local, clients.weights
-        return plain(collect(vmap(), work, downlink, everybody, problem.size)[0])
+        return plain(collect(vmap(), work, downlink, everybody, problem.rows)[0])
 
     message = jax.eval_shape(received, clients, state.local, downlink)
     server = _changed(

@@ -65,7 +65,7 @@ def advance(
 
     def measured(state):
         state, record = one_round(problem, state)
-        evaluate = partial(_measure, problem, options.metrics)
+        evaluate = partial(metrics_of, problem, options.metrics)
         shapes = jax.eval_shape(evaluate, state)
         if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
             raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
@@ -141,11 +141,19 @@ def _scan(step, length, state):
     return jax.lax.scan(lambda state, _: step(state), state, length=length)
 
 
-def _measure(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
+def metrics_of(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
     """The requested metrics, in a type that can be NaN."""
     if metrics is None:
         return {}
-    values = {name: jnp.asarray(x) for name, x in metrics(result_of(problem, state)).items()}
+    shared, local = result_of(problem, state)
+    if problem.clients.blocks is not None:
+        local = jax.tree.map(lambda x: x[problem.rows], local)
+    return evaluated(metrics, Personalized(shared, local))
+
+
+def evaluated(metrics: Metrics, result: Personalized) -> dict[str, Array]:
+    """The requested metrics of these models, in a type that can be NaN."""
+    values = {name: jnp.asarray(x) for name, x in metrics(result).items()}
     return {
         name: value.astype(jnp.promote_types(value.dtype, jnp.float32))
         for name, value in values.items()
@@ -158,18 +166,20 @@ def finish(
     costs: Costs,
     history: dict[str, Any],
     tol: Array | float | None,
+    result: Personalized | None = None,
 ) -> Solution:
-    """What a run returns, from its last state."""
-    local = jax.tree.map(lambda x: x[: problem.size], state.local)
+    """What a run returns, from its last state, whose result may be known."""
+    local = problem.cut(state.local)
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
     status = Status.where(state.failure.round > 0, Status.diverged, status)
-    failure = Failure(state.failure.round, state.failure.clients[: problem.size])
+    failure = Failure(state.failure.round, state.failure.clients[problem.rows])
     return Solution(
         state.server, local, history, state.round, status, failure,
-        result_of(problem, state), state, released(problem, state, costs), problem.algorithm,
-        problem.clients.ids[: problem.size],
+        result_of(problem, state) if result is None else result,
+        state, released(problem, state, costs), problem.algorithm,
+        problem.cut(problem.clients.ids),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core import contract
 from jaxfed.core.algorithm import Personalized
+from jaxfed.core.processes import is_here
 from jaxfed.core.rounds import Problem, prepared
 
 # Local steps, where nobody says how many.
@@ -52,7 +53,7 @@ def local_models(
     clients = problem.clients
     shared = problem.key, algorithm.downlink(server), start
     models = problem.backend.map(model, shared, (clients.data, clients.ids))
-    return jax.tree.map(lambda x: x[: problem.size], models)
+    return problem.cut(models)
 
 
 def by_id(solution: Any, problem: Problem) -> Personalized:
@@ -60,10 +61,19 @@ def by_id(solution: Any, problem: Problem) -> Personalized:
 
     Clients that the solution knows keep theirs, found by id; the others get one as new clients of
     the algorithm that made the solution. Where ids are traced, local models go by position.
+
+    Raises:
+        ValueError: for clients of several processes that the solution has not, or elsewhere.
     """
     result, known, wanted = solution.result, solution.ids, problem.clients.ids
     if not jax.tree.leaves(result.local) or _alike(known, wanted):
         return result
+    if problem.clients.blocks is not None:
+        raise ValueError(
+            "warm_start: wanted a solution of these very clients, since they lie in several "
+            "processes, got one of others; its shared part alone, "
+            "Personalized(solution.result.shared, None), starts any"
+        )
     place = {int(number): position for position, number in enumerate(np.asarray(known))}
     ids = np.asarray(wanted).tolist()
     kept = np.asarray([place[number] for number in ids if number in place], int)
@@ -85,6 +95,6 @@ def _alike(known: Int[Array, "*runs m"], wanted: Int[Array, " n"]) -> bool:
     if isinstance(known, Tracer) or isinstance(wanted, Tracer) or known.ndim > 1:
         return True
     both = [x for x in (known, wanted) if isinstance(x, jax.Array)]
-    if not all(x.is_fully_addressable for x in both):
+    if not all(is_here(x) for x in both):
         return True
     return np.array_equal(np.asarray(known), np.asarray(wanted))

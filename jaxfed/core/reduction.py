@@ -118,6 +118,27 @@ class Gram(Additive):
 
 
 @final
+class Symmetric(Additive):
+    """The weighted mean of symmetric matrices, `(d, d)`, that travel as their upper triangles.
+
+    It goes together with `Gram`: each client may send the smaller of the two. Without weights it is
+    the plain sum.
+    """
+
+    value: PyTree  # vectors of d (d + 1) / 2 numbers, row by row
+    weighted: bool = eqx.field(static=True, default=True)
+
+    def contribution(self, weight: Float[Array, ""]) -> Self:
+        """The weighted triangle, or zero from an absent client."""
+        scale = weight if self.weighted else jnp.ones_like(weight)
+        return jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(scale, x), 0), self)
+
+    def over_clients(self) -> Gram:
+        """The sum of the matrices."""
+        return Gram(jax.tree.map(lambda x: unfolded(_total(x)), self.value), self.weighted)
+
+
+@final
 class Max(Reduction):
     """The elementwise maximum over the clients that take part."""
 
@@ -181,9 +202,9 @@ def contributions(message: PyTree, weight: Float[Array, ""]) -> PyTree[Part]:
 
 
 def is_linear(message: PyTree) -> bool:
-    """Whether all of a message is reduced by sums and means."""
+    """Whether all of a message is reduced by sums and means of what is sent."""
     parts = jax.tree.leaves(wrapped(message), is_leaf=is_part)
-    return all(isinstance(part, Mean | Sum) for part in parts)
+    return all(isinstance(part, Mean | Sum | Symmetric) for part in parts)
 
 
 def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Gather]]:
@@ -207,6 +228,11 @@ def joined(reduced: PyTree[Reduction], gathered: PyTree[Gather]) -> PyTree[Part]
 def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
     """A function of the parts at each place."""
     return jax.tree.map(function, *parts, is_leaf=is_part)
+
+
+def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
+    """Two partial results of one message."""
+    return each(lambda a, b: a.combined(b), total, part)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
@@ -243,3 +269,12 @@ def _gram(factors: Float[Array, "m d k"]) -> Float[Array, "d d"]:
     # One product of all factors side by side: the clients' own products are never formed.
     wide = jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
     return jnp.matmul(wide, wide.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def unfolded(triangle: Float[Array, " size"]) -> Float[Array, "d d"]:
+    """The symmetric matrix of which this is the upper triangle, row by row."""
+    # d (d + 1) / 2 = size
+    dim = int(((8 * triangle.size + 1) ** 0.5 - 1) / 2)
+    rows, columns = jnp.triu_indices(dim)
+    upper = jnp.zeros((dim, dim), triangle.dtype).at[rows, columns].set(triangle)
+    return upper.at[columns, rows].set(triangle)

@@ -13,7 +13,7 @@ class Release(eqx.Module):
     Attributes:
         channel: what each of them went through.
         participation: who sent them.
-        bits: of one of them, as far as its length is fixed; 0 where nothing is sent.
+        bits: of one of them, on average, as far as its length is fixed; 0 where nothing is sent.
         times: how many rounds they were sent in.
         weights: the clients' shares in a mean.
         stateless: whether each depended on its client's data and the broadcasts alone, and not on
@@ -22,7 +22,7 @@ class Release(eqx.Module):
 
     channel: Channel
     participation: Participation
-    bits: int = eqx.field(static=True)
+    bits: int | float = eqx.field(static=True)
     times: int | Int[Array, ""]
     weights: Float[Array, " clients"]
     stateless: bool = eqx.field(static=True)

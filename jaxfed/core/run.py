@@ -1,6 +1,6 @@
 """`rollout` runs an algorithm as one traced computation, `fit` drives it from the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -8,14 +8,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed._names import renamed_argument
 from jaxfed._optional import require
-from jaxfed.core import adjoint, backend, channel, participation
+from jaxfed.core import adjoint, apart, backend, channel, participation
 from jaxfed.core.adjoint import unrolled
 from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.apart import Compiled
 from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
@@ -23,10 +23,15 @@ from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
+from jaxfed.core.processes import exchanged, on_host, watched
 from jaxfed.core.rounds import State
 from jaxfed.core.solution import DivergenceError, Solution, Status
+from jaxfed.core.source import check_in_memory, is_source
+from jaxfed.core.streaming import Streamed, streamed
+from jaxfed.linalg._precision import precise
 
 
+@precise()
 def rollout(
     algorithm: Algorithm,
     clients: Clients,
@@ -70,7 +75,8 @@ def rollout(
         The solution; all of it traced, `history` with `rounds` entries.
 
     Raises:
-        ValueError: for arguments that do not fit together, before anything is computed.
+        ValueError: for arguments that do not fit together, before anything is computed, and for
+            clients whose data are read block by block.
     """
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
@@ -80,11 +86,14 @@ def rollout(
         renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
         adjoint = unrolled(remat)
     check_loop(tol, metrics, metrics_every, adjoint)
+    check_in_memory("rollout", clients)
     adjoint.check(problem)
     options = Options(rounds, tol is not None, metrics, metrics_every, remat=False)
     return adjoint.solve(problem, start, tol, options)
 
 
+@watched
+@precise()
 def fit(
     algorithm: Algorithm,
     clients: Clients,
@@ -121,7 +130,7 @@ def fit(
             `result`, to start from.
         channel: one channel for both ways, `(uplink, downlink)` or `(uplink, downlink, start)`.
         participation: who takes part in each round; everybody by default.
-        backend: `vmap`, `chunked`, `pmap` or `shard`.
+        backend: `vmap`, `chunked`, `pmap`, `shard` or `separate`.
         tol: stop once the algorithm's stopping measure is at most this.
         metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
         metrics_every: evaluate `metrics` every so many rounds.
@@ -147,6 +156,7 @@ def fit(
             clients and the solution of the round before; a `FloatingPointError`.
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
+        jaxfed.ProcessError: if another process of the run has ended.
     """
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
@@ -157,7 +167,10 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    compiled = _compiled(**compiler_options(algorithm, clients))
+    programs = apart.programs if backend.apart else _compiled
+    if is_source(clients.data):
+        programs = streamed
+    compiled = programs(**compiler_options(algorithm, clients))
     watched = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
         chunk_rounds = max(1, rounds // 50) if watched else rounds
@@ -170,19 +183,25 @@ def fit(
         if not int(solution.failure.round):
             return _on_host(solution, int(solution.rounds))
 
+    # Of a run that is spread over processes, one speaks for all.
+    several = problem.backend.processes > 1 and jax.process_count() > 1
+    quiet = several and jax.process_index() != 0
     problem, state, costs = compiled.prepare(problem, start, rounds)
     costs = jax.tree.map(np.asarray, costs)
     run = _Run(state, tuple(initial(callback) for callback in callbacks), None)
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
-        lowered = compiled.advance.lower(problem, state, tol, options)
+        step = compiled if isinstance(compiled, Streamed) else jax.jit(advance)
+        lowered = step.lower(problem, state, tol, options)
         identity = fingerprint(
             algorithm, clients, lowered, rounds=rounds, key=key, start=start, channel=channel,
             participation=participation, backend=backend, tol=tol, chunk_rounds=chunk_rounds,
             metrics_every=metrics_every, best=best,
             callbacks=[callback for callback in callbacks if isinstance(callback, Callback)],
         )  # fmt: skip
+        if several:
+            identity = exchanged(identity)[0]
         like = replace(run, best=None if best is None else Best(np.full((), np.inf), state))
         if (saved := checkpoint.restore(identity, like)) is not None:
             run, history = saved
@@ -194,7 +213,8 @@ def fit(
         history = with_bits(history, costs, problem.size, np)
         return _on_host(compiled.finish(problem, state, costs, history, tol), done, stopped)
 
-    stopped, done, bar = False, int(run.state.round), _bar(rounds) if progress else None
+    stopped, done = False, int(run.state.round)
+    bar = _bar(rounds) if progress and not quiet else None
     if bar is not None:
         bar.update(done)
     while done < rounds and not stopped and not (tol is not None and run.state.measure <= tol):
@@ -228,6 +248,8 @@ def fit(
             ]
             run = replace(run, callbacks=tuple(state for state, _ in updates))
             stopped = any(stop for _, stop in updates)
+            if several:
+                stopped = any(exchanged(stopped))
         if checkpoint is not None and identity is not None:
             ended = done >= rounds or stopped or (tol is not None and state.measure <= tol)
             if ended or done % checkpoint.every == 0:
@@ -246,7 +268,7 @@ class _Run(eqx.Module):
     best: Best | None
 
 
-def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bool) -> Solution:
+def _diverged(piece: Mapping[str, Any], place: int, solution: Solution, throw: bool) -> Solution:
     if not throw:
         return solution
     clients = np.flatnonzero(solution.failure.clients)
@@ -261,15 +283,8 @@ def _diverged(piece: dict[str, Array], place: int, solution: Solution, throw: bo
     )
 
 
-class _Compiled(eqx.Module):
-    run: Callable = eqx.field(static=True)
-    prepare: Callable = eqx.field(static=True)
-    advance: Any = eqx.field(static=True)
-    finish: Callable = eqx.field(static=True)
-
-
 @cache
-def _compiled(**options: bool | int) -> _Compiled:
+def _compiled(**options: bool | int) -> Compiled:
     jit = partial(jax.jit, compiler_options=options)
 
     def run(problem, start, tol, options):
@@ -293,7 +308,7 @@ def _compiled(**options: bool | int) -> _Compiled:
         solution = end(problem, state, costs, tol)
         return replace(solution, history=history)
 
-    return _Compiled(
+    return Compiled(
         run=with_history,
         prepare=jit(prepare, static_argnums=2),
         advance=jit(advance),
@@ -305,17 +320,10 @@ def _on_host(solution: Solution, done: int, stopped: bool = False) -> Solution:
     """With plain numbers where the host has them, and all rounds that ran, the best or not."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
-    failure = jax.tree.map(_fetched, solution.failure)
+    failure = jax.tree.map(on_host, solution.failure)
     last = replace(solution.releases[-1], times=max(done, int(failure.round)))
     releases = (*solution.releases[:-1], last)
     return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
-
-
-def _fetched(array: Array) -> np.ndarray:
-    """Also what is spread over processes, for which all of them ask."""
-    if not array.is_fully_addressable:
-        array = multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)
 
 
 def _bar(rounds: int):

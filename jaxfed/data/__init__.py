@@ -16,6 +16,7 @@ from jaxfed.data.partition import (
     train_test_split,
 )
 from jaxfed.data.readers import read_arrays, read_folder, read_idx, read_images, read_table
+from jaxfed.data.sources import NpyFolder, ParquetGroups
 from jaxfed.data.synthetic.faps import SpectrumData, spectrum_synthetic
 from jaxfed.data.synthetic.gcca import (
     GCCAData,
@@ -56,6 +57,8 @@ __all__ = [
     "LabelledClients",
     "LabelledImages",
     "NonlinearViews",
+    "NpyFolder",
+    "ParquetGroups",
     "Partition",
     "PerPCAData",
     "SpectrumData",

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
@@ -28,6 +27,7 @@ from jaxfed.core.algorithm import (
 )
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
+from jaxfed.core.processes import finite
 from jaxfed.gcca._networks import (
     Maker,
     applied,
@@ -182,7 +182,7 @@ class DeepMaxVar(Algorithm):
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
             # On the host: within a traced function, JAX would trace this too.
-            if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+            if not isinstance(leaf, Tracer) and not finite(leaf):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
     # --- start ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from jaxfed.core.algorithm import (
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
+from jaxfed.core.shuffle import shuffled
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
 from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, ratio, should_densify
 
@@ -125,7 +126,7 @@ class MaxVar(Algorithm):
             ValueError: as said above.
         """
         check_views(clients, self.rank)
-        views, (entities, features) = len(clients), clients.data.shape
+        views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         if isinstance(clients.data, SparseView):
@@ -228,7 +229,7 @@ class MaxVar(Algorithm):
 
         def of_batch(weights, key):
             assert batch is not None
-            rows = jax.random.choice(key, length, (batch,), replace=False)
+            rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
             values = view.values[rows]
             residual = matmul(values, weights) / length**0.5 - downlink[rows]
             return matmul(values.T, residual) * (length**0.5 / batch)

@@ -1,7 +1,7 @@
 """Views: clients that hold the same entities and each its own features of them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, final
 
 import equinox as eqx
 import jax
@@ -12,7 +12,14 @@ from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed.core.checks import check_flag, is_list
-from jaxfed.core.clients import Clients, check_tables, checked_array, padded
+from jaxfed.core.clients import (
+    Clients,
+    Ragged,
+    check_tables,
+    checked_array,
+    padded,
+    widened,
+)
 from jaxfed.linalg import matmul, not_rounding, ratio, svd
 from jaxfed.linalg.sparse import checked_rows
 
@@ -20,7 +27,8 @@ Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
 
 
-class View(eqx.Module):
+@final
+class View(Ragged):
     """One client's view: entities as rows, padded with zero columns up to the widest view.
 
     With a leading client axis on both fields it holds all views.
@@ -39,6 +47,15 @@ class View(eqx.Module):
         """1 for a real feature, 0 for padding."""
         return _mask(self)
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The widest view's number of features."""
+        return (self.values.shape[-1],)
+
+    def filled(self, lengths: tuple[int, ...]) -> Self:
+        """With more columns of zeros."""
+        return type(self)(widened(self.values, {-1: lengths[0]}), self.count)
+
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q` of ONE view."""
         return matmul(self.values, weights)
@@ -48,7 +65,8 @@ class View(eqx.Module):
         return matmul(self.values.T, scores)
 
 
-class SparseView(eqx.Module):
+@final
+class SparseView(Ragged):
     """One client's view as the list of its non-zero values, by rows; never filled.
 
     Lists are padded with zeros up to the longest. With a leading client axis on all fields it
@@ -66,6 +84,20 @@ class SparseView(eqx.Module):
     def mask(self) -> Float[Array, "*clients features"]:
         """1 for a real feature, 0 for padding."""
         return _mask(self)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The longest list's number of values, and the widest view's of features."""
+        return self.values.shape[-1], self.shape[1]
+
+    def filled(self, lengths: tuple[int, ...]) -> Self:
+        """With more zeros in the lists, and columns without values."""
+        longest, features = lengths
+        values, columns = (widened(x, {-1: longest}) for x in (self.values, self.columns))
+        more = longest - self.rows.shape[-1]
+        rows = jnp.pad(self.rows, ((0, 0), (0, more)), constant_values=self.shape[0] - 1)
+        mean, shape = widened(self.mean, {-1: features}), (self.shape[0], features)
+        return type(self)(values, rows, columns, mean, self.count, shape)
 
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q` of ONE view."""

@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from jaxfed.core.algorithm import Algorithm, Personalized, without_batches
 from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.processes import finite, looked_at
+from jaxfed.core.shuffle import shuffled
 
 Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
@@ -58,16 +60,19 @@ class Training(Algorithm):
         Raises:
             ValueError: as said above, and for a batch larger than the smallest client.
         """
-        if not isinstance(clients.data, Samples):
+        if not isinstance(clients.parts[0], Samples):
             raise ValueError(
                 f"clients: {type(self).__name__} needs Clients.from_samples, got data of type "
-                f"{type(clients.data).__name__}"
+                f"{type(clients.parts[0]).__name__}"
             )
-        values, count = clients.data.values, clients.data.count
+        values = clients.parts[0].values
         if self.batch_size is not None:
-            smallest = values.shape[-2]
-            if not isinstance(count, Tracer):
-                smallest = int(np.asarray(count).min())
+            smallest = min(
+                part.values.shape[-2]
+                if isinstance(part.count, Tracer)
+                else int(looked_at(part.count).min())
+                for part in clients.parts
+            )
             if self.batch_size > smallest:
                 raise ValueError(
                     f"batch_size: wanted at most the smallest client's {smallest} samples, "
@@ -77,7 +82,9 @@ class Training(Algorithm):
         if start is not None:
             self._check_arrays("warm_start: wanted as shared part", start.shared)
             if jax.tree.leaves(start.local):
-                self._check_arrays("warm_start: wanted as local part", start.local, len(clients))
+                self._check_arrays(
+                    "warm_start: wanted as local part", start.local, len(clients.ids)
+                )
 
     @final
     def _check_arrays(self, wanted: str, given: PyTree, clients: int | None = None) -> None:
@@ -125,23 +132,12 @@ class Training(Algorithm):
         numbers = jnp.arange(steps, dtype=jnp.int32)
         if self.batch_size is None:
             return numbers, None
-        samples, count = len(data.values), data.count.astype(jnp.int32)
-        steps_per_epoch = jnp.maximum(count // self.batch_size, 1)
-        epoch_of, place = jnp.divmod(numbers, steps_per_epoch)
+        count = data.count.astype(jnp.int32)
+        epoch, step = jnp.divmod(numbers, jnp.maximum(count // self.batch_size, 1))
         # Should the batch be too large for a number of samples that was not known in time, some
         # come twice, but never padding.
-        places = (place[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
-
-        def draw(state):
-            epoch, rows = state
-            lots = jax.random.uniform(jax.random.fold_in(key, epoch), (samples,))
-            order = jnp.argsort(jnp.where(jnp.arange(samples) < count, lots, jnp.inf))
-            rows = jnp.where((epoch_of == epoch)[:, None], order[places], rows)
-            return epoch + 1, rows
-
-        # One sort an epoch, of which clients of different sizes have different numbers.
-        first = jnp.zeros((), jnp.int32), jnp.zeros_like(places)
-        _, rows = jax.lax.while_loop(lambda state: state[0] <= epoch_of[-1], draw, first)
+        places = (step[:, None] * self.batch_size + jnp.arange(self.batch_size)) % count
+        rows = shuffled(jax.vmap(lambda i: jax.random.fold_in(key, i))(epoch), places, count)
         return numbers, rows
 
     @final
@@ -227,7 +223,7 @@ def check_parameters(name: str, parameters: PyTree) -> None:
         where = jax.tree_util.keystr(path)
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"{name}: wanted real parameters, got {leaf.dtype} at {where}")
-        if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+        if not isinstance(leaf, Tracer) and not finite(leaf):
             raise ValueError(f"{name}: NaN or infinite parameters at {where}")
 
 

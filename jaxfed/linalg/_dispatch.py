@@ -1,33 +1,171 @@
-"""The one door from the library to the hand-written kernels of `jaxfed_kernels`."""
+"""The one door from the library to the hand-written kernels of `jaxfed_kernels`.
+
+What a program is lowered for decides between a kernel and its plain version, and not where it is
+traced: programs for accelerators can be made on machines that have none.
+"""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
+
+from jaxfed.linalg._precision import chosen_precision, data_matmul
+
+
+def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Array:
+    """The product `Xᵀ (X W)`, on TPUs in one pass over the samples where that reads less.
+
+    Differentiable in both modes and at every order; the derivative with respect to `w` is the same
+    product. Mapped over clients it is one kernel for all; mapped over runs that share the samples
+    it still reads them once.
+
+    Args:
+        x: the samples.
+        w: a matrix `(d, r)`, or if `wide` its transpose `(r, d)`, as is then the product.
+        wide: which of the two, because processors take half as long again for the other's product.
+    """
+    rank = w.shape[0 if wide else 1]
+    if w.dtype != jnp.float32 or not second_moment_reads_less(*x.shape, rank, x.dtype):
+        return _two_products(x, w, wide)
+    return _product(x, w, wide)
+
+
+def _two_products(x: Float[Array, "n d"], w: Array, wide: bool) -> Array:
+    return data_matmul(data_matmul(w, x.T), x) if wide else data_matmul(x.T, data_matmul(x, w))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _product(x, w, wide):
+    return lax.platform_dependent(
+        x, w,
+        tpu=_one_pass if wide else lambda x, w: _one_pass(x, w.T).T,
+        default=partial(_two_products, wide=wide),
+    )  # fmt: skip
+
+
+# X^T X is symmetric, so the derivative with respect to W is its own transpose. JAX is told by way
+# of the linear equations Y - D Z = A, Z = B, which are symmetric: at A = 0 their solution is
+# Y = D B, see `jaxfed.linalg.polar`.
+@partial(_product.defjvp, symbolic_zeros=True)
+def _(wide, primals, tangents):
+    (x, w), (dx, dw) = primals, tangents
+    change = jnp.zeros_like(w)
+    if not isinstance(dw, jax.custom_derivatives.SymbolicZero):
+        change = lax.custom_linear_solve(
+            lambda pair: jnp.stack([pair[1] - _two_products(x, pair[0], wide), pair[0]]),
+            jnp.stack([change, dw]),
+            lambda _, sides: jnp.stack([sides[1], sides[0] + _product(x, sides[1], wide)]),
+            symmetric=True,
+        )[1]
+    if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
+        change += jax.jvp(lambda x: _two_products(x, w, wide), (x,), (dx,))[1]
+    return _product(x, w, wide), change
 
 
 @jax.custom_batching.custom_vmap
-def inverse_sqrt_kernel(
-    gram: Float[Array, "*batch r r"],
-) -> tuple[Float[Array, "*batch r r"], Float[Array, "*batch"]]:
-    """Inverse square roots of symmetric positive definite matrices by the kernel.
+def _one_pass(x: Float[Array, "*batch n d"], w: Float[Array, "*batch r d"]):
+    *batch, n, d = x.shape
+    r = w.shape[-2]
+    if not second_moment_reads_less(n, d, r, x.dtype):  # more rows than before, of several runs
+        return data_matmul(data_matmul(w, x.mT), x)
+    clients = x.reshape(-1, n, d), w.reshape(-1, r, d)
+    return second_moment(*clients, precision=chosen_precision()).reshape(*batch, r, d)
 
-    Mapping it with `jax.vmap`, however often, makes one call of the kernel on one longer batch.
+
+@_one_pass.def_vmap
+def _(axis_size, in_batched, x, w):
+    samples, thin = in_batched
+    if not thin:
+        w = jnp.broadcast_to(w, (axis_size, *w.shape))
+    if samples:
+        return _one_pass(x, w), True
+    # The rows of all runs together, for the same samples.
+    r = w.shape[-2]
+    joined = jnp.moveaxis(w, 0, -3).reshape(*w.shape[1:-2], axis_size * r, w.shape[-1])
+    product = _one_pass(x, joined)
+    return jnp.moveaxis(product.reshape(*w.shape[1:-2], axis_size, r, w.shape[-1]), -3, 0), True
+
+
+InverseSqrt = Callable[[Array], tuple[Array, Array]]
+
+
+def inverse_sqrt_of_many(plain: InverseSqrt, *, cuda: bool = False) -> InverseSqrt:
+    """The inverse square root of a symmetric positive definite matrix, of many by a kernel.
+
+    On TPUs, for matrices of single precision that fit: as operations of their own the few products
+    read and write hundreds of times what the kernel does, by the compiler's count. Mapping it with
+    `jax.vmap`, however often, makes one call of the kernel on one longer batch.
+
+    Args:
+        plain: what finds it elsewhere, and the error to expect, as `|Z G Z - I|_F`.
+        cuda: on CUDA devices too.
 
     Returns:
-        The inverse square roots, and the error to expect of each, as `|Z G Z - I|_F`.
+        A function like `plain`, without a derivative.
     """
-    from jaxfed_kernels import inverse_sqrt
+    return lambda gram: tuple(_inverse_sqrt.bind(gram, plain=plain, cuda=cuda))
 
+
+# A primitive, because `lax.platform_dependent` would trace the kernel also where none will run,
+# which takes twice as long as all else of a polar factor.
+_inverse_sqrt = Primitive("inverse_sqrt")
+_inverse_sqrt.multiple_results = True
+
+
+@_inverse_sqrt.def_impl
+def _(gram, **how):
+    return jax.jit(partial(_inverse_sqrt.bind, **how))(gram)
+
+
+@_inverse_sqrt.def_abstract_eval
+def _(gram, **_):
+    return gram, gram.update(shape=gram.shape[:-2])
+
+
+def _batched(arguments, axes, **how):
+    return _inverse_sqrt.bind(jnp.moveaxis(arguments[0], axes[0], 0), **how), (0, 0)
+
+
+def _plain(gram: Float[Array, "*batch r r"], *, plain: InverseSqrt, cuda: bool):
+    del cuda
+    for _ in gram.shape[:-2]:
+        plain = jax.vmap(plain)
+    return plain(gram)
+
+
+def _by_kernel(platform: str, gram: Float[Array, "*batch r r"], *, plain, cuda):
     *batch, r, _ = gram.shape
-    interpret = jax.default_backend() == "cpu"
-    inverse, defect = inverse_sqrt(gram.reshape(-1, r, r), interpret=interpret)
-    squares = jnp.sum(inverse * inverse, axis=(1, 2))
-    mean = jnp.trace(gram.reshape(-1, r, r), axis1=1, axis2=2)
-    error = defect + jnp.finfo(gram.dtype).eps * squares * mean
-    return inverse.reshape(gram.shape), error.reshape(tuple(batch))
+    kernel = _kernel(platform, cuda)
+    if not batch or r > LARGEST_RANK or gram.dtype != jnp.float32 or kernel is None:
+        return _plain(gram, plain=plain, cuda=cuda)
+    inverse, defect = kernel(gram.reshape(-1, r, r))
+    inverse, defect = inverse.reshape(gram.shape), defect.reshape(tuple(batch))
+    mean = jnp.trace(gram, axis1=-2, axis2=-1)
+    squares = jnp.sum(inverse * inverse, axis=(-2, -1))
+    return inverse, defect + jnp.finfo(gram.dtype).eps * squares * mean
 
 
-@inverse_sqrt_kernel.def_vmap
-def _(axis_size, in_batched, gram):
-    del axis_size, in_batched
-    return inverse_sqrt_kernel(gram), (True, True)
+def _kernel(platform: str, cuda: bool) -> Callable | None:
+    if platform == "tpu":
+        return inverse_sqrt
+    if cuda:
+        with contextlib.suppress(ImportError):  # of a way through Triton that JAX deprecates
+            from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
+
+            return inverse_sqrt_cuda
+    return None
+
+
+batching.primitive_batchers[_inverse_sqrt] = _batched
+mlir.register_lowering(_inverse_sqrt, mlir.lower_fun(_plain))
+for _platform in ("tpu", "cuda"):
+    mlir.register_lowering(
+        _inverse_sqrt, mlir.lower_fun(partial(_by_kernel, _platform)), platform=_platform
+    )

@@ -14,10 +14,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_name, checked_array, refuse
+from jaxfed.linalg._platform import per_platform
 
 Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 
-# The lower default precisions of accelerators would lose the constraint Q^T Q = I.
+# Whatever the user has chosen for products with data (`jaxfed.linalg._precision`): any less would
+# lose the constraint Q^T Q = I.
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
@@ -89,8 +91,10 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
     return lax.while_loop(lambda state: state[0], turn, (bad, *result))[1:]
 
 
-def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
-    """Under `jax.vmap`, decompose the matrices one after the other on a processor.
+def one_by_one(
+    library: Callable[[Array], tuple], tpu: Callable[[Array], tuple] | None = None
+) -> Callable[..., tuple]:
+    """A decomposition by a library; mapped with `jax.vmap`, one matrix after the other on a CPU.
 
     Given several at once, jaxlib's LAPACK kernels (up to 0.11 at least) spread them over a pool of
     threads and wait for them, themselves on a thread of that pool. Where as many do so at once as
@@ -98,12 +102,14 @@ def one_by_one(decompose: Callable[[Array], tuple]) -> Callable[..., tuple]:
     wait for ever.
 
     Args:
-        decompose: from one matrix to a tuple of arrays; not differentiated.
+        library: from one matrix to a tuple of arrays; not differentiated.
+        tpu: what does the same on a TPU, if another function is to; see `jaxfed.linalg._jacobi`.
 
     Returns:
         `(matrix, wanted=None) -> arrays`. Those not wanted, by a truth value, are anything, and
         cost a processor nothing.
     """
+    decompose = library if tpu is None else per_platform(library, tpu=tpu)
 
     @jax.custom_batching.custom_vmap
     def one(matrix, wanted):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
     Factors,
     checked_method,
@@ -20,6 +21,7 @@ from jaxfed.linalg._factor import (
     repeated,
     squared_norm,
 )
+from jaxfed.linalg._platform import per_platform
 
 Method = Literal["qr", "cholesky"]
 
@@ -63,11 +65,12 @@ def _orthonormalize(w: Float[Array, "d r"], method: str) -> Float[Array, "d r"]:
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
     """The factor and R^{-1}, without a derivative."""
+    return normalized(w) if w.shape[1] == 1 else _METHODS[method](w)
+
+
+def _by_cholesky(w: Float[Array, "d r"]) -> Factors:
+    """The factors by way of the Gram matrix, or by reflections where that would not do."""
     eps = jnp.finfo(w.dtype).eps
-    if w.shape[1] == 1:
-        return normalized(w)
-    if method == "qr":
-        return _by_householder(w)
 
     def cholesky(w):
         """One pass, and the error to expect of it."""
@@ -118,6 +121,12 @@ def _by_householder(w: Float[Array, "d r"]) -> Factors:
     eye = jnp.eye(len(r), dtype=w.dtype)
     inverse = lax.linalg.triangular_solve(jnp.where(both, r, eye), eye, left_side=True)
     return q, jnp.where(both, inverse, 0)
+
+
+_METHODS = {
+    method: per_platform(function, tpu=_jacobi.orthonormalized)
+    for method, function in (("cholesky", _by_cholesky), ("qr", _by_householder))
+}
 
 
 # R stays upper triangular where dR R^{-1} = N - Omega is: Omega equals N below the diagonal.

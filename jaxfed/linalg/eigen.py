@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_whole, checked_array, refuse
+from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import matmul, one_by_one, repeated
 from jaxfed.linalg.basis import orthonormalize
 
@@ -72,7 +73,7 @@ def checked_rank(rank: int, largest: int) -> None:
     check_whole("rank", rank, most=largest)
 
 
-_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
+_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
 
 
 def _descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_factor, check_whole, checked_array
+from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
+from jaxfed.linalg._precision import data_matmul
 from jaxfed.linalg.basis import orthonormalize
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors, with_sign
 
@@ -89,36 +91,31 @@ class Moment(eqx.Module):
         return (self._rows if self.dense is None else self.dense).shape[-1]
 
     def mv(self, w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-        """The product `S W`."""
+        """The product `S W`, as precise as `jax.default_matmul_precision` says, full by default."""
         if self.dense is not None:
-            return matmul(self.dense, w)
-        return matmul(self._rows.T, matmul(self._rows, w)) / self._divisor
+            return data_matmul(self.dense, w)
+        return second_moment_product(self._rows, w, wide=False) / self._divisor
 
     def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
-        """`S W` and `Wᵀ S W` together; from samples the second comes from their scores `Y W`."""
-        if self.dense is not None:
-            product = matmul(self.dense, w)
-            return product, matmul(w.T, product)
-        scores = matmul(self._rows, w)
-        product = matmul(self._rows.T, scores) / self._divisor
-        return product, matmul(scores.T, scores) / self._divisor
+        """`S W` and `Wᵀ S W` together."""
+        product = self.mv(w)
+        return product, matmul(w.T, product)
 
     def row_products(
         self, w: Float[Array, "r d"]
     ) -> tuple[Float[Array, "r d"], Float[Array, "r r"]]:
         """`W S` and `W S Wᵀ` for a wide matrix."""
         if self.dense is not None:
-            product = matmul(w, self.dense)
-            return product, matmul(product, w.T)
-        scores = matmul(w, self._rows.T)
-        product = matmul(scores, self._rows) / self._divisor
-        return product, matmul(scores, scores.T) / self._divisor
+            product = data_matmul(w, self.dense)
+        else:
+            product = second_moment_product(self._rows, w, wide=True) / self._divisor
+        return product, matmul(product, w.T)
 
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
         if self.dense is not None:
-            return jnp.sum(w * matmul(self.dense, w))
-        return squared_norm(matmul(self._rows, w)) / self._divisor
+            return jnp.sum(w * data_matmul(self.dense, w))
+        return squared_norm(data_matmul(self._rows, w)) / self._divisor
 
     def matrix(self) -> Float[Array, "d d"]:
         """The d x d matrix."""

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxfed.linalg._dispatch import inverse_sqrt_kernel
+from jaxfed.linalg import _jacobi
+from jaxfed.linalg._dispatch import inverse_sqrt_of_many
 from jaxfed.linalg._factor import (
     Factors,
     checked_matrix,
@@ -32,8 +33,10 @@ from jaxfed.linalg._factor import (
     squared_norm,
     thin_product,
 )
+from jaxfed.linalg._platform import per_platform
 
 Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
+Product = Callable[[Array, Array], Array]
 
 # XLA's processor backend multiplies batches of r x r matrices of these sizes two to six times
 # slower than those of the next multiple of 8.
@@ -66,8 +69,9 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
         w: the matrix; products of batches of small matrices are faster if it is wide.
         method: `"newton_schulz"` (the default) or `"eigh"`, by which the inverse square root of
             the Gram matrix is found; `"svd"`, a singular value decomposition of `w` throughout; or
-            `"pallas"`, Newton-Schulz in a kernel of `jaxfed_kernels` for CUDA devices, never yet
-            measured on one and therefore never chosen automatically.
+            `"pallas"`, Newton-Schulz in a kernel of `jaxfed_kernels` on CUDA devices too, never yet
+            measured on one. On TPUs Newton-Schulz of many matrices up to 32 x 32 is a kernel
+            anyway, because it reads and writes far less by the compiler's count.
 
     Returns:
         The orthonormal factor, of the dtype of `w` (half precisions are computed in single).
@@ -145,11 +149,12 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     return repeated(~(error <= tolerance), decompose, (q, inverse))
 
 
-def _iterated(
+def _iteration(
+    product: Product,
     q: Float[Array, "m n"],
     inverse: Float[Array, "r r"],
     error: Float[Array, ""],
-    tolerance: float,
+    tolerance: Float[Array, ""],
 ) -> tuple[Array, Array, Float[Array, ""]]:
     """The factors by the iteration of `_newton_schulz` with the matrix in place of its Gram matrix.
 
@@ -157,6 +162,7 @@ def _iterated(
     the condition number is not squared. It leaves the ninth power of an error below 0.1.
 
     Args:
+        product: the product of two matrices.
         q: the matrix times `inverse`, with singular values below the square root of 2.
         inverse: what has been multiplied with so far.
         error: an upper bound of `|Q^T Q - I|_F`, or infinity.
@@ -173,11 +179,11 @@ def _iterated(
     # three times as long, and the compiler would make it that.
     def step(state):
         q, transposed, inverse, _, count = state
-        e = eye - (matmul(q, transposed) if _is_wide(q) else matmul(transposed, q))
-        t = _series(_padded(e))[:r, :r]
+        e = eye - (product(q, transposed) if _is_wide(q) else product(transposed, q))
+        t = _series(product, _padded(e))[:r, :r]
         q, size = _times(q, t), squared_norm(e)
         error = jnp.where(size > 0.01, jnp.inf, size**4.5)
-        return q, q.T, matmul(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
+        return q, q.T, product(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
 
     most = int(math.log(0.1 / float(r * jnp.finfo(q.dtype).eps)) / math.log(3.3)) + 3
     q, _, inverse, error, _ = lax.while_loop(
@@ -188,8 +194,8 @@ def _iterated(
     return q, inverse, error
 
 
-_svd = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)))
-_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)))
+_svd = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)), tpu=_jacobi.svd)
+_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
 
 
 def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Factors:
@@ -213,7 +219,9 @@ def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Arra
     return inverse, jnp.finfo(gram.dtype).eps * jnp.sum(ratios)
 
 
-def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Array, ""]]:
+def _inverse_sqrt(
+    product: Product, gram: Float[Array, "r r"]
+) -> tuple[Float[Array, "r r"], Float[Array, ""]]:
     """Inverse square root by a Newton-Schulz iteration of ninth order.
 
     With `E = I - G / c`, multiply `T = (I - E)^{-1/2} + O(E^9)` into the result and replace `E` by
@@ -233,12 +241,12 @@ def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Floa
 
     def step(state):
         z, t, e, size, _ = state
-        e = jnp.eye(e.shape[0], dtype=e.dtype) - matmul(t - matmul(e, t), t)
-        t = _series(e)
-        return matmul(z, t), t, e, squared_norm(e), size
+        e = jnp.eye(e.shape[0], dtype=e.dtype) - product(t - product(e, t), t)
+        t = _series(product, e)
+        return product(z, t), t, e, squared_norm(e), size
 
     # E shrinks until rounding stops it: that, and not a count, ends hopeless cases and NaN.
-    t = _series(e)
+    t = _series(product, e)
     threshold = (eps * r) ** (2 / 9)
     z, _, _, size, _ = lax.while_loop(
         lambda state: (state[3] > threshold) & (state[3] < state[4]),
@@ -247,6 +255,14 @@ def _newton_schulz(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Floa
     )
     z = z[:r, :r]
     return z, size**4.5 + 2 * eps * scale * squared_norm(z)
+
+
+def _by_platform(function: Callable) -> Callable:
+    """With the products of r x r matrices that suit the platform."""
+    return per_platform(partial(function, matmul), tpu=partial(function, _jacobi.product))
+
+
+_iterated, _newton_schulz = _by_platform(_iteration), _by_platform(_inverse_sqrt)
 
 
 def _scale(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -263,7 +279,7 @@ def _scale(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, ""
     return scale, jnp.abs(squares / (scale * scale) - 2 * r * mean / scale + r)
 
 
-def _series(e: Float[Array, "r r"]) -> Float[Array, "r r"]:
+def _series(product: Product, e: Float[Array, "r r"]) -> Float[Array, "r r"]:
     """The binomial series of (I - E)^{-1/2} up to E^8, in three products.
 
     Source: Sastre (2018), Efficient evaluation of matrix polynomials, Linear Algebra and its
@@ -271,9 +287,9 @@ def _series(e: Float[Array, "r r"]) -> Float[Array, "r r"]:
     """
     eye = jnp.eye(e.shape[0], dtype=e.dtype)
     a, b, c, f, g, h = _SERIES
-    square = matmul(e, e)
-    low = matmul(square, a * square + b * e)
-    high = matmul(low + c * square + f * e, low + g * square)
+    square = product(e, e)
+    low = product(square, a * square + b * e)
+    high = product(low + c * square + f * e, low + g * square)
     return eye + e / 2 + 3 / 8 * square + h * low + high
 
 
@@ -299,7 +315,11 @@ def _padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
     return jnp.pad(x, ((0, padding), (0, padding)))
 
 
-_INVERSE_SQRT = {"newton_schulz": _newton_schulz, "eigh": _by_eigh, "pallas": inverse_sqrt_kernel}
+_INVERSE_SQRT = {
+    "newton_schulz": inverse_sqrt_of_many(_newton_schulz),
+    "eigh": _by_eigh,
+    "pallas": inverse_sqrt_of_many(_newton_schulz, cuda=True),
+}
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -382,7 +402,9 @@ def _differentiable_sylvester(
     )
 
 
-def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Array, "r r"]:
+def _antisymmetric_solution(
+    multiply: Product, s: Float[Array, "r r"], right: Float[Array, "r r"]
+) -> Float[Array, "r r"]:
     """Antisymmetric solution of S X + X S = B, for S symmetric semidefinite, B antisymmetric.
 
     It leaves a residual of the size of rounding in numbers of order one. Three terms of a series
@@ -396,7 +418,7 @@ def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Arra
     padded, b = _padded(s), _padded(right)
 
     def image(x):
-        product = matmul(padded, x)
+        product = multiply(padded, x)
         return product - product.T
 
     def step(state):
@@ -432,3 +454,6 @@ def _sylvester(s: Float[Array, "r r"], right: Float[Array, "r r"]) -> Float[Arra
         return (matmul(vectors, matmul(inner, vectors.T)),)
 
     return repeated(~(error <= tolerance), decompose, (x[:r, :r],))[0]
+
+
+_sylvester = _by_platform(_antisymmetric_solution)

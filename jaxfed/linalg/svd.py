@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_list, check_whole, checked_array
+from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
@@ -66,7 +67,7 @@ def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[A
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 
-_decomposed = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)))
+_decomposed = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)), tpu=_jacobi.svd)
 
 
 @jax.custom_jvp

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_instance
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.core.reduction import Gram, Mean, Sum
+from jaxfed.core.processes import finite
+from jaxfed.core.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
 
 Frame = Float[Array, "features rank"]
@@ -36,10 +36,11 @@ def moment_behind(data: Samples | Moment) -> Moment:
 def check_data(clients: Clients) -> None:
     """Refuse what is no clients, and clients whose data are neither samples nor moments."""
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    if not isinstance(clients.data, Samples | Moment):
+    kind = type(clients.parts[0])
+    if kind not in (Samples, Moment):
         raise ValueError(
             "clients: PCA needs Clients.from_samples or Clients.from_moments, got data of type "
-            f"{type(clients.data).__name__}"
+            f"{kind.__name__}"
         )
 
 
@@ -67,7 +68,7 @@ def check_start(
     features = clients.features
     for name, part, wanted, needed in (
         ("shared", start.shared, (features, shared_rank), shared_rank is not None),
-        ("local", start.local, (len(clients), features, local_rank), False),
+        ("local", start.local, (len(clients.ids), features, local_rank), False),
     ):
         if wanted[-1] is None or (part is None and not needed):
             continue
@@ -76,7 +77,7 @@ def check_start(
                 f"warm_start: wanted {name} components of shape {wanted}, "
                 f"got {None if part is None else jnp.shape(part)}"
             )
-        if not isinstance(part, Tracer) and not np.isfinite(np.asarray(part)).all():
+        if not isinstance(part, Tracer) and not finite(part):
             raise ValueError(f"warm_start: wanted finite {name} components, got NaN or infinity")
 
 
@@ -151,7 +152,7 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
 
 def moment_message(
     moment: Moment, scale: Float[Array, ""] | float = 1.0, *, total: bool = False
-) -> Gram | Mean | Sum:
+) -> Gram | Symmetric:
     """The smaller message from which the server has the exact mean, or total, of the moments.
 
     Args:
@@ -166,18 +167,13 @@ def moment_message(
         root = jnp.sqrt(scale / jnp.maximum(moment.count, 1))
         return Gram(moment.samples.T * root, weighted=not total)
     triangle = moment.matrix()[jnp.triu_indices(moment.dim)] * scale
-    return Sum(triangle) if total else Mean(triangle)
+    return Symmetric(triangle, weighted=not total)
 
 
 def moment_received(reduced: Array) -> Moment:
     """The mean or the total of the clients' moments, from their reduced messages."""
-    if reduced.ndim == 2:
-        return Moment.from_dense(reduced)
-    # d (d + 1) / 2 = size
-    dim = int(((8 * reduced.size + 1) ** 0.5 - 1) / 2)
-    rows, columns = jnp.triu_indices(dim)
-    upper = jnp.zeros((dim, dim), reduced.dtype).at[rows, columns].set(reduced)
-    return Moment.from_dense(upper.at[columns, rows].set(reduced))
+    # Where a channel hid the triangles, their sum arrives as one.
+    return Moment.from_dense(reduced if reduced.ndim == 2 else unfolded(reduced))
 
 
 def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:

@@ -152,7 +152,7 @@ def suggest_ranks(
     key = checked_key("key", key)
 
     key_split, key_fit = jax.random.split(key)
-    fitted, probe = _split(clients, held_out, key_split)
+    fitted, probe = _split(clients.unbucketed(), held_out, key_split)
     own = _moments(fitted)
     measured = own if probe is None else _moments(probe)
 

@@ -6,17 +6,19 @@ are noise differ between the halves; true ones do not.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.buckets import over_parts
 from jaxfed.core.checks import check_count, check_instance, check_list, checked_key
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.run import fit
+from jaxfed.core.source import check_in_memory
 from jaxfed.metrics import projector_distance
 from jaxfed.pca._components import check_data
 
@@ -53,19 +55,22 @@ def split_half(
     check_count("rounds", rounds)
     key = checked_key("key", key)
     check_data(clients)
-    if not isinstance(clients.data, Samples):
+    if not isinstance(clients.parts[0], Samples):
         raise ValueError("clients: split_half needs samples, second moments cannot be split")
-    values, count = clients.data.values, clients.data.count
-    if int(count.min()) < 2:
+    check_in_memory("split_half", clients)
+    counts = clients.counts
+    if int(counts.min()) < 2:
         raise ValueError(
-            f"clients: each needs at least two samples, client {int(count.argmin())} has one"
+            f"clients: each needs at least two samples, client {int(counts.argmin())} has one"
         )
+
+    def half(first: int, part: Samples) -> Samples:
+        # Of an odd number the first half has one more.
+        return Samples(part.values[:, first::2], (part.count + 1 - first) // 2)
+
     halves = [
-        eqx.tree_at(lambda c: c.data, clients, Samples(rows, size))
-        for rows, size in (
-            (values[:, ::2], jnp.ceil(count / 2)),
-            (values[:, 1::2], jnp.floor(count / 2)),
-        )
+        eqx.tree_at(lambda c: c.data, clients, over_parts(partial(half, first), clients.data))
+        for first in (0, 1)
     ]
     disagreement = np.asarray(
         [

@@ -243,6 +243,8 @@ def _double(tree: PyTree) -> PyTree:
 def _check_client(clients: Clients, client: int) -> None:
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_whole("client", client, least=0, most=len(clients) - 1)
+    if len(clients.parts) > 1:
+        raise refuse("clients", "clients without buckets, as of clients.unbucketed()", clients)
 
 
 def _checked_frames(inputs: Frames, outputs: Frames) -> tuple[Frames, Frames]:

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxfed.cli import _report
 from jaxfed.cli._folder import CHECKPOINT, RESULT, Folder
+from jaxfed.cli.fit._processes import Together
 from jaxfed.core import backend, participation
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.checkpoint import Checkpoint, CheckpointError
@@ -118,20 +120,28 @@ class Run(NamedTuple):
     checkpoint: Checkpoint | None
     resumes: bool
     discards: bool  # whether another run's checkpoint may be overwritten
+    together: Together
 
     @classmethod
-    def begin(cls, folder: Folder, arguments: argparse.Namespace) -> Self:
-        """Make the folder, without the results of an earlier run."""
+    def begin(
+        cls, folder: Folder, arguments: argparse.Namespace, together: Together | None = None
+    ) -> Self:
+        """Make the folder, without the results of an earlier run.
+
+        The first process has the checkpoint of all in its folder.
+        """
+        together = Together(1, 0, arguments.out) if together is None else together
         if arguments.checkpoint_every is None:
             folder.begin()
-            return cls(folder, None, False, arguments.force)
-        checkpoint = Checkpoint(folder.checkpoint, every=arguments.checkpoint_every)
-        resumes = folder.interrupted
+            return cls(folder, None, False, arguments.force, together)
+        first = folder if together.processes == 1 else Folder(together.first_out)
+        checkpoint = Checkpoint(first.checkpoint, every=arguments.checkpoint_every)
+        resumes = together.each("--out", lambda: folder.interrupted)[0]
         folder.begin(resume=resumes)
         folder.begin_checkpoint()
         if resumes:
             print(f"Taking up the run that was interrupted in {folder.path}.")
-        return cls(folder, checkpoint, resumes, arguments.force)
+        return cls(folder, checkpoint, resumes, arguments.force, together)
 
     def fit(self, algorithm: Algorithm, clients: Clients, *, rounds: int, **options) -> Solution:
         """`jaxfed.fit` with this run's checkpoint and, where somebody watches, a progress bar."""
@@ -144,14 +154,21 @@ class Run(NamedTuple):
 
         if self.checkpoint is None:
             return attempt()
-        with locked(self.checkpoint.path, "--out"):
+        with ExitStack() as stack:
+
+            def lock() -> None:
+                if self.together.speaks:
+                    assert self.checkpoint is not None
+                    stack.enter_context(locked(self.checkpoint.path, "--out"))
+
+            self.together.each("--out", lock)
             try:
                 return attempt()
             except CheckpointError:
                 if not (self.resumes and self.discards):
                     raise
                 # Another run's checkpoint, and leave to overwrite it.
-                self.folder.discard_checkpoint()
+                self.together.each("--out", self.folder.discard_checkpoint)
                 return attempt()
 
     def write(self, arguments: argparse.Namespace, arrays, summary, pictures) -> None:

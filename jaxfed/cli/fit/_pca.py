@@ -15,7 +15,7 @@ from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import Folder
-from jaxfed.cli.fit import _common
+from jaxfed.cli.fit import _common, _processes
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
@@ -81,6 +81,7 @@ def add_command(
         help="draw components as images of this many pixels, e.g. 28x28",
     )
     _common.add_backend(parser)
+    _processes.add_processes(parser)
     # One exchange, unless add_loop says otherwise.
     parser.set_defaults(
         run=partial(run, build=build),
@@ -144,19 +145,34 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
         ImportError: if an optional package is missing.
         FloatingPointError: if the objective becomes infinite.
     """
-    folder = _common.checked_folder(arguments, PICTURES)
+    together = _processes.Together.join(arguments)
     require("matplotlib.figure", extra="plot")
     plan, backend_ = build(arguments), _common.chosen_backend(arguments)
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
-    split = _read(arguments, split_key)
-    clients = Clients.from_samples(split.train)
+    if together.place:
+        split_key = jax.random.fold_in(split_key, together.place)
+    held: list[tuple[Folder, Split]] = []
+
+    def ready() -> list[str]:
+        folder = _common.checked_folder(arguments, PICTURES)
+        split = _read(arguments, split_key)
+        held.append((folder, split))
+        return split.names
+
+    together.each("--data", ready)
+    folder, split = held[0]
+    together.check_names(split.names)
+    own = Clients.from_samples(split.train)
+    clients = together.spread(own, backend_)
     plan.algorithm.check(clients, None)
     _check_image_shape(arguments.image_shape, clients.features)
 
-    run = _common.Run.begin(folder, arguments)
+    run = _common.Run.begin(folder, arguments, together)
+    of_this = f"{len(own)} in this process, " * (together.processes > 1)
     print(
-        f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
-        f"samples to learn from and {sum(map(len, split.held_out))} held out."
+        f"{len(clients)} clients, {of_this}{clients.features} features, "
+        f"{sum(map(len, split.train))} samples to learn from and "
+        f"{sum(map(len, split.held_out))} held out."
     )
     begun = time.perf_counter()
     start = None
@@ -174,7 +190,8 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
     )
     seconds = time.perf_counter() - begun
 
-    rows = _table(solution, start, clients, split)
+    solution = together.own(solution, clients)
+    rows = _table(solution, start, own, split)
     print("\n" + _report.table(rows) + "\n")
     drawn = _draw(folder, solution, split, arguments.image_shape)
     arrays = {**solution.entries(), "names": split.names, "mean": split.mean}

@@ -7,6 +7,7 @@ from jaxfed.core.channel.base import Link as Link
 from jaxfed.core.channel.base import Ways as Ways
 from jaxfed.core.channel.base import bits as bits
 from jaxfed.core.channel.base import fixed_bits as fixed_bits
+from jaxfed.core.channel.base import from_bytes as from_bytes
 from jaxfed.core.channel.base import lossless as lossless
 from jaxfed.core.channel.base import straight_through as straight_through
 from jaxfed.core.channel.base import to_bytes as to_bytes

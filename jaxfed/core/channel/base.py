@@ -270,5 +270,76 @@ def to_bytes(payload: PyTree) -> bytes:
     )
 
 
+class Delimited(eqx.Module):
+    """A part of a payload whose decoder can tell where its words of variable length end."""
+
+    @abc.abstractmethod
+    def end(self) -> UInt32[Array, ""]:
+        """How many words its decoder takes; those behind them may be anything."""
+
+
+def from_bytes(data: bytes, like: PyTree) -> PyTree:
+    """The payload that `to_bytes` wrote.
+
+    Args:
+        data: what travelled.
+        like: a payload of the same kind of message, or its shapes (`jax.eval_shape`).
+
+    Returns:
+        The payload, of NumPy arrays.
+
+    Raises:
+        ValueError: for too few bytes, or too many.
+    """
+    view, place = memoryview(data), 0
+
+    def array(like: Any, count: int | None = None) -> np.ndarray:
+        nonlocal place
+        shape = tuple(like.shape) if count is None else (count,)
+        size = math.prod(shape) * like.dtype.itemsize
+        if place + size > len(view):
+            raise ValueError(
+                f"data: wanted at least {place + size} bytes for {shape} of {like.dtype}, got "
+                f"{len(view)}"
+            )
+        found = np.frombuffer(view[place : place + size], np.uint8).view(like.dtype)
+        place += size
+        return found.reshape(shape)
+
+    def variable(like: Variable, used: int | None = None) -> Variable:
+        capacity, width = like.words.shape[0], like.words.dtype.itemsize
+        most = min(capacity, (len(view) - place) // width)
+        words = np.zeros(capacity, like.words.dtype)
+        used = most if used is None else used
+        words[:used] = array(like.words, used)
+        return Variable(jnp.asarray(words), jnp.uint32(used))
+
+    def delimited(like: Delimited) -> Delimited:
+        nonlocal place
+        fixed = [array(x) if not isinstance(x, Variable) else None for x in _parts(like)]
+        start, structure = place, jax.tree.structure(like, is_leaf=_is_variable)
+        (open_end,) = [x for x in _parts(like) if isinstance(x, Variable)]
+        rest = variable(open_end)
+        whole = [rest if x is None else jnp.asarray(x) for x in fixed]
+        used = int(jax.tree.unflatten(structure, whole).end())
+        place = start
+        exact = variable(open_end, used)
+        return jax.tree.unflatten(structure, [exact if x is rest else x for x in whole])
+
+    def one(part: Any) -> Any:
+        if isinstance(part, Delimited):
+            return delimited(part)
+        return variable(part) if isinstance(part, Variable) else array(part)
+
+    known = jax.tree.map(one, like, is_leaf=lambda x: isinstance(x, Delimited | Variable))
+    if place != len(view):
+        raise ValueError(f"data: wanted {place} bytes, got {len(view)}")
+    return known
+
+
+def _is_variable(part: Any) -> bool:
+    return isinstance(part, Variable)
+
+
 def _parts(payload: PyTree) -> list[Any]:
-    return jax.tree.leaves(payload, is_leaf=lambda part: isinstance(part, Variable))
+    return jax.tree.leaves(payload, is_leaf=_is_variable)

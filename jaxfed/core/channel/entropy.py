@@ -7,25 +7,31 @@ ways are a scan of at most `_STEPS` steps, however long the message, and run und
 Source: Duda (2013), Asymmetric numeral systems; Giesen (2014), Interleaved entropy coders.
 """
 
-import equinox as eqx
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, UInt8, UInt16, UInt32
 
-from jaxfed.core.channel.base import Variable
+from jaxfed.core.channel.base import Delimited, Variable
 
 _STEPS = 1024  # a lane more costs 16 bits
 _PRECISION = 12  # frequencies are whole multiples of 2^-12
 _LOWEST = 1 << 16  # a coder's state is from here to 2^32, and gives off 16 bits at a time
 
 
-class Stream(eqx.Module):
+class Stream(Delimited):
     """Coded symbols: what their decoder needs besides their number and kinds."""
 
     frequencies: UInt16[Array, " kinds_minus_1"]  # the last one is what is missing to 2^12
     states: UInt32[Array, " lanes"]
     words: Variable
+
+    def end(self) -> UInt32[Array, ""]:
+        """How many words its decoder takes."""
+        count, kinds = len(self.words.words), len(self.frequencies) + 1
+        return _decoded(self, count, kinds)[1]
 
 
 def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
@@ -67,6 +73,14 @@ def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
 
 def decode_symbols(stream: Stream, count: int, kinds: int) -> UInt8[Array, " n"]:
     """Inverse of `encode_symbols`, for `count` symbols."""
+    return _decoded(stream, count, kinds)[0]
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _decoded(
+    stream: Stream, count: int, kinds: int
+) -> tuple[UInt8[Array, " n"], UInt32[Array, ""]]:
+    """The symbols, and how many words they were written in."""
     lanes, steps = _layout(count)
     frequencies = stream.frequencies.astype(jnp.uint32)
     frequencies = jnp.append(frequencies, (1 << _PRECISION) - frequencies.sum(dtype=jnp.uint32))
@@ -87,8 +101,8 @@ def decode_symbols(stream: Stream, count: int, kinds: int) -> UInt8[Array, " n"]
         read = read + empty.sum(dtype=jnp.int32)
         return (jnp.where(real, filled, state), read), symbol
 
-    _, symbols = lax.scan(step, (stream.states, jnp.int32(0)), real)
-    return symbols.reshape(-1)[:count]
+    (_, read), symbols = lax.scan(step, (stream.states, jnp.int32(0)), real)
+    return symbols.reshape(-1)[:count], read.astype(jnp.uint32)
 
 
 def _layout(count: int) -> tuple[int, int]:

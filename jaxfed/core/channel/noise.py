@@ -102,8 +102,9 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
     The run's key is the whole secrecy of the noise. Who knows or guesses it draws the noise again
     and takes it off, and in two runs with one key the noise is the same, so that what they send
     differs by exactly what the data do: each run whose messages are to be private needs a key of
-    its own that nobody else has. JAX's generator is one for simulations; a deployment wants
-    one for cryptography, at the client, and noise whose last bits are safe too.
+    its own that nobody else has. On separate machines (`jaxfed.deploy`) each draws with a key of
+    its own. JAX's generator is one for simulations; what must be safe wants one for cryptography,
+    and noise whose last bits are safe too.
 
     Args:
         clip: \(c\), for the message before it is weighted.

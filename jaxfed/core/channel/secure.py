@@ -56,6 +56,7 @@ class _SecureSum(Channel):
     bound: float = eqx.field(static=True)
     neighbours: int | None = eqx.field(static=True)
     place: Context | None = None  # of one client
+    masked: bool = eqx.field(static=True, default=True)
 
     private = True
     one_time = True
@@ -105,7 +106,8 @@ class _SecureSum(Channel):
         def masked(term):
             i = next(numbers)
             number = self._rounded(jax.random.fold_in(key, i), lax.stop_gradient(term))
-            number += self._mask(jax.random.fold_in(pairs, i), place.position, term.size)
+            if self.masked:
+                number += self._mask(jax.random.fold_in(pairs, i), place.position, term.size)
             # Who only fills up a device sends nothing, and nobody has a mask against it.
             number = jnp.where(place.position < self.clients, number, 0)
             return _Masked(pack_wide(number, self.bits), term.shape, np.dtype(term.dtype))
@@ -184,6 +186,43 @@ def _is(kind: type):
     return lambda x: isinstance(x, kind)
 
 
+def masks_apart(channel: Channel) -> Channel:
+    """The channel without its masks, for who adds masks of another origin to its payloads."""
+    return replace(channel, masked=False) if isinstance(channel, _SecureSum) else channel
+
+
+def adds_masks(channel: Channel) -> bool:
+    """Whether a channel hides messages under masks that cancel in a sum."""
+    return isinstance(channel, _SecureSum)
+
+
+def numbers_of(channel: Channel, payload: PyTree) -> UInt32[np.ndarray, " n"]:
+    """All numbers of a payload, which add up modulo 2^32."""
+    assert isinstance(channel, _SecureSum)
+    parts = jax.tree.leaves(payload, is_leaf=_is(_Masked))
+    sizes = [int(np.prod(x.shape)) for x in parts]
+    found = [
+        unpack_wide(jnp.asarray(x.packed), n, channel.bits)
+        for x, n in zip(parts, sizes, strict=True)
+    ]
+    return np.concatenate([np.asarray(x, np.uint32) for x in found])
+
+
+def with_numbers(channel: Channel, payload: PyTree, numbers: UInt32[np.ndarray, " n"]) -> PyTree:
+    """A payload like this one with other numbers; inverse of `numbers_of`."""
+    assert isinstance(channel, _SecureSum)
+    place = 0
+
+    def one(x):
+        nonlocal place
+        count = int(np.prod(x.shape))
+        own = jnp.asarray(numbers[place : place + count])
+        place += count
+        return replace(x, packed=pack_wide(own, channel.bits))
+
+    return jax.tree.map(one, payload, is_leaf=_is(_Masked))
+
+
 def secure_sum(
     clients: int,
     *,
@@ -211,8 +250,9 @@ def secure_sum(
     The run's key is the whole secrecy of the masks. All pairs' seeds come from it, so that whoever
     knows it, here any one client, can unmask all; and masks that are used twice cancel in the
     difference of two messages, so that each run needs a key of its own (`jaxfed.sweep` refuses to
-    share one). In a deployment the seeds come from a key agreement between each two clients, and
-    masks from a generator for cryptography; JAX's is one for simulations.
+    share one). JAX's generator is one for simulations. On separate machines (`jaxfed.deploy`) the
+    seeds come from a key agreement between each two clients and masks from a generator for
+    cryptography, all clients are partners, and some may drop out.
 
     Args:
         clients: m, how many there are.

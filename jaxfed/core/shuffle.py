@@ -1,0 +1,76 @@
+"""A random order of things without making it whole: batches cost what is in them, and no sort."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key, UInt32
+
+ROUNDS = 16  # after which orders of five things, too, are equally frequent
+
+
+def shuffled(
+    keys: Key[Array, " orders"], places: Int[Array, "orders places"], count: Int[Array, ""]
+) -> Int[Array, "orders places"]:
+    """What stands at some places of random orders of `count` things, each of a key of its own.
+
+    A Feistel network on pairs of about the square root of the number each, which is a permutation
+    of slightly more things than there are; whoever lands beyond is sent through again.
+
+    Source: Black & Rogaway (2002), Ciphers with arbitrary finite domains, generalized Feistel
+    cipher and cycle walking.
+
+    Args:
+        keys: random keys; equal ones stand for one order.
+        places: from 0 to `count` - 1.
+        count: how many things there are, at least one and at most 2^30.
+    """
+    bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
+    seeds = bits[:, :1], bits[:, 1:]
+    count = count.astype(jnp.uint32)
+    width, height = _sides(count)
+
+    def once(x):
+        # Division is slow, and there is one in the whole walk.
+        high = x // width
+        low = x - high * width
+        for number in range(ROUNDS):
+            if number % 2:
+                high = _added(high, _scrambled(low, seeds, number), height)
+            else:
+                low = _added(low, _scrambled(high, seeds, number), width)
+        return high * width + low
+
+    def walk(state):
+        x, found = state
+        x = jnp.where(found, x, once(x))
+        return x, x < count
+
+    start = places.astype(jnp.uint32), jnp.zeros(places.shape, bool)
+    x, _ = jax.lax.while_loop(lambda state: ~state[1].all(), walk, start)
+    return x.astype(jnp.int32)
+
+
+def _sides(count: UInt32[Array, ""]) -> tuple[UInt32[Array, ""], UInt32[Array, ""]]:
+    """Those of a rectangle, nearly a square, that holds few more than so many things."""
+    least = jnp.ceil(jnp.sqrt(count.astype(jnp.float32))).astype(jnp.uint32)
+    widths = least + jnp.arange(16, dtype=jnp.uint32)
+    heights = (count + widths - 1) // widths
+    beyond = jnp.where(2 * widths <= 3 * least, widths * heights - count, jnp.uint32(2**32 - 1))
+    best = jnp.argmin(beyond)
+    return widths[best], heights[best]
+
+
+def _added(x: UInt32[Array, "..."], scrambled: UInt32[Array, "..."], size: UInt32[Array, ""]):
+    """The sum with a number below `size`, modulo it."""
+    total = x + ((scrambled >> 16) * size >> 16)
+    return jnp.where(total >= size, total - size, total)
+
+
+def _scrambled(x: UInt32[Array, "..."], seeds, number: int) -> UInt32[Array, "..."]:
+    """Bits that look random, a function of a number, seeds and the round.
+
+    Source: the constants are those of MurmurHash3's finalizer (Appleby, public domain).
+    """
+    x = (x + jnp.uint32(number * 0x9E3779B9 % 2**32)) ^ seeds[0]
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13) ^ seeds[1]) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

@@ -1,0 +1,287 @@
+"""Clients whose samples are read block by block, because memory does not hold all of them."""
+
+import hashlib
+import math
+import mmap
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxfed.core.buckets import Buckets, grouped
+from jaxfed.core.checks import host_array, refuse, shown
+
+ALIGNMENT = 64  # bytes; what lies so is used by a processor's programs where it lies
+
+
+class Block(NamedTuple):
+    """Clients that are read together."""
+
+    places: Int[np.ndarray, " block"]  # among all clients
+    rows: int  # samples of each, with padding
+
+
+class Reader:
+    """Reads blocks of a sequence of clients; equal to itself alone."""
+
+    def __init__(
+        self, source: Sequence[Any], sizes: Int[np.ndarray, " clients"], bucket: float | None,
+        block_bytes: int, states: Path | None,
+    ):  # fmt: skip
+        """Lay out the blocks; nothing is read but the first client's type and width."""
+        self.source, self.sizes, self.states = source, sizes, states
+        self._bucket, self._block_bytes = bucket, block_bytes
+        one = self._table(0)
+        self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(one.dtype)
+        self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
+        self.blocks: list[Block] = []
+        for own in self.groups:
+            rows = int(sizes[own].max())
+            many = max(1, block_bytes // (rows * self.features * self.dtype.itemsize))
+            # As equal as can be, since each size is compiled for itself.
+            for places in np.array_split(own, -(-len(own) // many)):
+                self.blocks.append(Block(places, rows))
+        largest = max(len(block.places) * block.rows for block in self.blocks)
+        self._buffers = [_aligned(largest * self.features, self.dtype) for _ in range(2)]
+
+    def _table(self, place: int) -> np.ndarray:
+        table = np.asanyarray(self.source[place])
+        if (
+            table.ndim != 2
+            or 0 in table.shape
+            or not np.issubdtype(table.dtype, np.floating)
+            or table.dtype.itemsize < 4
+        ):
+            raise refuse(
+                f"source[{place}]", "an array (samples, features) of float32 or float64", table
+            )
+        return table
+
+    def read(self, number: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of a block, padded with zeros, and how many each client has.
+
+        Args:
+            number: of the block.
+            slot: 0 or 1; what was read there before is overwritten.
+
+        Raises:
+            ValueError: for a client whose samples are not what they were said to be.
+        """
+        places, rows = self.blocks[number]
+        shape = len(places), rows, self.features
+        values = self._buffers[slot][: math.prod(shape)].reshape(shape)
+        whole = isinstance(self.source, np.ndarray) and (np.diff(places) == 1).all()
+        if whole:
+            part = self.source[places[0] : places[-1] + 1]
+            np.copyto(values, part, casting="same_kind")
+            touched = [part]
+        else:
+            touched = [
+                self._fill(row, int(place)) for row, place in zip(values, places, strict=True)
+            ]
+        for mapping in {id(found): found for found in map(_mapping, touched) if found}.values():
+            mapping.madvise(mmap.MADV_DONTNEED)  # pages stay in the system's cache, not with us
+        return values, self.sizes[places].astype(self.dtype)
+
+    def _fill(self, row: Float[np.ndarray, "rows features"], place: int) -> np.ndarray:
+        table, count = self._table(place), int(self.sizes[place])
+        if table.shape != (count, self.features):
+            raise refuse(f"source[{place}]", f"shape {(count, self.features)}", table)
+        np.copyto(row[:count], table, casting="same_kind")
+        row[count:] = 0
+        return table
+
+    def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
+        """Of the clients at these positions."""
+        return Reader(
+            _Chosen(self.source, places), self.sizes[places], self._bucket, self._block_bytes,
+            self.states,
+        )  # fmt: skip
+
+
+class _Chosen(Sequence[Any]):
+    """Some members of a sequence."""
+
+    def __init__(self, source: Sequence[Any], places: Int[np.ndarray, " chosen"]):
+        self._source, self._places = source, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._source[int(self._places[place])]
+
+
+class Source(eqx.Module):
+    """Samples of clients that are in no memory; the place of data in `Clients`."""
+
+    mark: Int[Array, " words"]  # tells sources apart, as far as that can be had without reading all
+    reader: Reader = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, reader: Reader) -> Self:
+        """With a digest of all sizes and of the first and the last client."""
+        digest = hashlib.sha256(reader.sizes.tobytes())
+        for place in (0, len(reader.sizes) - 1):
+            digest.update(np.ascontiguousarray(reader.source[place]).tobytes())
+        return cls(np.frombuffer(digest.digest(), np.int32), reader)  # pyright: ignore
+
+    def __repr__(self) -> str:
+        sizes, reader = self.reader.sizes, self.reader
+        least, most = sizes.min(), sizes.max()
+        samples = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        return (
+            f"{samples} samples of {reader.features:,} features, {reader.dtype}, read in "
+            f"{len(reader.blocks):,} blocks"
+        )
+
+
+def is_source(data: Any) -> bool:
+    """Whether clients' data are read block by block."""
+    return isinstance(data, Source)
+
+
+def check_in_memory(what: str, clients: Any) -> None:
+    """Refuse clients whose data are read block by block.
+
+    Raises:
+        ValueError: saying what needs them in memory.
+    """
+    if is_source(clients.data):
+        raise ValueError(
+            f"clients: wanted data in memory for {what}, as of Clients.from_samples, got those of "
+            "Clients.from_source, which fit reads block by block"
+        )
+
+
+def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
+    """Numbers of samples, as they are given or found by a look at each client.
+
+    Raises:
+        ValueError: for what is no sequence of clients, and counts that are not theirs.
+    """
+    wanted = "a sequence of (samples, features) arrays, or one (clients, samples, features) array"
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise refuse("source", wanted, source)
+    if isinstance(source, str | bytes | dict):
+        raise refuse("source", wanted, source)
+    if len(source) == 0:
+        raise ValueError("source: at least one client is needed, got none")
+    if isinstance(source, np.ndarray):
+        if source.ndim != 3 or 0 in source.shape:
+            raise refuse("source", wanted, source)
+        return np.full(len(source), source.shape[1])
+    counts = getattr(source, "counts", None) if counts is None else counts
+    if counts is None:
+        shapes = [np.shape(source[place]) for place in range(len(source))]
+        for place, shape in enumerate(shapes):
+            if len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1]:
+                raise ValueError(
+                    f"source[{place}]: wanted samples of as many features as the first client's, "
+                    f"{shown(shapes[0])}, got shape {shape}"
+                )
+        return np.asarray([shape[0] for shape in shapes])
+    wanted = f"{len(source)} positive whole numbers, one per client"
+    sizes = host_array("counts", counts, wanted)
+    if sizes.dtype.kind not in "iu" or sizes.shape != (len(source),) or (sizes < 1).any():
+        raise refuse("counts", wanted, counts)
+    return sizes.astype(int)
+
+
+def sketched(source: Source, samples: type) -> PyTree:
+    """The shapes of a source's samples, with their true counts."""
+    reader = source.reader
+    parts, places = [], []
+    for own in reader.groups:
+        shape = len(own), int(reader.sizes[own].max()), reader.features
+        counts = reader.sizes[own].astype(reader.dtype)
+        parts.append(samples(jax.ShapeDtypeStruct(shape, reader.dtype), counts))
+        places.append(np.asarray(own, np.int32))
+    if len(parts) == 1:
+        return parts[0]
+    return Buckets(tuple(parts), tuple(places), tuple(map(len, places)))
+
+
+def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, Any]]:
+    """Blocks with their samples and counts, the next one read while one is in use.
+
+    Who asks for the next one must be done with the one before.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(reader.read, numbers[0], 0)
+        for position, number in enumerate(numbers):
+            found = ahead.result()
+            if position + 1 < len(numbers):
+                ahead = pool.submit(reader.read, numbers[position + 1], (position + 1) % 2)
+            yield reader.blocks[number], found
+
+
+class States:
+    """What clients keep between rounds, in memory or in files that go when nobody needs them."""
+
+    def __init__(self, like: PyTree, clients: int, folder: Path | None):
+        """Room for so many clients.
+
+        Args:
+            like: shapes and types of what one of them keeps.
+            clients: how many.
+            folder: where the files go; None for memory.
+        """
+
+        def room(one):
+            shape = (clients, *one.shape)
+            if folder is None or 0 in shape:
+                return np.empty(shape, one.dtype)
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            return np.memmap(file, one.dtype, "w+", shape=shape)
+
+        self._rooms = jax.tree.map(room, like)
+
+    def put(self, places: Int[np.ndarray, " some"], kept: PyTree) -> None:
+        """Write what clients at these positions keep."""
+        for room, own in zip(jax.tree.leaves(self._rooms), jax.tree.leaves(kept), strict=True):
+            room[places] = np.asarray(own)
+            release(room)
+
+    def all(self) -> PyTree:
+        """What all of them keep, leading axis = clients."""
+        return jax.tree.map(np.asarray, self._rooms)
+
+
+def rows(kept: PyTree, places: Int[np.ndarray, " some"]) -> PyTree:
+    """What clients at these positions keep."""
+
+    def some(x):
+        found = np.asarray(x[places])
+        release(x)
+        return found
+
+    return jax.tree.map(some, kept)
+
+
+def release(array: Any) -> None:
+    """Give back the memory of a mapped file's pages; what they hold stays in the file."""
+    if mapping := _mapping(array):
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(array: Any) -> mmap.mmap | None:
+    """The mapped file that an array lies in, if its pages can be had again from there."""
+    shared = hasattr(mmap, "MADV_DONTNEED")  # not on Windows
+    while isinstance(array, np.ndarray):
+        # Pages that are written to and not shared exist nowhere else.
+        shared = shared and getattr(array, "mode", "r") != "c"
+        array = array.base
+    return array if shared and isinstance(array, mmap.mmap) else None
+
+
+def _aligned(numbers: int, dtype: np.dtype) -> np.ndarray:
+    whole = np.empty(numbers * dtype.itemsize + ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % ALIGNMENT
+    return whole[start : start + numbers * dtype.itemsize].view(dtype)

@@ -1,0 +1,135 @@
+"""The app folder that Flower runs: a few lines, for the user to change."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxfed import gcca, generative, pca
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.checks import refuse
+from jaxfed.core.files import replacing
+
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+# jaxfed is installed on all machines, in one version; Flower must not install another.
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["federation"]
+
+[tool.flwr.app]
+publisher = "jaxfed"
+
+[tool.flwr.app.components]
+serverapp = "federation.app:server"
+clientapp = "federation.app:client"
+
+# What `flwr run --run-config` may change, and `config` below has.
+[tool.flwr.app.config]
+out = "{out}"
+"""
+
+APP = '''\
+"""{kind} on separate machines."""
+
+import numpy as np
+
+import jaxfed as jf
+
+
+def make_algorithm(config):
+    """The same on all machines."""
+    return jf.{family}.{kind}({settings})
+
+
+def make_data(config):
+    """This machine's own client: `data` in its node configuration is its file."""
+    return {holder}([np.load(config["data"])])
+
+
+client = jf.deploy.flower.client_app(make_algorithm, make_data)
+server = jf.deploy.flower.server_app(make_algorithm, clients={number}, rounds={rounds}, key={key})
+'''
+
+FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative}
+
+
+def algorithms() -> dict[str, type[Algorithm]]:
+    """All exported algorithms, by their names in lower case."""
+    return {
+        name.lower(): found
+        for family in FAMILIES.values()
+        for name, found in vars(family).items()
+        if isinstance(found, type) and issubclass(found, Algorithm)
+    }
+
+
+def write_app(
+    folder: Path,
+    algorithm: str,
+    settings: Mapping[str, Any],
+    *,
+    clients: int,
+    rounds: int,
+    key: int,
+) -> None:
+    """Write an app folder.
+
+    Args:
+        folder: which must not be there, or be empty.
+        algorithm: the name of an exported one, in any case.
+        settings: its arguments, by name.
+        clients: how many there are.
+        rounds: how many rounds to run.
+        key: the seed of the run's key.
+
+    Raises:
+        ValueError: for a name or settings that do not fit, or a folder that is not empty.
+        OSError: if it cannot be written.
+    """
+    known = algorithms()
+    if algorithm.lower() not in known:
+        raise refuse("algorithm", f"one of {', '.join(sorted(known))}", algorithm)
+    kind = known[algorithm.lower()]
+    parameters = inspect.signature(kind).parameters
+    for name in settings:
+        if name not in parameters:
+            raise refuse("setting", f"one of {', '.join(parameters)}", name)
+    missing = [
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty and name not in settings
+    ]
+    if missing:
+        raise ValueError(
+            f"{kind.__name__}: wanted {', '.join(f'{name}=VALUE' for name in missing)} too; what "
+            "is no number or text, such as a network, is for an app.py of your own"
+        )
+    kind(**settings)  # which refuses values that do not fit
+    if folder.exists() and any(folder.iterdir()):
+        raise refuse("folder", "an empty one, or one that is not there", str(folder))
+    (family,) = [name for name, room in FAMILIES.items() if getattr(room, kind.__name__, 0) is kind]
+    holder = "jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples"
+    app = APP.format(
+        kind=kind.__name__, family=family, number=clients, rounds=rounds, key=key,
+        settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),
+        holder=holder,
+    )  # fmt: skip
+    out = (folder / "out").absolute().as_posix()
+    project = PROJECT.format(name=f"{kind.__name__.lower()}-federation", out=out)
+    package = folder / "federation"
+    package.mkdir(parents=True, exist_ok=True)
+    for path, text in (
+        (folder / "pyproject.toml", project),
+        (package / "__init__.py", ""),
+        (package / "app.py", app),
+    ):
+        with replacing(path) as part:
+            part.write_text(text, "utf8")

@@ -1,0 +1,100 @@
+"""What machines tell one another of the data that stay on them: kinds and shapes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed.core.clients import Ragged, Samples
+from jaxfed.core.contract import alike
+from jaxfed.deploy.exchange import RefusedError
+from jaxfed.gcca.views import SparseView, View
+from jaxfed.linalg import Moment
+
+# Each with those of its fields that are no arrays.
+_KINDS: dict[type, tuple[str, ...]] = {
+    Samples: (),
+    View: (),
+    SparseView: ("shape",),
+    Moment: (),
+}
+_NAMES = {kind.__name__: kind for kind in _KINDS}
+
+
+def told(data: PyTree) -> dict[str, Any]:
+    """One client's data, in words: their kind, and shapes and types of their arrays.
+
+    Raises:
+        ValueError: for data of another kind than `Clients` has constructors for.
+    """
+    if type(data) not in _KINDS:
+        raise ValueError(
+            f"make_data: wanted clients that hold {', '.join(_NAMES)}, got {type(data).__name__}"
+        )
+    fields = _KINDS[type(data)]
+    arrays = {name: x for name, x in vars(data).items() if name not in fields}
+    return {
+        "kind": type(data).__name__,
+        "fields": {name: getattr(data, name) for name in fields},
+        "arrays": {
+            name: None if x is None else [list(x.shape), np.dtype(x.dtype).name]
+            for name, x in arrays.items()
+        },
+    }
+
+
+def shaped(words: Mapping[str, Any]) -> PyTree:
+    """What `told` tells of, as `jax.ShapeDtypeStruct`."""
+    kind = _NAMES[words["kind"]]
+    found = object.__new__(kind)
+    for name, value in words["arrays"].items():
+        array = value and jax.ShapeDtypeStruct(tuple(value[0]), jnp.dtype(value[1]))
+        object.__setattr__(found, name, array)
+    for name, value in words["fields"].items():
+        object.__setattr__(found, name, tuple(value) if isinstance(value, list) else value)
+    return found
+
+
+def common(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The words of data that are padded to the longest client's.
+
+    Raises:
+        RefusedError: naming the first client whose data do not go with the others'.
+    """
+    shapes = {client: shaped(words) for client, words in by_client.items()}
+    lengths = [data.lengths for data in shapes.values() if isinstance(data, Ragged)]
+    longest = tuple(map(max, zip(*lengths, strict=False)))
+    first, one = next(iter(shapes.items()))
+    whole = _filled(one, longest)
+    for client, data in shapes.items():
+        if type(data) is not type(one) or not alike(_filled(data, longest), whole):
+            raise RefusedError(
+                f"data: wanted at client {client} what goes with client {first}'s, "
+                f"{_shown(by_client[first])}, got {_shown(by_client[client])}"
+            )
+    return told(whole)
+
+
+def _filled(data: PyTree, lengths: tuple[int, ...]) -> PyTree:
+    if not isinstance(data, Ragged):
+        return data
+    return jax.eval_shape(lambda data: _one_filled(data, lengths), data)
+
+
+def _one_filled(data: Ragged, lengths: tuple[int, ...]) -> PyTree:
+    everybody = jax.tree.map(lambda x: x[None], data)
+    return jax.tree.map(lambda x: x[0], everybody.filled(lengths))
+
+
+def _shown(words: Mapping[str, Any]) -> str:
+    arrays = [f"{name} {kind}{shape}" for name, (shape, kind) in
+              ((n, v) for n, v in words["arrays"].items() if v)]  # fmt: skip
+    return f"{words['kind']}({', '.join(arrays)})"
+
+
+def padded(data: PyTree, words: Mapping[str, Any]) -> PyTree:
+    """One client's data, with zeros up to the longest client's."""
+    return _one_filled(data, shaped(words).lengths) if isinstance(data, Ragged) else data

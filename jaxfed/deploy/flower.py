@@ -1,0 +1,226 @@
+"""Any algorithm as a Flower app: clients on their own machines, their data and states with them.
+
+The same functions as in `jaxfed.fit`, driven by messages. Each of a client's answers is made by a
+process of its own, which Flower starts and which takes seconds to import JAX: what a round costs
+is latency, and what runs here should need few rounds.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxfed._optional import require
+from jaxfed.core import channel as channels
+from jaxfed.core import participation as participations
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
+from jaxfed.core.checks import (
+    check_callable,
+    check_count,
+    check_instance,
+    check_number,
+    checked_key,
+    checked_path,
+    host_array,
+    is_real,
+    is_whole,
+    refuse,
+)
+from jaxfed.core.clients import Clients
+from jaxfed.core.compiling import enable_compilation_cache
+from jaxfed.deploy.exchange import Exchange
+from jaxfed.deploy.messages import message_of, packet_of, reply_of
+from jaxfed.deploy.node import Node
+from jaxfed.deploy.server import Server, Settings
+
+Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
+
+
+def server_app(
+    make_algorithm: Callable[[Config], Algorithm],
+    *,
+    clients: int,
+    rounds: int,
+    key: int | Key[Array, ""],
+    channel: channels.Channels = LOSSLESS,
+    participation: participations.Participation | None = None,
+    warm_start: Callable[[Config], Personalized] | None = None,
+    weights: Literal["equal", "samples"] | Sequence[float] = "equal",
+    tol: float | None = None,
+    deadline: float | None = None,
+    at_least: int | None = None,
+    patience: float = 600.0,
+    out: str | Path = "jaxfed-run",
+) -> Any:
+    """The server, as a `flwr.serverapp.ServerApp`.
+
+    What it learns is bit for bit what `jaxfed.fit` learns of the same clients with
+    `backend=jaxfed.backend.separate()`, on machines of one kind with the same versions. Of a
+    client it sees what the algorithm sends, and what the client says of itself: its id, the shapes
+    of its data and their number.
+
+    Args:
+        make_algorithm: the algorithm, from Flower's run configuration; the same as the clients'.
+        clients: how many there must be before the first round.
+        rounds: how many rounds; at most that many with `tol`.
+        key: random key, or the seed of one; the clients get it from here.
+        channel: what messages go through, as in `jaxfed.fit`; the same as the clients'.
+        participation: who is asked in each round; everybody by default.
+        warm_start: a result to start from, from the run configuration; its local part is not used.
+        weights: of clients, as in `jaxfed.Clients.from_samples`; numbers are by ascending id.
+        tol: stop once the algorithm's stopping measure is at most this.
+        deadline: seconds a round may take. Who is late or gone is absent in this round, as in
+            `jaxfed.participation.mask`, and is welcome in the next. None: all are waited for.
+        at_least: with a deadline, how many must have answered; the round goes on until they have.
+            1 by default, and all of them for an algorithm that needs everybody.
+        patience: seconds to wait for enough clients or answers before the run ends with an error.
+        out: a folder for the state after each round, from which a server that is started again
+            goes on, and for `solution.npz`, which `jaxfed.load` reads. The run configuration's
+            `out` goes before it.
+
+    Returns:
+        The app. Running it raises a `TimeoutError` where too few clients answer, a `ValueError`
+        where one does not fit or refuses, and a `FloatingPointError` where the run diverges.
+
+    Raises:
+        ValueError: for arguments that do not fit together.
+        ImportError: if Flower is not installed.
+    """
+    check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
+    check_count("clients", clients)
+    check_rounds(rounds)
+    ways = channels.ways(channel)
+    participants = EVERYBODY if participation is None else participation
+    check_instance(
+        "participation", participants, participations.Participation, "one of jaxfed.participation"
+    )
+    if warm_start is not None:
+        check_callable("warm_start", warm_start, "a function of the run configuration or None")
+    shares = _checked_weights(weights, clients)
+    check_loop(tol, None, 1)
+    if deadline is not None:
+        check_number("deadline", deadline, "a positive number of seconds", lambda x: x > 0)
+    check_number("patience", patience, "a positive number of seconds", lambda x: x > 0)
+    if at_least is not None:
+        check_count("at_least", at_least)
+        if deadline is None:
+            raise refuse("at_least", "None without a deadline: all are waited for", at_least)
+    seeded = is_whole(key) and 0 <= key < 2**32  # pyright: ignore[reportOperatorIssue]
+    seed = jax.random.key(int(key)) if seeded else checked_key("key", key)  # pyright: ignore[reportArgumentType]
+    place = checked_path("out", out)
+    flwr = require("flwr.serverapp", extra="flower")
+    app = flwr.ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        _programs_on_disk()
+        config = dict(context.run_config)
+        algorithm = _algorithm(make_algorithm, config)
+        least = at_least
+        if deadline is not None:
+            everybody = clients if algorithm.needs_everybody else 1
+            least = max(least or 1, everybody)
+        settings = Settings(
+            algorithm, ways, _shared(warm_start, config), clients, rounds, seed, participants,
+            shares, tol, deadline, least, patience, Path(config.get("out", place)).absolute(),
+        )  # fmt: skip
+        Server(settings, Exchange(grid, message_of, packet_of)).solve()
+
+    return app
+
+
+def client_app(
+    make_algorithm: Callable[[Config], Algorithm],
+    make_data: Callable[[Config], Clients],
+    *,
+    channel: channels.Channels = LOSSLESS,
+    warm_start: Callable[[Config], Personalized] | None = None,
+    folder: str | Path | None = None,
+) -> Any:
+    """A client, as a `flwr.clientapp.ClientApp`.
+
+    Its data and its state stay on its machine. The state after each round is on its disk before
+    the answer is sent, so that a machine that is killed and started again goes on where it was.
+    Its own model is `result.npz` in the run's folder there, in the end; `jaxfed.load` reads it.
+
+    Args:
+        make_algorithm: the algorithm, from Flower's run configuration; the same as the server's.
+        make_data: from Flower's node configuration, `Clients` that are this one client alone.
+            `partition-id` there is the client's id, a whole number of at least 0; all differ.
+        channel: what messages go through; the same as the server's.
+        warm_start: a result to start from, from the node configuration, with this client's own
+            local part, without an axis of clients.
+        folder: where states are kept; by default the node configuration's `folder`, or
+            `.jaxfed` in the user's home.
+
+    Returns:
+        The app.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+        ImportError: if Flower is not installed.
+    """
+    check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
+    check_callable("make_data", make_data, "a function of the node configuration")
+    if warm_start is not None:
+        check_callable("warm_start", warm_start, "a function of the node configuration or None")
+    ways = channels.ways(channel)
+    place = None if folder is None else checked_path("folder", folder)
+    flwr = require("flwr.clientapp", extra="flower")
+    app = flwr.ClientApp()
+
+    # Flower's processes answer one message each; where one answers many, nothing is made twice.
+    @cache
+    def node(run_config: str, node_config: str) -> Node:
+        own = json.loads(node_config)
+        if "partition-id" not in own:
+            raise ValueError("node configuration: wanted partition-id=NUMBER, got none")
+        algorithm = _algorithm(make_algorithm, json.loads(run_config))
+        kept = place or Path(own.get("folder", Path.home() / ".jaxfed"))
+        start = None if warm_start is None else warm_start(own)
+        return Node(int(own["partition-id"]), algorithm, make_data(own), ways, start, kept)
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        _programs_on_disk()
+        configs = (context.run_config, context.node_config)
+        made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
+        return reply_of(made.answer(packet_of(message)), message)
+
+    return app
+
+
+def _checked_weights(given: Any, clients: int) -> Any:
+    wanted = f"'equal', 'samples' or {clients} non-negative numbers, not all of them zero"
+    if isinstance(given, str):
+        if given not in ("equal", "samples"):
+            raise refuse("weights", wanted, given)
+        return given
+    raw = host_array("weights", given, wanted)
+    if not is_real(raw.dtype) or raw.shape != (clients,):
+        raise refuse("weights", wanted, given)
+    if not np.isfinite(raw).all() or (raw < 0).any() or not raw.sum() > 0:
+        raise refuse("weights", wanted, given)
+    return raw.astype(float).tolist()
+
+
+def _algorithm(make: Callable[[Config], Algorithm], config: Config) -> Algorithm:
+    made = make(config)
+    if not isinstance(made, Algorithm):
+        raise refuse("make_algorithm", "a jaxfed algorithm", made)
+    return made
+
+
+def _shared(make: Callable[[Config], Personalized] | None, config: Config) -> Personalized | None:
+    return None if make is None else make(config)._replace(local=None)
+
+
+def _programs_on_disk() -> None:
+    """Each message is a new process: none should compile what another has compiled."""
+    enable_compilation_cache()

@@ -1,0 +1,244 @@
+"""One client on its own machine: what it answers, and what it keeps."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed._versions import versions
+from jaxfed.core import channel, steps
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.apart import of_client
+from jaxfed.core.channel.secure import adds_masks
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.compiling import compiler_options
+from jaxfed.core.rounds import Problem
+from jaxfed.core.saved import Saved, write
+from jaxfed.deploy.data import padded, told
+from jaxfed.deploy.masked import NodeMasks, secret_key
+from jaxfed.deploy.run import Run, description, problem_of_run
+from jaxfed.deploy.store import Store
+from jaxfed.deploy.wire import Packet
+
+
+class Node:
+    """One client.
+
+    Its state after each round it took part in is on its disk before the answer is sent. The server
+    says of which round it has heard last (`base`), and the client goes on from its state of that
+    round, whatever it has computed since: a reply that was too late, or was lost, has never been.
+    """
+
+    def __init__(
+        self,
+        client_id: int,
+        algorithm: Algorithm,
+        clients: Clients,
+        ways: channel.Ways,
+        start: Personalized | None,
+        folder: Path,
+    ):
+        """Make one of `clients`, which holds one client.
+
+        Raises:
+            ValueError: if it holds more.
+        """
+        if len(clients) != 1:
+            raise ValueError(f"make_data: wanted Clients with one client, got {len(clients)}")
+        self.id, self.algorithm, self.ways = client_id, algorithm, ways
+        self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
+        self.start, self.folder = start, folder
+
+    def answer(self, asked: Packet) -> Packet:
+        """The reply to a message.
+
+        Raises:
+            ValueError: for what this client cannot do, with its id.
+        """
+        try:
+            kind = asked.words["kind"]
+            if kind == "hello":
+                return self._hello()
+            run = _Joined(self, asked.words)
+            return {
+                "first": run.first, "round": run.round, "finish": run.finish,
+                "keys": run.keys, "shares": run.shares, "unmask": run.unmask,
+            }[kind](asked)  # fmt: skip
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"client {self.id}: {error}") from error
+
+    def _hello(self) -> Packet:
+        data = self.data
+        count = int(data.count) if isinstance(data, Samples) else None
+        return Packet(
+            {
+                "kind": "hello",
+                "id": self.id,
+                "data": told(data),
+                "samples": count,
+                "weights": self.weights.dtype.name,
+                "run": description(self.algorithm, self.ways, self.start),
+                "versions": versions(),
+            }
+        )
+
+
+class _Joined:
+    """A client within a run."""
+
+    def __init__(self, node: Node, words: Mapping[str, Any]):
+        run = Run.read(words["run"])
+        self.node, self.run = node, run
+        data = padded(node.data, run.like)
+        whole = Clients(
+            jax.tree.map(lambda x: x[None], data), jnp.zeros(1, jnp.int32), node.weights
+        )
+        self.made = steps.programs(**compiler_options(node.algorithm, whole))
+        self.server = problem_of_run(node.algorithm, node.ways, run, node.weights.dtype)
+        self.problem: Problem = of_client(self.server)
+        self.place = steps.Place(
+            jnp.asarray(node.id, jnp.int32),
+            jnp.asarray(words["position"], jnp.int32),
+            jnp.asarray(words["weight"], node.weights.dtype),
+        )
+        self.data = self.made.prepare(self.problem, data, self.place.id, run.rounds)
+        self.folder = node.folder / run.name / f"client-{node.id}"
+        self.store = Store(self.folder)
+        everybody = None
+        if node.start is not None:
+            local = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (run.size, *x.shape)), node.start.local
+            )
+            everybody = Personalized(node.start.shared, local)
+        self.shapes = steps.shapes(self.server, self.data, everybody)
+
+    def first(self, asked: Packet) -> Packet:
+        """The message before the rounds."""
+        problem = self._noisy(self.problem.first_uplink, asked)
+        first = self.made.announce(problem, self.place, self.data, self.node.start)
+        payload, _ = self._masked(self.node.ways.first_uplink, first.payload, asked)
+        known = first.decoded if self.problem.uplink.cumulative else None
+        Store(self.folder / "first").save(0, {}, known)
+        words = {"kind": "first", "id": self.node.id, "broken": bool(first.broken)}
+        return Packet(words, [channel.to_bytes(payload)])
+
+    def round(self, asked: Packet) -> Packet:
+        """One round."""
+        number, base = asked.words["round"], asked.words["base"]
+        question = hashlib.sha256((asked.head + asked.body.hex()).encode()).hexdigest()
+        # Asked once more, as by a server that was interrupted, it says the same once more.
+        kept = self.store.load(number)
+        if kept is not None and kept.words["question"] == question:
+            *_, body = kept.leaves
+            return Packet.read(kept.words["head"], body.tobytes())
+        broadcasts = asked.parts[: len(asked.words["broadcasts"])]
+        local, memory, downlink = self._state(base, asked._replace(parts=broadcasts))
+        done = jnp.asarray(number - 1, jnp.int32)
+        problem = self._noisy(self.problem.uplink, asked)
+        went = self.made.step(problem, self.place, done, downlink, local, memory, self.data)
+        words = {
+            "kind": "round", "id": self.node.id, "round": number, "broken": bool(went.broken),
+        }  # fmt: skip
+        payload, hidden = self._masked(self.node.ways.uplink, went.payload, asked)
+        parts = [channel.to_bytes(payload)]
+        if not hidden:  # an objective may tell as much as a message
+            parts.append(channel.to_bytes(went.diagnostics))
+        reply = Packet(words, parts)
+        last = steps.last_known(self.problem, downlink)
+        body = np.frombuffer(reply.body, np.uint8)
+        self.store.save(
+            number,
+            {"question": question, "head": reply.head},
+            (went.local, went.memory, last, body),
+        )
+        self.store.forget_before(base)
+        return reply
+
+    def finish(self, asked: Packet) -> Packet:
+        """The client's own model, which stays here."""
+        *broadcasts, end = asked.parts
+        local, _, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
+        downlink = channel.from_bytes(end, self.shapes.end)
+        model = self.made.result(self.problem, downlink, local, self.data)
+        result = Personalized(None, model)
+        rounds = asked.words["rounds"]
+        write(
+            self.folder / "result.npz",
+            Saved(result, {}, rounds, "round_limit", repr(self.node.algorithm), 1, versions()),
+        )
+        return Packet({"kind": "finish", "id": self.node.id})
+
+    # --- what hides messages -------------------------------------------------------------------
+
+    def keys(self, asked: Packet) -> Packet:
+        """Public keys for a round with masks."""
+        return self._masks(asked).keys()
+
+    def shares(self, asked: Packet) -> Packet:
+        """Shares of the secrets behind the masks."""
+        return self._masks(asked).shares(asked)
+
+    def unmask(self, asked: Packet) -> Packet:
+        """What takes off the masks that are left in the sum."""
+        return self._masks(asked).unmask(asked)
+
+    def _masks(self, asked: Packet) -> NodeMasks:
+        folder, attempt = self.folder / "masks", asked.words["attempt"]
+        return NodeMasks(folder, self.node.id, self.run.name, attempt)
+
+    def _masked(self, way: channel.Channel, payload: PyTree, asked: Packet) -> tuple[PyTree, bool]:
+        """What travels, and whether it is to hide something."""
+        if not adds_masks(way):
+            return payload, way.private
+        givers = asked.words["givers"]
+        sealed = asked.parts[-len(givers) :]
+        return self._masks(asked).masked(way, payload, givers, sealed), True
+
+    def _noisy(self, way: channel.Channel, asked: Packet) -> Problem:
+        """The run; with a key that nobody else has, where noise is drawn from it."""
+        if way.noise() is None:
+            return self.problem
+        return replace(self.problem, key=secret_key(self.folder, asked.head))
+
+    def _state(self, base: int, asked: Packet) -> tuple[PyTree, PyTree, PyTree]:
+        """Its state after a round, its end of the uplink, and the downlink that now holds."""
+        local = memory = downlink = None
+        if base:
+            kept = self.store.load(base)
+            if kept is None:
+                raise ValueError(
+                    f"its state of round {base} is not in {self.folder}; an update was lost: give "
+                    "this machine the folder it had, or start a new run"
+                )
+            last = steps.last_known(self.problem, self.shapes.downlink)
+            whole = kept._replace(leaves=kept.leaves[:-1])
+            local, memory, downlink = whole.tree((self.shapes.local, self.shapes.memory, last))
+        for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
+            downlink = self._received(form, part, downlink)
+            if local is None:
+                local, memory = self._begun(downlink)
+        return local, memory, downlink
+
+    def _received(self, form: str, part: bytes, last: PyTree) -> PyTree:
+        if form == "whole":
+            return jax.tree.map(jnp.asarray, channel.from_bytes(part, self.shapes.downlink))
+        if form == "first":
+            payload = channel.from_bytes(part, self.shapes.first_down)
+            return self.made.first_downlink(self.problem, payload)
+        payload = channel.from_bytes(part, self.shapes.down)
+        return self.made.next_downlink(self.problem, payload, steps.last_known(self.problem, last))
+
+    def _begun(self, downlink: PyTree) -> tuple[PyTree, PyTree]:
+        first = None
+        kept = Store(self.folder / "first").load(0)
+        if kept is not None and self.problem.uplink.cumulative:
+            first = kept.tree(self.shapes.decoded)
+        return self.made.begin(
+            self.problem, self.place, downlink, self.data, self.node.start, first
+        )

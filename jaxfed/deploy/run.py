@@ -1,0 +1,69 @@
+"""What server and clients must agree on in a run."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from jaxfed.core import backend, channel, participation
+from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.channel.secure import masks_apart
+from jaxfed.core.checkpoint import digest_of
+from jaxfed.core.clients import Clients
+from jaxfed.core.rounds import Problem
+from jaxfed.deploy.wire import key_from_words, key_to_words
+
+
+class Run(NamedTuple):
+    """What the server tells everybody of a run."""
+
+    name: str
+    rounds: int
+    size: int  # clients
+    like: dict[str, Any]  # of one client's data, padded to the longest; see `data.told`
+    key: Key[Array, ""]
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """As JSON knows them."""
+        return self._asdict() | {"key": key_to_words(self.key)}
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Inverse of `words`."""
+        return cls(**{**words, "key": key_from_words(words["key"])})
+
+
+def problem_of_run(
+    algorithm: Algorithm,
+    ways: channel.Ways,
+    run: Run,
+    dtype: Any,
+    participants: participation.Participation | None = None,
+) -> Problem:
+    """The run as the server knows it: with nobody's data, and with equal weights."""
+    weights = jnp.full(run.size, 1 / run.size, dtype)
+    clients = Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights)
+    chosen = participation.everybody() if participants is None else participants
+    # Here masks come from keys that clients agree on, not from the run's.
+    ways = channel.Ways(*map(masks_apart, ways))
+    return Problem(algorithm, clients, *ways, chosen, backend.separate(), run.key, (), run.size)
+
+
+def description(algorithm: Algorithm, ways: channel.Ways, start: PyTree) -> dict[str, str]:
+    """What must be the same on all machines, by name, in a few words."""
+    return {
+        "algorithm": f"{_text(algorithm)} {digest_of(algorithm)}",
+        "channel": _text(tuple(ways)),
+        "warm_start": "none" if start is None else digest_of(start.shared),
+        "precision": "64 bits" if jax.config.read("jax_enable_x64") else "32 bits",
+    }
+
+
+def _text(tree: Any) -> str:
+    text = " ".join(eqx.tree_pformat(tree).split())
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # where a function lies differs

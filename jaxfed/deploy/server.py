@@ -1,0 +1,509 @@
+"""The server on its own machine: rounds with whoever answers, and a state that outlives it."""
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from jaxfed._versions import versions
+from jaxfed.core import apart, channel, participation, steps
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.arguments import check_together
+from jaxfed.core.channel.secure import adds_masks, numbers_of, with_numbers
+from jaxfed.core.clients import Clients
+from jaxfed.core.compiling import compiler_options
+from jaxfed.core.loop import with_bits
+from jaxfed.core.rounds import Costs, Problem, State
+from jaxfed.core.saved import Saved, write
+from jaxfed.deploy.data import common, shaped
+from jaxfed.deploy.exchange import Exchange, RefusedError
+from jaxfed.deploy.masked import masked_sum, means_of, over_survivors
+from jaxfed.deploy.masks import least_threshold
+from jaxfed.deploy.run import Run, description, problem_of_run
+from jaxfed.deploy.store import Kept, Store
+from jaxfed.deploy.wire import Packet
+
+LOG = logging.getLogger("jaxfed.deploy")
+
+
+class Settings(NamedTuple):
+    """What a run is asked for; see `jaxfed.deploy.flower.server_app`."""
+
+    algorithm: Algorithm
+    ways: channel.Ways
+    start: Personalized | None
+    clients: int
+    rounds: int
+    key: Key[Array, ""]
+    participants: participation.Participation
+    weights: Literal["equal", "samples"] | Sequence[float]
+    tol: float | None
+    deadline: float | None
+    at_least: int | None
+    patience: float
+    out: Path
+
+
+class Member(NamedTuple):
+    """A client, as the server knows it."""
+
+    id: int
+    raw: float  # its weight before all are made to sum to one
+    late: bool  # whether it joined after the first messages
+    base: int  # the last round of it that the server has heard; 0: none
+
+
+class Server:
+    """One run."""
+
+    run: Run
+    state: State
+    costs: Costs
+    dtype: str  # of weights
+
+    def __init__(self, settings: Settings, exchange: Exchange):
+        """Begin, or go on where an interrupted server has saved its last round."""
+        self.settings, self.exchange = settings, exchange
+        self.store = Store(settings.out / "server")
+        self.members: list[Member] = []
+        self.records: list[dict[str, np.ndarray]] = []
+        self.present: list[list[int]] = []  # ids, by round
+        self.payloads: dict[int, bytes] = {}  # broadcasts that somebody may miss, by round
+        exchange.accept = self._accept
+        if not self._resume():
+            exchange.gather(settings.clients, settings.patience)
+            self._open()
+            self._save()
+
+    def solve(self) -> Saved:
+        """All rounds, then everybody's own models; what was learned is in `out` too.
+
+        Raises:
+            RefusedError: if clients do not fit together, or one answers with an error.
+            TimeoutError: if too few clients answer.
+            FloatingPointError: if the run diverges; what there was before is saved.
+        """
+        while int(self.state.round) < self.settings.rounds and not self._converged():
+            self._round()
+            self._save()
+            objective = float(self.records[-1]["objective"])
+            LOG.info(
+                "round %d of %d: %d clients, objective %.6g",
+                self.state.round, self.settings.rounds, len(self.present[-1]), objective,
+            )  # fmt: skip
+        return self._finish()
+
+    def _converged(self) -> bool:
+        return self.settings.tol is not None and bool(self.state.measure <= self.settings.tol)
+
+    # --- who takes part ------------------------------------------------------------------------
+
+    def _accept(self, said: Mapping[str, Any]) -> None:
+        """Refuse a client that does not fit the run.
+
+        Raises:
+            RefusedError: naming what does not.
+        """
+        client, asked = said["id"], self.settings
+        for name, value in description(asked.algorithm, asked.ways, asked.start).items():
+            if said["run"][name] != value:
+                raise RefusedError(
+                    f"{name}: wanted at client {client} the server's, {value}, got "
+                    f"{said['run'][name]}"
+                )
+        for name, number in versions().items():
+            if said["versions"].get(name) != number:
+                LOG.warning(
+                    "client %d has %s %s, the server %s: numbers may differ in their last digits",
+                    client, name, said["versions"].get(name), number,
+                )  # fmt: skip
+        if any(member.id == client for member in self.members):
+            wanted = self.run.like
+            if common({-1: wanted, client: said["data"]}) != wanted:
+                raise RefusedError(f"data: client {client} has more than it had at the start")
+
+    def _raw_weight(self, client: int, place: int) -> float:
+        given = self.settings.weights
+        if given == "equal":
+            return 1.0
+        if given == "samples":
+            samples = self.exchange.hello[client]["samples"]
+            if samples is None:
+                raise RefusedError(f"weights: client {client} holds no samples to count")
+            return float(samples)
+        return float(given[place])
+
+    def _with(self, members: list[Member]) -> None:
+        """The run with these members."""
+        asked, self.members = self.settings, members
+        self.run = self.run._replace(size=len(members))
+        raw = np.asarray([member.raw for member in members])
+        problem = problem_of_run(asked.algorithm, asked.ways, self.run, self.dtype)
+        ids = jnp.asarray([member.id for member in members], jnp.int32)
+        shares = jnp.asarray(raw / raw.sum(), self.dtype)
+        self.problem = eqx.tree_at(
+            lambda p: (p.clients.ids, p.clients.weights, p.participation), problem,
+            (ids, shares, asked.participants),
+        )  # fmt: skip
+        # With a deadline nobody knows beforehand who takes part.
+        self.planned = self.problem
+        if asked.deadline is not None:
+            self.problem = self._heard_from(np.ones(len(members), bool))
+        data = shaped(self.run.like)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
+        whole = Clients(one, jnp.zeros(1, jnp.int32), shares[:1])
+        self.made = steps.programs(**compiler_options(asked.algorithm, whole))
+        client = apart.of_client(self.problem)
+        place = steps.anywhere()
+        self.like = jax.eval_shape(
+            lambda data: steps.prepare(client, data, place.id, asked.rounds), data
+        )
+        self.shapes = steps.shapes(self.problem, self.like, asked.start)
+
+    def _heard_from(self, there: np.ndarray) -> Problem:
+        return replace(self.problem, participation=participation.mask(there))
+
+    def _welcome(self) -> None:
+        """Take in clients that were not there before, where that can be done."""
+        known = {member.id for member in self.members}
+        new = [client for client in self.exchange.clients() if client not in known]
+        if not new:
+            return
+        before = self.members, self.run
+        try:
+            if self.problem.uplink.cumulative or self.problem.uplink.private:
+                raise ValueError("its channel wants all clients from the start")
+            self.settings.participants.check(len(self.members) + len(new))
+            late = [
+                Member(client, self._raw_weight(client, len(self.members) + i), True, 0)
+                for i, client in enumerate(new)
+            ]
+            data = {-1: self.run.like} | {c: self.exchange.hello[c]["data"] for c in new}
+            self.run = self.run._replace(like=common(data))
+            self._with([*self.members, *late])
+            self.state = _longer(self.state, self.shapes.state)
+            LOG.info("clients %s join", new)
+        except (ValueError, IndexError) as error:
+            LOG.warning("clients %s cannot join this run: %s", new, error)
+            self.run = before[1]
+            self._with(before[0])
+
+    # --- questions -----------------------------------------------------------------------------
+
+    def _ask(self, questions: Mapping[int, Packet], group: str, least: int) -> dict[int, Packet]:
+        asked = self.settings
+        return self.exchange.ask(
+            questions, group=group, deadline=asked.deadline, at_least=least,
+            patience=asked.patience,
+        )  # fmt: skip
+
+    def _question(self, place: int, kind: str, parts: Sequence[bytes] = (), **words: Any) -> Packet:
+        member = self.members[place]
+        own = {
+            "kind": kind, "run": self.run.words, "position": place,
+            "weight": float(self.problem.clients.weights[place]), "base": member.base,
+        }  # fmt: skip
+        return Packet(own | words, parts)
+
+    def _said(self, answer: Packet) -> steps.Said:
+        payload, *rest = answer.parts
+        diagnostics = (
+            channel.from_bytes(rest[0], self.shapes.diagnostics)
+            if rest
+            else _zeros(self.shapes.diagnostics)  # of hidden messages nothing else is told
+        )
+        return steps.Said(
+            channel.from_bytes(payload, self.shapes.up), diagnostics,
+            jnp.asarray(answer.words["broken"]),
+        )  # fmt: skip
+
+    def _hears(
+        self, questions: Mapping[int, Packet], way: channel.Channel, like: Any, group: str,
+        least: int, number: int,
+    ) -> dict[int, Packet]:  # fmt: skip
+        """The answers; under masks, the sum of all as that of the first, the others' nothing."""
+        if not adds_masks(way):
+            return self._ask(questions, group, least)
+        places = {m.id: i for i, m in enumerate(self.members)}
+        heard, total = masked_sum(
+            self._ask,
+            lambda client, *of, **words: self._question(places[client], *of, **words),
+            questions,
+            lambda part: numbers_of(way, channel.from_bytes(part, like)),
+            run=self.run.name, group=group, everybody=least == len(questions),
+            threshold=max(self.threshold, 0 if least == len(questions) else least),
+        )  # fmt: skip
+        parts = [total, *[np.zeros_like(total)] * (len(heard) - 1)]
+        words = {"round": number}
+        return {
+            client: Packet(
+                words | {"broken": False},
+                [channel.to_bytes(with_numbers(way, _zeros(like), part))],
+            )
+            for client, part in zip(heard, parts, strict=True)
+        }
+
+    @property
+    def threshold(self) -> int:
+        """How many clients must be left of a round with masks: two thirds."""
+        return max(least_threshold(len(self.members)), -(-2 * len(self.members) // 3))
+
+    def _downlinks(
+        self, member: Member, *, begin_only: bool = False
+    ) -> tuple[list[str], list[bytes]]:
+        """What a client must be sent to have the downlink that now holds."""
+        last = int(self.state.round)  # the broadcast after this round
+        current = self.state.downlink.receiver
+        if not member.base and member.late:
+            return ["whole"], [channel.to_bytes(current)]
+        forms, parts = ([], []) if member.base else (["first"], [self.payloads[0]])
+        if begin_only or not last:
+            return forms, parts
+        since = max(member.base, 1) if self.problem.downlink.cumulative else last
+        missed = [self.payloads[number] for number in range(since, last + 1)]
+        if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
+            return [*forms, *["next"] * len(missed)], [*parts, *missed]
+        return [*forms, "whole"], [*parts, channel.to_bytes(current)]
+
+    # --- the run -------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """The first messages, and what the server makes of them."""
+        asked, clients = self.settings, self.exchange.clients()
+        said = self.exchange.hello
+        self.dtype = said[clients[0]]["weights"]
+        like = common({client: said[client]["data"] for client in clients})
+        # No two runs share a name, or states on a client's disk.
+        self.run = Run(secrets.token_hex(8), asked.rounds, len(clients), like, asked.key)
+        self._with([Member(c, self._raw_weight(c, i), False, 0) for i, c in enumerate(clients)])
+        self._check_together(like)
+        heard: list[steps.Said | None] = []
+        if jax.tree.leaves(self.shapes.first):
+            questions = {c: self._question(i, "first") for i, c in enumerate(clients)}
+            answers = self._hears(
+                questions, asked.ways.first_uplink, self.shapes.first, "first messages",
+                len(clients), 0,
+            )  # fmt: skip
+            for client in clients:
+                (payload,) = answers[client].parts
+                broken = jnp.asarray(answers[client].words["broken"])
+                heard.append(
+                    steps.Said(channel.from_bytes(payload, self.shapes.first), None, broken)
+                )
+        else:
+            heard += [steps.Said(self.shapes.first, None, jnp.asarray(False)) for _ in clients]
+        opened = apart.opened(
+            self.made, self.problem, steps.heard(heard), steps.Like.of(self.like), asked.start
+        )
+        self.state, self.costs = opened.state, opened.costs
+        self.payloads = {0: channel.to_bytes(opened.payload)}
+        self._check_sound()
+
+    def _check_together(self, like: Mapping[str, Any]) -> None:
+        """Refuse what does not go together, as `fit` does.
+
+        Raises:
+            ValueError: naming it.
+        """
+        asked, size = self.settings, len(self.members)
+        asked.participants.check(size)
+        data = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), shaped(like))
+        clients = eqx.tree_at(
+            lambda c: c.data, self.planned.clients, data, is_leaf=lambda x: x is None
+        )
+        # The channels as they were given, with their masks.
+        given = asked.ways._asdict()
+        check_together(replace(self.planned, clients=clients, **given), asked.start, asked.rounds)
+        if asked.ways.uplink.private and asked.tol is not None:
+            raise ValueError(
+                "tol: wanted None, since clients that hide their messages tell no objective"
+            )
+
+    def _round(self) -> None:
+        """One round, with those who answer in time."""
+        self._welcome()
+        asked, number = self.settings, int(self.state.round) + 1
+        planned = np.asarray(self.made.inclusion(apart.of_server(self.planned), self.state.round))
+        questions = {}
+        for place in np.flatnonzero(planned > 0).tolist():
+            member = self.members[place]
+            forms, parts = self._downlinks(member)
+            questions[member.id] = self._question(
+                place, "round", parts, round=number, broadcasts=forms
+            )
+        least = len(questions) if asked.at_least is None else asked.at_least
+        answers = self._hears(
+            questions, asked.ways.uplink, self.shapes.up, f"round {number}",
+            min(least, len(questions)), number,
+        )  # fmt: skip
+        for client, answer in answers.items():
+            if answer.words.get("round") != number:
+                raise RefusedError(
+                    f"client {client}: wanted its answer of round {number}, got that of round "
+                    f"{answer.words.get('round')}"
+                )
+        said = [self._said(answers[m.id]) if m.id in answers else None for m in self.members]
+        problem, inclusion = self.problem, jnp.asarray(planned)
+        if asked.deadline is not None:
+            problem = self._heard_from(np.asarray([one is not None for one in said]))
+            inclusion = self.made.inclusion(apart.of_server(problem), self.state.round)
+        if adds_masks(asked.ways.uplink) and len(answers) < len(self.members):
+            there = sum(float(problem.clients.weights[i]) for i, one in enumerate(said) if one)
+            factor, means = jnp.asarray(1 / there), means_of(self.shapes.uplink)
+            problem = replace(problem, uplink=over_survivors(problem.uplink, factor, means))
+        after, record, payload = apart.served(
+            self.made, problem, self.state, steps.heard(said), inclusion
+        )
+        if asked.ways.uplink.private:
+            # What clients have not told is not zero; what the server itself measures stays.
+            hidden = {k for k in self.shapes.diagnostics if not np.any(record[k])}
+            record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
+        link = replace(after.uplink, channel=self.problem.uplink)
+        self.state = replace(after, uplink=link)
+        self._check_sound()
+        self.records.append(jax.tree.map(np.asarray, record))
+        self.present.append(sorted(answers))
+        self.members = [m._replace(base=number) if m.id in answers else m for m in self.members]
+        self.payloads[number] = channel.to_bytes(payload)
+        oldest = min((m.base for m in self.members), default=0)
+        needed = max(oldest, 1) if self.problem.downlink.cumulative else number
+        self.payloads = {k: v for k, v in self.payloads.items() if not k or k >= needed}
+
+    def _check_sound(self) -> None:
+        failure = self.state.failure
+        if int(failure.round):
+            clients = [self.members[i].id for i in np.flatnonzero(failure.clients)]
+            raise FloatingPointError(
+                "an objective or a message is not finite in round "
+                f"{int(failure.round)}, at clients {clients}; a smaller step size or smaller data "
+                f"may help; what there was before is in {self.store.folder}"
+            )
+
+    def _finish(self) -> Saved:
+        """Everybody's own model, on their machines, and the shared one here."""
+        shared, downlink = self.made.ended(apart.of_server(self.problem), self.state)
+        end, questions = channel.to_bytes(downlink), {}
+        number = int(self.state.round)
+        there = self.exchange.clients()
+        for place, member in enumerate(self.members):
+            forms, parts = self._downlinks(member, begin_only=True)
+            if member.id in there:
+                questions[member.id] = self._question(
+                    place, "finish", [*parts, end], rounds=number, broadcasts=forms
+                )
+        answers = self._ask(questions, "results", 0 if self.settings.deadline else len(questions))
+        missing = [m.id for m in self.members if m.id not in answers]
+        if missing:
+            LOG.warning("clients %s were not there to make their own models", missing)
+        status = "converged" if self._converged() else "round_limit"
+        saved = Saved(
+            Personalized(shared, None), self._history(), number, status,
+            repr(self.settings.algorithm), len(self.members), versions(),
+        )  # fmt: skip
+        write(self.settings.out / "solution.npz", saved)
+        return saved
+
+    def _history(self) -> dict[str, np.ndarray]:
+        history = {k: np.stack([x[k] for x in self.records]) for k in self.records[0]}
+        costs = jax.tree.map(np.asarray, self.costs)
+        history = with_bits(history, costs, len(self.members), np)
+        history["present"] = np.asarray(
+            [[m.id in present for m in self.members] for present in self.present]
+        )
+        return history
+
+    # --- what outlives it ----------------------------------------------------------------------
+
+    def _save(self) -> None:
+        names = sorted(self.records[0]) if self.records else []
+        history = [np.stack([record[name] for record in self.records]) for name in names]
+        payloads = [np.frombuffer(self.payloads[k], np.uint8) for k in sorted(self.payloads)]
+        costs = {k: int(v) for k, v in vars(self.costs).items()}
+        words = {
+            "run": self.run.words, "members": self.members, "dtype": self.dtype, "costs": costs,
+            "payloads": sorted(self.payloads), "history": names, "present": self.present,
+            "description": self._description(),
+        }  # fmt: skip
+        number = int(self.state.round)
+        self.store.save(number, words, (self.state, payloads, history))
+        self.store.forget_before(number - 1)
+
+    def _description(self) -> dict[str, str]:
+        asked = self.settings
+        known = description(asked.algorithm, asked.ways, asked.start)
+        return known | {
+            "participation": repr(asked.participants), "rounds": str(asked.rounds),
+            "deadline": str(asked.deadline is not None),
+        }  # fmt: skip
+
+    def _resume(self) -> bool:
+        """Whether there was something to go on from."""
+        kept = self._newest()
+        if kept is None:
+            return False
+        words = kept.words
+        for name, value in self._description().items():
+            if words["description"].get(name) != value:
+                raise ValueError(
+                    f"out: {self.store.folder} holds a run with another {name}, "
+                    f"{words['description'].get(name)}; wanted {value}, or another folder"
+                )
+        self.run, self.dtype = Run.read(words["run"]), words["dtype"]
+        self._with([Member(*member) for member in words["members"]])
+        costs = {k: v if k not in _COUNTED else jnp.uint32(v) for k, v in words["costs"].items()}
+        self.costs = Costs(**costs)
+        self.present = words["present"]
+        own = len(jax.tree.leaves(self.shapes.state))
+        self.state = kept._replace(leaves=kept.leaves[:own]).tree(self.shapes.state)
+        rest = kept.leaves[own:]
+        self.payloads = {k: x.tobytes() for k, x in zip(words["payloads"], rest, strict=False)}
+        columns = dict(zip(words["history"], rest[len(self.payloads) :], strict=True))
+        self.records = [
+            {name: values[i] for name, values in columns.items()} for i in range(len(self.present))
+        ]
+        LOG.info("goes on after round %d", self.state.round)
+        return True
+
+    def _newest(self) -> Kept | None:
+        for number in reversed(self.store.numbers()):
+            try:
+                return self.store.load(number)
+            except ValueError as error:
+                LOG.warning("%s; the round before is taken", error)
+        return None
+
+
+def _zeros(like: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+
+_COUNTED = ("first_bytes_up", "first_bytes_down")
+
+
+def _longer(state: State, like: State) -> State:
+    """The server's state with room for more clients.
+
+    Raises:
+        ValueError: if more than lists of clients would have to grow.
+    """
+    size = len(like.failure.clients)
+
+    def grown(x):
+        return jnp.pad(x, (0, size - len(x)))
+
+    clients = grown(state.failure.clients)
+    state = replace(state, failure=state.failure._replace(clients=clients))
+    if state.missed is not None:
+        state = replace(state, missed=jax.tree.map(grown, state.missed))
+    found = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+    if found != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
+        raise ValueError("the algorithm's state depends on how many there are")
+    return state

@@ -1,0 +1,65 @@
+"""What travels between machines: a few words about a message, and its bytes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+VERSION = 1  # of all that is said here
+
+
+class Packet(NamedTuple):
+    """One message: words that JSON knows, and parts of bytes, one after the other on the wire."""
+
+    words: Mapping[str, Any]
+    parts: Sequence[bytes] = ()
+
+    @property
+    def head(self) -> str:
+        """The words as text, with the lengths of the parts."""
+        lengths = [len(part) for part in self.parts]
+        return json.dumps({"version": VERSION, "lengths": lengths, **self.words})
+
+    @property
+    def body(self) -> bytes:
+        """The parts, one after the other."""
+        return b"".join(self.parts)
+
+    @classmethod
+    def read(cls, head: str, body: bytes) -> "Packet":
+        """Inverse of `head` and `body`.
+
+        Raises:
+            ValueError: for what is none, is cut off, or comes from another version.
+        """
+        try:
+            words = json.loads(head)
+            version, lengths = words.pop("version"), words.pop("lengths")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"message: wanted one of jaxfed.deploy, got {head[:80]!r}") from error
+        if version != VERSION:
+            raise ValueError(
+                f"message: wanted version {VERSION}, got {version}; install the same jaxfed on "
+                "all machines"
+            )
+        if sum(lengths) != len(body):
+            raise ValueError(f"message: wanted {sum(lengths)} bytes, got {len(body)}")
+        ends = np.cumsum([0, *lengths]).tolist()
+        parts = [body[a:b] for a, b in pairwise(ends)]
+        return cls(words, parts)
+
+
+def key_to_words(key: Key[Array, ""]) -> dict[str, Any]:
+    """A random key."""
+    data = np.asarray(jax.random.key_data(key))
+    return {"data": data.tolist(), "impl": str(jax.random.key_impl(key))}
+
+
+def key_from_words(words: Mapping[str, Any]) -> Key[Array, ""]:
+    """Inverse of `key_to_words`."""
+    return jax.random.wrap_key_data(jnp.asarray(words["data"], jnp.uint32), impl=words["impl"])

@@ -1,0 +1,196 @@
+"""Decompositions by rotations and projections of whole rows, for processors made for arrays.
+
+What XLA makes of its own decompositions for a TPU takes a minute to compile where a program holds
+several; these are short loops over elementwise work, which compile in a second, run on any number
+of small matrices side by side and use no product of reduced precision. They need more operations
+than a library does on a processor, where they are not used.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+_SWEEPS = 30  # six to ten are usual
+_SMALL = 64
+
+
+def product(a: Float[Array, "m k"], b: Float[Array, "k n"]) -> Float[Array, "m n"]:
+    """The product of two matrices, at full precision.
+
+    The matrix unit takes 128 x 128 numbers of half precision at a time. Of a small product at full
+    precision it makes little use, six times over, in a program that is ten times as long as that
+    of a plain sum and takes ten times as long to compile.
+    """
+    if max(a.shape + b.shape) <= _SMALL:
+        return jnp.sum(a[:, :, None] * b, axis=1)
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def gram_schmidt(
+    x: Float[Array, "k n"],
+) -> tuple[Float[Array, "k n"], Float[Array, "k k"]]:
+    """Orthonormal rows that span those of a wide matrix, row by row.
+
+    Every row is projected twice, which leaves it orthogonal to rounding. A row that depends on
+    earlier ones is replaced by the coordinate axis farthest from them all, made orthogonal.
+
+    Returns:
+        The rows Q, and the lower triangular T with Q = T X; zeros for rows that were replaced.
+
+    Source: Giraud, Langou & Rozložník (2005), The loss of orthogonality in the Gram-Schmidt
+    orthogonalization process ("twice is enough").
+    """
+    k, n = x.shape
+    eps = jnp.finfo(x.dtype).eps
+    scale = jnp.max(jnp.abs(x), axis=1)
+    scale = scale * _lengths(x / jnp.where(scale == 0, 1, scale)[:, None])
+    reciprocal = 1 / jnp.where(scale == 0, 1, scale)
+
+    # Each pass is a loop's turn of its own: put together, the compiler repeats one in the next.
+    def step(i, state):
+        q, t = state
+        place = jnp.arange(k) == i  # by which a batch is read faster than by an index
+        axis = jnp.arange(n) == jnp.argmin(jnp.sum(q * q, axis=0))
+
+        def project(number, state):
+            row, made_of, length = state
+            inner = jnp.sum(q * row, axis=1)
+            row = row - jnp.sum(q * inner[:, None], axis=0)
+            left = jnp.sqrt(jnp.sum(row * row))
+            shorter = 1 / jnp.where(left == 0, 1, left)
+            made_of = (made_of - jnp.sum(t * inner[:, None], axis=0)) * shorter
+            # The second half is for axes, of which at least the length k^(-1/2) is left.
+            length = jnp.where(number < 2, length * left, length)
+            dependent = (number == 1) & (length <= eps * n)
+            return (
+                jnp.where(dependent, axis.astype(x.dtype), row * shorter),
+                made_of,
+                jnp.where(dependent, 0, length),
+            )
+
+        row = jnp.sum(jnp.where(place[:, None], x * reciprocal[:, None], 0), axis=0)
+        start = row, place.astype(x.dtype), jnp.ones((), x.dtype)
+        row, made_of, length = lax.fori_loop(0, 4, project, start)
+        made_of = jnp.where(length == 0, 0, made_of)
+        return (
+            jnp.where(place[:, None], row, q),
+            jnp.where(place[:, None], made_of, t),
+        )
+
+    q, t = lax.fori_loop(0, k, step, (jnp.zeros_like(x), jnp.zeros((k, k), x.dtype)))
+    return q, t * reciprocal
+
+
+def orthonormalized(w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
+    """The factor Q of W = Q R, the diagonal of R positive, and R^{-1}.
+
+    Columns that depend on earlier ones are replaced, and get zeros in R^{-1}.
+    """
+    q, t = gram_schmidt(w.T)
+    return q.T, t.T
+
+
+def svd(
+    w: Float[Array, "m n"],
+) -> tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]:
+    """Thin singular value decomposition, the values descending, by one-sided Jacobi rotations.
+
+    Vectors of values lost to rounding complete the bases. NaN and infinity give NaN.
+
+    Source: Demmel & Veselić (1992), Jacobi's method is more accurate than QR.
+    """
+    if w.shape[0] > w.shape[1]:
+        left, values, right = svd(w.T)
+        return right.T, values, left.T
+    k, n = w.shape
+    # The rotations are applied to an identity beside the matrix, which gathers them.
+    both = _orthogonalized(jnp.concatenate([w, jnp.eye(k, dtype=w.dtype)], axis=1), n)
+    values = _lengths(both[:, :n])
+    values, both = _sorted(-values, both)
+    values, rows, turns = -values, both[:, :n], both[:, n:]
+    finite = jnp.isfinite(w).all()
+    right = gram_schmidt(rows)[0]
+    return tuple(jnp.where(finite, x, jnp.nan) for x in (turns.T, values, right))
+
+
+def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors, one a column.
+
+    Shifted by twice a bound, the matrix has eigenvalues between one and three times that, and its
+    rows are rotated until they are orthogonal: they then are the eigenvectors times those.
+    """
+    eye = jnp.eye(len(matrix), dtype=matrix.dtype)
+    matrix = (matrix + matrix.T) / 2
+    bound = jnp.max(jnp.sum(jnp.abs(matrix), axis=1))
+    scaled = matrix / jnp.where(bound == 0, 1, bound)
+    rows = _orthogonalized(scaled + 2 * eye, len(matrix))
+    vectors = rows / _lengths(rows)[:, None]
+    # By Rayleigh's quotient, the errors of the vectors count squared.
+    images = product(vectors, scaled)
+    values, vectors = _sorted(bound * jnp.sum(images * vectors, axis=1), vectors)
+    finite = jnp.isfinite(bound)
+    return jnp.where(finite, values, jnp.nan), jnp.where(finite, vectors.T, jnp.nan)
+
+
+def _sorted(
+    keys: Float[Array, " k"], rows: Float[Array, "k n"]
+) -> tuple[Float[Array, " k"], Float[Array, "k n"]]:
+    """The keys in ascending order, and the rows in theirs; without a gather of whole rows."""
+    spread = jnp.broadcast_to(keys[:, None], rows.shape)
+    spread, rows = lax.sort((spread, rows), dimension=0, num_keys=1, is_stable=True)
+    return spread[:, 0], rows
+
+
+def _lengths(rows: Float[Array, "k n"]) -> Float[Array, " k"]:
+    return jnp.sqrt(jnp.sum(rows * rows, axis=1))
+
+
+def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
+    """Rotate pairs of rows until, in their first `width` columns, all are orthogonal.
+
+    In a sweep every row meets every other once; half as many pairs as there are rows turn at once.
+
+    Source: Brent & Luk (1985), The solution of singular-value and symmetric eigenvalue problems on
+    multiprocessor arrays.
+    """
+    k = len(x)
+    half = (k + 1) // 2
+    x = jnp.pad(x, ((0, 2 * half - k), (0, 0)))
+    tolerance = jnp.finfo(x.dtype).eps * max(width, 4) ** 0.5
+
+    def turn(_, state):
+        upper, lower, largest = state
+        a, b = upper[:, :width], lower[:, :width]
+        squares, others = jnp.sum(a * a, axis=1), jnp.sum(b * b, axis=1)
+        inner = jnp.sum(a * b, axis=1)
+        lengths = jnp.sqrt(squares) * jnp.sqrt(others)
+        wanted = jnp.abs(inner) > tolerance * lengths
+        # The smaller angle by which the two become orthogonal.
+        slope = (others - squares) / (2 * jnp.where(wanted, inner, 1))
+        tangent = jnp.where(slope < 0, -1, 1) / (jnp.abs(slope) + jnp.sqrt(1 + slope * slope))
+        tangent = jnp.where(wanted, tangent, 0)[:, None]
+        cosine = lax.rsqrt(1 + tangent * tangent)
+        upper, lower = (
+            cosine * (upper - tangent * lower),
+            cosine * (lower + tangent * upper),
+        )
+        relative = jnp.where(wanted, jnp.abs(inner) / jnp.where(wanted, lengths, 1), 0)
+        # The first stays, the others move on by one place around it.
+        if half > 1:
+            upper, lower = (
+                jnp.concatenate([upper[:1], lower[:1], upper[1:-1]]),
+                jnp.concatenate([lower[1:], upper[-1:]]),
+            )
+        return upper, lower, jnp.maximum(largest, jnp.max(relative))
+
+    def sweep(state):
+        upper, lower, _, count = state
+        none = jnp.zeros((), x.dtype)
+        return *lax.fori_loop(0, 2 * half - 1, turn, (upper, lower, none)), count + 1
+
+    def unfinished(state) -> Bool[Array, ""]:
+        return (state[2] > 0) & (state[3] < _SWEEPS)
+
+    start = x[:half], x[half:], jnp.ones((), x.dtype), 0
+    upper, lower, _, _ = lax.while_loop(unfinished, sweep, start)
+    return jnp.concatenate([upper, lower])[:k]

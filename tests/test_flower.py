@@ -1,0 +1,94 @@
+"""Federations over Flower, within this process: all that the real engine does but its processes."""
+
+import jax
+import numpy as np
+import pytest
+from test_contract import CLIENTS, GOOD, family, first_example
+
+import jaxfed as jf
+
+pytest.importorskip("flwr")
+from flower_grid import LocalGrid
+from flwr.app import Context, RecordDict
+
+from jaxfed.deploy import flower
+
+SEPARATE = jf.backend.separate()
+# What compiles or computes for longer than the others, here with every function by itself.
+LONG = frozenset({jf.gcca.DeepMaxVar, jf.generative.AdaptiveDiffusion})
+
+
+def alone(clients, number):
+    """One of these clients as its machine holds it: not padded to the longest."""
+    data = jax.tree.map(lambda x: x[number], clients.data)
+    count = int(data.count)
+    if isinstance(clients, jf.gcca.Views):
+        return jf.gcca.Views.from_arrays([np.asarray(data.values[:, :count])])
+    return jf.Clients.from_samples([np.asarray(data.values[:count])])
+
+
+class Federation:
+    """Clients behind a grid, and a server for them."""
+
+    def __init__(self, folder, algorithm, clients, *, channel=None, order=None, trouble=None):
+        self.folder, self.algorithm, self.clients = folder, algorithm, clients
+        self.channel = jf.channel.lossless() if channel is None else channel
+        self.app = flower.client_app(
+            lambda config: algorithm,
+            lambda config: alone(clients, config["partition-id"]),
+            channel=self.channel,
+            folder=folder / "nodes",
+        )
+        order = range(len(clients)) if order is None else order
+        configs = [{"partition-id": i} for i in order]
+        self.grid = LocalGrid([self.app] * len(configs), {}, configs, trouble)
+
+    def run(self, rounds, *, out="out", **options):
+        """The saved solution."""
+        options = {"clients": len(self.grid.nodes), "key": 3} | options
+        app = flower.server_app(
+            lambda config: self.algorithm, rounds=rounds, channel=self.channel,
+            out=self.folder / out, **options,
+        )  # fmt: skip
+        app(self.grid, Context(1, 1, {}, RecordDict(), {}))
+        return jf.load(self.folder / out / "solution.npz", like=None)
+
+    def local(self, number):
+        """The model that one machine has in the end."""
+        (path,) = (self.folder / "nodes").glob(f"*/client-{number}/result.npz")
+        return path
+
+    def fit(self, rounds, **options):
+        """The same in one process."""
+        return jf.fit(
+            self.algorithm, self.clients, rounds=rounds, key=jax.random.key(3),
+            channel=self.channel, backend=SEPARATE, **options,
+        )  # fmt: skip
+
+
+def check_equal(federation, saved, solution):
+    """Bit for bit, on the server and on every machine."""
+    for name, values in solution.history.items():
+        np.testing.assert_array_equal(saved.history[name], values, name)
+    same(federation.folder / "out" / "solution.npz", solution.result.shared, "shared")
+    for i in range(len(solution.failure.clients)):
+        own = jax.tree.map(lambda x, i=i: x[i], solution.result.local)
+        same(federation.local(i), own, "local")
+
+
+def same(path, tree, part):
+    """Whether a file's part is this tree, bit for bit."""
+    with np.load(path) as stored:
+        found = [stored[name] for name in stored.files if name.split(".")[0].split("[")[0] == part]
+    wanted = [np.asarray(x) for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@first_example(slow=LONG)
+def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
+    algorithm = GOOD[name].make(CLIENTS)
+    clients = family(algorithm).draw()
+    federation = Federation(tmp_path, algorithm, clients, order=(3, 1, 0, 4, 2))
+    check_equal(federation, federation.run(2), federation.fit(2))

@@ -1,0 +1,268 @@
+"""Clients that are read block by block: the results of those in memory, in less of it."""
+
+import threading
+import time
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
+
+import jaxfed as jf
+from jaxfed.core.reduction import Mean
+from jaxfed.core.source import read_ahead
+
+LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client
+
+
+class Watched:
+    """A sequence of clients that notes what is read, and by whom."""
+
+    def __init__(self, arrays):
+        self.arrays, self.read, self.threads = arrays, [], set()
+
+    def __len__(self):
+        return len(self.arrays)
+
+    def __getitem__(self, place):
+        self.read.append(place)
+        self.threads.add(threading.current_thread())
+        return self.arrays[place]
+
+
+def from_source(**options):
+    """The test's clients in several blocks."""
+    return jf.Clients.from_source(samples(), weights="samples", block_bytes=2 * LARGE, **options)
+
+
+def in_memory():
+    return jf.Clients.from_samples(samples(), weights="samples")
+
+
+def run(clients, rounds=3, **options):
+    return jf.fit(
+        Probe(jnp.asarray(0.1)), clients, rounds=rounds, key=jax.random.key(0), **options
+    )  # fmt: skip
+
+
+def test_what_they_are(x64):
+    clients = from_source()
+    reader = clients.data.reader
+    assert len(clients) == len(COUNTS) and clients.features == FEATURES
+    assert len(reader.blocks) > 2
+    assert repr(clients).startswith("Clients(10 clients: 3 to 60 samples of 4 features, float64, r")
+    np.testing.assert_array_equal(clients.counts, COUNTS)
+    np.testing.assert_allclose(clients.weights, in_memory().weights)
+    seen = np.concatenate([block.places for block in reader.blocks])
+    assert sorted(seen) == list(range(len(COUNTS)))
+    for number, (places, rows) in enumerate(reader.blocks):
+        values, counts = reader.read(number, number % 2)
+        assert values.nbytes <= 2 * LARGE and values.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(counts, np.take(COUNTS, places))
+        for own, place in zip(values, places, strict=True):
+            np.testing.assert_array_equal(own[: COUNTS[place]], samples()[place])
+            assert len(own) == rows and (own[COUNTS[place] :] == 0).all()
+
+
+def test_two_blocks_at_a_time(x64):
+    """No third is read before the first is done with."""
+    watched = Watched(samples())
+    clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
+    watched.read.clear()
+    taken = read_ahead(clients.data.reader, range(len(COUNTS)))
+    for number in range(3):
+        next(taken)
+        time.sleep(0.05)
+        assert watched.read == list(range(number + 2))
+    taken.close()
+    assert len(watched.threads - {threading.main_thread()}) == 1
+
+
+@pytest.mark.timeout(300)
+def test_results_are_those_in_memory(x64, tmp_path):
+    wanted = run(in_memory())
+    given = run(from_source(states=tmp_path))
+    chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
+    assert given.history.keys() == wanted.history.keys()
+    assert given.status == wanted.status and given.rounds == 3
+    assert isinstance(given.local, np.ndarray)
+    assert not list(tmp_path.iterdir())  # the files have no names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"participation": jf.participation.uniform(2)},
+        {"participation": jf.participation.mask(np.arange(10) % 3 > 0)},
+        {"channel": jf.channel.quantize(6)},
+        {"backend": jf.backend.chunked(1)},
+        {"tol": 0.5, "chunk_rounds": 2},
+        {"metrics": lambda result: {"norm": jnp.sum(result.local["own"] ** 2)}, "metrics_every": 2},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_so_are_those_of_other_runs(options, x64):
+    wanted, given = (run(clients, **options) for clients in (in_memory(), from_source()))
+    chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
+    assert given.status == wanted.status
+
+
+@pytest.mark.slow
+def test_difference_coding_and_a_warm_start(x64):
+    way = jf.channel.difference(jf.channel.quantize(4))
+    algorithm = jf.pca.PerPCA(1, 1, step_size=0.1)
+    for start in (
+        None,
+        jf.Personalized(np.eye(FEATURES, 1), np.tile(np.eye(FEATURES, 2)[:, 1:], (10, 1, 1))),
+    ):
+        wanted, given = (
+            jf.fit(
+                algorithm, clients, rounds=3, key=jax.random.key(0), channel=way, warm_start=start
+            )
+            for clients in (in_memory(), from_source())
+        )  # fmt: skip
+        chex.assert_trees_all_close(given.result, wanted.result, **TIGHT)
+        chex.assert_trees_all_close(given.state.uplink.sender, wanted.state.uplink.sender, **TIGHT)
+
+
+@pytest.mark.slow
+def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
+    options = {"chunk_rounds": 2, "best": "objective"}
+    whole = run(from_source(), rounds=4, **options)
+    checkpoint = jf.Checkpoint(tmp_path, every=2)
+    stopped = run(
+        from_source(),
+        rounds=4,
+        checkpoint=checkpoint,
+        callbacks=[lambda s: s.rounds == 2],
+        **options,
+    )
+    assert stopped.rounds == 2
+    resumed = run(from_source(), rounds=4, checkpoint=checkpoint, **options)
+    chex.assert_trees_all_equal(essence(resumed), essence(whole))
+    other = [2 * array for array in samples()]
+    with pytest.raises(ValueError, match=r"belongs to another run; its clients"):
+        run(
+            jf.Clients.from_source(other, weights="samples", block_bytes=2 * LARGE),
+            rounds=4, checkpoint=checkpoint, **options,
+        )  # fmt: skip
+
+
+class Lazy(jf.Algorithm):
+    """Needs the data in its rounds alone."""
+
+    def server_init(self, key, first, like, start):
+        return jnp.zeros(FEATURES)
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return data.count
+
+    def client_step(self, key, downlink, local, data):
+        return Mean(data.values.sum(0)), local, {"objective": data.values.sum()}
+
+    def server_step(self, key, server, uplink):
+        return server + uplink, {}
+
+
+def test_nothing_is_read_in_vain(x64):
+    watched = Watched(samples())
+    clients = jf.Clients.from_source(watched, counts=COUNTS, block_bytes=2 * LARGE)
+    watched.read.clear()
+    solution = jf.fit(Lazy(), clients, rounds=2, key=jax.random.key(0))
+    assert sorted(watched.read) == sorted(2 * list(range(len(COUNTS))))
+    np.testing.assert_array_equal(solution.result.local, COUNTS)
+    # Blocks without participants are left out.
+    watched.read.clear()
+    few = jf.fit(
+        Lazy(), clients, rounds=1, key=jax.random.key(0), participation=jf.participation.uniform(1)
+    )
+    assert len(watched.read) < len(COUNTS)
+    np.testing.assert_array_equal(few.result.local, COUNTS)
+
+
+@pytest.mark.timeout(300)
+def test_a_failure_keeps_the_round_before(x64):
+    arrays = samples()
+    arrays[3] = arrays[3] + np.nan
+    clients = jf.Clients.from_source(arrays, block_bytes=2 * LARGE)
+    with pytest.raises(jf.DivergenceError, match="in round 1, at client 3") as error:
+        jf.fit(Lazy(), clients, rounds=2, key=jax.random.key(0))
+    np.testing.assert_array_equal(error.value.solution.result.shared, np.zeros(FEATURES))
+
+
+def test_files(tmp_path, x64):
+    arrays = samples()
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{number}.npy", array)
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = list("abcd")
+    table = [pyarrow.table(dict(zip(names, array.T, strict=True))) for array in arrays]
+    with parquet.ParquetWriter(tmp_path / "all.parquet", table[0].schema) as writer:
+        for own in table:
+            writer.write_table(own)
+    np.save(tmp_path / "whole.npy", np.stack([array[:3] for array in arrays]))
+    mapped = np.load(tmp_path / "whole.npy", mmap_mode="r")
+    folder, groups = jf.data.NpyFolder(folder), jf.data.ParquetGroups(tmp_path / "all.parquet")
+    all_of_it = (folder, arrays), (groups, arrays), (mapped, mapped), ([*mapped], mapped)
+    for source, wanted in all_of_it:
+        reader = jf.Clients.from_source(source, block_bytes=2 * LARGE).data.reader
+        for number, (places, _) in enumerate(reader.blocks):
+            for own, count, place in zip(*reader.read(number, 0), places, strict=True):
+                np.testing.assert_array_equal(own[: int(count)], wanted[place])
+    taken = jf.Clients.from_source(folder).take([4, 1])
+    np.testing.assert_array_equal(taken.counts, [COUNTS[4], COUNTS[1]])
+    np.testing.assert_array_equal(taken.data.reader.read(0, 0)[0][0, :17], arrays[4])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (3, {}, r"source: wanted a sequence of"),
+        ([], {}, r"source: at least one client"),
+        (np.ones((3, 4)), {}, r"source: wanted a sequence of"),
+        ([np.ones(3)], {}, r"source\[0\]: wanted samples"),
+        ([np.ones((3, 2)), np.ones((3, 1))], {}, r"source\[1\]: wanted samples of as many"),
+        ([np.ones((3, 2), int)], {}, r"source\[0\]: wanted an array .* of float32 or float64"),
+        ([np.ones((3, 2))], {"counts": [0]}, r"counts: wanted 1 positive whole numbers"),
+        ([np.ones((3, 2))], {"bucket": 1.0}, r"bucket: wanted a number of at least 1.1"),
+        ([np.ones((3, 2))], {"block_bytes": 0}, r"block_bytes: wanted"),
+        ([np.ones((3, 2))], {"states": "/not/there"}, r"states: wanted a folder"),
+        ([np.ones((3, 2))], {"weights": [1, 2]}, r"weights: wanted 1 numbers"),
+    ],
+)
+def test_what_is_no_source_is_refused(source, options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        jf.Clients.from_source(source, **options)
+
+
+def test_counts_must_be_true(x64):
+    clients = jf.Clients.from_source([np.ones((3, 2)), np.ones((4, 2))], counts=[3, 5])
+    with pytest.raises(ValueError, match=r"^source\[1\]: wanted shape \(5, 2\), got"):
+        jf.fit(Lazy(), clients, rounds=1, key=jax.random.key(0))
+
+
+def test_what_needs_memory_says_so(x64):
+    clients, key = from_source(), jax.random.key(0)
+    lanczos = jf.pca.BlockLanczos(1)
+    for needs in (
+        lambda: jf.rollout(Lazy(), clients, rounds=1, key=key),
+        lambda: jax.jit(lambda c: jf.rollout(Lazy(), c, rounds=1, key=key))(clients),
+        lambda: jf.sweep(lanczos, clients, rounds=1, keys=key),
+        lambda: clients.restrict(samples=2),
+        lambda: clients.unbucketed(),
+        lambda: jf.pca.split_half([lanczos], clients, rounds=1, key=key),
+    ):
+        with pytest.raises(ValueError, match=r"^clients: wanted data in memory for "):
+            needs()
+    for backend in (jf.backend.shard(2), jf.backend.pmap(2)):
+        with pytest.raises(ValueError, match=r"^backend: wanted vmap\(\) or chunked\(size\) for"):
+            jf.fit(lanczos, clients, rounds=1, key=key, backend=backend)
