@@ -227,7 +227,7 @@ def _clients(samples: Samples) -> Clients:
 def _check_views(views: Clients) -> None:
     # What algorithms on views use; the list of a sparse view's values has an axis less.
     data = views.data if isinstance(views, Clients) else None
-    if not hasattr(data, "rmv") or data.values.ndim != 3:
+    if data is None or not hasattr(data, "rmv") or data.values.ndim != 3:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
 
 

@@ -231,7 +231,7 @@ def _attempt(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     problem, start = jax.eval_shape(made, algorithm, clients, key, warm_start)
-    costs = jax.eval_shape(lambda *given: prepare(*given, rounds)[2], problem, start)
+    costs = jax.eval_shape(lambda *given: prepare(given[0], given[1], rounds)[2], problem, start)
     mesh = place.mesh()
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
 

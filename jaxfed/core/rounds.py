@@ -74,7 +74,8 @@ def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
     """Their data as the algorithm prepares them."""
 
     def prepare(_, own):
-        return problem.algorithm.prepare(*own, rounds)
+        data, client_id = own
+        return problem.algorithm.prepare(data, client_id, rounds)
 
     own = clients.data, clients.ids
     if is_buckets(clients.data):

@@ -31,8 +31,8 @@ def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Ar
         w: a matrix `(d, r)`, or if `wide` its transpose `(r, d)`, as is then the product.
         wide: which of the two, because processors take half as long again for the other's product.
     """
-    rank = w.shape[0 if wide else 1]
-    if w.dtype != jnp.float32 or not second_moment_reads_less(*x.shape, rank, x.dtype):
+    (n, d), rank = x.shape, w.shape[0 if wide else 1]
+    if w.dtype != jnp.float32 or not second_moment_reads_less(n, d, rank, x.dtype):
         return _two_products(x, w, wide)
     return _product(x, w, wide)
 

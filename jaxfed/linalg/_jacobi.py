@@ -110,7 +110,8 @@ def svd(
     values, rows, turns = -values, both[:, :n], both[:, n:]
     finite = jnp.isfinite(w).all()
     right = gram_schmidt(rows)[0]
-    return tuple(jnp.where(finite, x, jnp.nan) for x in (turns.T, values, right))
+    left, values, right = (jnp.where(finite, x, jnp.nan) for x in (turns.T, values, right))
+    return left, values, right
 
 
 def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import PyTree
@@ -53,7 +54,7 @@ def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]
     def shapes(*arrays, tree, levels):
         given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         found = jax.eval_shape(partial(mapped(default, levels), tree=tree), *given)
-        return [jax.core.ShapedArray(x.shape, x.dtype) for x in found]
+        return [ShapedArray(x.shape, x.dtype) for x in found]
 
     def lowering(function):
         def lowered(*arrays, tree, levels):

@@ -15,10 +15,14 @@ from jax import lax
 from jaxtyping import Array
 
 
+def _chosen() -> str | None:
+    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
     """Full precision for all products that say nothing themselves, unless the user has chosen."""
-    if jax.config.jax_default_matmul_precision is None:
+    if _chosen() is None:
         with jax.default_matmul_precision("highest"):
             yield
     else:
@@ -27,7 +31,7 @@ def precise() -> Iterator[None]:
 
 def chosen_precision() -> lax.Precision:
     """That of products with data: what the user has chosen, or full."""
-    chosen = jax.config.jax_default_matmul_precision
+    chosen = _chosen()
     if chosen in ("high", "bfloat16_3x", "tensorfloat32"):
         return lax.Precision.HIGH
     if chosen in ("default", "fastest", "bfloat16"):

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.core.reduction import Gram, Mean, Sum
+from jaxfed.core.reduction import Gram, Symmetric
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -105,7 +105,7 @@ class VarProPerPCA(Algorithm):
 
     def first_message(
         self, key: Key[Array, ""], data: Moment, start: Personalized | None
-    ) -> Gram | Mean | Sum | None:
+    ) -> Gram | Symmetric | None:
         """The deflated second moment, for the local-first start of `OneShot`."""
         del key
         if start is not None:
