@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 import time
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import jax
@@ -110,16 +111,19 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
             raise TimeoutError(f"{name}: no end after {limit:g} seconds")
         time.sleep(0.2)
     seconds = (time.monotonic() - (begun or time.monotonic())) / rounds
-    names: dict = {}
-    exec(source, names)
+    made = spec_from_file_location(f"federation_{name}", app / "federation" / "app.py")
+    assert made is not None and made.loader is not None
+    federation = module_from_spec(made)
+    made.loader.exec_module(federation)
     tables = [x[: min(SAMPLES)] if views else x for x in arrays()]
     make = jf.gcca.Views.from_arrays if views else jf.Clients.from_samples
     solution = jf.fit(
-        names["make_algorithm"]({}), make(tables), rounds=rounds, key=jax.random.key(0),
-        channel=names["CHANNEL"], backend=jf.backend.separate(),
+        federation.make_algorithm({}), make(tables), rounds=rounds, key=jax.random.key(0),
+        channel=federation.CHANNEL, backend=jf.backend.separate(),
     )  # fmt: skip
     saved = jf.load(app / "out" / "solution.npz")
-    with np.load(app / "out" / "solution.npz") as stored:  # in the order of the tree
+    # In the order of the tree.
+    with np.load(app / "out" / "solution.npz", allow_pickle=False) as stored:
         mine = [stored[key] for key in stored.files if key.split(".")[0].split("[")[0] == "shared"]
     theirs = [x for x in jax.tree.leaves(solution.result.shared) if hasattr(x, "dtype")]
     mine += [saved.history[key] for key in solution.history]

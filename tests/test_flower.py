@@ -72,7 +72,7 @@ def check_equal(federation, saved, solution):
         np.testing.assert_array_equal(saved.history[name], values, name)
     same(federation.folder / "out" / "solution.npz", solution.result.shared, "shared")
     for i in range(len(solution.failure.clients)):
-        own = jax.tree.map(lambda x, i=i: x[i], solution.result.local)
+        own = jax.tree.map(lambda x, i=i: x[i : i + 1], solution.result.local)
         same(federation.local(i), own, "local")
 
 

@@ -101,7 +101,7 @@ def test_tls_and_node_authentication(tmp_path, environment, clients):
         np.testing.assert_array_equal(saved.history[name], values, name)
     for i in range(CLIENTS):
         (path,) = (tmp_path / "nodes").glob(f"*/client-{i}/result.npz")
-        same(path, solution.result.local[i], "local")
+        same(path, solution.result.local[i : i + 1], "local")
 
 
 def wait_for(path, seconds):

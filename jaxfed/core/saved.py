@@ -197,7 +197,9 @@ def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     for name, array in arrays.items():
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
             raise ValueError(f"{name}: wanted numbers, got {array.dtype}")
-        if name.startswith(HISTORY) and array.ndim != 1:
+        # Who took part in a round is told of each client.
+        each = [(), (header["clients"],)] if array.dtype == bool else [()]
+        if name.startswith(HISTORY) and (not array.ndim or array.shape[1:] not in each):
             raise ValueError(f"{name}: wanted one number a round, got shape {array.shape}")
     local = arrays.get("local")
     if local is not None and local.shape[:1] != (header["clients"],):

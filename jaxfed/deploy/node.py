@@ -166,7 +166,7 @@ class _Joined:
         local, _, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
         downlink = channel.from_bytes(end, self.shapes.end)
         model = self.made.result(self.problem, downlink, local, self.data)
-        result = Personalized(None, model)
+        result = Personalized(None, jax.tree.map(lambda x: x[None], model))
         rounds = asked.words["rounds"]
         write(
             self.folder / "result.npz",
