@@ -151,9 +151,9 @@ def plan(
         ValueError: for arguments that do not fit together.
         ImportError: without the compiler, which `pip install 'jaxfed[aot]'` installs;
             `topology="cpu"` needs none.
-
     """
     check_count("rounds", rounds)
+    check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     if backend is not None:
         check_instance("backend", backend, Backend, "one of jaxfed.backend")

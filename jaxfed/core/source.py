@@ -176,7 +176,10 @@ def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
     if isinstance(source, np.ndarray):
         if source.ndim != 3 or 0 in source.shape:
             raise refuse("source", wanted, source)
-        return np.full(len(source), source.shape[1])
+        own = np.full(len(source), source.shape[1])
+        if counts is not None and not np.array_equal(own, counts):
+            raise refuse("counts", f"None, or {len(source)} times {source.shape[1]}", counts)
+        return own
     counts = getattr(source, "counts", None) if counts is None else counts
     if counts is None:
         shapes = [np.shape(source[place]) for place in range(len(source))]
