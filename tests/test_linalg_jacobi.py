@@ -1,5 +1,7 @@
 """The decompositions of TPUs, on this processor, against those of its libraries."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,4 +95,4 @@ def test_no_library_is_called_on_a_tpu():
     mapped = jax.jit(jax.vmap(factors))
     w = jax.ShapeDtypeStruct((4, 9, 3), jnp.float32)
     text = jax.export.export(mapped, platforms=["tpu"])(w).mlir_module()
-    assert "custom_call" not in text
+    assert set(re.findall(r"custom_call @(\w+)", text)) <= {"tpu_custom_call"}  # own kernels

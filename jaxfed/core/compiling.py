@@ -19,6 +19,10 @@ _OLD_EMITTERS = (
     {"xla_cpu_use_fusion_emitters": False} if version("jaxlib").startswith("0.10.") else {}
 )
 
+# XLA's products by Triton do not compile for some thin matrices ("Couldn't find output tile sizes",
+# openxla/xla#36792); those of the libraries do.
+GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
 
 def compiler_options(
     algorithm: Algorithm, clients: Clients, platform: str | None = None
@@ -30,9 +34,12 @@ def compiler_options(
     Args:
         algorithm: what runs.
         clients: whom it runs on.
-        platform: what it is compiled for, `"cpu"` or another; by default what this process has.
+        platform: `"cpu"`, `"cuda"` or `"tpu"`; by default what this process has.
     """
-    if (platform or jax.default_backend()) != "cpu":
+    platform = platform or jax.default_backend()
+    if platform in ("cuda", "gpu"):
+        return dict(GPU_OPTIONS)
+    if platform != "cpu":
         return {}
     options: dict[str, bool | int] = {}
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the

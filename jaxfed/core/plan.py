@@ -257,7 +257,8 @@ def _attempt(
 
 def _used(message: str) -> int | None:
     """The bytes that a compiler says it would have needed."""
-    match = re.search(r"Used ([0-9.]+)([KMGT]?) of [0-9.]+[KMGT]? \w+", message)
+    # All of it, or, where these alone are too much, its temporaries.
+    match = re.search(r"(?:Used |HLO temporaries \()([0-9.]+)([KMGT]?)", message)
     return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
 

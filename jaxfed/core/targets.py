@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxfed._optional import require
 from jaxfed.core.backend import AXIS, Device
 from jaxfed.core.checks import refuse
+from jaxfed.core.compiling import GPU_OPTIONS
 
 GIB = 2**30
 
@@ -137,4 +138,5 @@ def compiled(function: Any, *arguments: Any, target: Target) -> Compiled:
     lowered = function.trace(*jax.tree.map(placed, arguments)).lower(
         lowering_platforms=(target.platform,)
     )
-    return Compiled(lowered.compile(), time.perf_counter() - begun)
+    options = GPU_OPTIONS if target.platform == "cuda" else {}
+    return Compiled(lowered.compile(compiler_options=options), time.perf_counter() - begun)

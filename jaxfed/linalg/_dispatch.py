@@ -7,6 +7,7 @@ traced: programs for accelerators can be made on machines that have none.
 import contextlib
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def _one_pass(x: Float[Array, "*batch n d"], w: Float[Array, "*batch r d"]):
     if not second_moment_reads_less(n, d, r, x.dtype):  # more rows than before, of several runs
         return data_matmul(data_matmul(w, x.mT), x)
     clients = x.reshape(-1, n, d), w.reshape(-1, r, d)
-    return second_moment(*clients, precision=chosen_precision()).reshape(*batch, r, d)
+    return _of_clients.bind(*clients, precision=chosen_precision()).reshape(*batch, r, d)
 
 
 @_one_pass.def_vmap
@@ -91,6 +92,30 @@ def _(axis_size, in_batched, x, w):
     joined = jnp.moveaxis(w, 0, -3).reshape(*w.shape[1:-2], axis_size * r, w.shape[-1])
     product = _one_pass(x, joined)
     return jnp.moveaxis(product.reshape(*w.shape[1:-2], axis_size, r, w.shape[-1]), -3, 0), True
+
+
+# A primitive, because what a kernel may be part of is known when a program is lowered.
+_of_clients = Primitive("second_moment")
+
+
+@_of_clients.def_impl
+def _(x, w, *, precision):
+    return jax.jit(partial(_of_clients.bind, precision=precision))(x, w)
+
+
+@_of_clients.def_abstract_eval
+def _(x, w, *, precision):
+    del x, precision
+    return w
+
+
+def _kernel_of_clients(x, w, *, precision):
+    return second_moment(x, w, precision=precision)
+
+
+def _plain_of_clients(x, w, *, precision):
+    del precision
+    return data_matmul(data_matmul(w, x.mT), x)
 
 
 InverseSqrt = Callable[[Array], tuple[Array, Array]]
@@ -163,9 +188,38 @@ def _kernel(platform: str, cuda: bool) -> Callable | None:
     return None
 
 
+def _unless_partitioned(kernel: Callable, plain: Callable) -> Callable:
+    """The lowering rule by a kernel, or the plain one where the compiler parts the program.
+
+    It cannot part a kernel among devices, as it does what is given it in arrays that lie on several
+    of them, outside of `jax.shard_map`.
+    """
+    rules = mlir.lower_fun(kernel), mlir.lower_fun(plain)
+
+    def rule(context: mlir.LoweringRuleContext, *arguments: Any, **how: Any) -> Any:
+        devices = context.module_context.axis_context
+        manual = getattr(devices, "manual_axes", None)
+        if manual is None:
+            parted = getattr(devices, "num_devices", 1) != 1
+        else:
+            parted = frozenset(manual) != frozenset(devices.mesh.axis_names)
+        return rules[parted](context, *arguments, **how)
+
+    return rule
+
+
 batching.primitive_batchers[_inverse_sqrt] = _batched
 mlir.register_lowering(_inverse_sqrt, mlir.lower_fun(_plain))
 for _platform in ("tpu", "cuda"):
-    mlir.register_lowering(
-        _inverse_sqrt, mlir.lower_fun(partial(_by_kernel, _platform)), platform=_platform
-    )
+    _rule = _unless_partitioned(partial(_by_kernel, _platform), _plain)
+    mlir.register_lowering(_inverse_sqrt, _rule, platform=_platform)
+
+mlir.register_lowering(_of_clients, mlir.lower_fun(_kernel_of_clients, multiple_results=False))
+mlir.register_lowering(
+    _of_clients,
+    _unless_partitioned(
+        lambda *given, **how: (_kernel_of_clients(*given, **how),),
+        lambda *given, **how: (_plain_of_clients(*given, **how),),
+    ),
+    platform="tpu",
+)
