@@ -161,5 +161,5 @@ def test_bad_arguments():
         check_algorithm(Average(), draw(), checks=["speed"])
     with pytest.raises(ValueError, match=r"clients: wanted at least 3, got 2"):
         check_algorithm(Average(), draw().take([0, 1]))
-    with pytest.raises(ValueError, match=r"rounds: wanted at least 2, got 1"):
+    with pytest.raises(ValueError, match=r"rounds: wanted a whole number of at least 2, got 1"):
         check_algorithm(Average(), draw(), rounds=1)

@@ -123,6 +123,7 @@ class Factors(NamedTuple):
     def solve(self, scores: Scores, ridge: Float[Array, ""] | float = 0.0) -> Weights:
         r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
         length, kept = len(self.left), self.singular > 0
+        ridge = jnp.asarray(ridge, self.singular.dtype)
         # In units in which no square under- or overflows, in the derivative either.
         unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
         unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))

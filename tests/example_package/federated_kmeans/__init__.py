@@ -52,7 +52,7 @@ class KMeans(jf.Algorithm):
         Raises:
             ValueError: as said above.
         """
-        if not isinstance(clients.data, jf.Samples):
+        if not isinstance(clients.parts[0], jf.Samples):  # in buckets there are several
             raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
         wanted = (self.clusters, clients.features)
         if start is not None and jnp.shape(start.shared) != wanted:
