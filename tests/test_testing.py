@@ -23,7 +23,7 @@ class Average(jf.Algorithm):
     step: jax.Array = eqx.field(converter=hyperparameter, default=0.5)
 
     def check(self, clients, start):
-        if not isinstance(clients.data, jf.Samples):
+        if not isinstance(clients.parts[0], jf.Samples):
             raise ValueError(f"clients: wanted samples, got {type(clients.data).__name__}")
 
     def mean(self, data):
