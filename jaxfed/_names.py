@@ -1,5 +1,6 @@
 """Public names that are imported when they are asked for, and old ones, with their successors."""
 
+import os
 import pkgutil
 import sys
 import warnings
@@ -46,10 +47,18 @@ def lazy_names(
     return attribute
 
 
+def caller() -> int:
+    """The `stacklevel` of a warning at which it is told of whoever called this package."""
+    level, frame, house = 1, sys._getframe(1), os.path.dirname(__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(house):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def renamed_argument(old: str, new: str) -> None:
     """Warn that an argument has another name now."""
     warnings.warn(
         f"{old} is now {new}; the old name goes in the next release",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=caller(),
     )

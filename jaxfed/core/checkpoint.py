@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxfed._names import caller
 from jaxfed._optional import require
 from jaxfed.core.checks import check_count, checked_path
 from jaxfed.core.files import reason
@@ -126,7 +127,7 @@ class Checkpoint:
                     warnings.warn(
                         f"checkpoint {self.path}: round {step} is damaged and passed over "
                         f"({found[0]})",
-                        stacklevel=3,
+                        stacklevel=caller(),
                     )
                     continue
                 self._check_identity(saved, identity)

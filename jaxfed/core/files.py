@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jaxfed._names import caller
+
 try:
     import fcntl
 except ImportError:  # Windows, where folders are not locked
@@ -89,7 +91,7 @@ def _lock(file: int, folder: Path, argument: str) -> None:
         warnings.warn(
             f"{argument}: {folder} cannot be locked ({error.strerror}); make sure that no other "
             "process uses it",
-            stacklevel=5,
+            stacklevel=caller(),
         )
         return
     if _holder(file) is None:

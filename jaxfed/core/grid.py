@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
 
+from jaxfed._names import caller
 from jaxfed._optional import require
 from jaxfed._versions import versions
 from jaxfed.core import channel
@@ -482,7 +483,7 @@ class _Store:
             except Exception as error:  # reading damaged files ends in exceptions of every kind
                 warnings.warn(
                     f"folder: {path} is damaged ({error}); its points are computed again",
-                    stacklevel=3,
+                    stacklevel=caller(),
                 )
                 path.unlink()
                 continue

@@ -18,6 +18,7 @@ from typing import Literal
 
 from jaxtyping import Array, PyTree
 
+from jaxfed._names import caller
 from jaxfed.core.algorithm import Diagnostics
 from jaxfed.core.checks import check_name
 from jaxfed.core.clients import Clients
@@ -172,4 +173,4 @@ def _check_training(training: str) -> None:
         wanted = successors[training]
         raise ValueError(f"training: wanted {wanted} instead of HierarchicalPCA, got {training!r}")
     message = "HierarchicalPCA(training=...) is deprecated: 'personalized' is what it does"
-    warnings.warn(message, DeprecationWarning, stacklevel=5)
+    warnings.warn(message, DeprecationWarning, stacklevel=caller())
