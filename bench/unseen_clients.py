@@ -2,9 +2,9 @@
 
     python bench/unseen_clients.py
 
-Forty clients of one digit each, of scikit-learn's; thirty train, with half of their pictures, and
-ten come after, with their first 2, 4, 8 or 16. Percent of the energy of the new clients' other
-halves that components leave over, mean over ten draws. Prints the table in bench/RESULTS.md.
+Forty clients of one digit each, of scikit-learn's; thirty train, and ten come after, with their
+first 2, 4, 8 or 16 pictures. Percent of the energy of half of the new clients' pictures, others
+than these, that components leave over, mean over ten draws. Prints the table in bench/RESULTS.md.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def once(seed: int) -> dict[str, list[float]]:
     parts = jf.data.partition_by_class(pixels, digits.target, 40, 1, key=key).samples
     train, held = jf.data.train_test_split(parts, 0.5, key=key)
     clients, held = (
-        jf.Clients.from_samples(train[:TRAINED]),
+        jf.Clients.from_samples(parts[:TRAINED]),
         [np.asarray(x) for x in held[TRAINED:]],
     )
 

@@ -56,7 +56,9 @@ def test_perpca_gives_the_best_components_beside_the_shared_ones(key, x64, backe
     np.testing.assert_allclose(projectors(np.asarray(local)), wanted, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", ["gradient", "eigenvectors"])
+@pytest.mark.parametrize(
+    "solver", [pytest.param("gradient", marks=pytest.mark.slow), "eigenvectors"]
+)
 def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
     """Where the gradient of the log density on the Stiefel manifold is zero, however it got there.
 
@@ -89,6 +91,7 @@ def test_hierarchical_pca_gives_the_posterior_mode(key, x64, solver):
         assert np.abs(tangent).max() < 1e-5 * np.abs(gradient).max()
 
 
+@pytest.mark.slow
 def test_the_learned_spread_shrinks_those_of_few_samples_most(key, x64):
     algorithm = jf.pca.AdaptivePCA(2, 0.1, solver="eigenvectors")
     solution = solved(algorithm, jf.Clients.from_samples(draw()), key, 60)

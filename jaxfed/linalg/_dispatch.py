@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
 
@@ -188,6 +188,13 @@ def _kernel(platform: str, cuda: bool) -> Callable | None:
     return None
 
 
+def _derivative(primals, tangents, **how):
+    # Of derivatives of higher order; forward, as it is a loop.
+    (gram,), (change,) = primals, tangents
+    change = ad.instantiate_zeros(change)
+    return jax.jvp(lambda gram: list(_plain(gram, **how)), (gram,), (change,))
+
+
 def _unless_partitioned(kernel: Callable, plain: Callable) -> Callable:
     """The lowering rule by a kernel, or the plain one where the compiler parts the program.
 
@@ -209,6 +216,7 @@ def _unless_partitioned(kernel: Callable, plain: Callable) -> Callable:
 
 
 batching.primitive_batchers[_inverse_sqrt] = _batched
+ad.primitive_jvps[_inverse_sqrt] = _derivative
 mlir.register_lowering(_inverse_sqrt, mlir.lower_fun(_plain))
 for _platform in ("tpu", "cuda"):
     _rule = _unless_partitioned(partial(_by_kernel, _platform), _plain)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
 
@@ -19,7 +19,7 @@ def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]
     each time: a fifth of the time that a run's first call takes on a processor.
 
     Args:
-        default: from arrays to arrays; never differentiated.
+        default: from arrays to arrays of real numbers, what is differentiated.
         others: what does the same on a platform, `"tpu"` or `"cuda"`.
 
     Returns:
@@ -62,10 +62,17 @@ def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]
 
         return mlir.lower_fun(lowered, multiple_results=True)
 
+    def jvp(primals, tangents, *, tree, levels):
+        # Of derivatives of higher order; forward, as the function may be a loop.
+        function = partial(mapped(default, levels), tree=tree)
+        changes = [ad.instantiate_zeros(change) for change in tangents]
+        return jax.jvp(function, tuple(primals), tuple(changes))
+
     compiled = jax.jit(choice.bind, static_argnames=("tree", "levels"))
     choice.def_impl(compiled)
     choice.def_abstract_eval(shapes)
     batching.primitive_batchers[choice] = batched
+    ad.primitive_jvps[choice] = jvp
     mlir.register_lowering(choice, lowering(default))
     for platform, function in others.items():
         mlir.register_lowering(choice, lowering(function), platform=platform)
