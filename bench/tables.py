@@ -31,11 +31,13 @@ TABLES = {
     "Polar factor": Made("python bench/polar.py", "3"),
     "First calls": Made("python bench/first_call.py", "6", "before, in turns, by a decomposition"),
     "A round of PerPCA": Made("python bench/perpca_round.py", "2", "the earlier run"),
+    "Minibatches": Made("python bench/minibatches.py", "2", "the sort's are of the code before"),
     "Sweeps and many clients": Made("python bench/sweep.py", "5"),
     "Clients of very different sizes": Made("python bench/heavy_tails.py", "5"),
     "A federation larger than memory": Made(
         "python bench/larger_than_memory.py --gigabytes 40 --folder DIR", "40", "all of it"
     ),
+    "Clients that took no part": Made("python bench/unseen_clients.py", "2"),
     "Rounds to the optimum": Made("", "", "a prototype's; tests/test_varpro.py asserts a fifth"),
     "Shared components that stay true": Made("python bench/small_tables.py shrinkage", "10",
                                              "the last two rows are a prototype's"),

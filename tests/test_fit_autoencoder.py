@@ -70,7 +70,8 @@ def test_models_are_trained_and_reconstruct(options, data, tmp_path, capsys):
     np.testing.assert_allclose(table[f"captured energy of {which}"], arrays["energies"].mean())
     # In twenty rounds the error falls, and most of the energy is in the mean image.
     losses = arrays["history_loss" if personal else "history_objective"]
-    assert losses[-1] < losses[0]
+    # Which clients a round is of is drawn.
+    assert losses[-5:].mean() < losses[:5].mean()
     assert arrays["energies"].min() > 0.8
     for picture in ("reconstructions.png", "convergence.png"):
         assert (out / picture).stat().st_size > 1000
