@@ -166,7 +166,7 @@ def main() -> None:
     if not sys.argv[1:]:
         before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        page = f"{before}{MARKS[0]}\n{text}\n\n{MARKS[1]}{after}"
+        page = f"{before}{MARKS[0]}\n```text\n{text}\n```\n\n{MARKS[1]}{after}"
         PAGE.write_text(page, encoding="utf-8")
 
 
