@@ -204,7 +204,7 @@ def _unless_partitioned(kernel: Callable, plain: Callable) -> Callable:
     rules = mlir.lower_fun(kernel), mlir.lower_fun(plain)
 
     def rule(context: mlir.LoweringRuleContext, *arguments: Any, **how: Any) -> Any:
-        devices = context.module_context.axis_context
+        devices: Any = context.module_context.axis_context
         manual = getattr(devices, "manual_axes", None)
         if manual is None:
             parted = getattr(devices, "num_devices", 1) != 1
