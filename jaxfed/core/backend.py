@@ -142,23 +142,31 @@ def _processes(devices: Iterable[Device]) -> int:
     return len({device.process_index for device in devices})
 
 
-class _Vmap(Backend):
+class _HereAlone(Backend):
+    """Clients that are not spread over devices."""
+
     @property
+    @final
     def multiple(self):
         return 1
 
     @property
+    @final
     def processes(self):
         return 1
 
     @property
+    @final
     def sharding(self):
         return None
 
     @property
+    @final
     def gathers(self):
         return True
 
+
+class _Vmap(_HereAlone):
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(_at_once, work, shared), parts)
 
@@ -186,47 +194,15 @@ def _described(tree: PyTree) -> tuple:
     return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
 
 
-class _Separate(Backend):
+class _Separate(_HereAlone):
     apart = True
-
-    @property
-    def multiple(self):
-        return 1
-
-    @property
-    def processes(self):
-        return 1
-
-    @property
-    def sharding(self):
-        return None
-
-    @property
-    def gathers(self):
-        return True
 
     def over_parts(self, work, shared, parts):
         return _Vmap().over_parts(work, shared, parts)
 
 
-class _Chunked(Backend):
+class _Chunked(_HereAlone):
     size: int = eqx.field(static=True)
-
-    @property
-    def multiple(self):
-        return 1
-
-    @property
-    def processes(self):
-        return 1
-
-    @property
-    def sharding(self):
-        return None
-
-    @property
-    def gathers(self):
-        return True
 
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(self._one, work, shared), parts)
