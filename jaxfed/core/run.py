@@ -55,8 +55,8 @@ def rollout(
         clients: whom to run it on.
         rounds: how many rounds; at most that many with `tol`.
         key: random key; each client's draws fold in its id and the round.
-        warm_start: another algorithm's solution, whose clients are found by their ids, or just its
-            `result`, to start from.
+        warm_start: another algorithm's solution, whose clients are found by their ids (by position
+            where these are traced), or just its `result`, by position, to start from.
         channel: what messages go through: one channel for both ways, `(uplink, downlink)`, or
             `(uplink, downlink, start)` with one for the exchange before the rounds; see
             `jaxfed.channel.ways` for the start's default.
@@ -126,8 +126,8 @@ def fit(
         clients: whom to run it on.
         rounds: how many rounds; at most that many with `tol` or a callback that stops.
         key: random key.
-        warm_start: another algorithm's solution, whose clients are found by their ids, or just its
-            `result`, to start from.
+        warm_start: another algorithm's solution, whose clients are found by their ids (by position
+            where these are traced), or just its `result`, by position, to start from.
         channel: one channel for both ways, `(uplink, downlink)` or `(uplink, downlink, start)`.
         participation: who takes part in each round; everybody by default.
         backend: `vmap`, `chunked`, `pmap`, `shard` or `separate`.
