@@ -189,7 +189,7 @@ def test_entities_seen_later_are_represented(model):
 DAMAGE = {
     "a history of two axes": ({}, {"history_objective": np.ones((1, 2))}, "one number a round"),
     "words": ({}, {"shared": np.array(["a"])}, "wanted numbers"),
-    "other clients": ({"clients": 7}, {}, "wanted 7 clients"),
+    "other clients": ({"clients": 2}, {}, "wanted at most 2 clients"),
     "what moves a terminal's cursor": ({"algorithm": "PCA\x1b[2J"}, {}, "can be printed"),
     "pickled objects": ({}, {"shared": np.array([{}], object)}, "allow_pickle"),
 }

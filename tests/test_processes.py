@@ -148,6 +148,11 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
     )
     local = np.concatenate([one.result.local for one in found])
     np.testing.assert_allclose(np.abs(local), np.abs(wanted.result.local), **close)
+    assert [one.clients for one in found] == [5, 5]
+    assert main(
+        ["transform", str(tmp_path / "out" / "process1" / "result.npz"), "--data",
+         str(tmp_path / "data" / "1"), "--out", str(tmp_path / "scores")]
+    ) == 0  # fmt: skip
     # Both with the same folder would have every client twice.
     np.save(tmp_path / "data" / "1" / "client0.npy", arrays[0])
     for one in workers("command", 2, "--force", fails=True):

@@ -66,8 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{path}: wanted what jaxfed fit wrote of the PCA family")
         known, means = stored["names"].tolist(), stored["mean"]
     features = saved.result.shared if saved.result.shared is not None else saved.result.local
-    if np.shape(known) != (saved.clients,) or means.shape != (saved.clients, features.shape[-2]):
-        raise ValueError(f"{path}: its names and means are not those of {saved.clients} clients")
+    local = np.shape(saved.result.local)[:1] or np.shape(known)  # one process holds its own alone
+    if np.shape(known) != local or means.shape != (*local, features.shape[-2]):
+        raise ValueError(f"{path}: its names and means are not those of its clients")
     tables, names = data.read_folder(
         arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
     )

@@ -5,7 +5,7 @@ The file is an uncompressed `.npz`. Its entry `header` is a text, a JSON object:
     format       2-part name and number of this layout, ["jaxfed.solution", 1]
     versions     of Python, jaxfed and the packages that computed
     algorithm    the algorithm as it is printed
-    clients      how many there were
+    clients      how many there were; `local` may hold those of one process alone
     rounds       how many ran
     status       how the run ended, a name of `jaxfed.Status`
     parts        for `shared` and `local`: null where there is none, else the paths of its arrays
@@ -202,8 +202,9 @@ def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         if name.startswith(HISTORY) and (not array.ndim or array.shape[1:] not in each):
             raise ValueError(f"{name}: wanted one number a round, got shape {array.shape}")
     local = arrays.get("local")
-    if local is not None and local.shape[:1] != (header["clients"],):
-        raise ValueError(f"local: wanted {header['clients']} clients, got shape {local.shape}")
+    if local is not None and not 1 <= np.size(local, 0) <= header["clients"]:
+        wanted = f"at most {header['clients']} clients"
+        raise ValueError(f"local: wanted {wanted}, got shape {local.shape}")
 
 
 def _part(name: str, arrays: Mapping[str, Any], like: tuple[PyTree] | None) -> PyTree:

@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
 
+from jaxfed.linalg._platform import Choice
 from jaxfed.linalg._precision import chosen_precision, data_matmul
 
 
@@ -138,10 +139,16 @@ def inverse_sqrt_of_many(plain: InverseSqrt, *, cuda: bool = False) -> InverseSq
     return lambda gram: tuple(_inverse_sqrt.bind(gram, plain=plain, cuda=cuda))
 
 
+def _plain(gram: Float[Array, "*batch r r"], *, plain: InverseSqrt, cuda: bool):
+    del cuda
+    for _ in gram.shape[:-2]:
+        plain = jax.vmap(plain)
+    return plain(gram)
+
+
 # A primitive, because `lax.platform_dependent` would trace the kernel also where none will run,
 # which takes twice as long as all else of a polar factor.
-_inverse_sqrt = Primitive("inverse_sqrt")
-_inverse_sqrt.multiple_results = True
+_inverse_sqrt = Choice("inverse_sqrt", _plain)
 
 
 @_inverse_sqrt.def_impl
@@ -156,13 +163,6 @@ def _(gram, **_):
 
 def _batched(arguments, axes, **how):
     return _inverse_sqrt.bind(jnp.moveaxis(arguments[0], axes[0], 0), **how), (0, 0)
-
-
-def _plain(gram: Float[Array, "*batch r r"], *, plain: InverseSqrt, cuda: bool):
-    del cuda
-    for _ in gram.shape[:-2]:
-        plain = jax.vmap(plain)
-    return plain(gram)
 
 
 def _by_kernel(platform: str, gram: Float[Array, "*batch r r"], *, plain, cuda):

@@ -11,6 +11,20 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
 
+class Choice(Primitive):
+    """Arrays that a platform may compute in a way of its own, all others by `plain`.
+
+    Attributes:
+        plain: the same by operations of JAX, for those who evaluate programs themselves.
+    """
+
+    multiple_results = True
+
+    def __init__(self, name: str, plain: Callable):
+        super().__init__(name)
+        self.plain = plain
+
+
 def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]) -> Callable:
     """One function for all platforms but those that are named, each of which has its own.
 
@@ -25,8 +39,6 @@ def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]
     Returns:
         A function of the same arguments. `jax.vmap` maps what is chosen.
     """
-    choice = Primitive(getattr(default, "__name__", "per_platform"))
-    choice.multiple_results = True
 
     def mapped(function, levels):
         """The function, flattened and mapped over the axes before its own, innermost first."""
@@ -51,9 +63,12 @@ def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]
         found = choice.bind(*moved, tree=tree, levels=(*levels, level))
         return found, [0] * len(found)
 
+    def plain(*arrays, tree, levels):
+        return mapped(default, levels)(*arrays, tree=tree)
+
     def shapes(*arrays, tree, levels):
         given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-        found = jax.eval_shape(partial(mapped(default, levels), tree=tree), *given)
+        found = jax.eval_shape(partial(plain, tree=tree, levels=levels), *given)
         return [ShapedArray(x.shape, x.dtype) for x in found]
 
     def lowering(function):
@@ -64,10 +79,11 @@ def per_platform(default: Callable[..., PyTree], **others: Callable[..., PyTree]
 
     def jvp(primals, tangents, *, tree, levels):
         # Of derivatives of higher order; forward, as the function may be a loop.
-        function = partial(mapped(default, levels), tree=tree)
+        function = partial(plain, tree=tree, levels=levels)
         changes = [ad.instantiate_zeros(change) for change in tangents]
         return jax.jvp(function, tuple(primals), tuple(changes))
 
+    choice = Choice(getattr(default, "__name__", "per_platform"), plain)
     compiled = jax.jit(choice.bind, static_argnames=("tree", "levels"))
     choice.def_impl(compiled)
     choice.def_abstract_eval(shapes)
