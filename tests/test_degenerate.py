@@ -203,7 +203,7 @@ def test_derivatives_of_data_of_every_size(name, key):
     rows = rng.normal(size=(CLIENTS, SAMPLES, FEATURES))
     kinds = [rows, rows[:, :1] + 0 * rows]
     kinds += [rows[..., :rank] @ rng.normal(size=(rank, FEATURES)) for rank in (1, 2)]
-    scales, tiny = 10.0 ** np.arange(-15, 16, 3), [1e-13, 1e-16, 1e-17, 1e-20]
+    scales, tiny = 10.0 ** np.arange(-15, 16, 3), [1e-13, *10.0 ** np.arange(-20, -15.5, 0.25)]
     every = [*scales, *tiny]
     several = np.stack([*(scale * x for x in kinds for scale in every), 0 * rows])
 

@@ -68,6 +68,12 @@ def normalized(w: Float[Array, "d 1"]) -> Factors:
     return scaled / norm, jnp.where(zero, 0, 1 / (norm * scale)).reshape(1, 1)
 
 
+def for_derivatives(inverse: Float[Array, "r r"]) -> Float[Array, "r r"]:
+    """The inverse of a factor, or zero where multiples of it would overflow, as in `ratio`."""
+    limit = 1 / (1e5 * float(jnp.finfo(inverse.dtype).tiny))
+    return jnp.where(jnp.max(jnp.abs(inverse)) < limit, inverse, 0)
+
+
 def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
     """The result, or where it is bad what an expensive method makes of it.
 
@@ -204,9 +210,10 @@ def differentiable(
     def factor_jvp(method, primals, tangents):
         (w,), (dw,) = primals, tangents
         q, inverse = factor(w, method)
-        a = matmul(dw, inverse)
+        bounded = for_derivatives(inverse)
+        a = matmul(dw, bounded)
         n = matmul(q.T, a)
-        k = rotation(inverse, n) - n
-        return (q, inverse), (a + matmul(q, k), matmul(inverse, k))
+        k = rotation(bounded, n) - n
+        return (q, inverse), (a + matmul(q, k), matmul(bounded, k))
 
     return factor

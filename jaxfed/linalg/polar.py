@@ -25,6 +25,7 @@ from jaxfed.linalg._factor import (
     checked_matrix,
     checked_method,
     cross,
+    for_derivatives,
     gram,
     matmul,
     normalized,
@@ -336,9 +337,10 @@ def _factor(w: Float[Array, "m n"], method: str) -> Factors:
 def _(method, primals, tangents):
     (w,), (change,) = primals, tangents
     q, inverse = _factor(w, method)
-    moved = _tangent(q, inverse, change)
-    turned = _inner(q, moved) - _inner(q, _times(change, inverse))
-    inverse_change = matmul(turned, inverse) if _is_wide(q) else matmul(inverse, turned)
+    bounded = for_derivatives(inverse)
+    moved = _tangent(q, bounded, change)
+    turned = _inner(q, moved) - _inner(q, _times(change, bounded))
+    inverse_change = matmul(turned, bounded) if _is_wide(q) else matmul(bounded, turned)
     return (q, inverse), (moved, inverse_change)
 
 

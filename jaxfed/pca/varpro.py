@@ -158,7 +158,7 @@ class VarProPerPCA(Algorithm):
         base, old_gradient, trial, step, captured, accepted, unit = server
         first = accepted == 0
         unit = jnp.where(first, _power_near(uplink.product), unit)
-        uplink = jax.tree.map(lambda x: x / unit, uplink)
+        uplink = jax.tree.map(lambda x: ratio(x, unit), uplink)
         gradient = deflate(uplink.product, trial)
         square = jnp.sum(uplink.product**2)
         scale = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 1)
