@@ -249,7 +249,7 @@ PLANTED = {
     "from a kernel, the package": ("jaxfed_kernels/new.py", "import jaxfed as jf\n"),
     "a kernel from above": ("jaxfed/core/new.py", "import jaxfed_kernels\n"),
     "channels of the run": ("jaxfed/core/channel/new.py", "from jaxfed.core import run\n"),
-    "a module at the top": ("jaxfed/testing.py", "from jaxfed.pca import PerPCA\n"),
+    "a module at the top": ("jaxfed/nn.py", "from jaxfed.pca import PerPCA\n"),
     "a module without a room": ("jaxfed/helpers.py", "import os\n"),
 }  # fmt: skip
 

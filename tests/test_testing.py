@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed import testing
 from jaxfed.core.algorithm import hyperparameter
-from jaxfed.testing import CHECKS, check_algorithm
+from jaxfed.testing import CHECKS, _compare, check_algorithm
 
 FEATURES = 3
 
@@ -136,7 +135,7 @@ def test_what_does_not_is_told(name):
 
 
 def test_compilation_is_seen():
-    with testing._compilations() as compiled:
+    with _compare.compilations() as compiled:
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
     assert any("lambda" in name for name in compiled)
 

@@ -1,0 +1,178 @@
+"""What a check is given, and the runs and settings that several of them use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from jaxfed.core import backend, channel, contract
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.backend import Backend
+from jaxfed.core.buckets import first_of
+from jaxfed.core.channel import Channels
+from jaxfed.core.clients import Clients
+from jaxfed.core.reduction import wrapped
+from jaxfed.core.rounds import begin, prepared
+from jaxfed.core.run import Solution, fit, problem_of, rollout
+from jaxfed.testing._compare import floating, same
+
+Essence = Callable[[Personalized], PyTree]
+
+
+class Skipped(Exception):
+    """Why a check does not run."""
+
+
+@dataclass(frozen=True)
+class Case:
+    algorithm: Algorithm
+    clients: Clients
+    others: Clients
+    wider: Algorithm
+    key: Key[Array, ""]
+    rounds: int
+    essence: Essence
+    loss: Callable[[Personalized], Float[Array, ""]] | None
+    constraint: Callable[[Personalized], None] | None
+    pad: Callable[[Clients], Clients] | None
+    deterministic: bool
+    channels: Mapping[str, Channels] | None
+    backends: Mapping[str, Backend] | None
+    rtol: float
+    atol: float
+    skipped: dict[str, str]
+
+    def solve(
+        self,
+        algorithm: Algorithm | None = None,
+        clients: Clients | None = None,
+        key: Key[Array, ""] | None = None,
+        *,
+        rounds: int | None = None,
+        **options: Any,
+    ) -> Solution:
+        """A compiled run, where nothing else is said with the case's own arguments."""
+        given = (
+            self.algorithm if algorithm is None else algorithm,
+            self.clients if clients is None else clients,
+            self.key if key is None else key,
+        )
+        return _solve(*given, rounds=self.rounds if rounds is None else rounds, **options)
+
+    def shapes(self, algorithm: Algorithm, clients: Clients, rounds: int) -> Solution:
+        """Shapes and types of a run, without computing it."""
+
+        def run(algorithm, clients, key):
+            return rollout(algorithm, clients, rounds=rounds, key=key)
+
+        return jax.eval_shape(run, algorithm, clients, self.key)
+
+    def says(self, solution: Solution) -> tuple[PyTree, Array]:
+        """What is compared of a run."""
+        return self.essence(solution.result), solution.history["objective"]
+
+    def same(self, given: PyTree, wanted: PyTree, sentence: str) -> None:
+        """Refuse what is not the same up to the tolerances."""
+        same(given, wanted, sentence, self.rtol, self.atol)
+
+    def messages(self) -> tuple[PyTree, PyTree, PyTree]:
+        """One client's first message, a downlink and an uplink, of their shapes, at random."""
+
+        def made(algorithm, clients, key):
+            problem, state = begun(algorithm, clients, key, self.rounds, None)
+            data, local = first_of((problem.clients.data, state.local))
+            first = contract.first_message(algorithm, key, data, None)
+            downlink = state.downlink.receiver
+            uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
+            return wrapped(first), downlink, wrapped(uplink)
+
+        def drawn(shape):
+            values = rng.normal(size=shape.shape)
+            return jnp.asarray(values if floating(shape) else np.abs(9 * values), shape.dtype)
+
+        rng = np.random.default_rng(0)
+        return jax.tree.map(drawn, jax.eval_shape(made, self.algorithm, self.clients, self.key))
+
+
+def _run(algorithm, clients, key, channel=None, participation=None, backend=None, *, rounds):
+    given = {"channel": channel, "participation": participation, "backend": backend}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return rollout(algorithm, clients, rounds=rounds, key=key, **chosen)
+
+
+# One compiled function for all checks: what one of them compiles is there for the next.
+_solve = jax.jit(_run, static_argnames="rounds")
+
+
+def begun(algorithm, clients, key, rounds, participants):
+    """What there is before the first round."""
+    problem, start = problem_of(
+        algorithm, clients, rounds, key, None, channel.lossless(), participants, backend.vmap()
+    )
+    problem = prepared(problem, rounds)
+    return problem, begin(problem, start)[0]
+
+
+def chunk(case: Case) -> int:
+    return max(1, case.rounds // 2)
+
+
+def chunked(
+    case: Case, algorithm: Algorithm, clients: Clients, key: Key[Array, ""], **options: Any
+) -> Solution:
+    """A run by `fit`, in two chunks or three."""
+    return fit(algorithm, clients, rounds=case.rounds, key=key, chunk_rounds=chunk(case), **options)
+
+
+def every_backend() -> dict[str, Backend]:
+    devices = min(2, jax.local_device_count())
+    return {
+        "chunked(2)": backend.chunked(2),
+        f"pmap({devices})": backend.pmap(devices),
+        f"shard({devices})": backend.shard(devices),
+    }
+
+
+def every_channel(clients: int) -> dict[str, Channels]:
+    open_way = channel.lossless()
+    return {
+        "difference(quantize(3))": channel.difference(channel.quantize(3)),
+        "error_feedback(quantize(4))": channel.error_feedback(channel.quantize(4)),
+        "quantize(4), entropy-coded": channel.quantize(4, coding="entropy"),
+        "top_k(0.5)": channel.top_k(0.5),
+        "gaussian": (channel.gaussian(1e3, 1e-6), open_way),
+        "secure_sum": (channel.secure_sum(clients, bits=24, bound=1e3), open_way),
+    }
+
+
+class Foreign(eqx.Module):
+    """Data that no algorithm knows."""
+
+    unknown: Array
+
+
+def scaled(algorithm: Algorithm, factor: float) -> Algorithm:
+    """With other hyperparameters."""
+    return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else x, algorithm)
+
+
+def combination(tree: PyTree) -> Float[Array, ""]:
+    """Of all numbers, with different factors."""
+    leaves = [x for x in jax.tree.leaves(tree) if floating(x)]
+    return sum(
+        (
+            jnp.sum(x * jnp.cos(jnp.arange(x.size) + i).reshape(x.shape))
+            for i, x in enumerate(leaves)
+        ),
+        start=jnp.zeros(()),
+    )
+
+
+def more_rows(clients: Clients) -> Clients:
+    widths = [(0, 0), (0, 4), (0, 0)]
+    return eqx.tree_at(lambda c: c.data.values, clients, jnp.pad(clients.data.values, widths))
