@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxfed.core import checkpoint, grid
+from jaxfed.core import checkpoint, grid_store
 from jaxfed.core.files import locked, replacing
 
 RESULT = ("result.npz", "result.json")
@@ -97,7 +97,7 @@ class Folder:
         """Remove the checkpoints that runs saved here."""
         if self._is_marked:
             checkpoint.discard(self.checkpoint)
-            grid.discard(self.checkpoint)
+            grid_store.discard(self.checkpoint)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:

@@ -3,7 +3,6 @@
 from jaxfed.privacy.accounting import epsilon as epsilon
 from jaxfed.privacy.accounting import noise_multiplier as noise_multiplier
 from jaxfed.privacy.accounting import spent as spent
-from jaxfed.privacy.attacks import Transcript as Transcript
 from jaxfed.privacy.attacks import client_matrix as client_matrix
 from jaxfed.privacy.attacks import first_message_attack as first_message_attack
 from jaxfed.privacy.attacks import linear_attack as linear_attack
@@ -11,6 +10,7 @@ from jaxfed.privacy.attacks import minimum_norm as minimum_norm
 from jaxfed.privacy.attacks import norm_leak as norm_leak
 from jaxfed.privacy.attacks import outside_span as outside_span
 from jaxfed.privacy.attacks import public_guess as public_guess
-from jaxfed.privacy.attacks import record as record
 from jaxfed.privacy.attacks import relative_error as relative_error
 from jaxfed.privacy.attacks import restart_attack as restart_attack
+from jaxfed.privacy.transcript import Transcript as Transcript
+from jaxfed.privacy.transcript import record as record

@@ -27,17 +27,15 @@ a small error proves a leak, a large one proves nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
-from jaxfed.core import backend, channel, run
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core import channel
+from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.channel import ways as ways_of
 from jaxfed.core.checks import (
     check_flag,
@@ -51,201 +49,14 @@ from jaxfed.core.checks import (
     refuse,
 )
 from jaxfed.core.clients import Clients, Samples
-from jaxfed.core.problem import Problem, shared_secret
-from jaxfed.core.reduction import plain, wrapped
-from jaxfed.core.rounds import begin, one_round, prepared
 from jaxfed.linalg import Moment
+from jaxfed.privacy.transcript import LOSSLESS, Transcript, check_client, record
 
 Matrix = Float[np.ndarray, "features features"]
 Frames = Float[np.ndarray, "rounds features rank"]
 
-_LOSSLESS = channel.lossless()
-
-
-class Transcript(NamedTuple):
-    """What passed between a server and one client, as NumPy arrays in double precision.
-
-    Attributes:
-        features: number of features.
-        first: the client's message before the first round.
-        first_total: the aggregate of all clients' first messages.
-        received: what the server broadcast, leading axis = rounds.
-        sent: what the client sent back, leading axis = rounds.
-        total: the aggregate of all clients' messages, leading axis = rounds.
-    """
-
-    features: int
-    first: PyTree
-    first_total: PyTree
-    received: PyTree
-    sent: PyTree
-    total: PyTree
-
-
-def record(
-    algorithm: Algorithm,
-    clients: Clients,
-    *,
-    rounds: int,
-    key: Key[Array, ""],
-    client: int = 0,
-    warm_start: run.Solution | Personalized | None = None,
-    channel: channel.Channels = _LOSSLESS,
-) -> Transcript:
-    """Run an algorithm, and keep what one client and the server say to each other.
-
-    The rounds are those of `jaxfed.rollout` with the same arguments. Messages are what the
-    receiver makes of the payload, so that a channel's losses are in them; of a masked one, as if it
-    were the sum.
-
-    Args:
-        algorithm: what to run.
-        clients: whom to run it on; everybody takes part.
-        rounds: how many rounds.
-        key: random key.
-        client: position of the client that is listened to.
-        warm_start: as in `jaxfed.rollout`.
-        channel: as in `jaxfed.rollout`.
-
-    Returns:
-        The messages.
-
-    Raises:
-        ValueError: if there is no such client, and as `jaxfed.rollout`.
-    """
-    _check_client(clients, client)
-    problem, start = run.problem_of(
-        algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
-    )
-    overheard = replace(
-        problem, algorithm=_Overheard(problem.algorithm), uplink=_Tap(problem.uplink)
-    )
-    first, first_total, rest = _listened(overheard, start, client, rounds)
-    return Transcript(clients.features, *_double((first, first_total, *rest)))
-
-
-class _Seen(NamedTuple):
-    memory: PyTree  # the channel's own
-    message: PyTree  # the last one, as who receives it alone understands it
-
-
-@final
-class _Tap(channel.Channel):
-    """An uplink that remembers a client's last message as its receiver understood it."""
-
-    inner: channel.Channel
-
-    @property
-    def cumulative(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.cumulative
-
-    def bind(self, context):
-        return replace(self, inner=self.inner.bind(context))
-
-    def memory(self, message):
-        return _Seen(self.inner.memory(message), message)
-
-    def encode(self, key, message, memory):
-        payload, after = self.inner.encode(key, message, memory.memory)
-        received = self.inner.receive(self.inner.decode(payload), memory.message)
-        seen = jax.tree.unflatten(jax.tree.structure(message), jax.tree.leaves(received))
-        return payload, _Seen(after, seen)
-
-    def decode(self, payload):
-        return self.inner.decode(payload)
-
-    def differentiable(self, decoded, message, memory):
-        return self.inner.differentiable(decoded, message, memory.memory)
-
-    def receive(self, decoded, last):
-        return self.inner.receive(decoded, last)
-
-
-@final
-class _Overheard(Algorithm):
-    """An algorithm whose server tells what it receives: first messages, and each round's."""
-
-    inner: Algorithm
-
-    def prepare(self, data, client_id, rounds):
-        return self.inner.prepare(data, client_id, rounds)
-
-    def first_message(self, key, data, start):
-        return self.inner.first_message(key, data, start)
-
-    def server_init(self, key, first, like, start):
-        return self.inner.server_init(key, first, like, start), first
-
-    def downlink(self, server):
-        return self.inner.downlink(server[0])
-
-    def client_init(self, key, downlink, data, start):
-        return self.inner.client_init(key, downlink, data, start)
-
-    def client_step(self, key, downlink, local, data):
-        return self.inner.client_step(key, downlink, local, data)
-
-    def server_step(self, key, server, uplink) -> tuple[PyTree, Diagnostics]:
-        after, diagnostics = self.inner.server_step(key, server[0], uplink)
-        heard = {f"heard {i}": leaf for i, leaf in enumerate(jax.tree.leaves(uplink))}
-        return (after, server[1]), {**diagnostics, **heard}
-
-
-@partial(jax.jit, static_argnames="rounds")  # compiled once for all records of a shape
-def _listened(
-    problem: Problem, start: Personalized | None, client: int, rounds: int
-) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree, PyTree]]:
-    """The client's first message, all clients', and of each round downlink, uplink and total."""
-    problem = prepared(problem, rounds)
-    state, _ = begin(problem, start)
-
-    def listen(state, _):
-        received = state.downlink.receiver
-        state, told = one_round(problem, state)
-        sent = plain(jax.tree.map(lambda x: x[client], state.uplink.sender.message))
-        leaves = [told[f"heard {i}"] for i in range(len(jax.tree.leaves(sent)))]
-        return state, (received, sent, jax.tree.unflatten(jax.tree.structure(sent), leaves))
-
-    first = _announced(problem, start, client)
-    return first, state.server[1], jax.lax.scan(listen, state, length=rounds)[1]
-
-
-def _announced(problem: Problem, start: Personalized | None, client: int) -> PyTree:
-    """One client's message before the first round, as its receiver understands it alone."""
-    data, number, weight, own = jax.tree.map(
-        lambda x: x[client],
-        (
-            problem.clients.data,
-            problem.clients.ids,
-            problem.clients.weights,
-            None if start is None else start.local,
-        ),
-    )
-    begun = None if start is None else Personalized(start.shared, own)
-    key = jax.random.fold_in(jax.random.fold_in(problem.key, 0), number)
-    own_key, channel_key = jax.random.split(key)
-    message = wrapped(problem.algorithm.first_message(own_key, data, begun))
-    place = channel.Context(
-        jnp.asarray(client), weight, shared_secret(problem.key), jnp.zeros((), jnp.int32)
-    )
-    way = problem.first_uplink.bind(place)
-    payload, _ = way.encode(channel_key, message, way.memory(message))
-    return plain(way.receive(way.decode(payload), None))
-
-
-def _double(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
 # ---------------------------------------------------------------------------------------------
 # What the server wants to know, and how near it comes.
-
-
-def _check_client(clients: Clients, client: int) -> None:
-    check_instance("clients", clients, Clients, "jaxfed.Clients")
-    check_whole("client", client, least=0, most=len(clients) - 1)
-    if len(clients.parts) > 1:
-        raise refuse("clients", "clients without buckets, as of clients.unbucketed()", clients)
 
 
 def _checked_frames(inputs: Frames, outputs: Frames) -> tuple[Frames, Frames]:
@@ -264,7 +75,7 @@ def _checked_frames(inputs: Frames, outputs: Frames) -> tuple[Frames, Frames]:
 
 def client_matrix(clients: Clients, client: int = 0) -> Matrix:
     """The secret: one client's sum of products, `C_i = A_i A_iᵀ`, in double precision."""
-    _check_client(clients, client)
+    check_client(clients, client)
     data: Any = jax.tree.map(lambda x: x[client], clients.data)
     if isinstance(data, Samples):
         rows = np.asarray(data.values, np.float64)
@@ -275,7 +86,7 @@ def client_matrix(clients: Clients, client: int = 0) -> Matrix:
 
 def public_guess(clients: Clients, client: int = 0) -> float:
     """Error of the pooled matrix over the number of clients, as a guess at one client's."""
-    _check_client(clients, client)
+    check_client(clients, client)
     matrices = [client_matrix(clients, i) for i in range(len(clients))]
     return relative_error(np.mean(matrices, axis=0), matrices[client])
 
@@ -419,7 +230,7 @@ def restart_attack(
     summed: bool = False,
     calibrated: bool = True,
     norm_factor: float | None = None,
-    channel: channel.Channels = _LOSSLESS,
+    channel: channel.Channels = LOSSLESS,
 ) -> float:
     r"""Error of the reconstruction from first rounds with starts that the server chooses.
 
@@ -446,7 +257,7 @@ def restart_attack(
         ValueError: if the algorithm has no rank, and as `record`.
     """
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
-    _check_client(clients, client)
+    check_client(clients, client)
     key = checked_key("key", key)
     check_whole("restarts", 1 if restarts is None else restarts)
     check_flag("summed", summed)
