@@ -27,7 +27,7 @@ copyright = "The jaxfed authors"
 release = metadata.version("jaxfed")
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "links"]
 exclude_patterns = ["_build", "_generated/targets.md"]
 html_theme = "furo"
 html_title = "jaxfed"
@@ -51,6 +51,7 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+napoleon_custom_sections = ["Source"]
 nitpicky = True
 
 
