@@ -14,6 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
 
+import drawings  # noqa: E402
+import gallery_pages  # noqa: E402
 from public import MODULES, module_named, public_names, undocumented  # noqa: E402
 
 import papers  # noqa: E402
@@ -28,7 +30,7 @@ release = metadata.version("jaxfed")
 version = release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "links"]
-exclude_patterns = ["_build", "_generated/targets.md"]
+exclude_patterns = ["_build", "_generated/targets.md", "_generated/gallery/cards.md"]
 html_theme = "furo"
 html_title = "jaxfed"
 html_static_path = ["_static"]
@@ -56,7 +58,7 @@ nitpicky = True
 
 
 def write_reference(app) -> None:
-    """Write a page for each public module, and the list of what is reproduced."""
+    """Write a page for each public module, drawings, the gallery, and the list of what is reproduced."""
     missing = undocumented()
     if missing:
         raise ValueError(f"public names without a docstring: {', '.join(missing)}")
@@ -64,6 +66,8 @@ def write_reference(app) -> None:
     folder.mkdir(exist_ok=True)
     for module in MODULES:
         _write(folder / f"{module}.md", _page(module))
+    drawings.make(folder / "drawings")
+    gallery_pages.make(folder / "gallery")
     rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
     _write(folder / "targets.md", "\n".join(["| target | what it is |", "| --- | --- |", *rows]))
 
