@@ -58,16 +58,18 @@ nitpicky = True
 
 
 def write_reference(app) -> None:
-    """Write a page for each public module, drawings, the gallery, and the list of what is reproduced."""
+    """Write each public module's page, drawings, the gallery, and what is reproduced."""
     missing = undocumented()
     if missing:
         raise ValueError(f"public names without a docstring: {', '.join(missing)}")
-    folder = HERE / "_generated"
+    source = Path(app.srcdir)
+    folder = source / "_generated"
     folder.mkdir(exist_ok=True)
     for module in MODULES:
         _write(folder / f"{module}.md", _page(module))
     drawings.make(folder / "drawings")
-    gallery_pages.make(folder / "gallery")
+    if (source / "gallery").exists():
+        gallery_pages.make(source / "gallery", folder / "gallery")
     rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
     _write(folder / "targets.md", "\n".join(["| target | what it is |", "| --- | --- |", *rows]))
 

@@ -13,11 +13,10 @@ def text(x, y, words, size=12, anchor="middle") -> str:
     )
 
 
-def box(x, y, width, height, colour=None, opacity=1.0) -> str:
-    fill = f'fill="{colour}" fill-opacity="{opacity}"' if colour else 'fill="none"'
+def box(x, y, width, height, colour, opacity=1.0, corner=3) -> str:
     return (
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" {fill} '
-        'stroke="currentColor" stroke-width="0.8"/>'
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="{corner}" fill="{colour}" '
+        f'fill-opacity="{opacity:.2f}" stroke="currentColor" stroke-width="0.8"/>'
     )
 
 
@@ -32,7 +31,15 @@ def arrow(x1, y1, x2, y2) -> str:
 def table(x, y, rows, columns, colour, cell=9) -> str:
     """Rows are samples, columns features."""
     cells = (
-        box(x + cell * j, y + cell * i, cell, cell, colour, 0.35 + 0.5 * ((i * 3 + j * 5) % 4) / 3)
+        box(
+            x + cell * j,
+            y + cell * i,
+            cell,
+            cell,
+            colour,
+            0.35 + 0.5 * ((i * 3 + j * 5) % 4) / 3,
+            0,
+        )
         for i in range(rows)
         for j in range(columns)
     )
@@ -87,10 +94,11 @@ def around() -> str:
     parts = [
         f'<circle cx="110" cy="70" r="52" {LINE} stroke-dasharray="4 4"/>',
         dot(110, 70, 8, SHARED),
-        text(110, 96, "centre V"),
+        text(112, 94, "centre V"),
     ]
-    for i, (x, y) in enumerate(((70, 40), (150, 50), (128, 22), (72, 98))):
-        parts += [dot(x, y, 6, OWN[i]), text(x + 14, y - 6, f"U{'₁₂₃₄'[i]}", 11)]
+    for i, (x, y) in enumerate(((66, 42), (150, 50), (128, 22), (70, 104))):
+        side = 1 if x > 110 else -1
+        parts += [dot(x, y, 6, OWN[i]), text(x + 16 * side, y, f"U{'₁₂₃₄'[i]}", 11)]
     parts += [
         text(200, 60, "every client has components of its own,", anchor="start"),
         text(200, 80, "drawn towards a centre as strongly as", anchor="start"),
@@ -101,18 +109,18 @@ def around() -> str:
 
 def have() -> str:
     """What clients have in common."""
-    names = ("own parts beside a shared one", "one subspace for all")
+    names = ("shared and own parts", "one subspace for all")
     parts = []
-    for i, x in enumerate((20, 170)):
+    for i, x in enumerate((45, 205)):
         for j in range(3):
             parts.append(table(x, 10 + 32 * j, 3, 9, OWN[j] if i == 0 else SHARED))
         parts.append(text(x + 41, 122, names[i], 11))
     for j in range(3):
-        parts.append(table(330 + 32 * j, 10, 10, 3, OWN[j]))
-    parts.append(text(375, 122, "many views of the same", 11))
-    for j, (x, wide) in enumerate(((480, 80), (500, 44), (520, 20), (540, 44), (560, 80))):
+        parts.append(table(355 + 32 * j, 10, 10, 3, OWN[j]))
+    parts.append(text(400, 122, "many views of the same", 11))
+    for j, (x, wide) in enumerate(((500, 80), (520, 44), (540, 20), (560, 44), (580, 80))):
         parts.append(box(x, 55 - wide / 2, 10, wide, OWN[j % 3], 0.6))
-    parts.append(text(525, 122, "a network", 11))
+    parts.append(text(545, 122, "a network", 11))
     about = "Same features of other samples, twice; other features of the same samples; a network"
     return svg(610, 130, about, *parts)
 
@@ -128,7 +136,7 @@ def tell() -> str:
             parts += [box(x + 22, 12, 80, 30, SHARED, 0.7)]
         if i == 2:
             parts += [
-                dot(x + 26 + (j * 37) % 73, 15 + (j * 17) % 25, 2, "currentColor")
+                dot(x + 27 + (j * j * 31) % 71, 16 + (j * 29 + j * j) % 23, 2, "currentColor")
                 for j in range(24)
             ]
         parts.append(text(x + 62, 64, name))
