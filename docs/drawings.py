@@ -49,7 +49,8 @@ def table(x, y, rows, columns, colour, cell=9) -> str:
 def svg(width, height, about, *parts) -> str:
     tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/></marker></defs>'
+        'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/>'
+        "</marker></defs>"
     )
     return (
         f'<svg class="drawing" viewBox="0 0 {width} {height}" role="img" aria-label="{about}" '

@@ -26,7 +26,7 @@ def run(page: Path, folder: Path) -> str:
 
 
 def make(pages: Path, folder: Path) -> None:
-    """Make what is not there yet or was made by other code, and the cards that lead to the pages."""
+    """Make what is not there or was made by other code, and the cards that lead to the pages."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The documentation's build fails where it should."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,9 +50,7 @@ def test_a_page_without_a_fault_is_built_to_the_same_content_twice(tmp_path, env
     assert built[0] == built[1]
     page = built[0]["index.html"].decode()
     assert "<math" in page and 'href="#jaxfed.fit"' in page
-    assert (
-        'src="http' not in page and '<link rel="stylesheet" type="text/css" href="http' not in page
-    )
+    assert not re.search(r'<(script|img|link)[^>]*(src|href)="http', page)
 
 
 @pytest.mark.slow

@@ -139,6 +139,29 @@ def test_links_lead_somewhere(page):
         assert (page.parent / link).exists(), link
 
 
+def test_every_algorithm_is_described_whole():
+    import jaxfed as jf
+
+    text = (DOCS / "reference/by_algorithm.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.M)[1:]
+    named = {}
+    for section in sections:
+        title, rest = section.split("\n", 1)
+        rows = set(re.findall(r"^\| ([a-z ]+) \|", rest, re.M))
+        wanted = {"sent", "work", "rounds", "step size", "differentiable in", "pitfalls"}
+        assert rows == wanted, title
+        named |= dict.fromkeys(title.split(", ")) | dict.fromkeys(re.findall(r"`(\w+)`", rest))
+    families = (jf.pca, jf.gcca, jf.generative)
+    algorithms = {
+        name
+        for family in families
+        for name in dir(family)
+        if isinstance(getattr(family, name), type)
+        and issubclass(getattr(family, name), jf.Algorithm)
+    }
+    assert len(algorithms) >= 21 and algorithms <= set(named)
+
+
 def test_every_public_name_is_documented(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     monkeypatch.delitem(sys.modules, "public", raising=False)
