@@ -36,6 +36,7 @@ html_title = "jaxfed"
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
 html_math_renderer = "mathml"
+pygments_dark_style = "github-dark"  # the default one underlines what is imported
 
 # Mathematics is MathML, which browsers draw by themselves: nothing is fetched from anywhere.
 extensions.append("mathml")

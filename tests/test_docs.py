@@ -10,10 +10,10 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = """# A page
 
-`jf.fit`, {py:obj}`jaxfed.fit`, $x^2$.
+`jf.linalg.polar`, {py:obj}`jaxfed.linalg.polar`, $x^2$.
 
 ```{eval-rst}
-.. autofunction:: jaxfed.fit
+.. autofunction:: jaxfed.linalg.polar
 ```
 """
 BUILD = """
@@ -49,7 +49,7 @@ def test_a_page_without_a_fault_is_built_to_the_same_content_twice(tmp_path, env
         built.append({p.name: p.read_bytes() for p in files})
     assert built[0] == built[1]
     page = built[0]["index.html"].decode()
-    assert "<math" in page and 'href="#jaxfed.fit"' in page
+    assert "<math" in page and 'href="#jaxfed.linalg.polar"' in page
     assert not re.search(r'<(script|img|link)[^>]*(src|href)="http', page)
 
 
