@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,14 @@ def test_the_readme_fits_on_a_few_screens():
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link
+
+
+def test_every_extra_has_its_line():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    page = (DOCS / "start/install.md").read_text()
+    assert set(re.findall(r"^\| `pip install 'jaxfed\[(\w+)\]'` \|", page, re.M)) == set(extras)
 
 
 def test_every_algorithm_is_described_whole():
