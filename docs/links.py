@@ -20,9 +20,10 @@ class Names(SphinxPostTransform):
     def run(self, **kwargs) -> None:
         """Look at each piece of code in the text."""
         objects = self.env.get_domain("py").objects
-        bare: dict[str, list[str]] = {}
-        for name in objects:
-            bare.setdefault(name.rpartition(".")[2], []).append(name)
+        # Where a name is defined is known too, and is the same place.
+        bare: dict[str, dict[str, str]] = {}
+        for name, entry in objects.items():
+            bare.setdefault(name.rpartition(".")[2], {})[entry.node_id] = name
         for literal in list(self.document.findall(nodes.literal)):
             found = _NAME.match(literal.astext())
             inside = isinstance(literal.parent, nodes.reference | nodes.title)
@@ -33,7 +34,7 @@ class Names(SphinxPostTransform):
                 logging.getLogger(__name__).warning(
                     "no such name: %s", literal.astext(), location=literal
                 )
-            names = [dotted] if dotted else bare.get(found["bare"], [])
+            names = [dotted] if dotted else list(bare.get(found["bare"], {}).values())
             if len(names) != 1 or names[0] not in objects or inside:
                 continue
             target = objects[names[0]]
