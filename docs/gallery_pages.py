@@ -15,10 +15,10 @@ PAGES = ["digits", "video", "debates", "views", "unseen", "sensors", "autoencode
 
 def run(page: Path, folder: Path) -> str:
     """Run a page's code in a folder, where it leaves its picture; return what it printed."""
-    printed = io.StringIO()
+    sources, printed = _blocks(page.read_text()), io.StringIO()
     names: dict = {}
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
-        for source in _blocks(page.read_text()):
+        for source in sources:
             exec(compile(source, str(page), "exec"), names)
     if not (folder / f"{page.stem}.png").exists():
         raise FileNotFoundError(f"{page}: leaves no {page.stem}.png")
