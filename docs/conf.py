@@ -14,6 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[0] / "bench")]
 
+import drawings  # noqa: E402
+import gallery_pages  # noqa: E402
 from public import MODULES, module_named, public_names, undocumented  # noqa: E402
 
 import papers  # noqa: E402
@@ -27,13 +29,14 @@ copyright = "The jaxfed authors"
 release = metadata.version("jaxfed")
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "_generated/targets.md"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "links"]
+exclude_patterns = ["_build", "_generated/targets.md", "_generated/gallery/cards.md"]
 html_theme = "furo"
 html_title = "jaxfed"
 html_static_path = ["_static"]
 html_css_files = ["own.css"]
 html_math_renderer = "mathml"
+pygments_dark_style = "github-dark"  # the default one underlines what is imported
 
 # Mathematics is MathML, which browsers draw by themselves: nothing is fetched from anywhere.
 extensions.append("mathml")
@@ -51,18 +54,23 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+napoleon_custom_sections = ["Source"]
 nitpicky = True
 
 
 def write_reference(app) -> None:
-    """Write a page for each public module, and the list of what is reproduced."""
+    """Write each public module's page, drawings, the gallery, and what is reproduced."""
     missing = undocumented()
     if missing:
         raise ValueError(f"public names without a docstring: {', '.join(missing)}")
-    folder = HERE / "_generated"
+    source = Path(app.srcdir)
+    folder = source / "_generated"
     folder.mkdir(exist_ok=True)
     for module in MODULES:
         _write(folder / f"{module}.md", _page(module))
+    drawings.make(folder / "drawings")
+    if (source / "gallery").exists():
+        gallery_pages.make(source / "gallery", folder / "gallery")
     rows = [f"| `{name}` | {papers.description(name)} |" for name in papers.names()]
     _write(folder / "targets.md", "\n".join(["| target | what it is |", "| --- | --- |", *rows]))
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from jaxfed.core.tune import Tuned as Tuned
     from jaxfed.core.tune import tune as tune
 
-__version__ = "0.1.0"
+__version__: str
 
 # Where each public name lives, as above.
 _PLACES = {
@@ -112,7 +112,7 @@ def _masked(clients, *, size=None, samples=None):
 if not TYPE_CHECKING:
     __getattr__ = _names.lazy_names(
         __name__,
-        _PLACES,
+        _PLACES | {"__version__": "jaxfed._versions:VERSION"},
         {
             "Diverged": "jaxfed.DivergenceError",
             "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),

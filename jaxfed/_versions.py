@@ -3,6 +3,9 @@
 import platform
 from importlib import metadata
 
+VERSION = metadata.version("jaxfed")
+"""Of jaxfed, as it was installed."""
+
 
 def versions() -> dict[str, str]:
     """The versions of Python, jaxfed and the packages that compute, by name."""

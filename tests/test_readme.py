@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ PAGES = sorted(
     path for path in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(path.parts)
 )
 ALONE = {"estimators", "install"}  # the others go on from the first fit
+GALLERY = DOCS / "gallery"  # run when the documentation is built, tests/test_docs.py
 
 
 def blocks(page, language="python"):
@@ -97,17 +99,20 @@ def data(names, lines):
     assert names["names"] == ["client0", "client1", "client2"]
 
 
-SAID = {
-    f.__name__: f for f in (bits, consensus, data, derivatives, devices, fitted, models, sweeps)
-}
-LONG = {"derivatives", "estimators", "models", "sharing"}  # compile much
+def inside(names, lines):
+    assert names["losses"][-1] < 0.05 < 0.5 < names["losses"][0]
+
+
+FUNCTIONS = (bits, consensus, data, derivatives, devices, fitted, inside, models, sweeps)
+SAID = {f.__name__: f for f in FUNCTIONS}
+LONG = {"derivatives", "estimators", "inside", "models", "sharing"}  # compile much
 SHOWN = [
     pytest.param(
         page.relative_to(DOCS).with_suffix("").as_posix(),
         marks=[pytest.mark.slow] * (page.stem in LONG),
     )
     for page in PAGES
-    if blocks(page)
+    if blocks(page) and page.parent != GALLERY
 ]
 
 
@@ -133,6 +138,37 @@ def test_the_readme_fits_on_a_few_screens():
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link
+
+
+def test_every_extra_has_its_line():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    page = (DOCS / "start/install.md").read_text()
+    assert set(re.findall(r"^\| `pip install 'jaxfed\[(\w+)\]'` \|", page, re.M)) == set(extras)
+
+
+def test_every_algorithm_is_described_whole():
+    import jaxfed as jf
+
+    text = (DOCS / "reference/by_algorithm.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.M)[1:]
+    named = {}
+    for section in sections:
+        title, rest = section.split("\n", 1)
+        rows = set(re.findall(r"^\| ([a-z ]+) \|", rest, re.M))
+        wanted = {"sent", "work", "rounds", "step size", "differentiable in", "pitfalls"}
+        assert rows == wanted, title
+        named |= dict.fromkeys(title.split(", ")) | dict.fromkeys(re.findall(r"`(\w+)`", rest))
+    families = (jf.pca, jf.gcca, jf.generative)
+    algorithms = {
+        name
+        for family in families
+        for name in dir(family)
+        if isinstance(getattr(family, name), type)
+        and issubclass(getattr(family, name), jf.Algorithm)
+    }
+    assert len(algorithms) >= 21 and algorithms <= set(named)
 
 
 def test_every_public_name_is_documented(monkeypatch):
