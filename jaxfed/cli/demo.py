@@ -184,11 +184,11 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
         fontsize=13,
     )
     upper, middle, lower = figure.subfigures(3, 1, height_ratios=[1.2, 1.2, 4.0])
-    principal = _evaluate.principal(shared, digits.train)
+    principal = pca.principal_axes(shared, digits.train)
     plot.components({f"{SHARED_RANK} shared components": principal}, IMAGE, figure=upper)
     for digit, part in zip((0, 1, 2, 6, 7), middle.subfigures(1, 5, wspace=0.02), strict=True):
         client = owners[digit]
-        principal = _evaluate.principal(local[client], [digits.train[client]])
+        principal = pca.principal_axes(local[client], [digits.train[client]])
         plot.components({f"own, of a client with {digit}s": principal}, IMAGE, figure=part)
 
     left, right = lower.subfigures(1, 2, width_ratios=[1.6, 1.0], wspace=0.03)

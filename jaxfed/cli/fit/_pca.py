@@ -261,10 +261,10 @@ def _draw(
     shared, local = solution.result
     groups = {}
     if shared is not None:
-        groups["shared components"] = _evaluate.principal(shared, split.train)
+        groups["shared components"] = pca.principal_axes(shared, split.train)
     if local is not None:
         for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
-            groups[f"local components of {name}"] = _evaluate.principal(basis, [samples])
+            groups[f"local components of {name}"] = pca.principal_axes(basis, [samples])
     figures = {"components.png": plot.components(groups, shape)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history)
