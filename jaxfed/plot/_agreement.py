@@ -96,7 +96,7 @@ def confusion(
     if rows * columns <= WRITTEN:
         for (i, j), value in np.ndenumerate(squares):
             text = f"{value:.2f}".removeprefix("0").replace("1.00", "1")
-            ink = "black" if value > 0.6 else "white"
+            ink = "#111111" if value > 0.6 else "white"
             axes.text(j, i, text, ha="center", va="center", color=ink, fontsize=6)
     axes.set_ylabel(f"components, {verbatim(names[0])}", fontsize=9)
     axes.set_xlabel(f"components, {verbatim(names[1])}", fontsize=9)

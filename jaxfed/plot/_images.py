@@ -1,5 +1,6 @@
 """Components and samples as images."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ def components(
     rows = [-(-group.shape[1] // columns) for group in arrays.values()]
     if figure is None:
         size = 0.75
+        # A name may be longer than its images are wide.
+        columns = max(columns, math.ceil(0.08 * max(map(len, arrays)) / size))
         figure = canvas(None, size * columns, size * height / width * sum(rows) + 0.3 * len(rows))
     parts = np.atleast_1d(figure.subfigures(len(arrays), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, height_in_images in zip(arrays.items(), parts, rows, strict=True):

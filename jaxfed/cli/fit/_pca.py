@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed import data, pca, plot
+from jaxfed import data, pca, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import Folder
@@ -193,11 +193,11 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
     solution = together.own(solution, clients)
     rows = _table(solution, start, own, split)
     print("\n" + _report.table(rows) + "\n")
-    drawn = _draw(folder, solution, split, arguments.image_shape)
     arrays = {**solution.entries(), "names": split.names, "mean": split.mean}
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     summary = {"seconds": seconds, "samples": samples, "table": rows}
-    run.write(arguments, arrays, summary, drawn)
+    page = partial(report.html, solution, own, names=split.names, image_shape=arguments.image_shape)
+    run.write(arguments, arrays, summary, _drawn(solution, split, arguments.image_shape), page)
     return 0
 
 
@@ -254,10 +254,8 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder, solution: Solution, split: Split, shape: tuple[int, int] | None
-) -> list[str]:
-    """Draw what there is to draw; return the names of the pictures."""
+def _drawn(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:
+    """Pictures by the names of their files."""
     shared, local = solution.result
     groups = {}
     if shared is not None:
@@ -268,4 +266,4 @@ def _draw(
     figures = {"components.png": plot.components(groups, shape)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history)
-    return _common.save(figures, folder)
+    return figures

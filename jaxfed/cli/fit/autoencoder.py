@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,10 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed import plot
+from jaxfed import plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     energies = _energies(measured, found)
     rows = _table(solution, energies, arguments)
     print("\n" + _report.table(rows) + "\n")
-    _draw(folder, solution, measured, found, images)
+    drawn = _drawn(solution, measured, found, images)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {
         "energies": energies, "names": images.names, "image_shape": images.shape, **history,
@@ -133,7 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
     saved |= _images.named("local", solution.result.local)
     if arguments.training == "personalized":
         saved |= _images.named("spread", solution.server.spread)
-    run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
+    page = partial(report.html, solution, clients, names=images.names)
+    run.write(arguments, saved, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -229,15 +230,14 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder,
+def _drawn(
     solution: Solution,
     samples: Sequence[Float[np.ndarray, "n_i d"]],
     found: Sequence[Float[np.ndarray, "n_i d"]],
     images: _images.Images,
-) -> None:
+) -> dict[str, Any]:
     number = len(samples)
     chosen = np.unique(np.linspace(0, number - 1, min(DRAWN, number)).astype(int))
     original, reconstructed = (np.stack([part[i][0] for i in chosen]) for part in (samples, found))
     figure = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
-    _common.save({PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}, folder)
+    return {PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}

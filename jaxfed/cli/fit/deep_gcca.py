@@ -1,9 +1,9 @@
 """`jaxfed fit deep-gcca`: one representation of entities, by a neural network for every view."""
 
 import argparse
-import functools
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,10 +12,9 @@ import optax
 import scipy.sparse
 from jaxtyping import Array, Float
 
-from jaxfed import gcca, models, plot
+from jaxfed import gcca, models, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution
@@ -100,9 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept, out = len(split.entities), len(split.held_out[0])
     batch = min(BATCH, kept) if arguments.batch_size is None else arguments.batch_size
     algorithm = gcca.DeepMaxVar(
-        functools.partial(
-            models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)
-        ),
+        partial(models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)),
         optax.adam(1.0),
         rank=arguments.rank,
         inner_epochs=arguments.inner_epochs,
@@ -139,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         others = algorithm.outputs(solution.result.local, held_out)
     rows = _table(solution, scores, split.names, shares, others)
     print("\n" + _report.table(rows) + "\n")
-    drawn = _draw(folder, solution, split.names, shares)
+    drawn = _drawn(solution, split.names, shares)
     widest = views.features
     arrays = {
         "shared": solution.result.shared,
@@ -152,7 +149,8 @@ def run(arguments: argparse.Namespace) -> int:
         **_numbers(solution.result.local),
         **{f"history_{name}": values for name, values in solution.history.items()},
     }
-    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
+    page = partial(report.html, solution, views, names=split.names)
+    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -192,9 +190,9 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(folder: Folder, solution: Solution, names: Sequence[str], shares) -> list[str]:
-    """Draw what there is to draw; return the names of the pictures."""
+def _drawn(solution: Solution, names: Sequence[str], shares) -> dict[str, Any]:
+    """Pictures by the names of their files."""
     figures = {"agreement.png": plot.agreement(shares, names)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history, label="cost / views")
-    return _common.save(figures, folder)
+    return figures

@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed import plot
+from jaxfed import plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -149,12 +149,13 @@ def run(arguments: argparse.Namespace) -> int:
     samples = np.asarray(drawn).clip(0, 1).reshape(len(names), arguments.samples, -1)
     rows = _table(solution, samples, images, arguments)
     print("\n" + _report.table(rows) + "\n")
-    _draw(folder, solution, samples, names, images.shape)
+    drawn = _drawn(solution, samples, names, images.shape)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {"samples": samples, "names": images.names, "image_shape": images.shape, **history}
     saved |= _images.named("shared", solution.result.shared)
     saved |= _images.named("local", solution.result.local)
-    run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
+    page = partial(report.html, solution, clients, names=images.names)
+    run.write(arguments, saved, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -248,14 +249,13 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder,
+def _drawn(
     solution: Solution,
     samples: Float[np.ndarray, "m n d"],
     names: list[str],
     shape: tuple[int, int, int],
-) -> None:
+) -> dict[str, Any]:
     chosen = np.unique(np.linspace(0, len(names) - 1, min(DRAWN, len(names))).astype(int))
     groups = {names[i]: samples[i][:DRAWN] for i in chosen}
     figure = plot.samples(groups, shape)
-    _common.save({PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}, folder)
+    return {PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}

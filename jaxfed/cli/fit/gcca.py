@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,10 +12,9 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
-from jaxfed import gcca, plot
+from jaxfed import gcca, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _views
 from jaxfed.core import channel
 from jaxfed.core.algorithm import Algorithm
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     fits = _fits(solution, views)
     rows = _table(solution, start, views, split, arguments.ridge, least, fits)
     print("\n" + _report.table(rows) + "\n")
-    drawn = _draw(folder, solution, split.names, fits, least)
+    drawn = _drawn(solution, split.names, fits, least)
     widest = views.features
     arrays = {
         **solution.entries(),
@@ -159,7 +159,8 @@ def run(arguments: argparse.Namespace) -> int:
         "mean": [np.pad(mean, (0, widest - len(mean))) for mean in split.mean],
         "scale": [np.pad(scale, (0, widest - len(scale))) for scale in split.scale],
     }
-    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
+    page = partial(report.html, solution, views, names=split.names)
+    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -208,14 +209,12 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder, solution: Solution, names: Sequence[str], fits, least: float | None
-) -> list[str]:
-    """Draw what there is to draw; return the names of the pictures."""
+def _drawn(solution: Solution, names: Sequence[str], fits, least: float | None) -> dict[str, Any]:
+    """Pictures by the names of their files."""
     figures = {"agreement.png": plot.agreement(fits, names)}
     if solution.rounds > 1:
         levels = None if least is None else {"least cost / views": least / len(names)}
         figures["convergence.png"] = plot.convergence(
             solution.history, levels=levels, label="cost / views"
         )
-    return _common.save(figures, folder)
+    return figures
