@@ -161,8 +161,8 @@ def figure(drawn: Any, caption: str, number: int) -> str:
     text = file.getvalue()
     text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.S)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # Names of Matplotlib's own are the same in every figure.
-    text = re.sub(r'(<g id=")', rf"\1p{number}-", text)
+    # Names are the same in every figure, of letters for one.
+    text = re.sub(r'((?:\bid="|href="#|url\(#))', rf"\1p{number}-", text)
     for drawn_in, own in _COLOURS.items():
         text = text.replace(drawn_in, own)
     text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
