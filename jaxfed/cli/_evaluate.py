@@ -13,6 +13,12 @@ def shares(result: Personalized, data: Samples) -> metrics.EnergyShares:
     return metrics.separation(data.values, result.shared, result.local, data.count)
 
 
+@jax.jit
+def shares_of_each(result: Personalized, data: Samples) -> metrics.EnergyShares:
+    """The same of every client by itself, three arrays."""
+    return metrics.separation(data.values, result.shared, result.local, data.count, per_client=True)
+
+
 def objective(result: Personalized, data: Samples) -> float:
     """Mean over clients of the squared reconstruction error of a sample."""
     error = metrics.reconstruction_error(data.values, result.shared, result.local, data.count)

@@ -39,6 +39,7 @@ def add_parser(subparsers) -> None:
     """
     parser = subparsers.add_parser(
         "demo",
+        help="shared and local components of real handwritten digits, in under a minute",
         description=(
             "Split scikit-learn's 1,797 images of handwritten digits over 50 clients of one or "
             "two digits each, fit shared and local components, compare with PCA of each client "
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     solutions, held_out = fit_all(digits, key, arguments.rounds)
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
     best = min(rows, key=lambda row: row["residual, held out"])["method"]
-    print(_report.table(rows))
+    _report.show(rows)
     print(
         "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "

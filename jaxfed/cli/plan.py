@@ -19,7 +19,11 @@ def add_parser(subparsers) -> None:
         "Compile a run for machines that are not here and say what it takes: memory, messages, and "
         "whether it fits, or in which blocks it would. Nothing runs."
     )
-    parser = subparsers.add_parser("plan", description=about)
+    parser = subparsers.add_parser(
+        "plan",
+        help="what a run takes on TPUs or GPUs, before anything is rented",
+        description=about,
+    )
     algorithms = parser.add_subparsers(metavar="ALGORITHM", required=True)
     for name, command in COMMANDS.items():
         summary = _signature.summary(command.made)

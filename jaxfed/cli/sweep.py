@@ -53,6 +53,7 @@ def add_parser(subparsers) -> None:
     """
     parser = subparsers.add_parser(
         "sweep",
+        help="a grid over settings, samples, clients and seeds, compiled once",
         description="Sweep an algorithm's settings, numbers of samples and clients, and seeds. "
         "Started again after an interruption, the same command goes on.",
     )
@@ -166,7 +167,9 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begun
 
     rows, printed = _table(found)
-    print(f"\n{source.label}, mean ± standard deviation over seeds:\n\n{_report.table(printed)}\n")
+    print(f"\n{source.label}, mean ± standard deviation over seeds:\n")
+    _report.show(printed)
+    print()
     along = next((name for name, values in axes.items() if len(values) > 1), "prior_variance")
     picture = plot.grid(found, along, over="seed", label=source.label)
     with folder.writing(PICTURE) as part:

@@ -16,7 +16,14 @@ def add_parser(subparsers) -> None:
     Args:
         subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
     """
-    parser = subparsers.add_parser("fit", description="Fit an algorithm to your own files.")
+    parser = subparsers.add_parser(
+        "fit",
+        help="fit an algorithm to your own files",
+        description="Fit an algorithm to your own files: a file for each client, or for each view. "
+        "Results, pictures and a table go to a folder. jaxfed fit ALGORITHM --help lists the "
+        "settings of one; perpca is a good first choice, local and pooled are what to compare "
+        "it with.",
+    )
     algorithms = parser.add_subparsers(metavar="ALGORITHM", required=True)
     for module in ALGORITHMS:
         module.add_parser(algorithms)

@@ -192,7 +192,9 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
 
     solution = together.own(solution, clients)
     rows = _table(solution, start, own, split)
-    print("\n" + _report.table(rows) + "\n")
+    print()
+    _report.show(rows)
+    print()
     arrays = {**solution.entries(), "names": split.names, "mean": split.mean}
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     summary = {"seconds": seconds, "samples": samples, "table": rows}

@@ -123,7 +123,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = _reconstructions(algorithm, solution.result, measured)
     energies = _energies(measured, found)
     rows = _table(solution, energies, arguments)
-    print("\n" + _report.table(rows) + "\n")
+    print()
+    _report.show(rows)
+    print()
     drawn = _drawn(solution, measured, found, images)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {

@@ -135,7 +135,9 @@ def run(arguments: argparse.Namespace) -> int:
         held_out = gcca.Views.from_arrays(split.held_out)
         others = algorithm.outputs(solution.result.local, held_out)
     rows = _table(solution, scores, split.names, shares, others)
-    print("\n" + _report.table(rows) + "\n")
+    print()
+    _report.show(rows)
+    print()
     drawn = _drawn(solution, split.names, shares)
     widest = views.features
     arrays = {

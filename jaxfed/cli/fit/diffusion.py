@@ -148,7 +148,9 @@ def run(arguments: argparse.Namespace) -> int:
     )(jax.random.key(arguments.seed + 1), arrays)  # fmt: skip
     samples = np.asarray(drawn).clip(0, 1).reshape(len(names), arguments.samples, -1)
     rows = _table(solution, samples, images, arguments)
-    print("\n" + _report.table(rows) + "\n")
+    print()
+    _report.show(rows)
+    print()
     drawn = _drawn(solution, samples, names, images.shape)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {"samples": samples, "names": images.names, "image_shape": images.shape, **history}

@@ -148,7 +148,9 @@ def run(arguments: argparse.Namespace) -> int:
         least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
     fits = _fits(solution, views)
     rows = _table(solution, start, views, split, arguments.ridge, least, fits)
-    print("\n" + _report.table(rows) + "\n")
+    print()
+    _report.show(rows)
+    print()
     drawn = _drawn(solution, split.names, fits, least)
     widest = views.features
     arrays = {
