@@ -1,6 +1,7 @@
 """What commands have beside their own work: files of options, completion, tables, newcomers."""
 
 import argparse
+import inspect
 import io
 import json
 import os
@@ -14,6 +15,8 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import COMMANDS, _report, main, parser_of
 from jaxfed.cli._config import commands_of, with_config
+from jaxfed.cli.fit import COMMANDS as algorithms
+from jaxfed.cli.fit._signature import descriptions
 
 FIT = ["fit", "perpca", "--data", "d", "--out", "o"]
 
@@ -216,6 +219,29 @@ def whole():
 def test_commands_are_summed_up_in_the_same_words_everywhere(whole):
     (nested,) = [x for x in whole._actions if isinstance(x, argparse._SubParsersAction)]
     assert {each.dest: each.help for each in nested._choices_actions} == COMMANDS
+
+
+def test_every_exported_algorithm_has_a_command(whole):
+    exported = {
+        found
+        for family in (jf.pca, jf.gcca, jf.generative)
+        for found in vars(family).values()
+        if isinstance(found, type) and issubclass(found, jf.Algorithm)
+    }
+    # Any model by any loss: there is no file that either could come from.
+    exported.remove(jf.generative.AdaptiveTraining)
+    assert exported == {made for each in algorithms.values() for made in each}
+    assert set(commands_of(commands_of(whole)["fit"])) == set(algorithms)
+
+
+def test_settings_of_views_are_those_of_their_classes(whole):
+    fits = commands_of(commands_of(whole)["fit"])
+    for name, made in (("gcca", jf.gcca.MaxVar), ("mvlsa", jf.gcca.MVLSA)):
+        known = {action.dest: action for action in fits[name]._actions}
+        for setting, parameter in inspect.signature(made).parameters.items():
+            assert descriptions(made)[setting].split()[0].strip("`") in known[setting].help
+            if parameter.default is not inspect.Parameter.empty:
+                assert known[setting].default == parameter.default
 
 
 def test_every_command_and_every_option_says_what_it_is(whole):

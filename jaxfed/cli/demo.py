@@ -47,7 +47,11 @@ def add_parser(subparsers) -> None:
         ),
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("jaxfed-demo"), metavar="DIR", help="default: %(default)s"
+        "--out",
+        type=Path,
+        default=Path("jaxfed-demo"),
+        metavar="DIR",
+        help="results go here; default: %(default)s",
     )
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
     parser.add_argument("--seed", type=int, default=0, help="of the split; default: %(default)s")

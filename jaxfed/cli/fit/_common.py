@@ -37,7 +37,9 @@ def add_files(parser: argparse.ArgumentParser, data: str) -> None:
         help=f"also write {REPORT}: one page with what there is to see, for any browser",
     )
     add_max_bytes(parser)
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of all that is drawn at random; default: %(default)s"
+    )
 
 
 def add_max_bytes(parser: Any) -> None:
@@ -64,6 +66,23 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rounds(parser: Any, rounds: int) -> None:
+    """Add how many rounds there are; `rounds` by default."""
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, metavar="N", help="how many; default: %(default)s"
+    )
+
+
+def add_tol(parser: Any) -> None:
+    """Add when a run has converged."""
+    parser.add_argument(
+        "--tol",
+        type=float,
+        metavar="X",
+        help="stop once the objective changes by at most this, relatively; default: all rounds run",
+    )
+
+
 def add_participation(parser: Any) -> None:
     """Add how many clients take part in a round."""
     parser.add_argument(
@@ -78,7 +97,8 @@ def add_checkpoints(parser: Any) -> None:
         type=int,
         default=50,
         metavar="ROUNDS",
-        help="default: %(default)s; the same command resumes an interrupted run",
+        help="save the state so often, for the same command to take up an interrupted run; "
+        "default: %(default)s",
     )
 
 

@@ -97,16 +97,15 @@ def add_command(
 def add_loop(parser: argparse.ArgumentParser, *, starts: tuple[str, ...]) -> None:
     """Add the options of an iterative method; of `starts`, if any, the first is the default."""
     group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=200, help="default: %(default)s")
-    group.add_argument(
-        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
-    )
+    _common.add_rounds(group, 200)
+    _common.add_tol(group)
     if starts:
         group.add_argument(
             "--start",
             choices=starts,
             default=starts[0],
-            help="default: %(default)s; projector and spectrum are those of oneshot",
+            help="the first components: the algorithm's own choices, or those that oneshot finds "
+            "by projector or spectrum; default: %(default)s",
         )
     _common.add_participation(group)
     _common.add_checkpoints(group)

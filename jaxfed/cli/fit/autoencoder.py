@@ -26,14 +26,15 @@ from jaxfed.models import Autoencoder, reconstruction_loss
 PICTURES = ("reconstructions.png", "convergence.png")
 DRAWN = 10  # images that are drawn at most, one a client
 
-_PRIOR = (
-    "global_step_size",
-    "initial_spread",
-    "spread_step_size",
-    "hyper_prior",
-    "prior_weight",
-    "lazy_rounds",
-)
+# What is said of the defaults of the prior's settings.
+_PRIOR = {
+    "global_step_size": "1, with --published 0.01",
+    "initial_spread": "0.2, with --published 1",
+    "spread_step_size": "0.001",
+    "hyper_prior": "1e-06",
+    "prior_weight": "one by the number of samples, with --published 0.1",
+    "lazy_rounds": "2",
+}
 
 
 def add_parser(subparsers) -> None:
@@ -62,21 +63,21 @@ def add_parser(subparsers) -> None:
     _images.add_training(parser, "ADEPT-AE")
     _common.add_backend(parser)
     group = _images.add_rounds(parser, 150)
-    group.add_argument("--step-size", type=float, help="default: 0.03, with --published 0.01")
-    group.add_argument("--momentum", type=float, default=0.9, help="default: %(default)s")
-    _common.add_checkpoints(group)
-    group = _images.add_prior(parser)
-    group.add_argument("--global-step-size", type=float, help="default: 1, with --published 0.01")
-    group.add_argument("--initial-spread", type=float, help="default: 0.2, with --published 1")
-    group.add_argument("--spread-step-size", type=float, help="default: 0.001")
-    group.add_argument("--hyper-prior", type=float, help="default: 1e-06")
     group.add_argument(
-        "--prior-weight",
+        "--step-size",
         type=float,
-        help="of the prior beside the mean loss; default: one by the number of samples, with "
-        "--published 0.1",
+        metavar="X",
+        help="of the clients' models; default: 0.03, with --published 0.01",
     )
-    group.add_argument("--lazy-rounds", type=int, help="default: 2")
+    group.add_argument(
+        "--momentum",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="of these steps; default: %(default)s",
+    )
+    _common.add_checkpoints(group)
+    _images.add_prior(parser, _PRIOR)
     parser.set_defaults(run=run, algorithm="autoencoder")
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxfed import gcca, models, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli.fit import _common, _views
+from jaxfed.cli.fit import _common, _signature, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution
 
@@ -36,14 +36,11 @@ def add_parser(subparsers) -> None:
         "folder with one file a view (.npy, .csv, .parquet or .npz of one array), or one .npz file "
         "with an array for each; the rows of all views are the same entities",
     )
-    parser.add_argument("--rank", type=int, required=True, metavar="K")
     _views.add_views(parser)
     _common.add_backend(parser)
     group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=50, help="default: %(default)s")
-    group.add_argument(
-        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
-    )
+    _common.add_rounds(group, 50)
+    _common.add_tol(group)
     _common.add_checkpoints(group)
     group = parser.add_argument_group("networks")
     group.add_argument(
@@ -55,19 +52,17 @@ def add_parser(subparsers) -> None:
         help="of the hidden layers; none for linear maps; default: 128 64",
     )
     group.add_argument(
-        "--inner-epochs",
+        "--batch-size",
         type=int,
-        default=10,
         metavar="N",
-        help="passes through a view in each round; default: %(default)s",
+        help=f"entities in each step; default: {BATCH}, or all if they are fewer",
     )
     group.add_argument(
-        "--batch-size", type=int, metavar="N", help=f"default: {BATCH}, or all if they are fewer"
+        "--step-size", type=float, default=1e-3, metavar="X", help="of Adam; default: %(default)s"
     )
-    group.add_argument(
-        "--step-size", type=float, default=1e-3, help="of Adam; default: %(default)s"
-    )
-    group.add_argument("--proximal", type=float, default=0.0, help="default: %(default)s")
+    # What is not a number, and what has other defaults here, as Adam has its own size of steps.
+    own = {"network", "optimizer", "batch_size", "step_size"}
+    _signature.add_settings(parser.add_argument_group("algorithm"), gcca.DeepMaxVar, without=own)
     parser.set_defaults(run=run, algorithm="deep-gcca")
 
 
@@ -98,14 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     views = gcca.Views.from_arrays(split.train)
     kept, out = len(split.entities), len(split.held_out[0])
     batch = min(BATCH, kept) if arguments.batch_size is None else arguments.batch_size
-    algorithm = gcca.DeepMaxVar(
-        partial(models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)),
-        optax.adam(1.0),
-        rank=arguments.rank,
-        inner_epochs=arguments.inner_epochs,
+    algorithm = _signature.chosen(
+        arguments,
+        gcca.DeepMaxVar,
+        network=partial(models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)),
+        optimizer=optax.adam(1.0),
         batch_size=batch,
-        step_size=arguments.step_size,
-        proximal=arguments.proximal,
     )
     algorithm.check(views, None)
 

@@ -27,6 +27,15 @@ PICTURES = ("samples.png", "convergence.png")
 DRAWN = 10  # clients whose samples are drawn, and samples of each
 CORRUPTIONS = {"preserving": variance_preserving(), "interpolation": interpolation()}
 
+# What is said of the defaults of the prior's settings.
+_PRIOR = {
+    "global_step_size": "0.001, with --published 0.1",
+    "initial_spread": "0.8",
+    "spread_step_size": "0.001",
+    "hyper_prior": "1e-05",
+    "lazy_rounds": "2",
+}
+
 
 def add_parser(subparsers) -> None:
     """Add the algorithm.
@@ -61,7 +70,13 @@ def add_parser(subparsers) -> None:
     )
     _common.add_backend(parser)
     group = _images.add_rounds(parser, 100)
-    group.add_argument("--step-size", type=float, default=1e-3, help="default: %(default)s")
+    group.add_argument(
+        "--step-size",
+        type=float,
+        default=1e-3,
+        metavar="X",
+        help="of the clients' models; default: %(default)s",
+    )
     group.add_argument(
         "--decay-after",
         type=int,
@@ -69,14 +84,7 @@ def add_parser(subparsers) -> None:
         help="after which step sizes are a tenth; default: three quarters of all",
     )
     _common.add_checkpoints(group)
-    group = _images.add_prior(parser)
-    group.add_argument(
-        "--global-step-size", type=float, help="default: 0.001, with --published 0.1"
-    )
-    group.add_argument("--initial-spread", type=float, help="default: 0.8")
-    group.add_argument("--spread-step-size", type=float, help="default: 0.001")
-    group.add_argument("--hyper-prior", type=float, help="default: 1e-05")
-    group.add_argument("--lazy-rounds", type=int, help="default: 2")
+    _images.add_prior(parser, _PRIOR)
     group = parser.add_argument_group("samples")
     group.add_argument(
         "--samples",
@@ -85,17 +93,14 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="of each model; default: %(default)s",
     )
-    group.add_argument("--sampling-steps", type=int, default=500, help="default: %(default)s")
+    group.add_argument(
+        "--sampling-steps",
+        type=int,
+        default=500,
+        metavar="N",
+        help="from noise to a sample; default: %(default)s",
+    )
     parser.set_defaults(run=run, algorithm="diffusion")
-
-
-_PRIOR = (
-    "global_step_size",
-    "initial_spread",
-    "spread_step_size",
-    "hyper_prior",
-    "lazy_rounds",
-)
 
 
 def run(arguments: argparse.Namespace) -> int:
