@@ -595,6 +595,7 @@ def targets() -> list[Target]:
         *_data(right),
         *_models(right),
         *_plots(right),
+        *_reports(right),
     ]
     return found
 
@@ -1185,6 +1186,20 @@ def _models(right) -> list[Target]:
     ]  # fmt: skip
 
 
+def _reports(right) -> list[Target]:
+    run = {"solution": right["solution"], "clients": right["clients"]}
+    kinds = {"solution": lambda v: v is right["solution"], "clients": tracked("clients")}
+    each = lambda kind: optional(lambda v: kind(v) and len(v) == CLIENTS)
+    return [
+        Target("report.html", run, kinds | {
+            "title": text, "names": each(texts), "metadata": optional(either(array(3, finite=True), array(3, kinds="biuU"))),
+            "label": optional(text), "image_shape": lambda v: v is None, "ranks": lambda v: v is None, "seconds": optional(number(least=0)),
+            "table": lambda v: v in ((), []) and isinstance(v, tuple | list), "pictures": lambda v: v is None or v == {},
+        }),
+        Target("report.write", {"path": "report.html", **run}, {"path": path, **kinds}),
+    ]  # fmt: skip
+
+
 def _plots(right) -> list[Target]:
     figure = optional(instance(matplotlib.figure.Figure, matplotlib.figure.SubFigure))
     nothing = lambda v: v is None  # axes are drawn into, and those of one case would be full
@@ -1196,7 +1211,7 @@ def _plots(right) -> list[Target]:
     return [
         Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure, "ax": nothing}),
         Target("plot.client_map", {"clients": np.ones((3, 2))}, {
-            "clients": real(3, 2, finite=True), "metadata": optional(array(3, kinds="biufU")), "label": optional(text), "names": names(3), "figure": figure, "ax": nothing,
+            "clients": real(3, 2, finite=True), "metadata": optional(either(array(3, finite=True), array(3, kinds="biuU"))), "label": optional(text), "names": names(3), "figure": figure, "ax": nothing,
         }),
         Target("plot.clusters", {"embedding": np.ones((3, 2)), "labels": np.arange(3)}, {
             "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biufU"), "names": names(3), "figure": figure, "ax": nothing,

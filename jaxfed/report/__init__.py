@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed.core.checks import (
@@ -18,6 +19,7 @@ from jaxfed.core.checks import (
     check_text,
     check_texts,
     checked_path,
+    is_list,
     refuse,
 )
 from jaxfed.core.clients import Clients
@@ -84,14 +86,25 @@ def html(
         check_texts("names", names)
         if len(names) != len(clients):
             raise ValueError(f"names: wanted {len(clients)}, got {len(names)}")
-    if metadata is not None and len(metadata) != len(clients):
-        raise ValueError(f"metadata: wanted one for each of {len(clients)}, got {len(metadata)}")
+    if metadata is not None and (
+        not (is_list(metadata) or np.ndim(metadata) == 1) or len(metadata) != len(clients)
+    ):
+        raise refuse("metadata", f"one for each of {len(clients)} clients", metadata)
     if label is not None:
         check_text("label", label)
     if ranks is not None:
         check_instance("ranks", ranks, RankTable, "what jaxfed.pca.suggest_ranks returned")
     if seconds is not None:
         check_number("seconds", seconds, "a number of at least 0", lambda x: x >= 0)
+    if not is_list(table) or not all(
+        isinstance(row, Mapping) and row and row.keys() == table[0].keys() for row in table
+    ):
+        raise refuse("table", "a list of dictionaries with the same keys", table)
+    if pictures is not None and not (
+        isinstance(pictures, Mapping)
+        and all(isinstance(k, str) and hasattr(x, "savefig") for k, x in pictures.items())
+    ):
+        raise refuse("pictures", "a dictionary of Matplotlib figures by their captions", pictures)
     given = _sections.Given(
         solution, clients,
         tuple(names or (f"client {i}" for i in range(len(clients)))),
@@ -100,7 +113,9 @@ def html(
     return page(title, _sections.summary(given), _sections.all_of(given))
 
 
-def write(path: str | os.PathLike[str], solution: Solution, clients: Clients, **options: Any):
+def write(
+    path: str | os.PathLike[str], solution: Solution, clients: Clients, **options: Any
+) -> None:
     """Write a page on a run to a file: complete or not at all.
 
     Args:
