@@ -65,7 +65,7 @@ def sent(solution: Solution, clients: Clients) -> list[Sent]:
 
 def _bits(problem: Problem, start: Personalized | None, rounds: int, first: Release) -> float:
     problem = replace(problem, first_uplink=first.channel)
-    shapes = jax.eval_shape(lambda *given: prepare(*given, rounds)[2], problem, start)
+    shapes = jax.eval_shape(lambda *given: prepare(given[0], given[1], rounds)[2], problem, start)
     return shapes.first_up
 
 

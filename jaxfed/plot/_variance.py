@@ -61,7 +61,7 @@ def scree(
             raise ValueError(f"variances[{name!r}]: wanted none below 0, got {curves[name].min()}")
     if total is not None and not (np.ndim(total) == 0 and float(total) > 0):
         raise refuse("total", "a positive number or None", total)
-    if chosen:
+    if chosen is not None:
         named("chosen", chosen, "ranks")
         for name, rank in chosen.items():
             check_count(f"chosen[{name!r}]", rank)
@@ -135,7 +135,7 @@ def variance_shares(
     axes.grid(visible=False)
     axes.set_yticks([])
     if names is not None and written:
-        axes.set_yticks(range(clients), [verbatim(names[i]) for i in order], fontsize=7)
+        axes.set_yticks(range(clients), [verbatim(names[int(i)]) for i in order], fontsize=7)
     else:
         axes.set_ylabel(f"{clients:,} clients", fontsize=9)
     axes.margins(x=0, y=0.01)

@@ -26,8 +26,7 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.files import replacing
 from jaxfed.core.solution import Solution
 from jaxfed.pca.ranks import RankTable
-from jaxfed.report import _sections
-from jaxfed.report._page import page
+from jaxfed.report import _page, _sections
 
 __all__ = ["html", "write"]
 
@@ -110,7 +109,7 @@ def html(
         tuple(names or (f"client {i}" for i in range(len(clients)))),
         metadata, label, image_shape, ranks, seconds, tuple(table), dict(pictures or {}),
     )  # fmt: skip
-    return page(title, _sections.summary(given), _sections.all_of(given))
+    return _page.page(title, _sections.summary(given), _sections.all_of(given))
 
 
 def write(

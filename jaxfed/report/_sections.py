@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from jaxtyping import Array
 
 from jaxfed import plot
 from jaxfed._versions import versions
@@ -13,7 +14,7 @@ from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.saved import story
 from jaxfed.core.solution import Solution
 from jaxfed.core.source import is_source
-from jaxfed.metrics import EnergyShares, misalignment, separation
+from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
 from jaxfed.pca.fitted import side_by_side
 from jaxfed.pca.ranks import RankTable
@@ -48,7 +49,7 @@ class Given:
         return np.asarray(self.clients.counts, float)
 
     @cached_property
-    def parts(self) -> tuple[np.ndarray | None, np.ndarray | None] | None:
+    def parts(self) -> tuple[Array | None, Array | None] | None:
         """Shared and local components that stand side by side; None of what is no PCA."""
         if not isinstance(self.clients.parts[0], Samples):
             return None
@@ -59,7 +60,7 @@ class Given:
         features = [x.shape[-2] for x in (shared, local) if x is not None]
         if set(features) != {self.clients.features}:
             return None
-        return tuple(None if x is None else np.asarray(x) for x in (shared, local))  # pyright: ignore[reportReturnType]
+        return shared, local
 
     @cached_property
     def samples(self) -> list[np.ndarray] | None:
@@ -139,7 +140,6 @@ def _results(given: Given, picture: Any) -> Section | None:
 def _ranks(given: Given, picture: Any) -> Section | None:
     if given.parts is None:
         return None
-    shared, local = given.parts
     parts = []
     if given.ranks is not None:
         rows = [
@@ -154,7 +154,9 @@ def _ranks(given: Given, picture: Any) -> Section | None:
             text += "components were suggested."
         marked = None if chosen is None else pairs.index(chosen)
         parts += [paragraph(text), table(rows, marked=marked)]
-    found = None if given.samples is None else spectra(given.samples, shared, local)
+    found = None
+    if given.samples is not None:
+        found = spectra(given.samples, *(x if x is None else np.asarray(x) for x in given.parts))
     if found is not None:
         drawn = plot.scree(found.variances, total=found.total, chosen=found.chosen)
         parts.append(picture(drawn, found.caption))
@@ -203,8 +205,9 @@ def _components(given: Given, picture: Any) -> Section | None:
     return Section("Components", [picture(drawn, caption)])
 
 
-def _turned(basis: np.ndarray, samples: list[np.ndarray] | None) -> np.ndarray:
+def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:
     """Principal axes where there are samples, else the components as they are."""
+    basis = np.asarray(components)
     kept = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
     if samples is None or not kept.shape[1]:
         return basis
@@ -220,8 +223,7 @@ def _clients(given: Given, picture: Any) -> Section | None:
     if given.samples is not None:
         own = None if local is None else local[some]
         found = separation([given.samples[i] for i in some], shared, own, per_client=True)
-        shares = EnergyShares(*(np.asarray(part) for part in found))
-        drawn = plot.variance_shares(shares, names=names)
+        drawn = plot.variance_shares(found, names=names)
         parts.append(picture(drawn, "How each client's variance splits"))
     if local is not None and len(local) > 2:
         data, label = given.metadata, given.label

@@ -55,8 +55,8 @@ def spectra(
         width = max(map(len, own))
         found[name] = np.stack([np.pad(x, (0, width - len(x))) for x in own])
         chosen["local rank"] = local.shape[2]
-    if len(set(chosen.values())) < len(chosen):
-        chosen = {"shared rank and local rank": shared.shape[1]}  # one line is not seen on another
+    if len(chosen) > len(set(chosen.values())):  # one line is not seen on another
+        chosen = {" and ".join(chosen): chosen["shared rank"]}
     caption = "Variance along principal components, in shares of the mean over clients"
     if local is not None:
         caption += "; the band reaches from the smallest to the largest of any client"

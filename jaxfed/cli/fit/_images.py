@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +144,7 @@ def read(arguments: argparse.Namespace) -> Images:
     return Images(names, arrays, held_out, shape)
 
 
-def prior_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+def prior_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Those of the prior's options that were given.
 
     Raises:
