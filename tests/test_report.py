@@ -258,6 +258,12 @@ def test_the_command_writes_a_page_beside_the_results(tmp_path, clients):
     assert not (tmp_path / "without" / "report.html").exists()
 
 
+def test_a_report_is_for_one_process(tmp_path, capsys):
+    command = ["fit", "oneshot", "--shared-rank", "1", "--local-rank", "1", "--data", "nowhere"]
+    assert main([*command, "--out", str(tmp_path / "out"), "--processes", "--report"]) == 2
+    assert "--report: is for one process" in capsys.readouterr().err
+
+
 # --- in a browser ----------------------------------------------------------------------------
 
 

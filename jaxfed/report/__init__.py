@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed.core.checks import (
@@ -86,7 +85,8 @@ def html(
         if len(names) != len(clients):
             raise ValueError(f"names: wanted {len(clients)}, got {len(names)}")
     if metadata is not None and (
-        not (is_list(metadata) or np.ndim(metadata) == 1) or len(metadata) != len(clients)
+        not (is_list(metadata) or getattr(metadata, "ndim", None) == 1)
+        or len(metadata) != len(clients)
     ):
         raise refuse("metadata", f"one for each of {len(clients)} clients", metadata)
     if label is not None:
