@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxfed import pca as pca
     from jaxfed import plot as plot
     from jaxfed import privacy as privacy
+    from jaxfed import report as report
     from jaxfed import testing as testing
     from jaxfed.core import adjoint as adjoint
     from jaxfed.core import backend as backend
@@ -71,6 +72,7 @@ _PLACES = {
     "pca": "jaxfed.pca",
     "plot": "jaxfed.plot",
     "privacy": "jaxfed.privacy",
+    "report": "jaxfed.report",
     "testing": "jaxfed.testing",
     "adjoint": "jaxfed.core.adjoint",
     "backend": "jaxfed.core.backend",

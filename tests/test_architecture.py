@@ -36,11 +36,12 @@ ALLOWED = {
     "nn": CORE,
     "plot": {*CORE, "data", "metrics", "pca"},
     "deploy": {*CORE, *FAMILIES},
+    "report": {*CORE, "metrics", "pca", "plot", "privacy"},
     "estimators": {*CORE, *FAMILIES, "data", "metrics", "models"},
-    "cli": {*CORE, *FAMILIES, "data", "deploy", "metrics", "models", "plot", "privacy"},
+    "cli": {*CORE, *FAMILIES, "data", "deploy", "metrics", "models", "plot", "privacy", "report"},
     "__init__": {
         *CORE, *FAMILIES, "data", "deploy", "estimators", "metrics", "models", "nn", "plot",
-        "privacy", "testing",
+        "privacy", "report", "testing",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -17,7 +17,7 @@ import scipy.sparse
 
 import jaxfed
 from jaxfed import backend
-from jaxfed.cli import _evaluate, _report, main
+from jaxfed.cli import _report, main
 from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _pca
 from jaxfed.cli.fit._signature import descriptions
@@ -808,17 +808,6 @@ def test_a_file_is_not_a_folder(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         Folder(tmp_path / "out").check([], force=True)
-
-
-def test_principal_axes_span_the_same_and_have_uncorrelated_scores():
-    rng = np.random.default_rng(0)
-    samples = [rng.normal(size=(n, 6)) @ rng.normal(size=(6, 6)) for n in (2, 9)]
-    basis = np.linalg.qr(rng.normal(size=(6, 3)))[0]
-    axes = _evaluate.principal(basis, samples)
-    np.testing.assert_allclose(axes @ axes.T, basis @ basis.T, atol=1e-12)
-    scatter = axes.T @ sum(y.T @ y / len(y) for y in samples) @ axes
-    np.testing.assert_allclose(scatter, np.diag(np.diag(scatter)), atol=1e-10)
-    assert np.all(np.diff(np.diag(scatter)) < 0)
 
 
 def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):

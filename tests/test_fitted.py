@@ -229,3 +229,22 @@ def test_files_that_hurt_are_refused(solution, tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(ValueError, match=r"pipe\.npz: wanted a regular file"):
         jf.load(tmp_path / "pipe.npz")
+
+
+def test_principal_axes_span_the_same_and_have_uncorrelated_scores():
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(size=(n, 6)) @ rng.normal(size=(6, 6)) for n in (2, 9)]
+    basis = np.linalg.qr(rng.normal(size=(6, 3)))[0]
+    axes = jf.pca.principal_axes(basis, samples)
+    np.testing.assert_allclose(axes @ axes.T, basis @ basis.T, atol=1e-12)
+    scatter = axes.T @ sum(y.T @ y / len(y) for y in samples) @ axes
+    np.testing.assert_allclose(scatter, np.diag(np.diag(scatter)), atol=1e-10)
+    assert np.all(np.diff(np.diag(scatter)) < 0)
+    assert np.all(axes[np.abs(axes).argmax(axis=0), range(3)] > 0)
+    for given, message in (
+        ((np.ones(6), samples), "basis: "),
+        ((basis, samples[0]), "samples: wanted a list"),
+        ((basis, [samples[0], np.ones((2, 5))]), r"samples\[1\]: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jf.pca.principal_axes(*given)

@@ -15,7 +15,7 @@ ROOMS = [
     jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators,
     jf.gcca, jf.generative,
     jf.linalg, jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
-    jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.testing,
+    jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.report, jf.testing,
 ]  # fmt: skip
 
 # What takes no argument, or what other parts of the library give it: arrays within a traced

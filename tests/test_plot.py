@@ -1,3 +1,4 @@
+import inspect
 import sys
 from io import BytesIO
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxfed import plot
+from jaxfed import metrics, plot
 
 WHITE = 0.9
 
@@ -143,6 +144,122 @@ def test_clusters_draw_every_client_in_the_colour_of_its_group():
     colours(figure)
 
 
+def test_scree_draws_shares_of_the_variance_and_the_rank_that_was_chosen():
+    own = np.array([[4.0, 1.0], [2.0, 0.0]])
+    figure = plot.scree({"all": [6.0, 2.0], "own": own}, total=10, chosen={"shared": 1})
+    (axes,) = figure.axes
+    everybody, each, rank = axes.get_lines()
+    np.testing.assert_allclose(everybody.get_xydata(), [[1, 60], [2, 20]])
+    np.testing.assert_allclose(each.get_ydata(), [30, 5])
+    assert set(rank.get_xdata()) == {1.5}
+    (band,) = axes.collections
+    edges = band.get_paths()[0].vertices
+    assert edges[:, 1].max() == 40 and {(1, 20), (2, 10)} <= set(map(tuple, edges.round(9)))
+    assert {"all", "own", "shared", "share of the variance (%)"} <= texts(figure)
+    (axes,) = plot.scree({"all": [6.0, 2.0]}).axes
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), [6, 2])
+
+
+def test_variance_is_split_by_client_the_most_shared_on_top():
+    shares = metrics.EnergyShares(*np.array([[0.2, 0.7], [0.5, 0.2], [0.3, 0.1]]))
+    figure = plot.variance_shares(shares, names=["a", "b"])
+    bars = [
+        [(bar.get_x(), bar.get_width()) for bar in group] for group in figure.axes[0].containers
+    ]
+    wanted = [[(0, 20), (0, 70)], [(20, 50), (70, 20)], [(70, 30), (90, 10)]]
+    np.testing.assert_allclose(bars, wanted)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
+    many = plot.variance_shares(metrics.EnergyShares(*np.full((3, 50), 1 / 3)), names=["c"] * 50)
+    assert "c" not in texts(many) and "50 clients" in texts(many)
+
+
+def test_convergence_with_bits_on_a_second_axis():
+    history = {"objective": np.array([3.0, 1.0]), "bits_up": np.array([8, 16])}
+    first, second = plot.convergence(history, bits=True).axes
+    np.testing.assert_array_equal(first.get_lines()[0].get_xydata(), [[1, 3], [2, 1]])
+    np.testing.assert_array_equal(second.get_lines()[0].get_xydata(), [[1, 8], [2, 16]])
+    assert second.get_ylabel().startswith("bits sent")
+    assert first.yaxis.get_ticks_position() != second.yaxis.get_ticks_position()
+
+
+def test_clients_are_placed_by_what_they_learned_and_coloured_by_what_is_known():
+    local = np.eye(4)[[0, 0, 1, 1]][..., None]
+    figure = plot.client_map(local, [0.5, 1.0, 2.0, 4.0], label="depth", names=["a", "b", "c", "d"])
+    drawn = figure.axes[0].collections[0]
+    places = np.asarray(drawn.get_offsets())
+    np.testing.assert_allclose(places[0], places[1], atol=1e-3)
+    assert np.linalg.norm(places[0] - places[2]) > 1
+    np.testing.assert_array_equal(drawn.get_array(), [0.5, 1, 2, 4])
+    assert figure.axes[1].get_ylabel() == "depth" and {"a", "d"} <= texts(figure)
+
+    figure = plot.client_map(np.eye(2)[[0, 0, 1]], ["x", "y", "y"], label="kind")
+    sizes = [len(group.get_offsets()) for group in figure.axes[0].collections]
+    assert sizes == [1, 2] and {"x", "y", "kind"} <= texts(figure)
+    assert figure.axes[0].get_legend().get_title().get_text() == "kind"
+    assert plot.client_map(np.eye(2)).axes[0].get_legend() is None
+
+
+def test_confusion_shows_which_components_are_partners():
+    turned = np.sqrt([[1.0, 0.0], [0.0, 0.75], [0.0, 0.25]])
+    figure = plot.confusion(np.eye(3)[:, ::-1], turned)
+    np.testing.assert_allclose(pixels(figure)[0], [[0, 0.25], [0, 0.75], [1, 0]], atol=1e-12)
+    assert images(figure)[0].get_clim() == (0, 1)
+    assert {".75", ".25", ".00", "1", "components, second half"} <= texts(figure)
+
+
+def test_what_is_given_is_drawn_as_it_is_and_not_as_mathematics():
+    name = "$\\nosuchcommand$"
+    for figure in (
+        plot.clusters(np.eye(2), [0, 1], names=[name, "b"]),
+        plot.agreement(np.eye(2), [name, "b"]),
+        plot.components({name: np.eye(4)}, (2, 2)),
+        plot.samples({name: np.ones((1, 4))}, (2, 2)),
+        plot.scree({name: [1.0]}, chosen={"b": 1}),
+        plot.client_map(np.eye(2), [name, "b"]),
+    ):
+        colours(figure)
+
+
+EYE4 = {"shared": np.eye(4)}
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda ax: plot.agreement(np.eye(2), ["a", "b"], ax=ax),
+        lambda ax: plot.client_map(np.eye(2), [0.0, 1.0], ax=ax),
+        lambda ax: plot.clusters(np.eye(2), [0, 1], ax=ax),
+        lambda ax: plot.components(EYE4, (2, 2), ax=ax),
+        lambda ax: plot.components(EYE4, ax=ax),
+        lambda ax: plot.confusion(np.eye(2), np.eye(2), ax=ax),
+        lambda ax: plot.convergence({"objective": np.ones(3)}, ax=ax),
+        lambda ax: plot.reconstructions(np.eye(4), {"a": np.eye(4)}, (2, 2), ax=ax),
+        lambda ax: plot.samples({"a": np.ones((1, 4))}, (2, 2), ax=ax),
+        lambda ax: plot.scree({"a": np.ones(3)}, ax=ax),
+        lambda ax: plot.separation(*np.ones((3, 1, 4)), (2, 2), ax=ax),
+        lambda ax: plot.variance_shares(metrics.EnergyShares(*np.full((3, 2), 1 / 3)), ax=ax),
+        lambda ax: plot.grid(found(), "x", ax=ax),
+    ],
+)
+def test_every_picture_goes_into_axes_that_are_given_and_returns_them(draw):
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.set_axis_off()
+    assert draw(right) is right
+    drawn = colours(figure)
+    end = int(drawn.shape[1] * left.get_position().x1)
+    assert drawn[:, end:].min() < WHITE and drawn[:, :end].min() > WHITE
+
+
+def found():
+    return pytest.importorskip("xarray").Dataset({"y": ("x", [1.0, 2.0])}, {"x": [1.0, 2.0]})
+
+
+def test_every_function_takes_axes():
+    for name in plot.__all__:
+        assert "ax" in inspect.signature(getattr(plot, name)).parameters
+
+
 @pytest.mark.parametrize(
     "draw",
     [
@@ -194,6 +311,23 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
             "names.*4.*1",
         ),
         (lambda: plot.convergence({"loss": np.ones(3)}), "loss.*objective"),
+        (
+            lambda: plot.convergence({"objective": np.ones(3)}, figure=Figure(), ax=Figure().gca()),
+            "figure, ax: wanted one",
+        ),
+        (lambda: plot.scree({"a": np.ones(3)}, ax=Figure()), "ax: wanted Matplotlib axes"),
+        (lambda: plot.components(EYE4, ax=Figure().add_axes((0, 0, 1, 1))), "ax: wanted axes of"),
+        (lambda: plot.convergence({"objective": np.ones(3)}, bits=True), "history has.*bits_up"),
+        (lambda: plot.scree({"a": -np.ones(3)}), r"variances\['a'\]: wanted none below 0"),
+        (lambda: plot.scree({"a": np.ones(3)}, total=0), "total: wanted a positive"),
+        (lambda: plot.scree({"a": np.ones(3)}, chosen={"b": 0}), r"chosen\['b'\].*0"),
+        (lambda: plot.variance_shares(np.ones(3)), "shares: wanted"),
+        (lambda: plot.client_map(np.ones((3, 3))), r"clients.*\(3, 3\)"),
+        (lambda: plot.client_map(np.eye(2), [1.0]), "metadata: wanted 2 numbers"),
+        (lambda: plot.client_map(np.eye(2), ["a"]), "metadata: wanted 2"),
+        (lambda: plot.client_map(np.eye(2), [1.0, np.nan]), "metadata: wanted finite"),
+        (lambda: plot.confusion(np.eye(2), np.eye(3)), "second: wanted components of 2"),
+        (lambda: plot.confusion(np.eye(2), np.eye(2), names=["a"]), "names: wanted 2"),
         (lambda: plot.clusters(np.ones((3, 3)), [0, 1, 2]), r"embedding.*\(3, 3\)"),
         (lambda: plot.clusters(np.ones((3, 2)), [0, 1]), "labels: wanted 3 labels"),
         (lambda: plot.clusters(np.ones((3, 2)), [0, 1, 2], names=["a"]), "names.*3.*1"),

@@ -595,6 +595,7 @@ def targets() -> list[Target]:
         *_data(right),
         *_models(right),
         *_plots(right),
+        *_reports(right),
     ]
     return found
 
@@ -1008,6 +1009,9 @@ def _functions(right) -> list[Target]:
             "fitted": lambda v: v is shared_alone, "samples": either(array(None, None, d, finite=True), lambda v: _tables(v) and np.shape(v[0])[1] == d),
             "rank": count(1, d - RANK),
         }, says={"samples": ("arrays",)}),
+        Target("pca.principal_axes", {"basis": right["frame"], "samples": list(right["samples"])}, {
+            "basis": real(d, None, finite=True), "samples": lambda v: isinstance(v, list | tuple) and len(v) > 0 and all(real(None, d, finite=True)(x) for x in v),
+        }),
         Target("pca.shrink", {"moment": right["moment"], "rank": 1}, {"moment": tracked("moment"), "rank": whole(1, d)}),
         Target("pca.split_half", {"algorithms": [right["perpca"]], "clients": right["clients"], "rounds": 1, "key": right["key"]}, {
             "algorithms": listed(instance(jf.Algorithm)), "clients": tracked("clients"), "rounds": WHOLE, "key": key,
@@ -1182,36 +1186,63 @@ def _models(right) -> list[Target]:
     ]  # fmt: skip
 
 
+def _reports(right) -> list[Target]:
+    run = {"solution": right["solution"], "clients": right["clients"]}
+    kinds = {"solution": lambda v: v is right["solution"], "clients": tracked("clients")}
+    each = lambda kind: optional(lambda v: kind(v) and len(v) == CLIENTS)
+    return [
+        Target("report.html", run, kinds | {
+            "title": text, "names": each(texts), "metadata": optional(either(array(3, finite=True), array(3, kinds="biuU"))),
+            "label": optional(text), "image_shape": lambda v: v is None, "ranks": lambda v: v is None, "seconds": optional(number(least=0)),
+            "table": lambda v: v in ((), []) and isinstance(v, tuple | list), "pictures": lambda v: v is None or v == {},
+        }),
+        Target("report.write", {"path": "report.html", **run}, {"path": path, **kinds}),
+    ]  # fmt: skip
+
+
 def _plots(right) -> list[Target]:
     figure = optional(instance(matplotlib.figure.Figure, matplotlib.figure.SubFigure))
+    nothing = lambda v: v is None  # axes are drawn into, and those of one case would be full
     pixels = lambda v: listed(count())(v) and len(v) in (2, 3) and int(np.prod(v)) == 6
     image = np.ones((2, 6), np.float32)
     rows = real(2, 6, finite=True)
     two = {"image_shape": (2, 3)}
     names = lambda n: optional(lambda v: texts(v) and len(v) == n)
     return [
-        Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure}),
+        Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure, "ax": nothing}),
+        Target("plot.client_map", {"clients": np.ones((3, 2))}, {
+            "clients": real(3, 2, finite=True), "metadata": optional(either(array(3, finite=True), array(3, kinds="biuU"))), "label": optional(text), "names": names(3), "figure": figure, "ax": nothing,
+        }),
         Target("plot.clusters", {"embedding": np.ones((3, 2)), "labels": np.arange(3)}, {
-            "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biufU"), "names": names(3), "figure": figure,
+            "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biufU"), "names": names(3), "figure": figure, "ax": nothing,
         }),
         Target("plot.components", {"groups": {"a": np.ones((6, 2))}, **two}, {
-            "groups": mapping(lambda v: v is None or real(6, None, finite=True)(v)), "image_shape": optional(pixels), "columns": WHOLE, "figure": figure,
+            "groups": mapping(lambda v: v is None or real(6, None, finite=True)(v)), "image_shape": optional(pixels), "columns": WHOLE, "figure": figure, "ax": nothing,
+        }),
+        Target("plot.confusion", {"first": np.eye(6, 2), "second": np.eye(6, 2)}, {
+            "first": real(6, None, finite=True), "second": real(6, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure, "ax": nothing,
         }),
         Target("plot.convergence", {"history": {"objective": np.arange(3.0)}}, {
             "history": lambda v: mapping(real(None))(v) and "objective" in v, "quantities": lambda v: texts(v) and len(v) > 0 and set(v) <= {"objective"},
-            "levels": optional(mapping(number())), "against": one_of("rounds"), "label": optional(text), "figure": figure,
+            "levels": optional(mapping(number())), "against": one_of("rounds"), "label": optional(text), "bits": lambda v: v is False, "figure": figure, "ax": nothing,
         }),
         Target("plot.grid", {"found": right["grid"], "x": "step"}, {
             "found": tracked("grid"), "x": one_of("step"), "over": lambda v: v in ((), []) and isinstance(v, tuple | list), "names": lambda v: v is None,
-            "scale": one_of("log", "linear"), "label": optional(text), "figure": figure,
+            "scale": one_of("log", "linear"), "label": optional(text), "figure": figure, "ax": nothing,
         }),
         Target("plot.reconstructions", {"original": image, "found": {"a": image}, **two}, {
-            "original": rows, "found": mapping(rows), "image_shape": pixels, "names": names(2), "figure": figure,
+            "original": rows, "found": mapping(rows), "image_shape": pixels, "names": names(2), "figure": figure, "ax": nothing,
         }),
         Target("plot.samples", {"groups": {"a": image}, **two}, {
-            "groups": mapping(real(None, 6, finite=True)), "image_shape": pixels, "columns": WHOLE, "notes": lambda v: v is None or v == {}, "figure": figure,
+            "groups": mapping(real(None, 6, finite=True)), "image_shape": pixels, "columns": WHOLE, "notes": lambda v: v is None or v == {}, "figure": figure, "ax": nothing,
         }),
         Target("plot.separation", {"original": image, "shared": image, "own": image, **two}, {
-            "original": rows, "shared": optional(rows), "own": optional(rows), "image_shape": pixels, "mean": optional(real(6, finite=True)), "names": names(2), "figure": figure,
+            "original": rows, "shared": optional(rows), "own": optional(rows), "image_shape": pixels, "mean": optional(real(6, finite=True)), "names": names(2), "figure": figure, "ax": nothing,
+        }),
+        Target("plot.scree", {"variances": {"a": np.ones(3)}}, {
+            "variances": mapping(lambda v: (real(None, finite=True)(v) or real(None, None, finite=True)(v)) and np.min(v) >= 0), "total": optional(number(above=0)), "chosen": optional(mapping(count())), "figure": figure, "ax": nothing,
+        }),
+        Target("plot.variance_shares", {"shares": jf.metrics.EnergyShares(*np.full((3, 4), 0.25))}, {
+            "shares": lambda v: isinstance(v, tuple) and len(v) == 3 and all(real(4, finite=True)(x) for x in v), "names": names(4), "figure": figure, "ax": nothing,
         }),
     ]  # fmt: skip

@@ -5,20 +5,27 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from importlib import metadata
+
+from jaxfed.cli._config import add_config, with_config
 
 # Each command is the module of its name in this package, with an `add_parser(subparsers)`.
 COMMANDS = {
-    "demo": "shared and unique components of real handwritten digits, in under a minute",
+    "completion": "what your shell needs to complete commands and options",
+    "demo": "shared and local components of real handwritten digits, in under a minute",
     "deploy": "run on separate machines, by Flower",
     "fit": "fit an algorithm to your own files",
     "info": "what a result holds",
+    "personalize": "local components of new clients beside shared ones that were learned before",
     "plan": "what a run takes on TPUs or GPUs, before anything is rented",
     "reproduce": "reproduce a table or figure of a paper",
     "sweep": "a grid over settings, samples, clients and seeds, compiled once",
     "transform": "scores of samples in components that were learned before",
 }
+
+# Those that take their options from a file too.
+CONFIGURED = {"demo", "fit", "personalize", "plan", "sweep", "transform"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,27 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         interruption.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="jaxfed", description="Federated, personalized, unsupervised learning in JAX."
-    )
-    parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
-    parser.add_argument(
-        "--no-compilation-cache",
-        action="store_true",
-        help="do not keep compiled programs on disk (in ~/.cache/jaxfed, or XDG_CACHE_HOME)",
-    )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over,
     # and of what it raises besides.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
-        for name, summary in COMMANDS.items():
-            if name in _first_words(arguments):
-                # Only the command that is asked for is imported.
-                importlib.import_module(f"jaxfed.cli.{name}").add_parser(commands)
-            else:
-                commands.add_parser(name, help=summary)
-        parsed = parser.parse_args(arguments)
+        # Only the command that is asked for is imported.
+        parser = parser_of(set(_first_words(arguments)))
+        parsed = parser.parse_args(with_config(parser, arguments))
         if not parsed.no_compilation_cache:
             from jaxfed.core.compiling import enable_compilation_cache
 
@@ -65,6 +58,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxfed: interrupted", file=sys.stderr)
         return 130
+
+
+def parser_of(wanted: Container[str]) -> argparse.ArgumentParser:
+    """The command line's parser.
+
+    Args:
+        wanted: names of commands whose own options are wanted; they are imported.
+
+    Raises:
+        ValueError: if one of them cannot be used here.
+        ImportError: if a package is missing for one.
+    """
+    parser = argparse.ArgumentParser(
+        prog="jaxfed",
+        description="Federated, personalized, unsupervised learning in JAX.",
+        epilog="jaxfed demo shows what this is about; jaxfed fit --help lists the algorithms; "
+        "jaxfed COMMAND --help says more of each.",
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("jaxfed"))
+    parser.add_argument(
+        "--no-compilation-cache",
+        action="store_true",
+        help="do not keep compiled programs on disk (in ~/.cache/jaxfed, or XDG_CACHE_HOME)",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if name in wanted:
+            importlib.import_module(f"jaxfed.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary)
+        if name in wanted and name in CONFIGURED:
+            add_config(commands.choices[name])
+    return parser
 
 
 def _first_words(arguments: Sequence[str]) -> Sequence[str]:

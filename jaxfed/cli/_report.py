@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,30 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(names), "  ".join("-" * width for width in widths), *map(line, cells)])
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table: by rich where somebody watches and it is installed, else as `table` has it.
+
+    Args:
+        rows: as those of `table`.
+    """
+    if not (sys.stdout.isatty() and find_spec("rich")):
+        print(table(rows))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = list(rows[0])
+    for name in names:
+        left = isinstance(rows[0][name], str)
+        drawn.add_column(Text(name), justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(_cell(row[name])) for name in names))  # names are no markup
+    Console().print(drawn)
 
 
 def on_terminal() -> bool:

@@ -39,6 +39,7 @@ def add_parser(subparsers) -> None:
     """
     parser = subparsers.add_parser(
         "demo",
+        help="shared and local components of real handwritten digits, in under a minute",
         description=(
             "Split scikit-learn's 1,797 images of handwritten digits over 50 clients of one or "
             "two digits each, fit shared and local components, compare with PCA of each client "
@@ -46,7 +47,11 @@ def add_parser(subparsers) -> None:
         ),
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("jaxfed-demo"), metavar="DIR", help="default: %(default)s"
+        "--out",
+        type=Path,
+        default=Path("jaxfed-demo"),
+        metavar="DIR",
+        help="results go here; default: %(default)s",
     )
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
     parser.add_argument("--seed", type=int, default=0, help="of the split; default: %(default)s")
@@ -80,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     solutions, held_out = fit_all(digits, key, arguments.rounds)
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
     best = min(rows, key=lambda row: row["residual, held out"])["method"]
-    print(_report.table(rows))
+    _report.show(rows)
     print(
         "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "
@@ -184,11 +189,11 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
         fontsize=13,
     )
     upper, middle, lower = figure.subfigures(3, 1, height_ratios=[1.2, 1.2, 4.0])
-    principal = _evaluate.principal(shared, digits.train)
+    principal = pca.principal_axes(shared, digits.train)
     plot.components({f"{SHARED_RANK} shared components": principal}, IMAGE, figure=upper)
     for digit, part in zip((0, 1, 2, 6, 7), middle.subfigures(1, 5, wspace=0.02), strict=True):
         client = owners[digit]
-        principal = _evaluate.principal(local[client], [digits.train[client]])
+        principal = pca.principal_axes(local[client], [digits.train[client]])
         plot.components({f"own, of a client with {digit}s": principal}, IMAGE, figure=part)
 
     left, right = lower.subfigures(1, 2, width_ratios=[1.6, 1.0], wspace=0.03)

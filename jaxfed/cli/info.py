@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(saved.summary())
     rows = _rows(path.with_name(RESULT[1]))
     if rows:
-        print("\n" + _report.table(rows))
+        print()
+        _report.show(rows)
     return 0
 
 

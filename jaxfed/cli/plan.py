@@ -3,10 +3,16 @@
 import argparse
 from functools import partial
 
-from jaxfed.cli.fit import _signature
+from jaxfed.cli.fit import _common, _signature
 from jaxfed.cli.fit.pca import COMMANDS, DEPRECATED, Command
 from jaxfed.core import channel
 from jaxfed.core.plan import plan, shapes_of
+
+SHAPES = {
+    "clients": "how many there are",
+    "samples": "of each client",
+    "features": "of each sample",
+}
 
 
 def add_parser(subparsers) -> None:
@@ -19,14 +25,18 @@ def add_parser(subparsers) -> None:
         "Compile a run for machines that are not here and say what it takes: memory, messages, and "
         "whether it fits, or in which blocks it would. Nothing runs."
     )
-    parser = subparsers.add_parser("plan", description=about)
+    parser = subparsers.add_parser(
+        "plan",
+        help="what a run takes on TPUs or GPUs, before anything is rented",
+        description=about,
+    )
     algorithms = parser.add_subparsers(metavar="ALGORITHM", required=True)
     for name, command in COMMANDS.items():
         summary = _signature.summary(command.made)
         own = algorithms.add_parser(name, help=summary, description=summary)
         shapes = own.add_argument_group("clients")
-        for option in ("clients", "samples", "features"):
-            shapes.add_argument(f"--{option}", type=int, required=True, metavar="N")
+        for option, words in SHAPES.items():
+            shapes.add_argument(f"--{option}", type=int, required=True, metavar="N", help=words)
         _signature.add_settings(
             own.add_argument_group("algorithm"), command.made, without=DEPRECATED
         )
@@ -37,7 +47,7 @@ def add_parser(subparsers) -> None:
             help="a slice of TPUs as v5e:4x4, one chip as v5e, h100, h100:8, or cpu for this "
             "processor; default: %(default)s",
         )
-        where.add_argument("--rounds", type=int, default=100, help="default: %(default)s")
+        _common.add_rounds(where, 100)
         where.add_argument(
             "--chunk-size", type=int, metavar="K", help="clients in a block; default: what fits"
         )

@@ -53,6 +53,7 @@ def add_parser(subparsers) -> None:
     """
     parser = subparsers.add_parser(
         "sweep",
+        help="a grid over settings, samples, clients and seeds, compiled once",
         description="Sweep an algorithm's settings, numbers of samples and clients, and seeds. "
         "Started again after an interruption, the same command goes on.",
     )
@@ -78,14 +79,24 @@ def _add_hierarchical(subparsers) -> None:
     axes.add_argument(
         "--samples", type=int, nargs="+", metavar="N", help="of each client; default: all, or 20"
     )
-    axes.add_argument("--clients", type=int, nargs="+", metavar="M", help="default: all, or 100")
+    axes.add_argument(
+        "--clients", type=int, nargs="+", metavar="M", help="how many; default: all, or 100"
+    )
     axes.add_argument(
         "--seeds", type=int, default=3, metavar="K", help="draws or splits; default: %(default)s"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--rank", type=int, default=10, help="default: %(default)s")
-    model.add_argument("--noise-variance", type=float, default=0.5, help="default: %(default)s")
-    model.add_argument("--rounds", type=int, default=30, help="default: %(default)s")
+    model.add_argument(
+        "--rank", type=int, default=10, metavar="N", help="number of components; default: 10"
+    )
+    model.add_argument(
+        "--noise-variance",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="of each entry of a sample; default: %(default)s",
+    )
+    _common.add_rounds(model, 30)
     source = parser.add_argument_group("clients, simulated unless files are given")
     source.add_argument(
         "--features", type=int, default=30, help="of simulated clients; default: %(default)s"
@@ -94,10 +105,19 @@ def _add_hierarchical(subparsers) -> None:
     source.add_argument("--client-column", metavar="NAME", help="as for `jaxfed fit`")
     _common.add_max_bytes(source)
     source.add_argument(
-        "--held-out", type=float, default=0.2, metavar="SHARE", help="default: %(default)s"
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of each client's samples, which errors are measured on; default: %(default)s",
     )
     source.add_argument(
-        "--center", choices=("none", "own", "common"), nargs="?", const="own", default="none"
+        "--center",
+        choices=("none", "own", "common"),
+        nargs="?",
+        const="own",
+        default="none",
+        help="as for `jaxfed fit`; default: %(default)s, without a value: own",
     )
     parser.add_argument(
         "--block",
@@ -166,7 +186,9 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begun
 
     rows, printed = _table(found)
-    print(f"\n{source.label}, mean ± standard deviation over seeds:\n\n{_report.table(printed)}\n")
+    print(f"\n{source.label}, mean ± standard deviation over seeds:\n")
+    _report.show(printed)
+    print()
     along = next((name for name, values in axes.items() if len(values) > 1), "prior_variance")
     picture = plot.grid(found, along, over="seed", label=source.label)
     with folder.writing(PICTURE) as part:

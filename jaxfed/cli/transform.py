@@ -59,16 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = Folder(arguments.out)
     folder.check([], force=arguments.force)
-    path = file_of(arguments.result)
-    saved = load(path)
-    with np.load(path, allow_pickle=False) as stored:
-        if not {"names", "mean"} <= set(stored):
-            raise ValueError(f"{path}: wanted what jaxfed fit wrote of the PCA family")
-        known, means = stored["names"].tolist(), stored["mean"]
-    features = saved.result.shared if saved.result.shared is not None else saved.result.local
-    local = np.shape(saved.result.local)[:1] or np.shape(known)  # one process holds its own alone
-    if np.shape(known) != local or means.shape != (*local, features.shape[-2]):
-        raise ValueError(f"{path}: its names and means are not those of its clients")
+    saved, known, means = read_components(arguments.result)
     tables, names = data.read_folder(
         arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
     )
@@ -80,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--data: {name} was not there when components were learned; --personalize learns "
                 "its own from its samples"
             )
-        centred = table - _mean(means, place, table)
+        centred = table - mean_of(means, place, table)
         fitted, client = _components(saved, place, centred)
         scores.append(np.asarray(pca.transform(fitted, centred, client=client)))
         anomalies.append(np.asarray(pca.anomaly_score(fitted, centred, client=client)))
@@ -102,12 +93,35 @@ def run(arguments: argparse.Namespace) -> int:
         arrays | {"anomaly": np.concatenate(anomalies)},
         {"settings": settings, "table": rows},
     )
-    print(_report.table(rows))
+    _report.show(rows)
     print(f"\nWritten to {folder.path}: {', '.join(RESULT)}.")
     return 0
 
 
-def _mean(means: np.ndarray, place: int | None, table: np.ndarray) -> np.ndarray:
+def read_components(path: Path) -> tuple[Saved, list[str], np.ndarray]:
+    """What `jaxfed fit` wrote of the PCA family, with the clients' names and means.
+
+    Raises:
+        ValueError: for any other file.
+        OSError: if it cannot be read.
+    """
+    path = file_of(path)
+    saved = load(path)
+    with np.load(path, allow_pickle=False) as stored:
+        # Views have names, means and the numbers of their features.
+        if not {"names", "mean"} <= set(stored) or "features" in stored:
+            raise ValueError(
+                f"{path}: wanted what jaxfed fit wrote of the PCA family, got {saved.algorithm}"
+            )
+        known, means = stored["names"].tolist(), stored["mean"]
+    features = saved.result.shared if saved.result.shared is not None else saved.result.local
+    local = np.shape(saved.result.local)[:1] or np.shape(known)  # one process holds its own alone
+    if np.shape(known) != local or means.shape != (*local, features.shape[-2]):
+        raise ValueError(f"{path}: its names and means are not those of its clients")
+    return saved, known, means
+
+
+def mean_of(means: np.ndarray, place: int | None, table: np.ndarray) -> np.ndarray:
     """What is subtracted from a client's samples, as it was from those that were learned from."""
     if place is not None:
         return means[place]

@@ -209,7 +209,7 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     if not (up.private or up.cumulative or problem.first_uplink.private):
         return
     sketch = replace(problem, clients=clients.sketch())
-    for first, uplink in jax.eval_shape(partial(_messages, rounds=rounds), sketch, start):
+    for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, start):
         if up.cumulative and not is_linear(uplink):
             raise ValueError(
                 f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
@@ -228,7 +228,7 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
         problem.first_uplink.check(clients, len(clients), first)
 
 
-def _messages(
+def messages_of(
     problem: Problem, start: Personalized | None, *, rounds: int
 ) -> list[tuple[PyTree, PyTree]]:
     """One client's first message and uplink in each bucket, for their shapes."""

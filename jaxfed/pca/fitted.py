@@ -181,6 +181,39 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
     return Personalized(shared, jax.jit(jax.vmap(of_one))(clients.data))
 
 
+def principal_axes(
+    basis: Float[ArrayLike, "d r"], samples: Sequence[Float[ArrayLike, "n_i d"]]
+) -> Float[np.ndarray, "d r"]:
+    """The same span by its principal axes: uncorrelated scores, the largest variance first.
+
+    An algorithm learns a subspace; which of its bases is arbitrary. A picture needs the one in
+    which each component means something by itself. Each client counts the same. Of an axis and its
+    opposite the one is taken whose largest entry is positive.
+
+    Args:
+        basis: orthonormal components, such as `solution.result.shared`.
+        samples: of all clients for shared components, of one for its own; centred as those that
+            the components were learned from.
+
+    Returns:
+        The axes, in columns.
+
+    Raises:
+        ValueError: for components or samples that are not tables, or of different features.
+    """
+    checked_array("basis", basis, "features rank", finite=True)
+    axes = np.asarray(basis)  # in its own precision
+    if not is_list(samples) or len(samples) == 0:
+        raise refuse("samples", "a list of tables, one for each client", samples)
+    for i, table in enumerate(samples):
+        checked_array(f"samples[{i}]", table, f"rows {len(axes)}", finite=True)
+    scores = [np.asarray(table) @ axes / np.sqrt(len(table)) for table in samples]
+    scores = np.concatenate(scores)
+    axes = axes @ np.linalg.eigh(scores.T @ scores)[1][:, ::-1]
+    largest = np.take_along_axis(axes, np.argmax(np.abs(axes), axis=0)[None], axis=0)
+    return axes * np.sign(largest)
+
+
 def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
     """Shared and local components that go side by side, without the shared ones where they do not.
 

@@ -2,23 +2,32 @@
 
 Each function returns a Matplotlib `Figure`, to be shown by a notebook or saved with
 `figure.savefig`. Nothing here keeps state or needs a screen. Given `figure`, a function draws into
-that figure or subfigure instead, so that pictures can be put together.
+that figure or subfigure instead; given `ax`, into those axes, which it returns:
+
+    figure, (left, right) = plt.subplots(1, 2)
+    jf.plot.convergence(solution.history, bits=True, ax=left).set_yscale("log")
+    jf.plot.client_map(solution.result.local, temperatures, ax=right)
 """
 
-from jaxfed.plot._agreement import agreement
-from jaxfed.plot._clusters import clusters
+from jaxfed.plot._agreement import agreement, confusion
+from jaxfed.plot._clusters import client_map, clusters
 from jaxfed.plot._curves import convergence
 from jaxfed.plot._grid import grid
 from jaxfed.plot._images import components, separation
 from jaxfed.plot._samples import reconstructions, samples
+from jaxfed.plot._variance import scree, variance_shares
 
 __all__ = [
     "agreement",
+    "client_map",
     "clusters",
     "components",
+    "confusion",
     "convergence",
     "grid",
     "reconstructions",
     "samples",
+    "scree",
     "separation",
+    "variance_shares",
 ]

@@ -29,10 +29,37 @@ def canvas(figure: Any, width: float, height: float) -> Any:
     return new
 
 
-def check_figure(figure: Any) -> None:
+def one_axes(figure: Any, ax: Any, width: float, height: float) -> tuple[Any, Any]:
+    """The axes to draw into, and what the caller gets back: the figure, or its own axes."""
+    if ax is not None:
+        return ax, ax
+    figure = canvas(figure, width, height)
+    return figure.subplots(), figure
+
+
+def within(figure: Any, ax: Any) -> Any:
+    """The figure for several panels; in the place of `ax` if that is given."""
+    if ax is None:
+        return figure
+    ax.set_axis_off()
+    return ax.get_figure(root=False).add_subfigure(ax.get_subplotspec())
+
+
+def check_place(figure: Any, ax: Any, *, panels: bool = False) -> None:
     """Refuse what nothing can be drawn into."""
     if figure is not None and not (hasattr(figure, "subplots") and hasattr(figure, "subfigures")):
         raise refuse("figure", "a Matplotlib figure or subfigure, or None", figure)
+    if ax is None:
+        return
+    if figure is not None:
+        raise ValueError("figure, ax: wanted one of the two at most, got both")
+    if not hasattr(ax, "imshow"):
+        raise refuse("ax", "Matplotlib axes, or None", ax)
+    if panels and ax.get_subplotspec() is None:
+        raise ValueError(
+            "ax: wanted axes of a grid, such as plt.subplots makes, for several panels; got axes "
+            "that stand by themselves"
+        )
 
 
 def bare(axes: Any) -> None:
@@ -77,6 +104,11 @@ def texts(name: str, given: Any, number: int) -> None:
         check_texts(name, given)
         if len(given) != number:
             raise ValueError(f"{name}: wanted {number}, got {len(given)}")
+
+
+def verbatim(text: str) -> str:
+    """A text to be drawn as it is, where Matplotlib would take `$` for mathematics."""
+    return text.replace("$", r"\$")
 
 
 def named(name: str, given: Any, wanted: str) -> None:

@@ -15,7 +15,7 @@ from jaxfed.core.checks import (
     check_text,
     check_texts,
 )
-from jaxfed.plot._figure import canvas, check_figure, colour, light
+from jaxfed.plot._figure import check_place, colour, light, one_axes
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -30,6 +30,7 @@ def grid(
     scale: Literal["log", "linear"] = "log",
     label: str | None = None,
     figure: Any = None,
+    ax: Any = None,
 ) -> Any:
     """Draw a grid's variables along one dimension, a line for each variable and other setting.
 
@@ -42,16 +43,17 @@ def grid(
         scale: of the horizontal axis.
         label: of the vertical axis; by default the name of the only variable.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+        ax: Matplotlib axes to draw into instead.
 
     Returns:
-        The Matplotlib figure.
+        The figure, or the axes where these were given.
 
     Raises:
         ValueError: if there is no such dimension or variable, or a variable lacks `x` or has a
             further dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
-    check_figure(figure)
+    check_place(figure, ax)
     dataset = require("xarray", extra="sweep").Dataset
     check_instance("found", found, dataset, "an xarray.Dataset")
     check_text("x", x)
@@ -76,8 +78,7 @@ def grid(
             raise ValueError(f"names: wanted some of {list(found)}, got {name!r}")
     along = found[x].values
     lines = {name: _lines(found[name], x, over) for name in chosen}
-    figure = canvas(figure, 5.0, 3.4)
-    axes = figure.subplots()
+    axes, drawn = one_axes(figure, ax, 5.0, 3.4)
     for i, name in enumerate(chosen):
         for j, (line, band, words) in enumerate(lines[name]):
             # Colours tell variables apart and dashes settings, where there are several of both.
@@ -97,7 +98,7 @@ def grid(
     if number > 1:
         beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if number > 6 else {}
         axes.legend(fontsize=7, frameon=False, **beside)
-    return figure
+    return drawn
 
 
 def _lines(

@@ -1,5 +1,6 @@
 """Components and samples as images."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,14 @@ from jaxfed.plot._figure import (
     SMOOTH,
     bare,
     canvas,
-    check_figure,
+    check_place,
     host,
     image_shape_of,
     limit,
     named,
     texts,
+    verbatim,
+    within,
 )
 
 ArrayLike = Array | np.ndarray
@@ -31,6 +34,7 @@ def components(
     *,
     columns: int = 12,
     figure: Any = None,
+    ax: Any = None,
 ) -> Any:
     """Draw groups of components, each group under its name and on one colour scale.
 
@@ -42,16 +46,17 @@ def components(
             feature.
         columns: images in a row.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
 
     Returns:
-        The Matplotlib figure.
+        The figure, or the axes where these were given.
 
     Raises:
         ValueError: if there is no group, or a group is not `(features, rank)` or does not fit
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
-    check_figure(figure)
+    check_place(figure, ax, panels=True)
     named("groups", groups, "components")
     check_count("columns", columns)
     arrays = {
@@ -61,25 +66,29 @@ def components(
     }
     if not arrays:
         raise ValueError("groups: wanted at least one group of components, got none")
+    figure = within(figure, ax)
     if image_shape is None:
-        return _as_rows(arrays, figure)
+        figure = _as_rows(arrays, figure)
+        return figure if ax is None else ax
     shapes = [image_shape_of(len(group), image_shape) for group in arrays.values()]
     height, width = shapes[-1]
     columns = min(columns, max(group.shape[1] for group in arrays.values()))
     rows = [-(-group.shape[1] // columns) for group in arrays.values()]
     if figure is None:
         size = 0.75
+        # A name may be longer than its images are wide.
+        columns = max(columns, math.ceil(0.08 * max(map(len, arrays)) / size))
         figure = canvas(None, size * columns, size * height / width * sum(rows) + 0.3 * len(rows))
     parts = np.atleast_1d(figure.subfigures(len(arrays), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, height_in_images in zip(arrays.items(), parts, rows, strict=True):
-        part.suptitle(name, fontsize=9, x=0.01, ha="left")
+        part.suptitle(verbatim(name), fontsize=9, x=0.01, ha="left")
         grid = np.atleast_1d(part.subplots(height_in_images, columns, squeeze=False)).ravel()
         for position, axes in enumerate(grid):
             if position < group.shape[1]:
                 _signed(axes, group[:, position].reshape(height, width), limit(group))
             else:
                 axes.set_axis_off()
-    return figure
+    return figure if ax is None else ax
 
 
 def separation(
@@ -91,6 +100,7 @@ def separation(
     mean: Float[ArrayLike, " d"] | None = None,
     names: Sequence[str] | None = None,
     figure: Any = None,
+    ax: Any = None,
 ) -> Any:
     """Draw samples beside the shared part, the own part, and what the two make together.
 
@@ -102,15 +112,16 @@ def separation(
         mean: what was subtracted before the fit; added to the parts again in the last row.
         names: a title for each sample.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
 
     Returns:
-        The Matplotlib figure, one column per sample.
+        The figure, or the axes where these were given, one column per sample.
 
     Raises:
         ValueError: if shapes do not fit together, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
-    check_figure(figure)
+    check_place(figure, ax, panels=True)
     samples = host("original", original, 2, "samples of shape (samples, features)")
     given = {"shared": shared, "own": own}
     parts = {
@@ -131,7 +142,9 @@ def separation(
     height, width = image_shape_of(samples.shape[1], image_shape)
     together = np.sum(list(parts.values()), axis=0) + (0 if mean is None else mean)
     rows = ("original", *(f"{name} part" for name in parts), "together")
-    figure = canvas(figure, 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3)
+    figure = canvas(
+        within(figure, ax), 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3
+    )
     grid = figure.subplots(len(rows), len(samples), squeeze=False)
     # Originals and reconstructions share one scale, the two parts another.
     low, high = float(min(samples.min(), 0)), float(samples.max())
@@ -147,8 +160,8 @@ def separation(
                 bare(axes)
         line[0].set_ylabel(label, fontsize=8)
     for axes, name in zip(grid[0], names or (), strict=False):
-        axes.set_title(name, fontsize=8)
-    return figure
+        axes.set_title(verbatim(name), fontsize=8)
+    return figure if ax is None else ax
 
 
 def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
@@ -158,7 +171,7 @@ def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
         _signed(axes, group.T, limit(group), aspect="auto", interpolation="nearest")
         axes.set_yticks(range(group.shape[1]), range(1, group.shape[1] + 1), fontsize=7)
-        axes.set_title(name, fontsize=9, loc="left")
+        axes.set_title(verbatim(name), fontsize=9, loc="left")
     grid[-1].set_xlabel("feature", fontsize=8)
     grid[-1].xaxis.set_major_locator(
         require("matplotlib.ticker", extra="plot").MaxNLocator(10, integer=True)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.core.checks import check_count, check_text, is_list, refuse
-from jaxfed.plot._figure import INK, bare, canvas, check_figure, host, named, texts
+from jaxfed.plot._figure import INK, bare, canvas, check_place, host, named, texts, verbatim, within
 
 ArrayLike = Array | np.ndarray
 
@@ -21,6 +21,7 @@ def samples(
     columns: int = 10,
     notes: Mapping[str, str] | None = None,
     figure: Any = None,
+    ax: Any = None,
 ) -> Any:
     """Draw images in rows, each group's after its name.
 
@@ -30,16 +31,18 @@ def samples(
         columns: images in a row; what a group has more goes to further rows.
         notes: what is written after a group's images, such as their noise.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
 
     Returns:
-        The Matplotlib figure. White is 0 and black is 1; colours are clipped to this range.
+        The figure, or the axes where these were given. White is 0 and black is 1; colours
+        are clipped to this range.
 
     Raises:
         ValueError: if there is no group, a group is not `(images, features)` or does not fit
             `image_shape`, `columns` is not positive, or a note is of no group.
         ImportError: if Matplotlib is not installed.
     """
-    check_figure(figure)
+    check_place(figure, ax, panels=True)
     named("groups", groups, "images")
     check_count("columns", columns)
     if notes is not None and not isinstance(notes, Mapping):
@@ -52,7 +55,7 @@ def samples(
         name: _images(f"groups[{name!r}]", group, image_shape) for name, group in groups.items()
     }
     columns = min(columns, max(map(len, images.values())))
-    return _grid(
+    drawn = _grid(
         [
             (name, part[:columns], (notes or {}).get(name, ""))
             if start == 0
@@ -62,8 +65,9 @@ def samples(
         ],
         columns,
         None,
-        figure,
+        within(figure, ax),
     )
+    return drawn if ax is None else ax
 
 
 def reconstructions(
@@ -73,6 +77,7 @@ def reconstructions(
     *,
     names: Sequence[str] | None = None,
     figure: Any = None,
+    ax: Any = None,
 ) -> Any:
     """Draw samples and, below each, what models make of it.
 
@@ -82,15 +87,17 @@ def reconstructions(
         image_shape: height and width, or height, width and the three channels of a colour.
         names: a title for each sample.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
+        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
 
     Returns:
-        The Matplotlib figure, one column per sample. White is 0 and black is 1.
+        The figure, or the axes where these were given, one column per sample. White is 0 and
+        black is 1.
 
     Raises:
         ValueError: if there is no reconstruction, or shapes do not fit together.
         ImportError: if Matplotlib is not installed.
     """
-    check_figure(figure)
+    check_place(figure, ax, panels=True)
     images = _images("original", original, image_shape)
     named("found", found, "reconstructions")
     rows = [("original", images, "")]
@@ -102,7 +109,8 @@ def reconstructions(
             )
         rows.append((name, part, ""))
     texts("names", names, len(images))
-    return _grid(rows, len(images), names, figure)
+    drawn = _grid(rows, len(images), names, within(figure, ax))
+    return drawn if ax is None else ax
 
 
 def _images(name: str, values: Any, image_shape: tuple[int, ...]) -> np.ndarray:
@@ -148,8 +156,14 @@ def _grid(
         for axes, text, side in ((line[0], label, "right"), (line[-1], note, "left")):
             place = 1 if side == "right" else 0
             axes.text(
-                place, 0.5, text, fontsize=7, ha=side, va="center", transform=axes.transAxes
+                place,
+                0.5,
+                verbatim(text),
+                fontsize=7,
+                ha=side,
+                va="center",
+                transform=axes.transAxes,
             ).set_in_layout(False)
     for axes, title in zip(grid[0][1:], titles or (), strict=False):
-        axes.set_title(title, fontsize=7)
+        axes.set_title(verbatim(title), fontsize=7)
     return figure

@@ -1,7 +1,7 @@
 """What fitting any algorithm has in common: where from, where to, and runs taken up again."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,14 +17,29 @@ from jaxfed.core.files import locked
 from jaxfed.core.run import Solution, fit
 from jaxfed.data._files import MAX_BYTES
 
+REPORT = "report.html"
+# Pictures that a report has not by itself.
+CAPTIONS = {
+    "agreement.png": "How much of each component of the representation each view gives, 0 to 1",
+    "reconstructions.png": "Images, and what the models make of them",
+    "samples.png": "Samples that were drawn from the models",
+}
+
 
 def add_files(parser: argparse.ArgumentParser, data: str) -> None:
     """Add the options of where data come from (`data` says what they are) and results go."""
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=data)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results go here")
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help=f"also write {REPORT}: one page with what there is to see, for any browser",
+    )
     add_max_bytes(parser)
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of all that is drawn at random; default: %(default)s"
+    )
 
 
 def add_max_bytes(parser: Any) -> None:
@@ -51,6 +66,23 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rounds(parser: Any, rounds: int) -> None:
+    """Add how many rounds there are; `rounds` by default."""
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, metavar="N", help="how many; default: %(default)s"
+    )
+
+
+def add_tol(parser: Any) -> None:
+    """Add when a run has converged."""
+    parser.add_argument(
+        "--tol",
+        type=float,
+        metavar="X",
+        help="stop once the objective changes by at most this, relatively; default: all rounds run",
+    )
+
+
 def add_participation(parser: Any) -> None:
     """Add how many clients take part in a round."""
     parser.add_argument(
@@ -65,7 +97,8 @@ def add_checkpoints(parser: Any) -> None:
         type=int,
         default=50,
         metavar="ROUNDS",
-        help="default: %(default)s; the same command resumes an interrupted run",
+        help="save the state so often, for the same command to take up an interrupted run; "
+        "default: %(default)s",
     )
 
 
@@ -108,7 +141,7 @@ def checked_folder(arguments: argparse.Namespace, pictures: Iterable[str]) -> Fo
     """The folder for the results, refused before anything is computed if it is in use."""
     lasting = arguments.checkpoint_every is not None
     folder = Folder(arguments.out)
-    names = [*pictures, CHECKPOINT] if lasting else pictures
+    names = [*pictures, REPORT, *([CHECKPOINT] if lasting else [])]
     folder.check(names, force=arguments.force, resumable=lasting)
     return folder
 
@@ -171,11 +204,40 @@ class Run(NamedTuple):
                 self.together.each("--out", self.folder.discard_checkpoint)
                 return attempt()
 
-    def write(self, arguments: argparse.Namespace, arrays, summary, pictures) -> None:
-        """Write the results, the settings with them, and say so."""
+    def write(
+        self,
+        arguments: argparse.Namespace,
+        arrays: Mapping[str, Any],
+        summary: Mapping[str, Any],
+        figures: Mapping[str, Any],
+        page: Callable[..., str],
+    ) -> None:
+        """Write the results, the settings with them, and say so.
+
+        Args:
+            arguments: the parsed arguments.
+            arrays: what goes into `result.npz`.
+            summary: what goes into `result.json`: `seconds`, `table` and more.
+            figures: pictures by the names of their files.
+            page: `jaxfed.report.html` of this run, where `--report` asks for it.
+        """
+        for name, figure in figures.items():
+            with self.folder.writing(name) as part:
+                figure.savefig(part, dpi=150)
+        written = [*RESULT, *figures]
+        if arguments.report:
+            text = page(
+                title=f"jaxfed fit {arguments.algorithm}, {arguments.data.absolute().name}",
+                seconds=summary["seconds"],
+                table=summary["table"],
+                pictures={CAPTIONS[name]: x for name, x in figures.items() if name in CAPTIONS},
+            )
+            with self.folder.writing(REPORT) as part:
+                part.write_text(text, encoding="utf-8")
+            written.append(REPORT)
         settings = {name: value for name, value in vars(arguments).items() if name != "run"}
         _report.write(self.folder, arrays, {"settings": settings, **summary})
-        print(f"Written to {self.folder.path}: {', '.join((*RESULT, *pictures))}.")
+        print(f"Written to {self.folder.path}: {', '.join(written)}.")
 
 
 def traffic(*solutions: Solution | None) -> dict[str, int]:
@@ -185,11 +247,3 @@ def traffic(*solutions: Solution | None) -> dict[str, int]:
         for way in ("bits_up", "bits_down")
     )
     return {"bits sent by a client": round(up), "bits received by a client": round(down)}
-
-
-def save(figures: Mapping[str, Any], folder: Folder) -> list[str]:
-    """Write pictures to files of these names; return the names."""
-    for name, figure in figures.items():
-        with folder.writing(name) as part:
-            figure.savefig(part, dpi=150)
-    return list(figures)

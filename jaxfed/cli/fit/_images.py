@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from jaxfed import data, plot
-from jaxfed.cli.fit import _common
+from jaxfed.cli.fit import _common, _signature
 from jaxfed.core.run import Solution
+from jaxfed.generative import AdaptiveTraining
 
 SHAPES = "HxW or HxWxC, e.g. 28x28"
 
@@ -42,9 +43,19 @@ def add_images(parser: argparse.ArgumentParser) -> None:
         help="of each client's images, to measure the loss of; 0 for none; default: %(default)s",
     )
     group = parser.add_argument_group("labelled images (MNIST and its kin, CIFAR-10)")
-    group.add_argument("--clients", type=int, default=50, metavar="M", help="default: %(default)s")
     group.add_argument(
-        "--classes-per-client", type=int, default=1, metavar="K", help="default: %(default)s"
+        "--clients",
+        type=int,
+        default=50,
+        metavar="M",
+        help="among how many the images are dealt out; default: %(default)s",
+    )
+    group.add_argument(
+        "--classes-per-client",
+        type=int,
+        default=1,
+        metavar="K",
+        help="of how many classes a client has images; default: %(default)s",
     )
     group.add_argument(
         "--images", type=int, metavar="N", help="of each client; default: as many as there are"
@@ -64,22 +75,27 @@ def add_training(parser: argparse.ArgumentParser, method: str) -> None:
 def add_rounds(parser: argparse.ArgumentParser, rounds: int) -> Any:
     """Add the options of the rounds, `rounds` of them by default; return their group."""
     group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=rounds, help="default: %(default)s")
+    _common.add_rounds(group, rounds)
     _common.add_participation(group)
-    group.add_argument("--local-steps", type=int, default=20, help="default: %(default)s")
     group.add_argument(
-        "--batch-size", type=int, metavar="N", help="default: so that a round is an epoch"
+        "--local-steps", type=int, default=20, metavar="N", help="how many a round; default: 20"
+    )
+    group.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="images of a local step; default: so that a round is an epoch",
     )
     return group
 
 
-def add_prior(parser: argparse.ArgumentParser) -> Any:
-    """Add the group of the prior's options, and return it."""
+def add_prior(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
+    """Add the options of the prior; `defaults` are what is said of theirs, by name."""
     group = parser.add_argument_group("prior, with --training personalized")
     group.add_argument(
         "--published", action="store_true", help="what the authors' code does, not their text"
     )
-    return group
+    _signature.add_optional(group, AdaptiveTraining, defaults)
 
 
 DATA = (
@@ -128,7 +144,7 @@ def read(arguments: argparse.Namespace) -> Images:
     return Images(names, arrays, held_out, shape)
 
 
-def prior_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+def prior_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Those of the prior's options that were given.
 
     Raises:

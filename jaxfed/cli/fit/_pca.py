@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed import data, pca, plot
+from jaxfed import data, pca, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import Folder
@@ -97,16 +97,15 @@ def add_command(
 def add_loop(parser: argparse.ArgumentParser, *, starts: tuple[str, ...]) -> None:
     """Add the options of an iterative method; of `starts`, if any, the first is the default."""
     group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=200, help="default: %(default)s")
-    group.add_argument(
-        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
-    )
+    _common.add_rounds(group, 200)
+    _common.add_tol(group)
     if starts:
         group.add_argument(
             "--start",
             choices=starts,
             default=starts[0],
-            help="default: %(default)s; projector and spectrum are those of oneshot",
+            help="the first components: the algorithm's own choices, or those that oneshot finds "
+            "by projector or spectrum; default: %(default)s",
         )
     _common.add_participation(group)
     _common.add_checkpoints(group)
@@ -192,12 +191,14 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
 
     solution = together.own(solution, clients)
     rows = _table(solution, start, own, split)
-    print("\n" + _report.table(rows) + "\n")
-    drawn = _draw(folder, solution, split, arguments.image_shape)
+    print()
+    _report.show(rows)
+    print()
     arrays = {**solution.entries(), "names": split.names, "mean": split.mean}
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     summary = {"seconds": seconds, "samples": samples, "table": rows}
-    run.write(arguments, arrays, summary, drawn)
+    page = partial(report.html, solution, own, names=split.names, image_shape=arguments.image_shape)
+    run.write(arguments, arrays, summary, _drawn(solution, split, arguments.image_shape), page)
     return 0
 
 
@@ -254,18 +255,16 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder, solution: Solution, split: Split, shape: tuple[int, int] | None
-) -> list[str]:
-    """Draw what there is to draw; return the names of the pictures."""
+def _drawn(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:
+    """Pictures by the names of their files."""
     shared, local = solution.result
     groups = {}
     if shared is not None:
-        groups["shared components"] = _evaluate.principal(shared, split.train)
+        groups["shared components"] = pca.principal_axes(shared, split.train)
     if local is not None:
         for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
-            groups[f"local components of {name}"] = _evaluate.principal(basis, [samples])
+            groups[f"local components of {name}"] = pca.principal_axes(basis, [samples])
     figures = {"components.png": plot.components(groups, shape)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history)
-    return _common.save(figures, folder)
+    return figures

@@ -58,6 +58,8 @@ class Together(NamedTuple):
             return cls(1, 0, arguments.out)
         if arguments.backend not in ("vmap", "shard"):
             raise ValueError(f"--backend: wanted shard with --processes, got {arguments.backend}")
+        if arguments.report:
+            raise ValueError("--report: is for one process, which has all clients' samples")
         if arguments.center == "common":
             raise ValueError("--center: wanted own or none with --processes, got common")
         arguments.backend = "shard"

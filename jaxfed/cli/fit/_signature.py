@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 
@@ -43,6 +43,20 @@ def add_setting(parser: Any, name: str, parameter: inspect.Parameter, about: str
         real = float in kinds
         given |= {"type": float if real else int, "metavar": "X" if real else "N"}
     parser.add_argument(option, **given)
+
+
+def add_optional(parser: Any, made: Callable[..., Any], defaults: Mapping[str, str]) -> None:
+    """Add an option for some arguments of a class that a command has its own defaults for.
+
+    Args:
+        parser: what they are added to.
+        made: the class, whose docstring says what they are.
+        defaults: by the argument, what is said of its default; None is what is parsed without it.
+    """
+    about, known = descriptions(made), inspect.signature(made).parameters
+    for name, words in defaults.items():
+        parameter = known[name].replace(default=None)
+        add_setting(parser, name, parameter, f"{about[name].rstrip('.')}; default: {words}")
 
 
 def names_of(parameter: inspect.Parameter) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,10 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed import plot
+from jaxfed import plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -26,14 +26,15 @@ from jaxfed.models import Autoencoder, reconstruction_loss
 PICTURES = ("reconstructions.png", "convergence.png")
 DRAWN = 10  # images that are drawn at most, one a client
 
-_PRIOR = (
-    "global_step_size",
-    "initial_spread",
-    "spread_step_size",
-    "hyper_prior",
-    "prior_weight",
-    "lazy_rounds",
-)
+# What is said of the defaults of the prior's settings.
+_PRIOR = {
+    "global_step_size": "1, with --published 0.01",
+    "initial_spread": "0.2, with --published 1",
+    "spread_step_size": "0.001",
+    "hyper_prior": "1e-06",
+    "prior_weight": "one by the number of samples, with --published 0.1",
+    "lazy_rounds": "2",
+}
 
 
 def add_parser(subparsers) -> None:
@@ -62,21 +63,21 @@ def add_parser(subparsers) -> None:
     _images.add_training(parser, "ADEPT-AE")
     _common.add_backend(parser)
     group = _images.add_rounds(parser, 150)
-    group.add_argument("--step-size", type=float, help="default: 0.03, with --published 0.01")
-    group.add_argument("--momentum", type=float, default=0.9, help="default: %(default)s")
-    _common.add_checkpoints(group)
-    group = _images.add_prior(parser)
-    group.add_argument("--global-step-size", type=float, help="default: 1, with --published 0.01")
-    group.add_argument("--initial-spread", type=float, help="default: 0.2, with --published 1")
-    group.add_argument("--spread-step-size", type=float, help="default: 0.001")
-    group.add_argument("--hyper-prior", type=float, help="default: 1e-06")
     group.add_argument(
-        "--prior-weight",
+        "--step-size",
         type=float,
-        help="of the prior beside the mean loss; default: one by the number of samples, with "
-        "--published 0.1",
+        metavar="X",
+        help="of the clients' models; default: 0.03, with --published 0.01",
     )
-    group.add_argument("--lazy-rounds", type=int, help="default: 2")
+    group.add_argument(
+        "--momentum",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="of these steps; default: %(default)s",
+    )
+    _common.add_checkpoints(group)
+    _images.add_prior(parser, _PRIOR)
     parser.set_defaults(run=run, algorithm="autoencoder")
 
 
@@ -123,8 +124,10 @@ def run(arguments: argparse.Namespace) -> int:
     found = _reconstructions(algorithm, solution.result, measured)
     energies = _energies(measured, found)
     rows = _table(solution, energies, arguments)
-    print("\n" + _report.table(rows) + "\n")
-    _draw(folder, solution, measured, found, images)
+    print()
+    _report.show(rows)
+    print()
+    drawn = _drawn(solution, measured, found, images)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {
         "energies": energies, "names": images.names, "image_shape": images.shape, **history,
@@ -133,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
     saved |= _images.named("local", solution.result.local)
     if arguments.training == "personalized":
         saved |= _images.named("spread", solution.server.spread)
-    run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
+    page = partial(report.html, solution, clients, names=images.names)
+    run.write(arguments, saved, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -229,15 +233,14 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder,
+def _drawn(
     solution: Solution,
     samples: Sequence[Float[np.ndarray, "n_i d"]],
     found: Sequence[Float[np.ndarray, "n_i d"]],
     images: _images.Images,
-) -> None:
+) -> dict[str, Any]:
     number = len(samples)
     chosen = np.unique(np.linspace(0, number - 1, min(DRAWN, number)).astype(int))
     original, reconstructed = (np.stack([part[i][0] for i in chosen]) for part in (samples, found))
     figure = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
-    _common.save({PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}, folder)
+    return {PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}

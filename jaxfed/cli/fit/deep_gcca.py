@@ -1,9 +1,9 @@
 """`jaxfed fit deep-gcca`: one representation of entities, by a neural network for every view."""
 
 import argparse
-import functools
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,11 +12,10 @@ import optax
 import scipy.sparse
 from jaxtyping import Array, Float
 
-from jaxfed import gcca, models, plot
+from jaxfed import gcca, models, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
-from jaxfed.cli.fit import _common, _views
+from jaxfed.cli.fit import _common, _signature, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution
 
@@ -37,14 +36,11 @@ def add_parser(subparsers) -> None:
         "folder with one file a view (.npy, .csv, .parquet or .npz of one array), or one .npz file "
         "with an array for each; the rows of all views are the same entities",
     )
-    parser.add_argument("--rank", type=int, required=True, metavar="K")
     _views.add_views(parser)
     _common.add_backend(parser)
     group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=50, help="default: %(default)s")
-    group.add_argument(
-        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
-    )
+    _common.add_rounds(group, 50)
+    _common.add_tol(group)
     _common.add_checkpoints(group)
     group = parser.add_argument_group("networks")
     group.add_argument(
@@ -56,19 +52,17 @@ def add_parser(subparsers) -> None:
         help="of the hidden layers; none for linear maps; default: 128 64",
     )
     group.add_argument(
-        "--inner-epochs",
+        "--batch-size",
         type=int,
-        default=10,
         metavar="N",
-        help="passes through a view in each round; default: %(default)s",
+        help=f"entities in each step; default: {BATCH}, or all if they are fewer",
     )
     group.add_argument(
-        "--batch-size", type=int, metavar="N", help=f"default: {BATCH}, or all if they are fewer"
+        "--step-size", type=float, default=1e-3, metavar="X", help="of Adam; default: %(default)s"
     )
-    group.add_argument(
-        "--step-size", type=float, default=1e-3, help="of Adam; default: %(default)s"
-    )
-    group.add_argument("--proximal", type=float, default=0.0, help="default: %(default)s")
+    # What is not a number, and what has other defaults here, as Adam has its own size of steps.
+    own = {"network", "optimizer", "batch_size", "step_size"}
+    _signature.add_settings(parser.add_argument_group("algorithm"), gcca.DeepMaxVar, without=own)
     parser.set_defaults(run=run, algorithm="deep-gcca")
 
 
@@ -99,16 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     views = gcca.Views.from_arrays(split.train)
     kept, out = len(split.entities), len(split.held_out[0])
     batch = min(BATCH, kept) if arguments.batch_size is None else arguments.batch_size
-    algorithm = gcca.DeepMaxVar(
-        functools.partial(
-            models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)
-        ),
-        optax.adam(1.0),
-        rank=arguments.rank,
-        inner_epochs=arguments.inner_epochs,
+    algorithm = _signature.chosen(
+        arguments,
+        gcca.DeepMaxVar,
+        network=partial(models.Perceptron, outputs=arguments.rank, hidden=tuple(arguments.hidden)),
+        optimizer=optax.adam(1.0),
         batch_size=batch,
-        step_size=arguments.step_size,
-        proximal=arguments.proximal,
     )
     algorithm.check(views, None)
 
@@ -138,8 +128,10 @@ def run(arguments: argparse.Namespace) -> int:
         held_out = gcca.Views.from_arrays(split.held_out)
         others = algorithm.outputs(solution.result.local, held_out)
     rows = _table(solution, scores, split.names, shares, others)
-    print("\n" + _report.table(rows) + "\n")
-    drawn = _draw(folder, solution, split.names, shares)
+    print()
+    _report.show(rows)
+    print()
+    drawn = _drawn(solution, split.names, shares)
     widest = views.features
     arrays = {
         "shared": solution.result.shared,
@@ -152,7 +144,8 @@ def run(arguments: argparse.Namespace) -> int:
         **_numbers(solution.result.local),
         **{f"history_{name}": values for name, values in solution.history.items()},
     }
-    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
+    page = partial(report.html, solution, views, names=split.names)
+    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -192,9 +185,9 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(folder: Folder, solution: Solution, names: Sequence[str], shares) -> list[str]:
-    """Draw what there is to draw; return the names of the pictures."""
+def _drawn(solution: Solution, names: Sequence[str], shares) -> dict[str, Any]:
+    """Pictures by the names of their files."""
     figures = {"agreement.png": plot.agreement(shares, names)}
     if solution.rounds > 1:
         figures["convergence.png"] = plot.convergence(solution.history, label="cost / views")
-    return _common.save(figures, folder)
+    return figures

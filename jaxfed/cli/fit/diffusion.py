@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed import plot
+from jaxfed import plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -26,6 +26,15 @@ from jaxfed.models import DenoisingLoss, UNet, interpolation, variance_preservin
 PICTURES = ("samples.png", "convergence.png")
 DRAWN = 10  # clients whose samples are drawn, and samples of each
 CORRUPTIONS = {"preserving": variance_preserving(), "interpolation": interpolation()}
+
+# What is said of the defaults of the prior's settings.
+_PRIOR = {
+    "global_step_size": "0.001, with --published 0.1",
+    "initial_spread": "0.8",
+    "spread_step_size": "0.001",
+    "hyper_prior": "1e-05",
+    "lazy_rounds": "2",
+}
 
 
 def add_parser(subparsers) -> None:
@@ -61,7 +70,13 @@ def add_parser(subparsers) -> None:
     )
     _common.add_backend(parser)
     group = _images.add_rounds(parser, 100)
-    group.add_argument("--step-size", type=float, default=1e-3, help="default: %(default)s")
+    group.add_argument(
+        "--step-size",
+        type=float,
+        default=1e-3,
+        metavar="X",
+        help="of the clients' models; default: %(default)s",
+    )
     group.add_argument(
         "--decay-after",
         type=int,
@@ -69,14 +84,7 @@ def add_parser(subparsers) -> None:
         help="after which step sizes are a tenth; default: three quarters of all",
     )
     _common.add_checkpoints(group)
-    group = _images.add_prior(parser)
-    group.add_argument(
-        "--global-step-size", type=float, help="default: 0.001, with --published 0.1"
-    )
-    group.add_argument("--initial-spread", type=float, help="default: 0.8")
-    group.add_argument("--spread-step-size", type=float, help="default: 0.001")
-    group.add_argument("--hyper-prior", type=float, help="default: 1e-05")
-    group.add_argument("--lazy-rounds", type=int, help="default: 2")
+    _images.add_prior(parser, _PRIOR)
     group = parser.add_argument_group("samples")
     group.add_argument(
         "--samples",
@@ -85,17 +93,14 @@ def add_parser(subparsers) -> None:
         metavar="N",
         help="of each model; default: %(default)s",
     )
-    group.add_argument("--sampling-steps", type=int, default=500, help="default: %(default)s")
+    group.add_argument(
+        "--sampling-steps",
+        type=int,
+        default=500,
+        metavar="N",
+        help="from noise to a sample; default: %(default)s",
+    )
     parser.set_defaults(run=run, algorithm="diffusion")
-
-
-_PRIOR = (
-    "global_step_size",
-    "initial_spread",
-    "spread_step_size",
-    "hyper_prior",
-    "lazy_rounds",
-)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,13 +153,16 @@ def run(arguments: argparse.Namespace) -> int:
     )(jax.random.key(arguments.seed + 1), arrays)  # fmt: skip
     samples = np.asarray(drawn).clip(0, 1).reshape(len(names), arguments.samples, -1)
     rows = _table(solution, samples, images, arguments)
-    print("\n" + _report.table(rows) + "\n")
-    _draw(folder, solution, samples, names, images.shape)
+    print()
+    _report.show(rows)
+    print()
+    drawn = _drawn(solution, samples, names, images.shape)
     history = {f"history_{name}": values for name, values in solution.history.items()}
     saved = {"samples": samples, "names": images.names, "image_shape": images.shape, **history}
     saved |= _images.named("shared", solution.result.shared)
     saved |= _images.named("local", solution.result.local)
-    run.write(arguments, saved, {"seconds": seconds, "table": rows}, PICTURES)
+    page = partial(report.html, solution, clients, names=images.names)
+    run.write(arguments, saved, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -248,14 +256,13 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder,
+def _drawn(
     solution: Solution,
     samples: Float[np.ndarray, "m n d"],
     names: list[str],
     shape: tuple[int, int, int],
-) -> None:
+) -> dict[str, Any]:
     chosen = np.unique(np.linspace(0, len(names) - 1, min(DRAWN, len(names))).astype(int))
     groups = {names[i]: samples[i][:DRAWN] for i in chosen}
     figure = plot.samples(groups, shape)
-    _common.save({PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}, folder)
+    return {PICTURES[0]: figure, PICTURES[1]: _images.convergence(solution)}

@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,11 +12,10 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
-from jaxfed import gcca, plot
+from jaxfed import gcca, plot, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
-from jaxfed.cli._folder import Folder
-from jaxfed.cli.fit import _common, _views
+from jaxfed.cli.fit import _common, _signature, _views
 from jaxfed.core import channel
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.run import Solution, fit
@@ -34,28 +34,20 @@ def add_parser(subparsers) -> None:
         subparsers, "gcca", "generalized CCA of views of the same entities (Shrestha & Fu 2023)"
     )
     group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", type=int, default=100, help="default: %(default)s")
+    _common.add_rounds(group, 100)
+    _common.add_tol(group)
     group.add_argument(
-        "--tol", type=float, help="stop once the objective changes by at most this, relatively"
+        "--start",
+        choices=("mvlsa", "random"),
+        default="mvlsa",
+        help="the first representation, that of mvlsa or a random one; default: %(default)s",
     )
-    group.add_argument(
-        "--start", choices=("mvlsa", "random"), default="mvlsa", help="default: %(default)s"
-    )
-    group.add_argument(
-        "--view-rank", type=int, metavar="M", help="to which mvlsa cuts views; default: twice K"
-    )
+    _signature.add_settings(group, gcca.MVLSA, without={"rank"})
     _common.add_checkpoints(group)
-    group = parser.add_argument_group("iteration")
-    group.add_argument("--solver", choices=("gradient", "exact"), default="gradient")
-    group.add_argument("--inner-steps", type=int, default=10, help="default: %(default)s")
-    group.add_argument("--batch-size", type=int, metavar="N", help="default: all entities")
-    group.add_argument("--ridge", type=float, default=0.0, help="default: %(default)s")
-    group.add_argument("--proximal", type=float, default=0.0, help="default: %(default)s")
+    _signature.add_settings(parser.add_argument_group("algorithm"), gcca.MaxVar)
 
     parser = _command(subparsers, "mvlsa", "the same in one round (Rastogi et al. 2015)")
-    parser.add_argument(
-        "--view-rank", type=int, metavar="M", help="to which views are cut; default: twice K"
-    )
+    _signature.add_settings(parser.add_argument_group("algorithm"), gcca.MVLSA)
     parser.set_defaults(rounds=1, tol=None, start=None, checkpoint_every=None, ridge=0.0)
 
 
@@ -68,7 +60,6 @@ def _command(subparsers, name: str, summary: str) -> argparse.ArgumentParser:
         "scipy.sparse.save_npz writes it), or one .npz file with an array for each; the rows of "
         "all views are the same entities",
     )
-    parser.add_argument("--rank", type=int, required=True, metavar="K")
     _views.add_views(parser)
     _common.add_backend(parser)
     parser.set_defaults(run=run, algorithm=name)
@@ -78,15 +69,8 @@ def _command(subparsers, name: str, summary: str) -> argparse.ArgumentParser:
 def _algorithm(arguments: argparse.Namespace) -> Algorithm:
     """What was asked for."""
     if arguments.algorithm == "mvlsa":
-        return gcca.MVLSA(arguments.rank, view_rank=arguments.view_rank)
-    return gcca.MaxVar(
-        arguments.rank,
-        solver=arguments.solver,
-        inner_steps=arguments.inner_steps,
-        batch_size=arguments.batch_size,
-        ridge=arguments.ridge,
-        proximal=arguments.proximal,
-    )
+        return _signature.chosen(arguments, gcca.MVLSA)
+    return _signature.chosen(arguments, gcca.MaxVar)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     algorithm = _algorithm(arguments)
     start_with = None
     if arguments.start == "mvlsa":
-        start_with = gcca.MVLSA(arguments.rank, view_rank=arguments.view_rank)
+        start_with = _signature.chosen(arguments, gcca.MVLSA)
     wire = channel.lossless()
     if arguments.bits is not None:
         wire = channel.difference(channel.quantize(arguments.bits))
@@ -148,8 +132,10 @@ def run(arguments: argparse.Namespace) -> int:
         least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
     fits = _fits(solution, views)
     rows = _table(solution, start, views, split, arguments.ridge, least, fits)
-    print("\n" + _report.table(rows) + "\n")
-    drawn = _draw(folder, solution, split.names, fits, least)
+    print()
+    _report.show(rows)
+    print()
+    drawn = _drawn(solution, split.names, fits, least)
     widest = views.features
     arrays = {
         **solution.entries(),
@@ -159,7 +145,8 @@ def run(arguments: argparse.Namespace) -> int:
         "mean": [np.pad(mean, (0, widest - len(mean))) for mean in split.mean],
         "scale": [np.pad(scale, (0, widest - len(scale))) for scale in split.scale],
     }
-    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn)
+    page = partial(report.html, solution, views, names=split.names)
+    run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
 
 
@@ -208,14 +195,12 @@ def _table(
     return [{"quantity": name, "value": value} for name, value in quantities.items()]
 
 
-def _draw(
-    folder: Folder, solution: Solution, names: Sequence[str], fits, least: float | None
-) -> list[str]:
-    """Draw what there is to draw; return the names of the pictures."""
+def _drawn(solution: Solution, names: Sequence[str], fits, least: float | None) -> dict[str, Any]:
+    """Pictures by the names of their files."""
     figures = {"agreement.png": plot.agreement(fits, names)}
     if solution.rounds > 1:
         levels = None if least is None else {"least cost / views": least / len(names)}
         figures["convergence.png"] = plot.convergence(
             solution.history, levels=levels, label="cost / views"
         )
-    return _common.save(figures, folder)
+    return figures

@@ -1,0 +1,269 @@
+"""What is on the page, section by section."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array
+
+from jaxfed import plot
+from jaxfed._versions import versions
+from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.saved import story
+from jaxfed.core.solution import Solution
+from jaxfed.core.source import is_source
+from jaxfed.metrics import misalignment, separation
+from jaxfed.pca import principal_axes
+from jaxfed.pca.fitted import side_by_side
+from jaxfed.pca.ranks import RankTable
+from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
+from jaxfed.report._revealed import revealed
+from jaxfed.report._spectra import spectra
+
+LISTED = 200  # clients at most of which a line is written
+DRAWN = 4  # clients whose local components are drawn
+POINTS = 500  # clients at most in a picture of all
+NUMBERS = 10**8  # of samples at most that are looked at once more
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a page is made of."""
+
+    solution: Solution
+    clients: Clients
+    names: tuple[str, ...]
+    metadata: Any
+    label: str | None
+    image_shape: tuple[int, int] | None
+    ranks: RankTable | None
+    seconds: float | None
+    table: tuple[Mapping[str, Any], ...]
+    pictures: dict[str, Any]
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Each client's number of samples; of views, of features."""
+        return np.asarray(self.clients.counts, float)
+
+    @cached_property
+    def parts(self) -> tuple[Array | None, Array | None] | None:
+        """Shared and local components that stand side by side; None of what is no PCA."""
+        if not isinstance(self.clients.parts[0], Samples):
+            return None
+        try:
+            shared, local = side_by_side(self.solution)
+        except ValueError:
+            return None
+        features = [x.shape[-2] for x in (shared, local) if x is not None]
+        if set(features) != {self.clients.features}:
+            return None
+        return shared, local
+
+    @cached_property
+    def samples(self) -> list[np.ndarray] | None:
+        """Each client's samples; None where they are in no memory, or too many."""
+        clients = self.clients
+        if is_source(clients.data) or clients.blocks is not None:
+            return None
+        if self.counts.sum() * clients.features > NUMBERS:
+            return None
+        data = clients.unbucketed().data
+        rows = zip(np.asarray(data.values), self.counts.astype(int), strict=True)
+        return [values[:count] for values, count in rows]
+
+    @property
+    def some(self) -> np.ndarray:
+        """The clients in a picture of all: evenly chosen, where they are too many."""
+        number = len(self.names)
+        return np.unique(np.linspace(0, number - 1, min(number, POINTS)).astype(int))
+
+
+def summary(given: Given) -> str:
+    """What ran and how it ended."""
+    run = given.solution._saved("report")
+    return facts(story(run)) + folded("Versions", facts(versions()))
+
+
+def all_of(given: Given) -> list[Section]:
+    """The sections that there is something for."""
+    number = iter(range(10**6))
+
+    def picture(drawn: Any, caption: str) -> str:
+        return figure(drawn, caption, next(number))
+
+    made = (
+        _data(given), _results(given, picture), _ranks(given, picture),
+        _convergence(given, picture), _components(given, picture), _clients(given, picture),
+        _costs(given), Section("What was revealed", revealed(given.solution, given.clients)),
+    )  # fmt: skip
+    return [section for section in made if section is not None]
+
+
+def _data(given: Given) -> Section:
+    counts, clients = given.counts, given.clients
+    if isinstance(clients.parts[0], Samples):
+        kind, unit = "clients", "samples"
+        rows = {"clients": len(clients), "features": clients.features}
+    elif hasattr(clients.parts[0], "shape"):  # views of the same entities
+        kind, unit = "views", "features"
+        rows = {"views": len(clients), "entities": int(clients.parts[0].shape[0])}
+    else:
+        kind, unit = "clients", "samples"
+        rows = {"clients": len(clients), "features": clients.features}
+    rows |= {
+        f"{unit} in all": int(counts.sum()),
+        f"{unit} of one": f"{counts.min():,.0f} to {counts.max():,.0f}, median "
+        f"{np.median(counts):,.0f}",
+    }
+    weights = np.asarray(clients.weights)
+    if len(weights) == len(counts) and np.ptp(weights) > 1e-6 * weights.max():
+        rows["weights"] = f"from {weights.min():.3g} to {weights.max():.3g}"
+    each = [
+        {kind.removesuffix("s"): name, unit: int(count)}
+        for name, count in zip(given.names[:LISTED], counts, strict=False)
+    ]
+    parts = [facts(rows), folded(f"All {kind}", table(each))]
+    if len(counts) > LISTED:
+        parts.append(paragraph(f"The list has the first {LISTED:,} of them.", note=True))
+    return Section("Data", parts)
+
+
+def _results(given: Given, picture: Any) -> Section | None:
+    parts = [table(given.table)] if given.table else []
+    parts += [picture(drawn, caption) for caption, drawn in given.pictures.items()]
+    return Section("Results", parts) if parts else None
+
+
+def _ranks(given: Given, picture: Any) -> Section | None:
+    if given.parts is None:
+        return None
+    parts = []
+    if given.ranks is not None:
+        rows = [
+            {"shared": int(a), "local": int(b), "error": float(e), "misalignment": float(t)}
+            for a, b, e, t in zip(*given.ranks[:4], strict=True)
+        ]
+        pairs = [(row["shared"], row["local"]) for row in rows]
+        chosen = given.ranks.suggested
+        text = "No pair of ranks was suggested: local components agreed between clients."
+        if chosen is not None:
+            text = f"Of the pairs that were tried, {chosen[0]} shared and {chosen[1]} local "
+            text += "components were suggested."
+        marked = None if chosen is None else pairs.index(chosen)
+        parts += [paragraph(text), table(rows, marked=marked)]
+    found = None
+    if given.samples is not None:
+        found = spectra(given.samples, *(x if x is None else np.asarray(x) for x in given.parts))
+    if found is not None:
+        drawn = plot.scree(found.variances, total=found.total, chosen=found.chosen)
+        parts.append(picture(drawn, found.caption))
+        parts.append(
+            paragraph(
+                "Computed from everybody's samples, which only a simulation has in one place.",
+                note=True,
+            )
+        )
+    return Section("Choice of ranks", parts) if parts else None
+
+
+def _convergence(given: Given, picture: Any) -> Section | None:
+    history = given.solution.history
+    objective = np.asarray(history.get("objective", ()), float)
+    known = objective[np.isfinite(objective)]
+    if len(known) < 2:
+        text = "The algorithm needs one exchange: there are no rounds to converge over."
+        return Section("Convergence", [paragraph(text)])
+    change = abs(known[-1] - known[-2]) / max(abs(known[-2]), 1e-30)
+    text = (
+        f"The objective went from {known[0]:.6g} to {known[-1]:.6g} in {int(given.solution.rounds)}"
+        f" rounds; in the last it changed by {change:.1e} of itself. It is evaluated at the "
+        "iterate that enters a round."
+    )
+    drawn = plot.convergence(history, bits=bool(np.nanmax(history["bits_up"]) > 0))
+    return Section("Convergence", [paragraph(text), picture(drawn, "The objective by round")])
+
+
+def _components(given: Given, picture: Any) -> Section | None:
+    if given.parts is None:
+        return None
+    shared, local = given.parts
+    groups = {}
+    if shared is not None:
+        groups["shared"] = _turned(shared, given.samples)
+    if local is not None:
+        for i in range(min(DRAWN, len(local))):
+            own = None if given.samples is None else [given.samples[i]]
+            groups[given.names[i]] = _turned(local[i], own)
+    drawn = plot.components(groups, given.image_shape)
+    words = ["the shared ones"] * (shared is not None)
+    if local is not None:
+        words.append(f"those of {min(DRAWN, len(local))} of {len(local):,} clients")
+    caption = f"Components, red above zero and blue below: {', '.join(words)}"
+    return Section("Components", [picture(drawn, caption)])
+
+
+def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:
+    """Principal axes where there are samples, else the components as they are."""
+    basis = np.asarray(components)
+    kept = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
+    if samples is None or not kept.shape[1]:
+        return basis
+    return principal_axes(kept, samples)
+
+
+def _clients(given: Given, picture: Any) -> Section | None:
+    if given.parts is None:
+        return None
+    shared, local = given.parts
+    some, parts = given.some, []
+    names = [given.names[i] for i in some]
+    if given.samples is not None:
+        own = None if local is None else local[some]
+        found = separation([given.samples[i] for i in some], shared, own, per_client=True)
+        drawn = plot.variance_shares(found, names=names)
+        parts.append(picture(drawn, "How each client's variance splits"))
+    if local is not None and len(local) > 2:
+        data, label = given.metadata, given.label
+        if data is None:
+            data, label = given.counts, "samples"
+        data = np.asarray(data)[some]
+        drawn = plot.client_map(
+            local[some], data, label=label, names=names if len(some) <= 30 else None
+        )
+        caption = "Clients, the nearer to each other the more alike their local components"
+        parts.append(picture(drawn, caption))
+        text = f"Misalignment of the local components: {float(misalignment(local)):.4f}, 0 if some "
+        parts.append(paragraph(text + "direction is in every client's, where it does not belong."))
+    if len(some) < len(given.names):
+        text = f"Pictures show {len(some):,} of {len(given.names):,} clients, evenly chosen."
+        parts.append(paragraph(text, note=True))
+    return Section("Clients", parts) if parts else None
+
+
+def _costs(given: Given) -> Section:
+    history, rounds = given.solution.history, int(given.solution.rounds)
+    rows: dict[str, Any] = {"rounds": rounds}
+    participants = np.asarray(history.get("participants", ()), float)
+    if participants.size:
+        rows["clients in a round, on average"] = float(np.nanmean(participants))
+    for way, words in (("bits_up", "sent"), ("bits_down", "received")):
+        known = np.asarray(history[way], float)
+        known = known[np.isfinite(known)]
+        total = float(known[-1]) if known.size else 0.0
+        rows[f"bits {words} by a client"] = f"{total:,.0f}, which is {_bytes(total / 8)}"
+    rows["bits sent by all together"] = _bytes(
+        float(np.asarray(history["bits_up"], float)[-1]) / 8 * len(given.clients)
+    )
+    rows["seconds, compiling included"] = given.seconds
+    return Section("Costs", [facts({k: v for k, v in rows.items() if v is not None})])
+
+
+def _bytes(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    raise AssertionError

@@ -1,0 +1,333 @@
+"""Reports: what is on the page, and that a browser shows it without asking anybody for anything."""
+
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.cli import main
+from jaxfed.core.sent import sent
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+NAMES = ["<script>alert(1)</script>", "a & b", "$\\nosuch$", "x\"y'"]
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def clients():
+    rng = np.random.default_rng(0)
+
+    def frame():
+        return np.linalg.qr(rng.normal(size=(9, 1)))[0].T
+
+    shared = frame()
+    samples = [
+        3 * rng.normal(size=(n, 1)) @ shared
+        + 2 * rng.normal(size=(n, 1)) @ frame()
+        + 0.3 * rng.normal(size=(n, 9))
+        for n in (20, 21, 22, 23)
+    ]
+    return jf.Clients.from_samples([x.astype(np.float32) for x in samples])
+
+
+@pytest.fixture(scope="module")
+def solution(clients):
+    return jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=8, key=KEY)
+
+
+@pytest.fixture(scope="module")
+def page(solution, clients):
+    return jf.report.html(solution, clients, names=NAMES, image_shape=(3, 3), seconds=3.25)
+
+
+class Parts(html.parser.HTMLParser):
+    """A document's elements, its text by section, and whether all that opens is closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.links, self.section = [], [], [], ""
+        self.text = {"": ""}
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        self.links += [
+            attributes[name] for name in ("href", "src", "xlink:href") if name in attributes
+        ]
+        if tag == "section":
+            self.section = attributes["id"]
+            self.text[self.section] = ""
+        if tag not in ("meta", "link", "path", "use", "image", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
+
+    def handle_data(self, data):
+        self.text[self.section] += f" {data.strip()}"
+
+
+def test_the_page_has_all_sections_and_says_what_ran(page, solution):
+    parts = Parts(page)
+    sections = [
+        "data", "choice-of-ranks", "convergence", "components", "clients", "costs",
+        "what-was-revealed",
+    ]  # fmt: skip
+    assert [name for name in parts.text if name] == sections
+    assert "PerPCA(shared_rank=1, local_rank=1)" in parts.text[""]
+    assert "20 to 23, median 22" in parts.text["data"] and "a & b" in parts.text["data"]
+    last = solution.history["objective"][-1]
+    assert f"to {last:.6g} in 8 rounds" in parts.text["convergence"]
+    assert "3.25" in parts.text["costs"]
+    assert f"{solution.history['bits_up'][-1]:,.0f}" in parts.text["costs"]
+    revealed = parts.text["what-was-revealed"]
+    assert "the weighted mean over the clients" in revealed and "second moment" in revealed
+    assert "lossless()" in revealed and "no guarantee" in revealed
+    assert parts.tags.count("svg") == 5
+
+
+def test_names_are_no_markup_and_nothing_is_loaded(page):
+    parts = Parts(page)
+    assert "script" not in parts.tags and "<script" not in page
+    assert "<script>alert(1)</script>" in parts.text["data"]
+    assert parts.links and all(link.startswith(("#", "data:")) for link in parts.links)
+    assert "http:" not in re.sub(r'xmlns(:xlink)?="[^"]*"', "", page)
+    assert "url(" not in page.replace("url(#", "")
+    assert "default-src 'none'" in page
+
+
+def test_the_same_run_gives_the_same_page(page, solution, clients):
+    again = jf.report.html(solution, clients, names=NAMES, image_shape=(3, 3), seconds=3.25)
+    assert again == page
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'(?:href="|url\()#([^")]*)', page))
+    assert used <= set(ids)
+
+
+def test_pictures_are_in_the_colours_of_the_page(page):
+    assert "#000000" not in page and "currentColor" in page and "var(--soft)" in page
+
+
+def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
+    ranks = jf.pca.ranks.RankTable(
+        *np.array([[1, 2], [1, 1]]), error=np.array([0.25, 0.2]), misalignment=np.array([0.5, 0.4]),
+        held_out=True, suggested=(2, 1),
+    )  # fmt: skip
+    page = jf.report.html(
+        solution, clients, ranks=ranks, metadata=["n", "n", "s", "s"], label="<b>region</b>",
+        table=[{"quantity": "<i>error</i>", "value": 0.125}], title="A & B",
+    )  # fmt: skip
+    parts = Parts(page)
+    assert "2 shared and 1 local components were suggested" in parts.text["choice-of-ranks"]
+    (marked,) = re.findall(r'<tr class="marked">(.*?)</tr>', page)
+    assert re.findall(r">([\d.]+)<", marked) == ["2", "1", "0.2", "0.4"]
+    assert "<i>" not in page and "<i>error</i>" in parts.text["results"]
+    assert "0.125" in parts.text["results"] and "<title>A &amp; B</title>" in page
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wanted"),
+    [
+        (
+            jf.pca.PerPCA(1, 1),
+            {("curvature", True, "Max"), ("moment", True, "Symmetric"), ("shared", False, "Mean")},
+        ),
+        (jf.pca.OneShot(1, 1), {("", True, "Gram")}),
+        (jf.pca.Local(2), set()),
+        (jf.pca.FAPS(1), {("product", False, "Sum"), ("captured", False, "Sum")}),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_was_sent_is_what_the_algorithm_declares(clients, algorithm, wanted):
+    solution = jf.fit(algorithm, clients, rounds=1, key=KEY)
+    parts = sent(solution, clients)
+    assert {(part.name, part.before, part.rule) for part in parts} == wanted
+    for before, release in zip((True, False), solution.releases, strict=True):
+        own = [part for part in parts if part.before == before]
+        assert release.bits == 32 * sum(int(np.prod(part.shape)) for part in own)
+    text = Parts(jf.report.html(solution, clients)).text["what-was-revealed"]
+    assert ("No client sent anything" in text) == (not wanted)
+
+
+def test_a_warm_start_sends_less_before_the_rounds(clients):
+    start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=KEY)
+    solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=1, key=KEY, warm_start=start)
+    assert [part.name for part in sent(solution, clients)] == ["curvature", "shared"]
+    assert "of an earlier run" in jf.report.html(solution, clients)
+
+
+@pytest.mark.slow
+def test_what_hides_messages_is_said(clients):
+    noise = jf.channel.gaussian(1.0, 2.0, clients=4)
+    algorithm = jf.pca.PerPCA(1, 1, start="random", step_size=0.1)
+
+    def said(channel):
+        ways = (channel, jf.channel.lossless())
+        solution = jf.fit(algorithm, clients, rounds=2, key=KEY, channel=ways)
+        text = Parts(jf.report.html(solution, clients)).text["what-was-revealed"]
+        return solution, text
+
+    _, text = said(jf.channel.secure_sum(4, bits=24, bound=4.0))
+    assert "their sum alone" in text and "no guarantee" in text
+    solution, text = said(jf.channel.secure_sum(4, bits=24, bound=4.0, inner=noise))
+    epsilon = jf.privacy.spent(solution, delta=1e-5)
+    assert "their sum alone" in text and f"({epsilon:.3g}, 1e-05)-differentially" in text
+    assert "not of the numbers for the history" in text
+    _, text = said(noise)
+    assert "their sum alone" not in text
+
+
+def test_views_and_networks_have_a_page_with_their_own_pictures(clients):
+    rng = np.random.default_rng(0)
+    views = jf.gcca.Views.from_arrays([rng.normal(size=(12, 4)), rng.normal(size=(12, 3))])
+    solution = jf.fit(jf.gcca.MVLSA(2), views, rounds=1, key=KEY)
+    figure = jf.plot.agreement(np.eye(2), ["a", "b"])
+    parts = Parts(jf.report.html(solution, views, pictures={"Agreement <1>": figure}))
+    assert "each by itself" in parts.text["what-was-revealed"]
+    assert "entities 12" in parts.text["data"] and "Agreement <1>" in parts.text["results"]
+    assert parts.tags.count("svg") == 1 and "components" not in parts.text
+
+
+@pytest.mark.slow
+def test_many_clients_are_shown_in_part():
+    samples = np.random.default_rng(0).normal(size=(600, 3, 4)).astype(np.float32)
+    clients = jf.Clients.from_samples(samples)
+    solution = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=KEY)
+    parts = Parts(jf.report.html(solution, clients))
+    assert "500 of 600 clients" in parts.text["clients"]
+    assert "first 200" in parts.text["data"] and "client 200" not in parts.text["data"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["a"]}, "names: wanted 4"),
+        ({"names": [1, 2, 3, 4]}, "names: "),
+        ({"metadata": [1.0]}, "metadata: wanted one for each of 4"),
+        ({"metadata": 1.0}, "metadata: wanted one for each of 4"),
+        ({"table": [{"a": 1}, {"b": 1}]}, "table: wanted"),
+        ({"pictures": {"a": 1}}, "pictures: wanted"),
+        ({"title": 3}, "title: "),
+        ({"label": 3}, "label: "),
+        ({"ranks": (1, 1)}, "ranks: wanted what"),
+        ({"seconds": -1}, "seconds: wanted"),
+        ({"image_shape": (2, 3)}, "image_shape: 2 x 3 is 6 pixels"),
+    ],
+)
+def test_bad_input_is_refused(solution, clients, options, message):
+    with pytest.raises(ValueError, match=message):
+        jf.report.html(solution, clients, **options)
+
+
+def test_what_is_no_run_is_refused(solution, clients):
+    with pytest.raises(ValueError, match="solution: wanted what fit returned"):
+        jf.report.html(solution.result, clients)
+    with pytest.raises(ValueError, match="clients: wanted the run's 4, got 2"):
+        jf.report.html(solution, clients.take([0, 1]))
+
+
+def test_the_command_writes_a_page_beside_the_results(tmp_path, clients):
+    data = tmp_path / "data & more"
+    data.mkdir()
+    for name, samples in zip(("<script>", "b", "c"), clients.data.values, strict=False):
+        np.save(data / f"{name}.npy", samples[:20])
+    command = ["fit", "oneshot", "--shared-rank", "1", "--local-rank", "1", "--data", str(data)]
+    assert main([*command, "--out", str(tmp_path / "out"), "--report"]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    parts = Parts(page)
+    assert "jaxfed fit oneshot, data & more" in parts.text[""] and "<script>" not in page
+    assert "error on held-out samples" in parts.text["results"]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert "report.html" in manifest["files"]
+    assert main([*command, "--out", str(tmp_path / "without")]) == 0
+    assert not (tmp_path / "without" / "report.html").exists()
+
+
+def test_a_report_is_for_one_process(tmp_path, capsys):
+    command = ["fit", "oneshot", "--shared-rank", "1", "--local-rank", "1", "--data", "nowhere"]
+    assert main([*command, "--out", str(tmp_path / "out"), "--processes", "--report"]) == 2
+    assert "--report: is for one process" in capsys.readouterr().err
+
+
+# --- in a browser ----------------------------------------------------------------------------
+
+
+def browsed(folder, page, *options, size=(900, 2000)):
+    """The picture of a page, what its console said, and what was asked of the network."""
+    image = pytest.importorskip("PIL.Image")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--disable-default-apps", "--hide-scrollbars", "--enable-logging=stderr",
+        f"--user-data-dir={folder / 'profile'}", f"--log-net-log={folder / 'net.json'}",
+        "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own questions get no answer
+        f"--window-size={size[0]},{size[1]}", f"--screenshot={folder / 'page.png'}", *options,
+        (folder / "page.html").as_uri(),
+    ]  # fmt: skip
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    console = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
+    # What the browser asks by itself has no origin.
+    question = r'"initiator":"(?!not an origin).*?"url":"([^"]*)"'
+    asked = re.findall(question, (folder / "net.json").read_text())
+    asked = [url for url in asked if not url.startswith("file:")]
+    pixels = np.asarray(image.open(io.BytesIO((folder / "page.png").read_bytes())).convert("RGB"))
+    return pixels, console, asked
+
+
+DARK = "--blink-settings=preferredColorScheme=0"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_browser_shows_it_in_light_and_dark_and_asks_for_nothing(page, tmp_path):
+    shades = []
+    for name, size, options in (
+        ("light", (900, 2000), ()),
+        ("dark", (900, 2000), (DARK,)),
+        ("narrow", (500, 2000), ()),
+    ):
+        (tmp_path / name).mkdir()
+        pixels, console, asked = browsed(tmp_path / name, page, *options, size=size)
+        assert console == [] and asked == []
+        assert pixels.shape[:2] == size[::-1]
+        shades.append(pixels.mean())
+        # There is writing and there are pictures, to the end, and nothing goes over the edge.
+        paper = pixels[2, 2]
+        ink = np.abs(pixels.astype(int) - paper).max(axis=2) > 40
+        assert ink[:, 10:].any(axis=1)[: size[1] // 2].mean() > 0.3
+        assert not ink[:, -8:].any()
+        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100
+    assert shades[1] < 60 < 200 < min(shades[0], shades[2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_browser_would_tell(page, tmp_path):
+    """What the test above looks for is seen where it is planted."""
+    (tmp_path / "image").mkdir()
+    picture = '<img src="http://127.0.0.1:9/picture.png">'
+    planted = page.replace("<main>", f"<main>{picture}")
+    _, console, asked = browsed(tmp_path / "image", planted)
+    assert "Content Security Policy" in " ".join(console) and asked == []
+    (tmp_path / "open").mkdir()
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy".*?>', page, re.S)[0]
+    _, _, asked = browsed(tmp_path / "open", planted.replace(policy, ""))
+    assert asked and set(asked) == {"http://127.0.0.1:9/picture.png"}
