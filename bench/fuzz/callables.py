@@ -231,7 +231,7 @@ def targets() -> list[Target]:
                 "algorithm": lambda value: value is right["perpca"],
                 "solution": lambda value: value is right["solution"],
                 "clients": tracked("clients"),
-                "rounds": count(0),
+                "rounds": whole(0),
                 "key": optional(RUN["key"]),
                 "backend": RUN["backend"],
             },
@@ -282,7 +282,7 @@ def targets() -> list[Target]:
         Target(
             "shapes_of",
             {"clients": 3, "samples": 4, "features": 5},
-            {"clients": COUNT, "samples": COUNT, "features": COUNT, "dtype": anything},
+            {"clients": COUNT, "samples": COUNT, "features": COUNT, "dtype": dtype},
         ),
         Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
         Target(
@@ -1040,7 +1040,7 @@ def _functions(right) -> list[Target]:
         Target("privacy.record", run_of(right) | {"client": 0}, {n: RUN[n] for n in ("algorithm", "clients", "rounds", "key", "warm_start", "channel")} | {"client": whole(0, m - 1)}),
         Target("privacy.restart_attack", {n: run_of(right)[n] for n in ("algorithm", "clients", "key")}, {
             "algorithm": instance(jf.Algorithm), "clients": tracked("clients"), "key": RUN["key"], "client": whole(0, m - 1),
-            "restarts": SOME, "summed": flag, "calibrated": flag, "norm_factor": optional(positive(arrays=False)), "channel": channels,
+            "restarts": optional(COUNT), "summed": flag, "calibrated": flag, "norm_factor": optional(positive(arrays=False)), "channel": channels,
         }),
     ]  # fmt: skip
 

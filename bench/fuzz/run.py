@@ -162,7 +162,7 @@ def _sound(result: Any) -> bool:
 
 def _named(case: Case, message: str) -> bool:
     names = (case.parameter, *case.target.says.get(case.parameter, ()))
-    if isinstance(case.value, np.ndarray | jax.Array | list | tuple | range):
+    if isinstance(case.value, np.ndarray | jax.Array | list | tuple | range | dict):
         # It may be right in itself, and not fit the others.
         names = (*names, *case.target.kinds, *case.target.right)
     if case.taken is None:

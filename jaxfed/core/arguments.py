@@ -154,10 +154,19 @@ def _surroundings(
     check_instance(
         "participation", participants, participation.Participation, "one of jaxfed.participation"
     )
+    return ways, participants, checked_start(warm_start)
+
+
+def checked_start(warm_start: object) -> Personalized | None:
+    """The result to start from, if there is one.
+
+    Raises:
+        ValueError: for what is neither a solution nor a result.
+    """
     start = warm_start.result if isinstance(warm_start, Solution) else warm_start
     if start is not None and not isinstance(start, Personalized):
         raise ValueError(f"warm_start: wanted a solution or its result, got {type(start).__name__}")
-    return ways, participants, start
+    return start
 
 
 def check_passed_on(arguments: Mapping[str, Any]) -> None:

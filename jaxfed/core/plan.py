@@ -11,9 +11,9 @@ from jaxtyping import PyTree
 
 from jaxfed.core import backend, channel, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.arguments import LOSSLESS, problem_of
+from jaxfed.core.arguments import LOSSLESS, checked_start, problem_of
 from jaxfed.core.backend import AXIS, Backend
-from jaxfed.core.checks import check_count, check_instance, refuse
+from jaxfed.core.checks import check_count, check_instance, checked_dtype, refuse
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import Options, prepare
@@ -155,6 +155,7 @@ def plan(
     check_count("rounds", rounds)
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
+    checked_start(warm_start)
     if backend is not None:
         check_instance("backend", backend, Backend, "one of jaxfed.backend")
         if chunk_size is not None:
@@ -190,11 +191,11 @@ def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float3
     """Clients without data, for `plan`: `samples` of `features` numbers each.
 
     Raises:
-        ValueError: for numbers that are not positive and whole.
+        ValueError: for numbers that are not positive and whole, and what is no floating type.
     """
     for name, number in (("clients", clients), ("samples", samples), ("features", features)):
         check_count(name, number)
-    shape = jax.ShapeDtypeStruct((clients, samples, features), dtype)
+    shape = jax.ShapeDtypeStruct((clients, samples, features), checked_dtype("dtype", dtype))
     return jax.eval_shape(Clients.from_samples, shape)
 
 

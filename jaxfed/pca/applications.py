@@ -247,10 +247,10 @@ def topic_words(
         >>> topics.common, topics.own
         (['tax'], [['oil'], ['school']])
     """
-    if not isinstance(counts, np.ndarray | Array):
+    if not isinstance(counts, np.ndarray | Array) or np.ndim(counts) == 0:
         check_list("counts", counts, "arrays (documents, words)")
     counts = [
-        checked_array(f"counts[{i}]", rows, "documents words", whole=False)
+        checked_array(f"counts[{i}]", rows, "documents words", whole=False, finite=True)
         for i, rows in enumerate(counts)
     ]
     clients = Clients.from_samples(counts)
