@@ -243,3 +243,34 @@ def test_rank_one_and_rank_two_data(key):
     ):
         check(solution, one)
         assert solution.history["objective"].max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PerPCA", "SubspaceIteration"])
+def test_implicit_derivatives_are_finite_or_refused(name, key):
+    """Where there are fewer directions than components, at a scale, or none to choose between."""
+    algorithm = jf.pca.PerPCA(1, 1) if name == "PerPCA" else jf.pca.SubspaceIteration(2)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)) * [3, 2, 1, 0.5, 0.2]
+    kinds = {
+        "plain": rows, "tiny": 1e-12 * rows, "huge": 1e12 * rows, "zero": 0 * rows,
+        "rank one": rows[..., :1] @ rng.normal(size=(1, FEATURES)),
+        "the same": rows[:1].repeat(CLIENTS, 0), "constant": rows[:, :1].repeat(SAMPLES, 1),
+    }  # fmt: skip
+
+    @jax.jit
+    @jax.grad
+    def slope(values):
+        run = jf.rollout(
+            algorithm, jf.Clients.from_samples(values), rounds=200, key=key,
+            adjoint=jf.adjoint.implicit(),
+        )  # fmt: skip
+        return jnp.sum(run.result.shared @ run.result.shared.T * jnp.arange(1.0, FEATURES + 1))
+
+    for kind, values in kinds.items():
+        try:
+            found = np.asarray(slope(values.astype(np.float32)))
+        except Exception as error:
+            assert kind not in ("plain", "tiny", "huge") and "adjoint: " in str(error), kind
+        else:
+            assert np.isfinite(found).all() and (kind == "zero") <= (not found.any()), kind
