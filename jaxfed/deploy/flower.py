@@ -35,9 +35,10 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import enable_compilation_cache
 from jaxfed.deploy.exchange import Exchange
+from jaxfed.deploy.federation import Settings
 from jaxfed.deploy.messages import message_of, packet_of, reply_of
 from jaxfed.deploy.node import Node
-from jaxfed.deploy.server import Server, Settings
+from jaxfed.deploy.server import Server
 from jaxfed.linalg._precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
