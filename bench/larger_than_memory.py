@@ -30,7 +30,7 @@ RUNS = {
     "`BlockLanczos`, ten rounds": (jf.pca.BlockLanczos(RANK), 10),
 }  # fmt: skip
 # Of more than so many bytes nothing is read merely to have the programs compiled.
-MUCH = 1e11
+MUCH = 3e10
 
 
 def written(path: Path, gigabytes: float) -> np.ndarray:
