@@ -292,8 +292,8 @@ def check_views(clients: Clients, rank: int, name: str = "clients") -> None:
     """
     if isinstance(clients, Clients) and is_source(clients.data):
         raise ValueError(
-            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each is "
-            "one table of all entities, and sources are read by whole clients"
+            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
+            "is one table of all entities, and sources are read by whole clients"
         )
     if not isinstance(clients, Clients) or not isinstance(clients.data, View | SparseView):
         given = clients.data if isinstance(clients, Clients) else clients
