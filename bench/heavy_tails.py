@@ -46,7 +46,7 @@ def main() -> None:
     print(
         f"{options.clients:,} clients of {sizes.min()} to {sizes.max():,} samples, "
         f"{samples / 1e6:.0f} MB in {len(uneven.parts)} buckets: {held / samples:.2f} × the data "
-        f"(padded to the longest: {padded / samples:.0f} ×)"
+        f"(goal 1.6; padded to the longest: {padded / samples:.0f} ×)"
     )
     columns: list[str] = []
     for algorithm in (
@@ -77,8 +77,8 @@ def main() -> None:
             "ms a round, buckets": float(np.median(rounds["buckets"]) * 1e3),
             "equal clients": float(np.median(rounds["equal"]) * 1e3),
             "ratio (goal 1.6)": float(np.median(rounds["buckets"]) / np.median(rounds["equal"])),
-            "memory of all / data (goal 1.6)": memory["buckets"] / samples,
-            "equal clients' memory": memory["equal"] / samples,
+            "all memory / data": memory["buckets"] / samples,
+            "equal clients' all memory / data": memory["equal"] / samples,
         }
         if not columns:
             columns = list(row)
