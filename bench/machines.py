@@ -28,7 +28,7 @@ ALGORITHMS = {
     "AdaptivePCA": ("jf.pca.AdaptivePCA(2, noise_variance=0.1)", LOSSLESS),
     "MaxVar": ("jf.gcca.MaxVar(2)", CODED),
     "FedAvg": (
-        f"jf.generative.FedAvg({NETWORK}, jf.models.reconstruction_loss, optax.sgd(0.1), "
+        f"jf.generative.FedAvg({NETWORK}, jf.models.reconstruction_loss, optax.sgd(0.02), "
         "local_steps=2)",
         LOSSLESS,
     ),
@@ -102,13 +102,18 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
         entities=min(SAMPLES) if views else None,
     )  # fmt: skip
     (app / "federation" / "app.py").write_text(source)
-    local.begin(app, {})
+    run = local.begin(app, {})
     states, end, begun = app / "out" / "server", time.monotonic() + limit, None
+    asked = time.monotonic()
     while not (app / "out" / "solution.npz").exists():
         if begun is None and (states / "000000.npz").exists():
             begun = time.monotonic()
         if time.monotonic() > end:
             raise TimeoutError(f"{name}: no end after {limit:g} seconds")
+        if time.monotonic() > asked + 60:
+            if "failed" in local.status(run):
+                raise RuntimeError(f"{name}: {local.output(run)[-2000:]}")
+            asked = time.monotonic()
         time.sleep(0.2)
     seconds = (time.monotonic() - (begun or time.monotonic())) / rounds
     made = spec_from_file_location(f"federation_{name}", app / "federation" / "app.py")

@@ -35,8 +35,10 @@ TABLES = {
     "Sweeps and many clients": Made("python bench/sweep.py", "5"),
     "Clients of very different sizes": Made("python bench/heavy_tails.py", "5"),
     "A federation larger than memory": Made(
-        "python bench/larger_than_memory.py --gigabytes 40 --folder DIR", "40", "all of it"
+        "python bench/larger_than_memory.py --gigabytes 40 --folder DIR", "40",
+        "the rows of 0.5 and 2 GB",
     ),
+    "Algorithms on separate machines": Made("python bench/machines.py --rounds 10", "20"),
     "Clients that took no part": Made("python bench/unseen_clients.py", "2"),
     "Rounds to the optimum": Made("", "", "a prototype's; tests/test_varpro.py asserts a fifth"),
     "Shared components that stay true": Made("python bench/small_tables.py shrinkage", "10",

@@ -139,6 +139,37 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     np.testing.assert_array_equal(saved.history["objective"], solution.history["objective"])
 
 
+def test_a_killed_superlink(tmp_path, environment, clients):
+    """With its state in a file it knows its nodes again; the run goes on where it was."""
+    app = tmp_path / "app"
+    settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
+    write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=3, key=0)
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
+    nodes, keys = configs(tmp_path, clients), secured(tmp_path / "keys")
+    states = app / "out" / "server"
+    with Local(
+        tmp_path / "flower", nodes, secured=keys, database=True, environment=environment
+    ) as local:
+        first = local.begin(app, {})
+        wait_for(states / "000001.npz", 300)
+        local.kill_link()
+        assert all(node.poll() is None for node in local.nodes)
+        assert not (app / "out" / "solution.npz").exists()
+        before = max(int(path.stem) for path in states.glob("*.npz"))
+        local.start_link()
+        second = local.begin(app, {})
+        saved = finish(local, second, app / "out", 300)
+        assert f"goes on after round {before}" in local.output(second)
+        assert "failed" in local.status(first)
+    solution = jf.fit(
+        jf.pca.PerPCA(**settings), clients, rounds=3, key=jax.random.key(0),
+        backend=jf.backend.separate(),
+    )  # fmt: skip
+    np.testing.assert_array_equal(saved.result.shared, solution.result.shared)
+    np.testing.assert_array_equal(saved.history["objective"], solution.history["objective"])
+    assert saved.history["present"].all()
+
+
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "machines.md"
 
 

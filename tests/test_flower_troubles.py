@@ -2,15 +2,17 @@
 
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from test_contract import draw_samples
 
 import jaxfed as jf
 
 pytest.importorskip("flwr")
-from test_flower import Federation, check_equal
+from test_flower import Federation, alone, check_equal
 
 from jaxfed.deploy import exchange, flower
 from jaxfed.deploy.messages import packet_of
@@ -136,6 +138,70 @@ def test_data_that_do_not_fit_are_refused(tmp_path, clients):
     federation.grid.nodes[103] = (other, {"partition-id": 3})
     with pytest.raises(ValueError, match=r"data: wanted at client 3 .*\[12, 6\].*\[9, 4\]"):
         federation.run(2)
+
+
+def network(batch_size):
+    return jf.generative.FedAvg(
+        jf.models.Autoencoder(6, 2, key=jax.random.key(0)), jf.models.reconstruction_loss,
+        optax.sgd(0.1), local_steps=1, batch_size=batch_size,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (jf.pca.PerPCA(4, 4), "8 orthonormal components do not fit into 6 features"),
+        (jf.pca.PerPCA(1, (1, 2)), "local_rank: 2 ranks for 5 clients"),
+        (jf.gcca.MaxVar(2), "clients: .* got data of type Samples"),
+        (network(8), "batch_size: wanted at most the smallest client's 7 samples, got 8"),
+    ],
+    ids=("features", "number", "kind", "samples"),
+)
+def test_what_fit_refuses_is_refused_before_anything_is_computed(
+    tmp_path, clients, algorithm, words
+):
+    with pytest.raises(ValueError, match=words):
+        Federation(tmp_path, algorithm, clients).fit(2)
+    federation = Federation(tmp_path, algorithm, clients)
+    asked = []
+    federation.grid.trouble = lambda n, m, answer: asked.append(packet_of(m).words) or [answer]
+    with pytest.raises(ValueError, match=words):
+        federation.run(2)
+    assert {words["kind"] for words in asked} == {"hello"}
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_a_client_that_the_algorithm_cannot_use_does_not_join(tmp_path, clients, caplog):
+    few = jf.Clients.from_samples([np.ones((3, 6), np.float32)])
+    late = flower.client_app(lambda config: network(4), lambda config: few, folder=tmp_path)
+    federation = Federation(tmp_path, network(4), clients, order=(0, 1, 2, 3))
+
+    def trouble(node, message, answer):
+        if number_of(message) == 1:
+            federation.grid.nodes[104] = (late, {"partition-id": 4})
+        return [answer]
+
+    federation.grid.trouble = trouble
+    saved = federation.run(3, **HURRIED)
+    assert saved.history["present"].shape == (3, 4)
+    assert "cannot join this run: batch_size: wanted at most the smallest client's 3" in caplog.text
+
+
+def test_a_client_looks_at_its_own_warm_start(tmp_path, clients):
+    start = jf.Personalized(np.eye(6, 2, dtype=np.float32), np.eye(6, 2, dtype=np.float32)[:, ::-1])
+
+    def app(local):
+        return flower.client_app(
+            lambda config: PERPCA, lambda config: alone(clients, config["partition-id"]),
+            warm_start=lambda config: start._replace(local=local), folder=tmp_path / "nodes",
+        )  # fmt: skip
+
+    federation = Federation(tmp_path, PERPCA, clients)
+    for node, (_, config) in federation.grid.nodes.items():
+        wrong = start.local[:, :1] if node == 103 else start.local
+        federation.grid.nodes[node] = (app(wrong), config)
+    with pytest.raises(ValueError, match=r"client 3: warm_start: wanted local .*\(5, 6, 2\), got"):
+        federation.run(2, warm_start=lambda config: start)
 
 
 def test_another_algorithm_or_channel_is_refused(tmp_path, clients):

@@ -11,6 +11,7 @@ import pytest
 from test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
 
 import jaxfed as jf
+from jaxfed.core import streaming
 from jaxfed.core.reduction import Mean
 from jaxfed.core.source import read_ahead
 
@@ -78,6 +79,14 @@ def test_two_blocks_at_a_time(x64):
         assert watched.read == list(range(number + 2))
     taken.close()
     assert len(watched.threads - {threading.main_thread()}) == 1
+
+
+def test_what_is_not_read_takes_no_memory():
+    """Of a large federation, zeros in its place took longer than the rounds."""
+    reader = jf.Clients.from_source(np.ones((4, 1000, 100), np.float32)).data.reader
+    values, counts = streaming._zeros(reader, reader.blocks[0])
+    assert values.shape == (4, 1000, 100) and values.strides == (0, 0, 0)
+    np.testing.assert_array_equal(counts, 1000)
 
 
 @pytest.mark.timeout(300)
@@ -260,9 +269,12 @@ def test_what_needs_memory_says_so(x64):
         lambda: clients.restrict(samples=2),
         lambda: clients.unbucketed(),
         lambda: jf.pca.split_half([lanczos], clients, rounds=1, key=key),
+        lambda: jf.pca.suggest_ranks(clients, shared_ranks=[1], local_ranks=[1], key=key),
     ):
         with pytest.raises(ValueError, match=r"^clients: wanted data in memory for "):
             needs()
     for backend in (jf.backend.shard(2), jf.backend.pmap(2)):
         with pytest.raises(ValueError, match=r"^backend: wanted vmap\(\) or chunked\(size\) for"):
             jf.fit(lanczos, clients, rounds=1, key=key, backend=backend)
+    with pytest.raises(ValueError, match=r"^clients: wanted views in memory, as of Views.from_arr"):
+        jf.fit(jf.gcca.MaxVar(1), clients, rounds=1, key=key)

@@ -363,9 +363,10 @@ def _one(problem: Problem, block: Block, kept: PyTree) -> tuple[Samples, Any, Py
 
 
 def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:
-    """In place of a block's samples, where they do not count."""
+    """In place of a block's samples, where they do not count: of their shape, in no memory."""
     shape = len(block.places), block.rows, reader.features
-    return jnp.zeros(shape, reader.dtype), reader.sizes[block.places].astype(reader.dtype)
+    nothing = np.broadcast_to(np.zeros((), reader.dtype), shape)
+    return nothing, reader.sizes[block.places].astype(reader.dtype)
 
 
 def _reads(function: Callable[..., PyTree], *given: PyTree) -> bool:

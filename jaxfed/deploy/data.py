@@ -1,14 +1,14 @@
 """What machines tell one another of the data that stay on them: kinds and shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.core.clients import Ragged, Samples
+from jaxfed.core.clients import Clients, Ragged, Samples
 from jaxfed.core.contract import alike
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View
@@ -56,6 +56,19 @@ def shaped(words: Mapping[str, Any]) -> PyTree:
     for name, value in words["fields"].items():
         object.__setattr__(found, name, tuple(value) if isinstance(value, list) else value)
     return found
+
+
+def sketched(
+    words: Mapping[str, Any], ids: Int[Array, " clients"], weights: Float[Array, " clients"],
+    counts: Sequence[int | None],
+) -> Clients:  # fmt: skip
+    """Clients of whose data only shapes are known, and numbers of samples, if they are told."""
+    data = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shaped(words)
+    )
+    if isinstance(data, Samples) and None not in counts:
+        data = Samples(data.values, np.asarray(counts, data.count.dtype))  # pyright: ignore
+    return Clients(data, ids, weights)
 
 
 def common(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

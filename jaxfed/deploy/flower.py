@@ -6,6 +6,7 @@ is latency, and what runs here should need few rounds.
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -35,9 +36,10 @@ from jaxfed.core.checks import (
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import enable_compilation_cache
 from jaxfed.deploy.exchange import Exchange
+from jaxfed.deploy.federation import Settings
 from jaxfed.deploy.messages import message_of, packet_of, reply_of
 from jaxfed.deploy.node import Node
-from jaxfed.deploy.server import Server, Settings
+from jaxfed.deploy.server import Server
 from jaxfed.linalg._precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
@@ -122,6 +124,7 @@ def server_app(
     @precise()
     def main(grid: Any, context: Any) -> None:
         _programs_on_disk()
+        _show_rounds()
         config = dict(context.run_config)
         algorithm = _algorithm(make_algorithm, config)
         least = at_least
@@ -227,3 +230,13 @@ def _shared(make: Callable[[Config], Personalized] | None, config: Config) -> Pe
 def _programs_on_disk() -> None:
     """Each message is a new process: none should compile what another has compiled."""
     enable_compilation_cache()
+
+
+def _show_rounds() -> None:
+    """In Flower's log of the run, which is what its process writes."""
+    log = logging.getLogger("jaxfed.deploy")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)

@@ -44,6 +44,7 @@ class Local:
         configs: Sequence[Mapping[str, Any]],
         *,
         secured: Secured | None = None,
+        database: bool = False,
         environment: Mapping[str, str] | None = None,
     ):
         """Prepare.
@@ -52,6 +53,8 @@ class Local:
             folder: for logs and Flower's own files; not one of the user's.
             configs: each node's configuration.
             secured: with TLS and node authentication; without, neither, on loopback only.
+            database: whether the SuperLink keeps its state in a file, `superlink.db`, and so knows
+                its nodes and runs when it is started again.
             environment: of the processes; this one's by default.
 
         Raises:
@@ -60,6 +63,7 @@ class Local:
         require("flwr", extra="flower")
         self.folder, self.configs, self.secured = folder.absolute(), configs, secured
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.database = self.folder / "superlink.db" if database else None
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         self.environment = dict(os.environ if environment is None else environment) | {
@@ -96,7 +100,7 @@ class Local:
     # --- processes -----------------------------------------------------------------------------
 
     def start_link(self) -> None:
-        """Start the SuperLink, and wait until it answers."""
+        """Start the SuperLink, and wait until it answers; again, after it was killed."""
         safety = ["--insecure"]
         if self.secured is not None:
             safety = [
@@ -108,6 +112,7 @@ class Local:
         command = [
             "flower-superlink", *safety, "--host", "127.0.0.1", "--port", str(self.port),
             "--disable-runtime-dependency-installation",
+            *(["--database", str(self.database)] if self.database else []),
         ]  # fmt: skip
         self.link = self._start(command, "superlink")
         self._wait(self.link, "superlink", self._healthy)

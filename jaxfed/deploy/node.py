@@ -20,7 +20,7 @@ from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.problem import Problem
 from jaxfed.core.saved import Saved, write
-from jaxfed.deploy.data import padded, told
+from jaxfed.deploy.data import padded, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
 from jaxfed.deploy.store import Store
@@ -110,13 +110,26 @@ class _Joined:
         self.data = self.made.prepare(self.problem, data, self.place.id, run.rounds)
         self.folder = node.folder / run.name / f"client-{node.id}"
         self.store = Store(self.folder)
-        everybody = None
+        everybody: Personalized | None = None
         if node.start is not None:
             local = jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (run.size, *x.shape)), node.start.local
             )
             everybody = Personalized(node.start.shared, local)
+        if not words["base"]:  # nothing is computed yet
+            self._check(everybody)
         self.shapes = steps.shapes(self.server, self.data, everybody)
+
+    def _check(self, start: Personalized | None) -> None:
+        """Refuse data, or a warm start of its own, that the algorithm cannot use.
+
+        Raises:
+            ValueError: as in `fit`.
+        """
+        size, data, weight = self.run.size, self.node.data, self.place.weight
+        count = int(data.count) if isinstance(data, Samples) else None
+        ids, weights = jnp.arange(size, dtype=jnp.int32), jnp.broadcast_to(weight, size)
+        self.node.algorithm.check(sketched(self.run.like, ids, weights, [count] * size), start)
 
     def first(self, asked: Packet) -> Packet:
         """The message before the rounds."""

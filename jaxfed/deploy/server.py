@@ -4,61 +4,29 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
 
 from jaxfed._versions import versions
-from jaxfed.core import apart, channel, participation, steps
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.arguments import check_together
+from jaxfed.core import apart, channel, steps
+from jaxfed.core.algorithm import Personalized
 from jaxfed.core.channel.secure import adds_masks, numbers_of, with_numbers
-from jaxfed.core.clients import Clients
-from jaxfed.core.compiling import compiler_options
 from jaxfed.core.loop import with_bits
-from jaxfed.core.problem import Costs, Problem, State
+from jaxfed.core.problem import Costs, State
 from jaxfed.core.saved import Saved, write
-from jaxfed.deploy.data import common, shaped
+from jaxfed.deploy.data import common
 from jaxfed.deploy.exchange import Exchange, RefusedError
+from jaxfed.deploy.federation import Federation, Member, Settings, longer
 from jaxfed.deploy.masked import masked_sum, means_of, over_survivors
-from jaxfed.deploy.masks import least_threshold
-from jaxfed.deploy.run import Run, description, problem_of_run
-from jaxfed.deploy.store import Kept, Store
+from jaxfed.deploy.progress import Progress
+from jaxfed.deploy.run import Run, description
+from jaxfed.deploy.store import Store
 from jaxfed.deploy.wire import Packet
 
 LOG = logging.getLogger("jaxfed.deploy")
-
-
-class Settings(NamedTuple):
-    """What a run is asked for; see `jaxfed.deploy.flower.server_app`."""
-
-    algorithm: Algorithm
-    ways: channel.Ways
-    start: Personalized | None
-    clients: int
-    rounds: int
-    key: Key[Array, ""]
-    participants: participation.Participation
-    weights: Literal["equal", "samples"] | Sequence[float]
-    tol: float | None
-    deadline: float | None
-    at_least: int | None
-    patience: float
-    out: Path
-
-
-class Member(NamedTuple):
-    """A client, as the server knows it."""
-
-    id: int
-    raw: float  # its weight before all are made to sum to one
-    late: bool  # whether it joined after the first messages
-    base: int  # the last round of it that the server has heard; 0: none
 
 
 class Server:
@@ -68,6 +36,7 @@ class Server:
     state: State
     costs: Costs
     dtype: str  # of weights
+    federation: Federation
 
     def __init__(self, settings: Settings, exchange: Exchange):
         """Begin, or go on where an interrupted server has saved its last round."""
@@ -130,6 +99,13 @@ class Server:
             if common({-1: wanted, client: said["data"]}) != wanted:
                 raise RefusedError(f"data: client {client} has more than it had at the start")
 
+    def _members(self, clients: Sequence[int], *, late: bool) -> list[Member]:
+        """These clients, who come after those that there are."""
+        return [
+            Member(c, self._raw_weight(c, i), late, 0, self.exchange.hello[c]["samples"])
+            for i, c in enumerate(clients, len(self.members))
+        ]
+
     def _raw_weight(self, client: int, place: int) -> float:
         given = self.settings.weights
         if given == "equal":
@@ -141,35 +117,10 @@ class Server:
             return float(samples)
         return float(given[place])
 
-    def _with(self, members: list[Member]) -> None:
-        """The run with these members."""
-        asked, self.members = self.settings, members
-        self.run = self.run._replace(size=len(members))
-        raw = np.asarray([member.raw for member in members])
-        problem = problem_of_run(asked.algorithm, asked.ways, self.run, self.dtype)
-        ids = jnp.asarray([member.id for member in members], jnp.int32)
-        shares = jnp.asarray(raw / raw.sum(), self.dtype)
-        self.problem = eqx.tree_at(
-            lambda p: (p.clients.ids, p.clients.weights, p.participation), problem,
-            (ids, shares, asked.participants),
-        )  # fmt: skip
-        # With a deadline nobody knows beforehand who takes part.
-        self.planned = self.problem
-        if asked.deadline is not None:
-            self.problem = self._heard_from(np.ones(len(members), bool))
-        data = shaped(self.run.like)
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
-        whole = Clients(one, jnp.zeros(1, jnp.int32), shares[:1])
-        self.made = steps.programs(**compiler_options(asked.algorithm, whole))
-        client = apart.of_client(self.problem)
-        place = steps.anywhere()
-        self.like = jax.eval_shape(
-            lambda data: steps.prepare(client, data, place.id, asked.rounds), data
-        )
-        self.shapes = steps.shapes(self.problem, self.like, asked.start)
-
-    def _heard_from(self, there: np.ndarray) -> Problem:
-        return replace(self.problem, participation=participation.mask(there))
+    def _with(self, run: Run, members: list[Member]) -> None:
+        """Go on with these members."""
+        self.federation = Federation(self.settings, run, self.dtype, members)
+        self.run, self.members = self.federation.run, members
 
     def _welcome(self) -> None:
         """Take in clients that were not there before, where that can be done."""
@@ -177,24 +128,21 @@ class Server:
         new = [client for client in self.exchange.clients() if client not in known]
         if not new:
             return
-        before = self.members, self.run
         try:
-            if self.problem.uplink.cumulative or self.problem.uplink.private:
+            uplink = self.federation.problem.uplink
+            if uplink.cumulative or uplink.private:
                 raise ValueError("its channel wants all clients from the start")
             self.settings.participants.check(len(self.members) + len(new))
-            late = [
-                Member(client, self._raw_weight(client, len(self.members) + i), True, 0)
-                for i, client in enumerate(new)
-            ]
             data = {-1: self.run.like} | {c: self.exchange.hello[c]["data"] for c in new}
-            self.run = self.run._replace(like=common(data))
-            self._with([*self.members, *late])
-            self.state = _longer(self.state, self.shapes.state)
-            LOG.info("clients %s join", new)
+            members = [*self.members, *self._members(new, late=True)]
+            run = self.run._replace(like=common(data))
+            federation = Federation(self.settings, run, self.dtype, members)
+            self.state = longer(self.state, federation.shapes.state)
         except (ValueError, IndexError) as error:
             LOG.warning("clients %s cannot join this run: %s", new, error)
-            self.run = before[1]
-            self._with(before[0])
+            return
+        self.federation, self.run, self.members = federation, federation.run, members
+        LOG.info("clients %s join", new)
 
     # --- questions -----------------------------------------------------------------------------
 
@@ -209,19 +157,21 @@ class Server:
         member = self.members[place]
         own = {
             "kind": kind, "run": self.run.words, "position": place,
-            "weight": float(self.problem.clients.weights[place]), "base": member.base,
+            "weight": float(self.federation.problem.clients.weights[place]), "base": member.base,
         }  # fmt: skip
         return Packet(own | words, parts)
 
     def _said(self, answer: Packet) -> steps.Said:
         payload, *rest = answer.parts
         diagnostics = (
-            channel.from_bytes(rest[0], self.shapes.diagnostics)
+            channel.from_bytes(rest[0], self.federation.shapes.diagnostics)
             if rest
-            else _zeros(self.shapes.diagnostics)  # of hidden messages nothing else is told
+            else _zeros(
+                self.federation.shapes.diagnostics
+            )  # of hidden messages nothing else is told
         )
         return steps.Said(
-            channel.from_bytes(payload, self.shapes.up), diagnostics,
+            channel.from_bytes(payload, self.federation.shapes.up), diagnostics,
             jnp.asarray(answer.words["broken"]),
         )  # fmt: skip
 
@@ -239,7 +189,7 @@ class Server:
             questions,
             lambda part: numbers_of(way, channel.from_bytes(part, like)),
             run=self.run.name, group=group, everybody=least == len(questions),
-            threshold=max(self.threshold, 0 if least == len(questions) else least),
+            threshold=max(self.federation.threshold, 0 if least == len(questions) else least),
         )  # fmt: skip
         parts = [total, *[np.zeros_like(total)] * (len(heard) - 1)]
         words = {"round": number}
@@ -250,11 +200,6 @@ class Server:
             )
             for client, part in zip(heard, parts, strict=True)
         }
-
-    @property
-    def threshold(self) -> int:
-        """How many clients must be left of a round with masks: two thirds."""
-        return max(least_threshold(len(self.members)), -(-2 * len(self.members) // 3))
 
     def _downlinks(
         self, member: Member, *, begin_only: bool = False
@@ -267,7 +212,7 @@ class Server:
         forms, parts = ([], []) if member.base else (["first"], [self.payloads[0]])
         if begin_only or not last:
             return forms, parts
-        since = max(member.base, 1) if self.problem.downlink.cumulative else last
+        since = max(member.base, 1) if self.federation.problem.downlink.cumulative else last
         missed = [self.payloads[number] for number in range(since, last + 1)]
         if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
             return [*forms, *["next"] * len(missed)], [*parts, *missed]
@@ -282,56 +227,39 @@ class Server:
         self.dtype = said[clients[0]]["weights"]
         like = common({client: said[client]["data"] for client in clients})
         # No two runs share a name, or states on a client's disk.
-        self.run = Run(secrets.token_hex(8), asked.rounds, len(clients), like, asked.key)
-        self._with([Member(c, self._raw_weight(c, i), False, 0) for i, c in enumerate(clients)])
-        self._check_together(like)
+        run = Run(secrets.token_hex(8), asked.rounds, len(clients), like, asked.key)
+        self._with(run, self._members(clients, late=False))
+        federation = self.federation
+        federation.check()
         heard: list[steps.Said | None] = []
-        if jax.tree.leaves(self.shapes.first):
+        if jax.tree.leaves(federation.shapes.first):
             questions = {c: self._question(i, "first") for i, c in enumerate(clients)}
             answers = self._hears(
-                questions, asked.ways.first_uplink, self.shapes.first, "first messages",
+                questions, asked.ways.first_uplink, federation.shapes.first, "first messages",
                 len(clients), 0,
             )  # fmt: skip
             for client in clients:
                 (payload,) = answers[client].parts
                 broken = jnp.asarray(answers[client].words["broken"])
-                heard.append(
-                    steps.Said(channel.from_bytes(payload, self.shapes.first), None, broken)
-                )
+                first = channel.from_bytes(payload, federation.shapes.first)
+                heard.append(steps.Said(first, None, broken))
         else:
-            heard += [steps.Said(self.shapes.first, None, jnp.asarray(False)) for _ in clients]
+            heard += [steps.Said(federation.shapes.first, None, jnp.asarray(False))] * len(clients)
         opened = apart.opened(
-            self.made, self.problem, steps.heard(heard), steps.Like.of(self.like), asked.start
-        )
+            federation.made, federation.problem, steps.heard(heard),
+            steps.Like.of(federation.like), asked.start,
+        )  # fmt: skip
         self.state, self.costs = opened.state, opened.costs
         self.payloads = {0: channel.to_bytes(opened.payload)}
         self._check_sound()
 
-    def _check_together(self, like: Mapping[str, Any]) -> None:
-        """Refuse what does not go together, as `fit` does.
-
-        Raises:
-            ValueError: naming it.
-        """
-        asked, size = self.settings, len(self.members)
-        asked.participants.check(size)
-        data = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), shaped(like))
-        clients = eqx.tree_at(
-            lambda c: c.data, self.planned.clients, data, is_leaf=lambda x: x is None
-        )
-        # The channels as they were given, with their masks.
-        given = asked.ways._asdict()
-        check_together(replace(self.planned, clients=clients, **given), asked.start, asked.rounds)
-        if asked.ways.uplink.private and asked.tol is not None:
-            raise ValueError(
-                "tol: wanted None, since clients that hide their messages tell no objective"
-            )
-
     def _round(self) -> None:
         """One round, with those who answer in time."""
         self._welcome()
+        federation = self.federation
         asked, number = self.settings, int(self.state.round) + 1
-        planned = np.asarray(self.made.inclusion(apart.of_server(self.planned), self.state.round))
+        inclusion = federation.made.inclusion(apart.of_server(federation.planned), self.state.round)
+        planned = np.asarray(inclusion)
         questions = {}
         for place in np.flatnonzero(planned > 0).tolist():
             member = self.members[place]
@@ -341,7 +269,7 @@ class Server:
             )
         least = len(questions) if asked.at_least is None else asked.at_least
         answers = self._hears(
-            questions, asked.ways.uplink, self.shapes.up, f"round {number}",
+            questions, asked.ways.uplink, federation.shapes.up, f"round {number}",
             min(least, len(questions)), number,
         )  # fmt: skip
         for client, answer in answers.items():
@@ -351,22 +279,22 @@ class Server:
                     f"{answer.words.get('round')}"
                 )
         said = [self._said(answers[m.id]) if m.id in answers else None for m in self.members]
-        problem, inclusion = self.problem, jnp.asarray(planned)
+        problem = federation.problem
         if asked.deadline is not None:
-            problem = self._heard_from(np.asarray([one is not None for one in said]))
-            inclusion = self.made.inclusion(apart.of_server(problem), self.state.round)
+            problem = federation.heard_from(np.asarray([one is not None for one in said]))
+            inclusion = federation.made.inclusion(apart.of_server(problem), self.state.round)
         if adds_masks(asked.ways.uplink) and len(answers) < len(self.members):
             there = sum(float(problem.clients.weights[i]) for i, one in enumerate(said) if one)
-            factor, means = jnp.asarray(1 / there), means_of(self.shapes.uplink)
+            factor, means = jnp.asarray(1 / there), means_of(federation.shapes.uplink)
             problem = replace(problem, uplink=over_survivors(problem.uplink, factor, means))
         after, record, payload = apart.served(
-            self.made, problem, self.state, steps.heard(said), inclusion
+            federation.made, problem, self.state, steps.heard(said), inclusion
         )
         if asked.ways.uplink.private:
             # What clients have not told is not zero; what the server itself measures stays.
-            hidden = {k for k in self.shapes.diagnostics if not np.any(record[k])}
+            hidden = {k for k in federation.shapes.diagnostics if not np.any(record[k])}
             record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
-        link = replace(after.uplink, channel=self.problem.uplink)
+        link = replace(after.uplink, channel=federation.problem.uplink)
         self.state = replace(after, uplink=link)
         self._check_sound()
         self.records.append(jax.tree.map(np.asarray, record))
@@ -374,7 +302,7 @@ class Server:
         self.members = [m._replace(base=number) if m.id in answers else m for m in self.members]
         self.payloads[number] = channel.to_bytes(payload)
         oldest = min((m.base for m in self.members), default=0)
-        needed = max(oldest, 1) if self.problem.downlink.cumulative else number
+        needed = max(oldest, 1) if federation.problem.downlink.cumulative else number
         self.payloads = {k: v for k, v in self.payloads.items() if not k or k >= needed}
 
     def _check_sound(self) -> None:
@@ -389,7 +317,8 @@ class Server:
 
     def _finish(self) -> Saved:
         """Everybody's own model, on their machines, and the shared one here."""
-        shared, downlink = self.made.ended(apart.of_server(self.problem), self.state)
+        made, problem = self.federation.made, self.federation.problem
+        shared, downlink = made.ended(apart.of_server(problem), self.state)
         end, questions = channel.to_bytes(downlink), {}
         number = int(self.state.round)
         there = self.exchange.clients()
@@ -423,18 +352,11 @@ class Server:
     # --- what outlives it ----------------------------------------------------------------------
 
     def _save(self) -> None:
-        names = sorted(self.records[0]) if self.records else []
-        history = [np.stack([record[name] for record in self.records]) for name in names]
-        payloads = [np.frombuffer(self.payloads[k], np.uint8) for k in sorted(self.payloads)]
-        costs = {k: int(v) for k, v in vars(self.costs).items()}
-        words = {
-            "run": self.run.words, "members": self.members, "dtype": self.dtype, "costs": costs,
-            "payloads": sorted(self.payloads), "history": names, "present": self.present,
-            "description": self._description(),
-        }  # fmt: skip
-        number = int(self.state.round)
-        self.store.save(number, words, (self.state, payloads, history))
-        self.store.forget_before(number - 1)
+        progress = Progress(
+            self.run, self.dtype, self.members, self.state, self.costs, self.payloads,
+            self.records, self.present,
+        )  # fmt: skip
+        progress.save(self.store, self._description())
 
     def _description(self) -> dict[str, str]:
         asked = self.settings
@@ -446,64 +368,19 @@ class Server:
 
     def _resume(self) -> bool:
         """Whether there was something to go on from."""
-        kept = self._newest()
-        if kept is None:
+        found = Progress.load(self.store, self._description(), self._shapes_with)
+        if found is None:
             return False
-        words = kept.words
-        for name, value in self._description().items():
-            if words["description"].get(name) != value:
-                raise ValueError(
-                    f"out: {self.store.folder} holds a run with another {name}, "
-                    f"{words['description'].get(name)}; wanted {value}, or another folder"
-                )
-        self.run, self.dtype = Run.read(words["run"]), words["dtype"]
-        self._with([Member(*member) for member in words["members"]])
-        costs = {k: v if k not in _COUNTED else jnp.uint32(v) for k, v in words["costs"].items()}
-        self.costs = Costs(**costs)
-        self.present = words["present"]
-        own = len(jax.tree.leaves(self.shapes.state))
-        self.state = kept._replace(leaves=kept.leaves[:own]).tree(self.shapes.state)
-        rest = kept.leaves[own:]
-        self.payloads = {k: x.tobytes() for k, x in zip(words["payloads"], rest, strict=False)}
-        columns = dict(zip(words["history"], rest[len(self.payloads) :], strict=True))
-        self.records = [
-            {name: values[i] for name, values in columns.items()} for i in range(len(self.present))
-        ]
+        self.state, self.costs, self.payloads = found.state, found.costs, found.payloads
+        self.records, self.present = found.records, found.present
         LOG.info("goes on after round %d", self.state.round)
         return True
 
-    def _newest(self) -> Kept | None:
-        for number in reversed(self.store.numbers()):
-            try:
-                return self.store.load(number)
-            except ValueError as error:
-                LOG.warning("%s; the round before is taken", error)
-        return None
+    def _shapes_with(self, run: Run, dtype: str, members: list[Member]) -> State:
+        self.dtype = dtype
+        self._with(run, members)
+        return self.federation.shapes.state
 
 
 def _zeros(like: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-
-
-_COUNTED = ("first_bytes_up", "first_bytes_down")
-
-
-def _longer(state: State, like: State) -> State:
-    """The server's state with room for more clients.
-
-    Raises:
-        ValueError: if more than lists of clients would have to grow.
-    """
-    size = len(like.failure.clients)
-
-    def grown(x):
-        return jnp.pad(x, (0, size - len(x)))
-
-    clients = grown(state.failure.clients)
-    state = replace(state, failure=state.failure._replace(clients=clients))
-    if state.missed is not None:
-        state = replace(state, missed=jax.tree.map(grown, state.missed))
-    found = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
-    if found != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
-        raise ValueError("the algorithm's state depends on how many there are")
-    return state

@@ -20,6 +20,7 @@ from jaxfed.core.clients import (
     padded,
     widened,
 )
+from jaxfed.core.source import is_source
 from jaxfed.linalg import matmul, not_rounding, ratio, svd
 from jaxfed.linalg.sparse import checked_rows
 
@@ -289,6 +290,11 @@ def check_views(clients: Clients, rank: int, name: str = "clients") -> None:
     Raises:
         ValueError: as said above.
     """
+    if isinstance(clients, Clients) and is_source(clients.data):
+        raise ValueError(
+            f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
+            "is one table of all entities, and sources are read by whole clients"
+        )
     if not isinstance(clients, Clients) or not isinstance(clients.data, View | SparseView):
         given = clients.data if isinstance(clients, Clients) else clients
         raise ValueError(

@@ -20,6 +20,7 @@ from jaxfed.core.checks import (
 )
 from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.run import fit
+from jaxfed.core.source import check_in_memory
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
 from jaxfed.pca._components import check_data, check_fits
@@ -151,6 +152,7 @@ def suggest_ranks(
     check_callable("algorithm", algorithm, "a function of two ranks that makes an algorithm")
     key = checked_key("key", key)
 
+    check_in_memory("suggest_ranks", clients)
     key_split, key_fit = jax.random.split(key)
     fitted, probe = _split(clients.unbucketed(), held_out, key_split)
     own = _moments(fitted)

@@ -1,0 +1,148 @@
+"""A run and its members: all that follows from what is asked for and from who is there."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Key
+
+from jaxfed.core import apart, channel, participation, steps
+from jaxfed.core.algorithm import Algorithm, Personalized
+from jaxfed.core.arguments import check_together
+from jaxfed.core.clients import Clients
+from jaxfed.core.compiling import compiler_options
+from jaxfed.core.problem import Problem, State
+from jaxfed.deploy.data import shaped, sketched
+from jaxfed.deploy.masks import least_threshold
+from jaxfed.deploy.run import Run, problem_of_run
+
+
+class Settings(NamedTuple):
+    """What a run is asked for; see `jaxfed.deploy.flower.server_app`."""
+
+    algorithm: Algorithm
+    ways: channel.Ways
+    start: Personalized | None
+    clients: int
+    rounds: int
+    key: Key[Array, ""]
+    participants: participation.Participation
+    weights: Literal["equal", "samples"] | Sequence[float]
+    tol: float | None
+    deadline: float | None
+    at_least: int | None
+    patience: float
+    out: Path
+
+
+class Member(NamedTuple):
+    """A client, as the server knows it."""
+
+    id: int
+    raw: float  # its weight before all are made to sum to one
+    late: bool  # whether it joined after the first messages
+    base: int  # the last round of it that the server has heard; 0: none
+    samples: int | None = None  # how many it has told
+
+
+class Federation:
+    """The run with these members.
+
+    Attributes:
+        run: of this size.
+        problem: with the members' ids and weights; with a deadline, with everybody in each round.
+        planned: the same with the participation that was asked for.
+        made: the programs.
+        like: shapes of one member's prepared data.
+        shapes: of all that travels and is kept.
+    """
+
+    def __init__(self, asked: Settings, run: Run, dtype: str, members: Sequence[Member]):
+        """Make it.
+
+        Args:
+            asked: the settings.
+            run: whose size may be another.
+            dtype: of weights.
+            members: in order.
+
+        Raises:
+            ValueError: if the algorithm refuses their data, as in `fit`.
+        """
+        self._asked, self.run = asked, run._replace(size=len(members))
+        raw = np.asarray([member.raw for member in members])
+        ids = jnp.asarray([member.id for member in members], jnp.int32)
+        shares = jnp.asarray(raw / raw.sum(), dtype)
+        counts = [member.samples for member in members]
+        self._clients = sketched(run.like, ids, shares, counts)
+        asked.algorithm.check(self._clients, asked.start)
+        problem = problem_of_run(asked.algorithm, asked.ways, self.run, dtype)
+        self.problem = eqx.tree_at(
+            lambda p: (p.clients.ids, p.clients.weights, p.participation), problem,
+            (ids, shares, asked.participants),
+        )  # fmt: skip
+        # With a deadline nobody knows beforehand who takes part.
+        self.planned = self.problem
+        if asked.deadline is not None:
+            self.problem = self.heard_from(np.ones(len(members), bool))
+        data = shaped(run.like)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
+        whole = Clients(one, jnp.zeros(1, jnp.int32), shares[:1])
+        self.made = steps.programs(**compiler_options(asked.algorithm, whole))
+        client = apart.of_client(self.problem)
+        place = steps.anywhere()
+        self.like = jax.eval_shape(
+            lambda data: steps.prepare(client, data, place.id, asked.rounds), data
+        )
+        self.shapes = steps.shapes(self.problem, self.like, asked.start)
+
+    def check(self) -> None:
+        """Refuse what does not go together, as `fit` does.
+
+        Raises:
+            ValueError: naming it.
+        """
+        asked = self._asked
+        asked.participants.check(self.run.size)
+        # The channels as they were given, with their masks.
+        given = replace(self.planned, clients=self._clients, **asked.ways._asdict())
+        check_together(given, asked.start, asked.rounds)
+        if asked.ways.uplink.private and asked.tol is not None:
+            raise ValueError(
+                "tol: wanted None, since clients that hide their messages tell no objective"
+            )
+
+    def heard_from(self, there: Bool[np.ndarray, " members"]) -> Problem:
+        """The run of a round in which these take part."""
+        return replace(self.problem, participation=participation.mask(there))
+
+    @property
+    def threshold(self) -> int:
+        """How many clients must be left of a round with masks: two thirds."""
+        return max(least_threshold(self.run.size), -(-2 * self.run.size // 3))
+
+
+def longer(state: State, like: State) -> State:
+    """The server's state with room for more clients.
+
+    Raises:
+        ValueError: if more than lists of clients would have to grow.
+    """
+    size = len(like.failure.clients)
+
+    def grown(x):
+        return jnp.pad(x, (0, size - len(x)))
+
+    clients = grown(state.failure.clients)
+    state = replace(state, failure=state.failure._replace(clients=clients))
+    if state.missed is not None:
+        state = replace(state, missed=jax.tree.map(grown, state.missed))
+    found = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+    if found != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
+        raise ValueError("the algorithm's state depends on how many there are")
+    return state
