@@ -23,9 +23,7 @@ from jaxfed.core.checks import (
     refuse,
 )
 from jaxfed.core.clients import Clients
-from jaxfed.testing import _checks
-from jaxfed.testing._case import Case, Essence, Skipped
-from jaxfed.testing._compare import cast
+from jaxfed.testing import _case, _checks, _compare
 
 CHECKS = tuple(_checks.CHECKS)
 
@@ -48,7 +46,7 @@ def check_algorithm(
     *,
     rounds: int = 4,
     key: Key[Array, ""] | None = None,
-    essence: Essence | None = None,
+    essence: _case.Essence | None = None,
     loss: Callable[[Personalized], Float[Array, ""]] | None = None,
     constraint: Callable[[Personalized], None] | None = None,
     others: Clients | None = None,
@@ -153,11 +151,11 @@ def check_algorithm(
         if others is None:
             data = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), clients.data)
             others = eqx.tree_at(lambda c: c.data, clients, data)
-        case = Case(
-            algorithm=cast(algorithm, np.float64),
-            clients=cast(clients, np.float64),
-            others=cast(others, np.float64),
-            wider=cast(algorithm if wider is None else wider, np.float64),
+        case = _case.Case(
+            algorithm=_compare.cast(algorithm, np.float64),
+            clients=_compare.cast(clients, np.float64),
+            others=_compare.cast(others, np.float64),
+            wider=_compare.cast(algorithm if wider is None else wider, np.float64),
             key=key,
             rounds=rounds,
             essence=essence or (lambda result: result),
@@ -176,6 +174,6 @@ def check_algorithm(
             try:
                 _checks.CHECKS[name](case)
                 checked.append(name)
-            except Skipped as reason:
+            except _case.Skipped as reason:
                 case.skipped[name] = str(reason)
     return Report(tuple(checked), case.skipped)
