@@ -100,7 +100,7 @@ def _write(path: Path, text: str) -> None:
 
 def as_rst(app, what, name, object_, options, lines) -> None:
     """Turn the marks of a docstring into those of reStructuredText."""
-    text = "\n".join(lines)
+    text = re.sub(r"^Create new instance of .*$", "", "\n".join(lines), flags=re.M)  # of tuples
     text = re.sub(r"\\\((.+?)\\\)", lambda m: f":math:`{' '.join(m[1].split())}`", text, flags=re.S)
     # What is code, mathematics or emphasis stays; other marks are only characters.
     code, emphasis = (
@@ -128,9 +128,10 @@ def short(app, what, name, object_, options, signature, returned) -> tuple[str |
 
 
 def skip(app, what, name, object_, skipped, options) -> bool | None:
-    """Leave out what estimators have from scikit-learn, and `set_fit_request` and its like."""
+    """Leave out what is said before: scikit-learn's own methods, and places of fields in a tuple."""
     foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
-    return True if foreign or re.fullmatch("set_.*_request", name) else None
+    field = (getattr(object_, "__doc__", None) or "").startswith("Alias for field number")
+    return True if foreign or field or re.fullmatch("set_.*_request", name) else None
 
 
 def resolve(app, env, node, contnode):
