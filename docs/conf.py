@@ -53,6 +53,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # the signature has them
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Source"]
 nitpicky = True
@@ -122,7 +123,11 @@ def short(app, what, name, object_, options, signature, returned) -> tuple[str |
     """Write types as the code does, and not where JAX keeps them."""
 
     def shortened(text):
-        return text and re.sub(r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text)
+        text = text and re.sub(r"\b(jax\.)?(jaxlib\.)?_?jax(lib)?\.(_jax\.)?(?=Array)", "", text)
+        # Where a constructor is wrapped, Sphinx shows objects in place of what the code says.
+        text = text and re.sub(r"\(<function.*?>(, <function.*?>)*\)(?=,)", "...", text)
+        text = text and re.sub(r"<function (\w+)>", r"\1", text)
+        return text and re.sub(r"~(\w+\.)+", "", text)
 
     return shortened(signature), shortened(returned)
 

@@ -37,7 +37,7 @@ class Algorithm(eqx.Module):
     and names are static. Everything that is not the algorithm (compression, participation,
     devices, the loop) is composed around these methods by `rollout` and `fit`.
 
-    What happens, in this order:
+    What happens, in this order::
 
         data = prepare(data)                          each client, once
         first = first_message(data)                   each client; reduced on its way

@@ -60,7 +60,7 @@ class DeepMaxVar(Algorithm):
     through its view, and sends the scores \(M_j = S_j(X_j) / \sqrt L\); the server takes the
     orthonormal matrix with columns of mean zero that is closest to their mean. The mean is taken
     out because networks, unlike linear maps of centred views, could all give a constant.
-    With a lossless channel this is the paper's AltMaxVar-Deep; with
+    With a lossless channel this is the paper's AltMaxVar-Deep; with ::
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 

@@ -52,7 +52,7 @@ class MaxVar(Algorithm):
     Each round a client moves its map towards the received representation, by a few gradient steps
     or all the way, and sends the scores `M_j` of its view; the server takes the orthonormal matrix
     closest to their mean.
-    With a lossless channel this is AltMaxVar (Fu et al. 2017); with
+    With a lossless channel this is AltMaxVar (Fu et al. 2017); with ::
 
         channel=jf.channel.difference(jf.channel.quantize(3))
 

@@ -33,7 +33,7 @@ class HierarchicalData(NamedTuple):
 
     @property
     def law(self) -> Law:
-        """What samples are drawn from: scores of variance one, nothing shared."""
+        """What samples are drawn from, with scores of variance one and nothing shared."""
         one = jnp.ones((), self.local.dtype)
         return Law(self.shared[:, :0], self.local, one, one, self.noise_variance)
 
