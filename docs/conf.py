@@ -133,7 +133,7 @@ def short(app, what, name, object_, options, signature, returned) -> tuple[str |
 
 
 def skip(app, what, name, object_, skipped, options) -> bool | None:
-    """Leave out what is said before: scikit-learn's own methods, and places of fields in a tuple."""
+    """Leave out scikit-learn's own methods, and the places of fields in a tuple."""
     foreign = (getattr(object_, "__module__", None) or "").startswith("sklearn.")
     field = (getattr(object_, "__doc__", None) or "").startswith("Alias for field number")
     return True if foreign or field or re.fullmatch("set_.*_request", name) else None
