@@ -36,21 +36,13 @@ def add_parser(subparsers) -> None:
         help="what jaxfed fit perpca, varpro, oneshot or one for a single subspace wrote: a "
         "folder, or its result.npz",
     )
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="samples, as for jaxfed fit"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results go here")
-    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
-    parser.add_argument(
-        "--client-column", metavar="NAME", help="of one table: the column that names the client"
-    )
+    _common.add_samples(parser, "results")
     parser.add_argument(
         "--local-rank",
         type=int,
         metavar="N",
         help="number of local components of each new client; default: that of the others",
     )
-    _common.add_max_bytes(parser)
     parser.set_defaults(run=run)
 
 

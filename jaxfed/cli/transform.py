@@ -30,20 +30,12 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "result", type=Path, metavar="RESULT", help="what jaxfed fit wrote, of the PCA family"
     )
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="samples, as for jaxfed fit"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="scores go here")
-    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
-    parser.add_argument(
-        "--client-column", metavar="NAME", help="of one table: the column that names the client"
-    )
+    _common.add_samples(parser, "scores")
     parser.add_argument(
         "--personalize",
         action="store_true",
         help="learn local components for clients that were not there, from their samples alone",
     )
-    _common.add_max_bytes(parser)
     parser.set_defaults(run=run)
 
 

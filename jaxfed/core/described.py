@@ -60,3 +60,12 @@ def _is(value: Any, defaults: Mapping[str, inspect.Parameter], name: str) -> boo
     if is_known(value) and value.shape == () and isinstance(default, int | float):
         return bool(np.asarray(value) == np.asarray(default, value.dtype))
     return type(value) is type(default) and value == default
+
+
+def in_bytes(number: float) -> str:
+    """A number of bytes in a unit that leaves few digits."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.4g} {unit}"
+        number /= 1000
+    raise AssertionError

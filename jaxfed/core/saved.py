@@ -32,7 +32,7 @@ from jaxtyping import PyTree
 from jaxfed._versions import versions
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_instance, checked_path
-from jaxfed.core.described import columns
+from jaxfed.core.described import columns, in_bytes
 from jaxfed.core.files import replacing
 
 LAYOUT = ["jaxfed.solution", 1]
@@ -84,7 +84,7 @@ def story(run: Any) -> dict[str, str]:
         rows["participants"] = f"{participants.mean():.4g} a round"
     for name, words in (("bits_up", "sent"), ("bits_down", "received")):
         if np.size(run.history.get(name, ())):
-            rows[words] = f"{_bytes(run.history[name][-1] / 8)} by a client"
+            rows[words] = f"{in_bytes(run.history[name][-1] / 8)} by a client"
     for name in PARTS:
         leaves = jax.tree.leaves(getattr(run.result, name))
         rows[name] = ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves) or "nothing"
@@ -232,11 +232,3 @@ def saved(run: Any, status: str) -> Saved:
     return Saved(
         run.result, history, int(run.rounds), status, repr(run.algorithm), clients, versions()
     )
-
-
-def _bytes(number: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.4g} {unit}"
-        number /= 1000
-    raise AssertionError

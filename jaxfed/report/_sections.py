@@ -11,6 +11,7 @@ from jaxtyping import Array
 from jaxfed import plot
 from jaxfed._versions import versions
 from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.described import in_bytes
 from jaxfed.core.saved import story
 from jaxfed.core.solution import Solution
 from jaxfed.core.source import is_source
@@ -253,17 +254,9 @@ def _costs(given: Given) -> Section:
         known = np.asarray(history[way], float)
         known = known[np.isfinite(known)]
         total = float(known[-1]) if known.size else 0.0
-        rows[f"bits {words} by a client"] = f"{total:,.0f}, which is {_bytes(total / 8)}"
-    rows["bits sent by all together"] = _bytes(
+        rows[f"bits {words} by a client"] = f"{total:,.0f}, which is {in_bytes(total / 8)}"
+    rows["bits sent by all together"] = in_bytes(
         float(np.asarray(history["bits_up"], float)[-1]) / 8 * len(given.clients)
     )
     rows["seconds, compiling included"] = given.seconds
     return Section("Costs", [facts({k: v for k, v in rows.items() if v is not None})])
-
-
-def _bytes(number: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.4g} {unit}"
-        number /= 1000
-    raise AssertionError

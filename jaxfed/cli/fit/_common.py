@@ -53,6 +53,24 @@ def add_max_bytes(parser: Any) -> None:
     )
 
 
+def add_samples(parser: Any, out: str) -> None:
+    """Add the samples that an earlier result is asked about, and where what is found goes.
+
+    Args:
+        parser: the command's.
+        out: what goes there.
+    """
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="samples, as for jaxfed fit"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"{out} go here")
+    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
+    parser.add_argument(
+        "--client-column", metavar="NAME", help="of one table: the column that names the client"
+    )
+    add_max_bytes(parser)
+
+
 def add_backend(parser: argparse.ArgumentParser) -> None:
     """Add the options of how clients are mapped."""
     parser.add_argument(
