@@ -494,7 +494,7 @@ def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
     folder, out = seen(tmp_path / "data"), tmp_path / "out"
     command = ["fit", "deep-gcca", "--data", folder, "--out", out, "--rank", 2, "--rounds", 6]
     command += ["--bits", 3, "--held-out", 0.25, "--checkpoint-every", 3, "--hidden", 8]
-    command += ["--batch-size", 20, "--step-size", 0.01]
+    command += ["--batch-size", 20, "--step-size", 0.01, "--report"]
     command = list(map(str, command))
     assert main(command) == 0
     printed = capsys.readouterr().out
@@ -514,13 +514,15 @@ def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
     assert value["bits sent by a client"] == (45 * 2 * 8 + 32) + 6 * (272 + 32)
     # The written networks, by hand, give the written scores of the written entities.
     x = (np.load(folder / "b.npy")[found["entities"]] - found["mean"][1]) / found["scale"][1]
-    z = x @ found["network_weights_0"][1] + found["network_biases_0"][1]
-    z = (z - found["network_mean_0"][1]) / np.sqrt(found["network_variance_0"][1] + 1e-5)
-    h = np.maximum(z * found["network_scales_0"][1] + found["network_shifts_0"][1], 0)
-    outputs = h @ found["network_weights_1"][1] + found["network_biases_1"][1]
+    z = x @ found["local.weights[0]"][1] + found["local.biases[0]"][1]
+    z = (z - found["local.statistics[0].mean"][1]) / np.sqrt(found["local.statistics[0].variance"][1] + 1e-5)
+    h = np.maximum(z * found["local.scales[0]"][1] + found["local.shifts[0]"][1], 0)
+    outputs = h @ found["local.weights[1]"][1] + found["local.biases[1]"][1]
     np.testing.assert_allclose(outputs / 45**0.5, scores[1], atol=1e-5)
     for name in ("agreement.png", "convergence.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert "DeepMaxVar" in (out / "report.html").read_text()
+    assert main(["info", str(out)]) == 0 and "DeepMaxVar" in capsys.readouterr().out
 
     before = (out / "result.npz").read_bytes()
     (out / "result.json").unlink()  # as if it had been interrupted at the end

@@ -45,7 +45,7 @@ def loaded(folder):
 @pytest.mark.parametrize(
     "options",
     [
-        (),
+        ("--report",),
         ("--published", "--hyper-prior", 1e-4, "--hidden", "linear", "--output", "linear"),
         ("--training", "local", "--participation", 2, "--momentum", 0),
         ("--training", "fedavg", "--held-out", 0),
@@ -63,7 +63,7 @@ def test_models_are_trained_and_reconstruct(options, data, tmp_path, capsys):
     if personal:
         assert arrays["local.encoder.weight"].shape == (3, LATENT, SIDE**2)
     assert arrays["shared.decoder.bias"].shape == (SIDE**2,)
-    prior = not options or options[0] == "--published"
+    prior = options[0] in ("--report", "--published")
     assert ("spread.encoder.weight" in arrays) == ("mean spread" in table) == prior
     assert arrays["energies"].shape == (3,)
     which = "images" if 0 in options[2:4] and "fedavg" in options else "held-out images"
@@ -75,6 +75,12 @@ def test_models_are_trained_and_reconstruct(options, data, tmp_path, capsys):
     assert arrays["energies"].min() > 0.8
     for picture in ("reconstructions.png", "convergence.png"):
         assert (out / picture).stat().st_size > 1000
+    capsys.readouterr()
+    assert main(["info", str(out)]) == 0
+    kind = "AdaptiveAutoencoder" if personal else "FedAvg"
+    assert kind in capsys.readouterr().out
+    if options[0] == "--report":
+        assert kind in (out / "report.html").read_text()
 
 
 @pytest.mark.slow

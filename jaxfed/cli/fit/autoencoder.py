@@ -128,12 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
     _report.show(rows)
     print()
     drawn = _drawn(solution, measured, found, images)
-    history = {f"history_{name}": values for name, values in solution.history.items()}
-    saved = {
-        "energies": energies, "names": images.names, "image_shape": images.shape, **history,
+    saved = solution.entries() | {
+        "energies": energies, "names": images.names, "image_shape": images.shape,
     }  # fmt: skip
-    saved |= _images.named("shared", solution.result.shared)
-    saved |= _images.named("local", solution.result.local)
     if arguments.training == "personalized":
         saved |= _images.named("spread", solution.server.spread)
     page = partial(report.html, solution, clients, names=images.names)

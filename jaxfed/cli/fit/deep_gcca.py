@@ -134,32 +134,17 @@ def run(arguments: argparse.Namespace) -> int:
     drawn = _drawn(solution, split.names, shares)
     widest = views.features
     arrays = {
-        "shared": solution.result.shared,
+        **solution.entries(),
         "scores": scores,
         "names": split.names,
         "entities": split.entities,
         "features": [len(mean) for mean in split.mean],
         "mean": [np.pad(mean, (0, widest - len(mean))) for mean in split.mean],
         "scale": [np.pad(scale, (0, widest - len(scale))) for scale in split.scale],
-        **_numbers(solution.result.local),
-        **{f"history_{name}": values for name, values in solution.history.items()},
     }
     page = partial(report.html, solution, views, names=split.names)
     run.write(arguments, arrays, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
-
-
-def _numbers(network: models.Perceptron) -> dict[str, Any]:
-    """The networks' arrays, each with a leading axis of views, by layer."""
-    named = {
-        f"network_{name}_{layer}": values
-        for name in ("weights", "biases", "scales", "shifts")
-        for layer, values in enumerate(getattr(network, name))
-    }
-    for layer, moments in enumerate(network.statistics):
-        named[f"network_mean_{layer}"] = moments.mean
-        named[f"network_variance_{layer}"] = moments.variance
-    return named
 
 
 def _table(

@@ -157,10 +157,9 @@ def run(arguments: argparse.Namespace) -> int:
     _report.show(rows)
     print()
     drawn = _drawn(solution, samples, names, images.shape)
-    history = {f"history_{name}": values for name, values in solution.history.items()}
-    saved = {"samples": samples, "names": images.names, "image_shape": images.shape, **history}
-    saved |= _images.named("shared", solution.result.shared)
-    saved |= _images.named("local", solution.result.local)
+    saved = solution.entries() | {
+        "samples": samples, "names": images.names, "image_shape": images.shape,
+    }  # fmt: skip
     page = partial(report.html, solution, clients, names=images.names)
     run.write(arguments, saved, {"seconds": seconds, "table": rows}, drawn, page)
     return 0
