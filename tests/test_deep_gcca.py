@@ -515,7 +515,8 @@ def test_fit_writes_what_is_learned_and_resumes(tmp_path, capsys):
     # The written networks, by hand, give the written scores of the written entities.
     x = (np.load(folder / "b.npy")[found["entities"]] - found["mean"][1]) / found["scale"][1]
     z = x @ found["local.weights[0]"][1] + found["local.biases[0]"][1]
-    z = (z - found["local.statistics[0].mean"][1]) / np.sqrt(found["local.statistics[0].variance"][1] + 1e-5)
+    mean, variance = (found[f"local.statistics[0].{name}"][1] for name in ("mean", "variance"))
+    z = (z - mean) / np.sqrt(variance + 1e-5)
     h = np.maximum(z * found["local.scales[0]"][1] + found["local.shifts[0]"][1], 0)
     outputs = h @ found["local.weights[1]"][1] + found["local.biases[1]"][1]
     np.testing.assert_allclose(outputs / 45**0.5, scores[1], atol=1e-5)

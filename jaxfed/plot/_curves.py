@@ -54,10 +54,12 @@ def convergence(
     check_flag("bits", bits)
     if bits and against == "bits_up":
         raise ValueError("bits: wanted False with against='bits_up', got True")
-    wanted = [*quantities, *(["bits_up"] if bits or against == "bits_up" else [])]
-    for name in wanted:
+    asked = [(name, "quantities") for name in quantities]
+    if bits or against == "bits_up":
+        asked.append(("bits_up", "bits" if bits else "against"))
+    for name, argument in asked:
         if not isinstance(name, str) or name not in history:
-            raise ValueError(f"quantities: the history has {sorted(history)}, not {name!r}")
+            raise ValueError(f"{argument}: the history has {sorted(history)}, not {name!r}")
         host(f"history[{name!r}]", history[name], 1, "a number for each round", finite=False)
     axes, drawn = one_axes(figure, ax, 5.0, 3.0)
     for position, name in enumerate(quantities):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.checks import check_count, refuse
+from jaxfed.core.checks import check_count, check_number, refuse
 from jaxfed.metrics import EnergyShares
 from jaxfed.plot._figure import (
     GREY,
@@ -59,8 +59,8 @@ def scree(
         curves[name] = np.atleast_2d(host(f"variances[{name!r}]", values, axes, wanted))
         if curves[name].min() < 0:
             raise ValueError(f"variances[{name!r}]: wanted none below 0, got {curves[name].min()}")
-    if total is not None and not (np.ndim(total) == 0 and float(total) > 0):
-        raise refuse("total", "a positive number or None", total)
+    if total is not None:
+        check_number("total", total, "a positive number or None", lambda x: x > 0)
     if chosen is not None:
         named("chosen", chosen, "ranks")
         for name, rank in chosen.items():
