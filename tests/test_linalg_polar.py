@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.linalg import polar
+from jaxfed.linalg import orthonormalize, polar
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 
@@ -367,3 +367,16 @@ def test_refuses_what_has_no_factor(w):
 def test_refuses_unknown_methods():
     with pytest.raises(ValueError, match=r"^method: wanted one of .*'cholesky'"):
         polar(jnp.eye(3), method="cholesky")
+
+
+@pytest.mark.parametrize("function", [polar, orthonormalize])
+def test_derivatives_of_matrices_near_the_smallest_numbers(function):
+    """They are what they should be, or zero where their multiples would overflow."""
+    w = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    weights = 1e4 * np.random.default_rng(1).normal(size=(6, 2)).astype(np.float32)
+
+    def slope(scale):
+        return jax.grad(lambda w: jnp.sum(weights * function(w)))(np.float32(scale) * w)
+
+    np.testing.assert_allclose(1e-25 * slope(1e-25), slope(1.0), rtol=1e-3, atol=1.0)
+    assert not slope(1e-36).any()

@@ -35,7 +35,8 @@ def orthonormalize(w: Float[Array, "d r"], method: Method | None = None) -> Floa
     complete the basis; NaN and infinity in `w` give NaN.
 
     Differentiable in both modes and at every order; along dependent columns, where the factor is
-    not differentiable, the derivative is zero.
+    not differentiable, the derivative is zero, and so it is of matrices so small that multiples of
+    their inverses would overflow (below some 1e-33 in single precision).
 
     Args:
         w: the matrix, with d >= r.

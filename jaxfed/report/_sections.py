@@ -105,15 +105,12 @@ def all_of(given: Given) -> list[Section]:
 
 def _data(given: Given) -> Section:
     counts, clients = given.counts, given.clients
-    if isinstance(clients.parts[0], Samples):
-        kind, unit = "clients", "samples"
-        rows = {"clients": len(clients), "features": clients.features}
-    elif hasattr(clients.parts[0], "shape"):  # views of the same entities
+    kind, unit = "clients", "samples"
+    rows = {"clients": len(clients), "features": clients.features}
+    if not isinstance(clients.parts[0], Samples) and hasattr(clients.parts[0], "shape"):
+        # Views of the same entities.
         kind, unit = "views", "features"
         rows = {"views": len(clients), "entities": int(clients.parts[0].shape[0])}
-    else:
-        kind, unit = "clients", "samples"
-        rows = {"clients": len(clients), "features": clients.features}
     rows |= {
         f"{unit} in all": int(counts.sum()),
         f"{unit} of one": f"{counts.min():,.0f} to {counts.max():,.0f}, median "
