@@ -64,8 +64,8 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     Differentiable in both modes and at every order, also where singular values coincide. Where `w`
     has lost rank the factor is not differentiable: the derivative returned is zero in the
     directions lost, and of a `w` so small that multiples of its inverse would overflow (below some
-    1e-33 in single precision). Map it over many matrices with `jax.vmap`; the decomposition then runs, for
-    all, only when one of them needs it.
+    1e-33 in single precision). Map it over many matrices with `jax.vmap`; the decomposition then
+    runs, for all, only when one of them needs it.
 
     Args:
         w: the matrix; products of batches of small matrices are faster if it is wide.
