@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
+from numpy.lib.array_utils import byte_bounds
 
 from jaxfed.core.buckets import Buckets, grouped
 from jaxfed.core.checks import host_array, refuse, shown
@@ -66,36 +67,46 @@ class Reader:
     def read(self, number: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of a block, padded with zeros, and how many each client has.
 
+        They are a part of the source itself where that is one array of the right type that lies as
+        programs want it; of a memory map its pages are read from the disk here.
+
         Args:
             number: of the block.
-            slot: 0 or 1; what was read there before is overwritten.
+            slot: 0 or 1; what was read there before may be overwritten.
 
         Raises:
             ValueError: for a client whose samples are not what they were said to be.
         """
         places, rows = self.blocks[number]
+        counts = self.sizes[places].astype(self.dtype)
+        part = self._stretch(places)
+        if part is not None and _usable(part, self.dtype):
+            _fault_in(part)
+            return part, counts
         shape = len(places), rows, self.features
         values = self._buffers[slot][: math.prod(shape)].reshape(shape)
-        whole = isinstance(self.source, np.ndarray) and (np.diff(places) == 1).all()
-        if whole:
-            part = self.source[places[0] : places[-1] + 1]
+        if part is not None:
             np.copyto(values, part, casting="same_kind")
-            touched = [part]
+            release(part)
         else:
-            touched = [
-                self._fill(row, int(place)) for row, place in zip(values, places, strict=True)
-            ]
-        for mapping in {id(found): found for found in map(_mapping, touched) if found}.values():
-            mapping.madvise(mmap.MADV_DONTNEED)  # pages stay in the system's cache, not with us
-        return values, self.sizes[places].astype(self.dtype)
+            for row, place in zip(values, places, strict=True):
+                self._fill(row, int(place))
+        return values, counts
 
-    def _fill(self, row: Float[np.ndarray, "rows features"], place: int) -> np.ndarray:
+    def _stretch(self, places: Int[np.ndarray, " block"]) -> np.ndarray | None:
+        """The part of the source that a block is, where that is one array."""
+        if not isinstance(self.source, np.ndarray) or (np.diff(places) != 1).any():
+            return None
+        # Plain, and still with the map that it lies in as its base.
+        return np.asarray(self.source[places[0] : places[-1] + 1])
+
+    def _fill(self, row: Float[np.ndarray, "rows features"], place: int) -> None:
         table, count = self._table(place), int(self.sizes[place])
         if table.shape != (count, self.features):
             raise refuse(f"source[{place}]", f"shape {(count, self.features)}", table)
         np.copyto(row[:count], table, casting="same_kind")
         row[count:] = 0
-        return table
+        release(table)
 
     def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
         """Of the clients at these positions."""
@@ -223,6 +234,7 @@ def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, 
             if position + 1 < len(numbers):
                 ahead = pool.submit(reader.read, numbers[position + 1], (position + 1) % 2)
             yield reader.blocks[number], found
+            release(found[0])
 
 
 class States:
@@ -269,9 +281,30 @@ def rows(kept: PyTree, places: Int[np.ndarray, " some"]) -> PyTree:
 
 
 def release(array: Any) -> None:
-    """Give back the memory of a mapped file's pages; what they hold stays in the file."""
-    if mapping := _mapping(array):
-        mapping.madvise(mmap.MADV_DONTNEED)
+    """Give back the memory of a mapped file's pages that an array lies in; the file keeps them.
+
+    So does the system's cache, as far as it has room.
+    """
+    if (mapping := _mapping(array)) is None:
+        return
+    start = np.frombuffer(mapping, np.uint8).ctypes.data
+    first, last = (address - start for address in byte_bounds(array))
+    first -= first % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _usable(part: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether a processor's programs use an array where it lies."""
+    return (
+        part.dtype == dtype and part.flags.c_contiguous and part.ctypes.data % ALIGNMENT == 0
+    )  # fmt: skip
+
+
+def _fault_in(part: np.ndarray) -> None:
+    """Have a mapped file's pages in memory, of an array without gaps."""
+    if mapping := _mapping(part):
+        mapping.madvise(mmap.MADV_SEQUENTIAL)  # the system reads further ahead
+        part.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max()
 
 
 def _mapping(array: Any) -> mmap.mmap | None:
