@@ -4,7 +4,8 @@ python bench/larger_than_memory.py [--gigabytes 2] [--folder DIR] [--turns 3]
 
 The file is written first and removed in the end. Files that fit into the system's cache are read
 from there but for the first time; larger ones come from the disk each time. On a machine that does
-other things too, read the processor seconds. Prints the table in bench/RESULTS.md.
+other things too, read the processor seconds. Prints the tables in bench/RESULTS.md: first what a
+GB takes by itself, of data in the system's cache, each the least of several turns, then the rounds.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from timing import machine
 
@@ -68,7 +71,40 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "federation"
-        measure(path, written(path, options.gigabytes), options.turns)
+        data = written(path, options.gigabytes)
+        floor(path, data)
+        measure(path, data, options.turns)
+
+
+def floor(path: Path, data: np.ndarray) -> None:
+    """What reading takes, and the two products with each client's samples."""
+    some = data[: max(1, round(5e8 / data[0].nbytes))]
+    own, size = np.array(some), some.nbytes / 1e9
+    w = np.linalg.qr(np.random.default_rng(0).normal(size=(FEATURES, RANK)))[0].astype(np.float32)
+    ours = jax.vmap(lambda x: jf.linalg.Moment.from_samples(x).mv(w))
+    programs = {
+        "squared norms, JAX": jax.vmap(lambda x: jnp.sum(x * x)),
+        "`X W`, JAX": jax.vmap(lambda x: x @ w),
+        "`Xᵀ (X W)`, JAX": jax.vmap(lambda x: x.T @ (x @ w)),
+        "`Xᵀ (X W)`, jaxfed": ours,
+    }
+    own = jnp.asarray(own)
+    each = {
+        "`head` of the file": lambda: subprocess.run(
+            ["head", "-c", str(some.nbytes), path], stdout=subprocess.DEVNULL
+        ),
+        "sum of a memory map, NumPy": some.sum,
+        "`Xᵀ (X W)`, NumPy": lambda: [x.T @ (x @ w) for x in np.asarray(own)],
+    } | {
+        name: partial(lambda run: jax.block_until_ready(run(own)), jax.jit(program))
+        for name, program in programs.items()
+    }  # fmt: skip
+    print("| of a GB in memory | s | processor s |\n| --- | ---: | ---: |")
+    for name, run in each.items():
+        run()
+        taken = np.min([seconds(run) for _ in range(7)], axis=0) / size
+        print(f"| {name} | {taken[0]:.2f} | {taken[1]:.2f} |", flush=True)
+    print()
 
 
 def measure(path: Path, data: np.ndarray, turns: int) -> None:

@@ -194,3 +194,16 @@ def test_is_chosen_where_a_program_is_lowered():
     for platform, kernels in ("tpu", 1), ("cuda", 0), ("cpu", 0):
         program = traced.lower(lowering_platforms=(platform,)).as_text()
         assert program.count("custom_call @tpu_custom_call") == kernels
+
+
+def test_a_processor_gets_the_thin_side_first():
+    """Turned around, as the compiler would have it, its library copies all samples."""
+    x, w = matrices((3, 100, 80), (80, 4))
+    for wide, thin in ((False, w), (True, w.T)):
+        product = partial(_dispatch.second_moment_product, w=thin, wide=wide)
+        program = jax.jit(jax.vmap(product)).lower(x).compile().as_text()
+        shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", program)
+        assert "3,4,80" in shapes and "3,80,4" not in shapes, shapes
+        exact = np.einsum("cnd,cne,er->cdr", *2 * [np.asarray(x, np.float64)], w)
+        found = jax.vmap(product)(x)
+        np.testing.assert_allclose(found.mT if wide else found, exact, rtol=1e-4, atol=1e-3)

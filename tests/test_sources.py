@@ -81,6 +81,47 @@ def test_two_blocks_at_a_time(x64):
     assert len(watched.threads - {threading.main_thread()}) == 1
 
 
+def test_a_memory_map_is_used_where_it_lies(tmp_path):
+    """Of one array of the right type nothing is copied; of another type or place it is."""
+    data = np.random.default_rng(0).normal(size=(6, 8, 16)).astype(np.float32)
+    np.save(tmp_path / "all.npy", data)
+    mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
+    for source in (mapped, data.copy()):
+        reader = jf.Clients.from_source(source, block_bytes=2 * data[0].nbytes).data.reader
+        for number, (block, (values, _)) in enumerate(read_ahead(reader, range(3))):
+            assert np.shares_memory(values, source) == (source.ctypes.data % 64 == 0)
+            assert list(block.places) == [2 * number, 2 * number + 1]
+            np.testing.assert_array_equal(values, data[block.places])
+    odd = np.frombuffer(b"...." + data.tobytes(), np.uint8)[4:].view(np.float32)
+    for source in (mapped.astype(np.float64), mapped[:, ::2], odd.reshape(data.shape)):
+        reader = jf.Clients.from_source(source).data.reader
+        values, _ = reader.read(0, 0)
+        assert values.ctypes.data % 64 == 0 and values.dtype == np.float32
+        assert not np.shares_memory(values, source) or source.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(values, source.astype(np.float32))
+
+
+def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
+    """Those of a map that is written to and not shared would be lost with the memory's release."""
+    np.save(tmp_path / "all.npy", np.zeros((4, 64, 64), np.float32))
+    own = np.load(tmp_path / "all.npy", mmap_mode="c")
+    own += 1
+    reader = jf.Clients.from_source(own, block_bytes=2 * own[0].nbytes).data.reader
+    for _ in range(2):
+        for _, (values, _) in read_ahead(reader, range(2)):
+            np.testing.assert_array_equal(values, 1)
+
+
+def test_what_was_read_last_is_read_first(x64):
+    """There and back again, so that the system's cache is of use."""
+    watched = Watched(samples())
+    clients = jf.Clients.from_source(watched, counts=COUNTS, bucket=None, block_bytes=LARGE)
+    watched.read.clear()
+    jf.fit(Lazy(), clients, rounds=3, key=jax.random.key(0))
+    there, back = list(range(10)), list(range(10))[::-1]
+    assert watched.read == back + there + back
+
+
 def test_what_is_not_read_takes_no_memory():
     """Of a large federation, zeros in its place took longer than the rounds."""
     reader = jf.Clients.from_source(np.ones((4, 1000, 100), np.float32)).data.reader

@@ -189,7 +189,8 @@ class Streamed:
         reader, bare = _reader(problem), _bare(state)
         inclusion, shared = self._turn(problem, bare)
         present = np.asarray(inclusion)
-        numbers, wanted = range(len(reader.blocks)), None
+        # There and back again: what was read last is what the system still has in its cache.
+        numbers, wanted = range(len(reader.blocks))[:: 1 if int(state.round) % 2 else -1], None
         number = problem.participation.number(problem.size)
         if number is not None and number != problem.size:
             # In a round that does not take place anybody will do.

@@ -178,8 +178,10 @@ class BlockLanczos(Eigensolver):
     ) -> tuple[Sum, None, Diagnostics]:
         """One product with the client's matrix."""
         del key
-        # The objective in the history is the server's, which alone knows the components.
-        return Sum(data.moment.mv(downlink)), local, {"objective": data.moment.trace}
+        product = data.moment.mv(downlink)
+        # The objective in the history is the server's, which alone knows the components. This is
+        # the energy in the block; that of the samples would be another look at all of them.
+        return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
     def server_step(
         self, key: Key[Array, ""], server: Memory, uplink: Frame
