@@ -36,7 +36,7 @@ TABLES = {
     "Clients of very different sizes": Made("python bench/heavy_tails.py", "5"),
     "A federation larger than memory": Made(
         "python bench/larger_than_memory.py --gigabytes 40 --folder DIR", "40",
-        "the rows of 0.5 and 2 GB",
+        "2 GB, and 0.5 GB of before",
     ),
     "Algorithms on separate machines": Made("python bench/machines.py --rounds 10", "20"),
     "Clients that took no part": Made("python bench/unseen_clients.py", "2"),
