@@ -1,7 +1,9 @@
 """Clients that are read block by block: the results of those in memory, in less of it."""
 
+import re
 import threading
 import time
+from pathlib import Path
 
 import chex
 import jax
@@ -15,6 +17,7 @@ from jaxfed.core import streaming
 from jaxfed.core.reduction import Mean
 from jaxfed.core.source import read_ahead
 
+STATUS = Path("/proc/self/status")
 LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client
 
 
@@ -92,8 +95,10 @@ def test_a_memory_map_is_used_where_it_lies(tmp_path):
             assert np.shares_memory(values, source) == (source.ctypes.data % 64 == 0)
             assert list(block.places) == [2 * number, 2 * number + 1]
             np.testing.assert_array_equal(values, data[block.places])
+    np.save(tmp_path / "double.npy", data.astype(np.float64))
+    double = np.load(tmp_path / "double.npy", mmap_mode="r")
     odd = np.frombuffer(b"...." + data.tobytes(), np.uint8)[4:].view(np.float32)
-    for source in (mapped.astype(np.float64), mapped[:, ::2], odd.reshape(data.shape)):
+    for source in (double, mapped[:, ::2], odd.reshape(data.shape)):
         reader = jf.Clients.from_source(source).data.reader
         values, _ = reader.read(0, 0)
         assert values.ctypes.data % 64 == 0 and values.dtype == np.float32
@@ -110,6 +115,23 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
     for _ in range(2):
         for _, (values, _) in read_ahead(reader, range(2)):
             np.testing.assert_array_equal(values, 1)
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
+def test_pages_are_given_back(tmp_path):
+    """Else a memory map of a federation would fill the memory while it is read."""
+    np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))  # 64 MiB
+
+    def held():
+        return int(re.search(r"RssFile:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
+
+    mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
+    reader = jf.Clients.from_source(mapped, block_bytes=4 * mapped[0].nbytes).data.reader
+    before, most = held(), 0
+    for _, (values, _) in read_ahead(reader, range(len(reader.blocks))):
+        assert values.sum() == values.size
+        most = max(most, held() - before)
+    assert 3 < most < 16  # MiB: two blocks of 4, and what the system maps around them
 
 
 def test_what_was_read_last_is_read_first(x64):
