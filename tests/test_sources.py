@@ -102,6 +102,7 @@ def test_a_memory_map_is_used_where_it_lies(tmp_path):
         reader = jf.Clients.from_source(source).data.reader
         values, _ = reader.read(0, 0)
         assert values.ctypes.data % 64 == 0 and values.dtype == np.float32
+        assert values.flags.c_contiguous
         assert not np.shares_memory(values, source) or source.ctypes.data % 64 == 0
         np.testing.assert_array_equal(values, source.astype(np.float32))
 
