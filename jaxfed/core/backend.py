@@ -26,7 +26,16 @@ from jaxfed.core.checks import (
     refuse,
     shown,
 )
-from jaxfed.core.reduction import Part, Reduction, combined, each, joined, over_devices, separated
+from jaxfed.core.reduction import (
+    Part,
+    Reduction,
+    additive,
+    combined,
+    each,
+    joined,
+    over_devices,
+    separated,
+)
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -185,6 +194,9 @@ def _in_turn(
 ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
     """One part after the other, with one result."""
     sent, kept = zip(*map(function, parts), strict=True)
+    if len(sent) == 1:
+        return sent[0], kept
+    sent = tuple(map(additive, sent))
     if any(_described(each) != _described(sent[0]) for each in sent):
         raise unlike("sent")
     return reduce(combined, sent), kept
@@ -216,7 +228,7 @@ class _Chunked(_HereAlone):
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         blocks = jax.tree.map(lambda x: x[:full].reshape(full // size, size, *x.shape[1:]), own)
         one = jax.tree.map(lambda x: x[:1], own)
-        sent, _ = jax.eval_shape(partial(_at_once, work), shared, one)
+        sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
 
         @jax.checkpoint
         def step(total, block):
