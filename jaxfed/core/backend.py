@@ -245,6 +245,26 @@ class _Chunked(_HereAlone):
         return total, kept
 
 
+# Measured on processors with 1 to 2 MiB of cache a core: clients' data in a block, the least
+# number of clients that is worth one, and how many blocks there must be.
+BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
+
+
+class _Auto(_HereAlone):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
+        clients = _length(own)
+        each = sum(x.size // clients * x.dtype.itemsize for x in jax.tree.leaves(own))
+        size = BLOCK_BYTES // max(each, 1)
+        few = size < BLOCK_CLIENTS or clients < BLOCKS * size
+        if few or jax.default_backend() != "cpu":
+            return _at_once(work, shared, own)
+        reduced, (kept,) = _Chunked(size).over_parts(work, shared, (own,))
+        return reduced, kept
+
+
 def _block(clients: int, most: int) -> int:
     """The size of blocks: one that leaves no rest, if there is any from half the most allowed.
 
@@ -359,6 +379,16 @@ def chunked(size: int) -> Backend:
     """
     check_whole("chunked size", size)
     return _Chunked(int(size))
+
+
+def auto() -> Backend:
+    """All clients at once, or on a processor blocks of them, as many as its cache holds.
+
+    Blocks are taken of many small clients: where a block's data have a megabyte, at least 64
+    clients fit into one and there are at least four of them. Numbers differ from those of `vmap`
+    by the order of sums only. On accelerators, and in federations that are not large, it is `vmap`.
+    """
+    return _Auto()
 
 
 def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = None) -> Backend:
