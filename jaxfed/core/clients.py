@@ -597,10 +597,10 @@ def _shares(
         if weights not in ("equal", "samples"):
             raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
         raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
-        return jnp.asarray(raw / raw.sum(), dtype)
+        return jnp.asarray((raw / raw.sum()).astype(dtype))
     if _traced(weights):
         return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
     raw = checked_weights(weights, clients)
     if raw.sum() <= 0:
         raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
-    return jnp.asarray(raw / raw.sum(), dtype)
+    return jnp.asarray((raw / raw.sum()).astype(dtype))

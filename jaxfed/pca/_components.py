@@ -13,6 +13,7 @@ from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.processes import finite
 from jaxfed.core.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
+from jaxfed.linalg.basis import orthonormalize_once
 
 Frame = Float[Array, "features rank"]
 
@@ -123,10 +124,7 @@ def beside(shared: Frame, local: Frame, active: Float[Array, " rank"] | None = N
 
     Where that is less than their number, others complete them, orthogonal to the shared ones too.
     """
-    # Once a run, so that the shorter program counts, and not the faster one; but of many features
-    # LAPACK's threads wait for each other, on a busy processor for a hundred times the work.
-    method = "qr" if len(shared) < 512 else "cholesky"
-    joint = orthonormalize(jnp.concatenate([shared, local], axis=1), method)
+    joint = orthonormalize_once(jnp.concatenate([shared, local], axis=1))
     rest = joint[:, shared.shape[1] :]
     return rest if active is None else rest * active
 
