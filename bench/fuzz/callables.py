@@ -565,7 +565,6 @@ def targets() -> list[Target]:
             cheap=True,
             says={"present": ("participation mask",)},
         ),
-        Target("backend.auto", {}, {}, cheap=True),
         Target("backend.chunked", {"size": 2}, {"size": COUNT}, cheap=True),
         Target(
             "backend.pmap",
