@@ -1,16 +1,23 @@
-"""A million clients in bounded memory: one round, and time per client against 10,000 clients.
+"""What a client costs in a round, by how many there are; and a million clients in bounded memory.
 
-python bench/many_clients.py [--clients 1000000] [--block 4096]
+    python bench/many_clients.py                     # a million, against 10,000
+    python bench/many_clients.py growth              # 1,000 to 100,000, by backend
+
+Processor time, which a busy machine leaves as it is.
 """
 
 import argparse
 import resource
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from timing import machine, table, turns
+import numpy as np
+from timing import every_turn, machine, table, turns
 
 import jaxfed as jf
+
+COUNTS, ROUNDS = (1_000, 10_000, 100_000), 10
 
 
 def measure(count: int, block: int) -> dict[str, object]:
@@ -39,12 +46,45 @@ def measure(count: int, block: int) -> dict[str, object]:
     }
 
 
+def growth(start: str) -> None:
+    """Print the time per client and round by `vmap` and `auto`, and its ratio to 1,000 clients'."""
+    print(f"\n{ROUNDS} rounds, and the start {start!r}")
+    cases = {}
+    for count in COUNTS:
+        samples = np.random.default_rng(0).standard_normal((count, 16, 32), np.float32)
+        clients = jf.Clients.from_samples(samples)
+        for name in ("vmap", "auto"):
+            algorithm = jf.pca.PerPCA(4, 4, start=start, step_size=0.05)
+            cases[name, count] = partial(
+                jf.fit, algorithm, clients, rounds=ROUNDS, key=jax.random.key(0),
+                backend=getattr(jf.backend, name)(),
+            )  # fmt: skip
+    taken = every_turn({case: lambda f=f: f().result for case, f in cases.items()}, repeats=3)
+    each = {case: 1e6 * clocks["cpu"].min() / (ROUNDS * case[1]) for case, clocks in taken.items()}
+    print(table([
+        {
+            "clients": count,
+            **{f"{name}, cpu µs": each[name, count] for name in ("vmap", "auto")},
+            **{
+                f"{name} to 1,000": each[name, count] / each["vmap", COUNTS[0]]
+                for name in ("vmap", "auto")
+            },
+        }
+        for count in COUNTS
+    ]))  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("million", "growth"), default="million")
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--block", type=int, default=4096)
     options = parser.parse_args()
     print(machine())
+    if options.part == "growth":
+        for start in ("random", "local_first"):
+            growth(start)
+        return
     rows = [measure(count, options.block) for count in (10_000, options.clients)]
     print(table(rows))
     ratio = rows[1]["cpu µs / client"] / rows[0]["cpu µs / client"]

@@ -32,7 +32,9 @@ TABLES = {
     "First calls": Made("python bench/first_call.py", "6", "before, in turns, by a decomposition"),
     "A round of PerPCA": Made("python bench/perpca_round.py", "2", "the earlier run"),
     "Minibatches": Made("python bench/minibatches.py", "2", "the sort's are of the code before"),
-    "Sweeps and many clients": Made("python bench/sweep.py", "5"),
+    "Sweeps and many clients": Made(
+        "python bench/sweep.py; python bench/many_clients.py growth", "10"
+    ),
     "Clients of very different sizes": Made("python bench/heavy_tails.py", "5"),
     "A federation larger than memory": Made(
         "python bench/larger_than_memory.py --gigabytes 40 --folder DIR", "40",

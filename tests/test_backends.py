@@ -160,6 +160,30 @@ def test_a_client_without_weight_and_the_order_change_nothing():
     chex.assert_trees_all_close(more.history["objective"], wanted.history["objective"], **TIGHT)
 
 
+def test_auto_takes_blocks_of_many_small_clients_alone(monkeypatch):
+    algorithm = jf.pca.Pooled(2)
+
+    def blocks(clients, features=60, samples=31):
+        values = np.random.default_rng(0).normal(size=(clients, samples, features))
+        values = values.astype(np.float32)
+        clients = jf.Clients.from_samples(values)
+        program = solve.lower(algorithm, clients, jf.backend.auto()).as_text()
+        wanted = solve.lower(algorithm, clients, jf.backend.vmap()).as_text()
+        if program != wanted:
+            one, other = (
+                solve(algorithm, clients, mapped).result.shared
+                for mapped in (jf.backend.auto(), jf.backend.vmap())
+            )
+            chex.assert_trees_all_close(one @ one.T, other @ other.T, atol=1e-5)
+        return program != wanted
+
+    assert blocks(600)  # of 140
+    assert not blocks(500)
+    assert not blocks(600, samples=150)  # no 64 of which fit
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not blocks(700)  # another number, as what was traced is kept
+
+
 def test_a_large_chunk_does_not_make_work():
     def flops(backend):
         return solve.lower(perpca(), draw(), backend).cost_analysis()["flops"]

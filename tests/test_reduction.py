@@ -27,6 +27,7 @@ from jaxfed.core.reduction import (
     separated,
     wrapped,
 )
+from jaxfed.pca._components import moment_received
 
 CLIENTS = 8  # a multiple of all numbers of devices below; three does not divide it
 
@@ -165,6 +166,52 @@ def test_whole_numbers_have_a_mean_and_a_maximum(name):
     assert largest.dtype == jnp.int32
     half, _ = collect(BACKENDS[name](), work, None, (numbers, weights / 2), CLIENTS)
     assert plain(half)[0] == 1
+
+
+@on_every_backend
+def test_thin_factors_of_one_batch_are_not_multiplied_out(name):
+    factors = jnp.asarray(np.random.default_rng(0).normal(size=(CLIENTS, 20, 1)))
+
+    def work(_, own):
+        return contributions(Gram(own[0], thin=True), own[1]), None
+
+    total, _ = collect(BACKENDS[name](), work, None, (factors, jnp.asarray(WEIGHTS)), CLIENTS)
+    found = plain(total)
+    assert found.shape == ((20, CLIENTS) if name == "vmap" else (20, 20))
+    product = moment_received(found).matrix()
+    wanted = np.einsum("m,mik,mjk->ij", WEIGHTS, factors, factors)
+    np.testing.assert_allclose(product, wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        jf.pca.Pooled(2),
+        jf.pca.OneShot(2, 1, method="projector"),
+        jf.pca.OneShot(2, 1, method="spectrum"),
+        jf.pca.OneShot(2, 1, method="local_first"),
+    ],
+    ids=["Pooled", "projector", "spectrum", "local first"],
+)
+def test_factors_and_products_give_the_same_components_and_derivatives(algorithm):
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(4, 5, 60)) * 0.8 ** np.arange(60)
+    cost = jnp.asarray(rng.normal(size=(60, 60)))
+
+    def value(samples, backend):
+        clients = jf.Clients.from_samples(samples)
+        shared = jf.rollout(
+            algorithm, clients, rounds=1, key=jax.random.key(0), backend=backend
+        ).result
+        shared = shared if isinstance(shared, jax.Array) else shared.shared
+        return jnp.sum(cost * (shared @ shared.T))
+
+    for function in (value, jax.grad(value)):
+        one, other = (
+            jax.jit(function, static_argnums=1)(jnp.asarray(samples), backend)
+            for backend in (jf.backend.vmap(), jf.backend.chunked(2))
+        )
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
 @on_every_backend

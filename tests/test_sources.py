@@ -342,3 +342,23 @@ def test_what_needs_memory_says_so(x64):
             jf.fit(lanczos, clients, rounds=1, key=key, backend=backend)
     with pytest.raises(ValueError, match=r"^clients: wanted views in memory, as of Views.from_arr"):
         jf.fit(jf.gcca.MaxVar(1), clients, rounds=1, key=key)
+
+
+@pytest.mark.parametrize("bucket", [None, 1.5])
+def test_thin_factors_of_several_blocks_add_up(x64, bucket):
+    """Of one block they stay factors, (features, samples); of several they are multiplied out."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(n, 60)) * 0.8 ** np.arange(60) for n in (3, 5, 4, 2, 8)]
+    clients = [
+        jf.Clients.from_source(arrays, bucket=bucket, block_bytes=60 * 8 * 11),
+        jf.Clients.from_samples(arrays, bucket=bucket),
+        jf.Clients.from_samples(arrays),
+    ]
+    assert len(clients[0].data.reader.blocks) > 1
+    found = [
+        jf.fit(jf.pca.Pooled(2), one, rounds=1, key=jax.random.key(0)).result.shared
+        for one in clients
+    ]
+    products = [np.asarray(shared @ shared.T) for shared in found]
+    np.testing.assert_allclose(products[0], products[2], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(products[1], products[2], rtol=1e-8, atol=1e-10)

@@ -26,7 +26,16 @@ from jaxfed.core.checks import (
     refuse,
     shown,
 )
-from jaxfed.core.reduction import Part, Reduction, combined, each, joined, over_devices, separated
+from jaxfed.core.reduction import (
+    Part,
+    Reduction,
+    additive,
+    combined,
+    each,
+    joined,
+    over_devices,
+    separated,
+)
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -185,6 +194,9 @@ def _in_turn(
 ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
     """One part after the other, with one result."""
     sent, kept = zip(*map(function, parts), strict=True)
+    if len(sent) == 1:
+        return sent[0], kept
+    sent = tuple(map(additive, sent))
     if any(_described(each) != _described(sent[0]) for each in sent):
         raise unlike("sent")
     return reduce(combined, sent), kept
@@ -216,7 +228,7 @@ class _Chunked(_HereAlone):
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         blocks = jax.tree.map(lambda x: x[:full].reshape(full // size, size, *x.shape[1:]), own)
         one = jax.tree.map(lambda x: x[:1], own)
-        sent, _ = jax.eval_shape(partial(_at_once, work), shared, one)
+        sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
 
         @jax.checkpoint
         def step(total, block):
@@ -231,6 +243,26 @@ class _Chunked(_HereAlone):
             total = combined(total, part)
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return total, kept
+
+
+# Measured on processors with 1 to 2 MiB of cache a core: clients' data in a block, the least
+# number of clients that is worth one, and how many blocks there must be.
+BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
+
+
+class _Auto(_HereAlone):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
+        clients = _length(own)
+        each = sum(x.size // clients * x.dtype.itemsize for x in jax.tree.leaves(own))
+        size = BLOCK_BYTES // max(each, 1)
+        few = size < BLOCK_CLIENTS or clients < BLOCKS * size
+        if few or jax.default_backend() != "cpu":
+            return _at_once(work, shared, own)
+        reduced, (kept,) = _Chunked(size).over_parts(work, shared, (own,))
+        return reduced, kept
 
 
 def _block(clients: int, most: int) -> int:
@@ -347,6 +379,16 @@ def chunked(size: int) -> Backend:
     """
     check_whole("chunked size", size)
     return _Chunked(int(size))
+
+
+def auto() -> Backend:
+    """All clients at once, or on a processor blocks of them, as many as its cache holds.
+
+    Blocks are taken of many small clients: where a block's data have a megabyte, at least 64
+    clients fit into one and there are at least four of them. Numbers differ from those of `vmap`
+    by the order of sums only. On accelerators, and in federations that are not large, it is `vmap`.
+    """
+    return _Auto()
 
 
 def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = None) -> Backend:

@@ -155,7 +155,7 @@ class Clients(eqx.Module):
             if 0 in values.shape:
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
-            data = Samples(values, jnp.asarray(sizes, values.dtype))
+            data = Samples(values, jnp.asarray(sizes.astype(values.dtype)))
         else:
             if not is_list(arrays):
                 raise ValueError(
@@ -170,7 +170,7 @@ class Clients(eqx.Module):
             data = _in_buckets(tables, sizes, bucket)
         dtype = jax.tree.leaves(data)[0].dtype
         shares = _shares(weights, len(sizes), sizes, dtype)
-        return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
+        return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
     @classmethod
     def from_source(
@@ -214,7 +214,7 @@ class Clients(eqx.Module):
         sizes = sizes_of(source, counts)
         data = Source.of(Reader(source, sizes, bucket, block_bytes, folder))
         shares = _shares(weights, len(sizes), sizes, data.reader.dtype)
-        return cls(data, jnp.arange(len(sizes), dtype=jnp.int32), shares)
+        return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
     @classmethod
     def from_moments(
@@ -248,9 +248,9 @@ class Clients(eqx.Module):
         if counts is None and isinstance(weights, str) and weights == "samples":
             raise ValueError("counts: weights='samples' needs the numbers of samples")
         sizes = np.ones(len(values)) if counts is None else _checked_counts(counts, len(values))
-        moments = jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes, values.dtype))
+        moments = jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes.astype(values.dtype)))
         shares = _shares(weights, len(sizes), sizes, values.dtype)
-        return cls(moments, jnp.arange(len(sizes), dtype=jnp.int32), shares)
+        return cls(moments, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
     @classmethod
     @watched
@@ -471,7 +471,8 @@ def _in_buckets(
     parts = []
     for own in groups:
         values = padded([tables[int(place)] for place in own])
-        parts.append(Samples(values, jnp.asarray(sizes[own], values.dtype)))
+        # By NumPy: JAX would compile the conversion.
+        parts.append(Samples(values, jnp.asarray(sizes[own].astype(values.dtype))))
     if len(parts) == 1:
         return parts[0]
     places = tuple(jnp.asarray(own, jnp.int32) for own in groups)
@@ -596,10 +597,10 @@ def _shares(
         if weights not in ("equal", "samples"):
             raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
         raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
-        return jnp.asarray(raw / raw.sum(), dtype)
+        return jnp.asarray((raw / raw.sum()).astype(dtype))
     if _traced(weights):
         return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
     raw = checked_weights(weights, clients)
     if raw.sum() <= 0:
         raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
-    return jnp.asarray(raw / raw.sum(), dtype)
+    return jnp.asarray((raw / raw.sum()).astype(dtype))

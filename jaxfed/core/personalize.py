@@ -40,7 +40,7 @@ def personalize(
         clients: the new ones.
         rounds: how many local steps each takes.
         key: random key, where the steps are random; each client's draws fold in its id.
-        backend: how clients are mapped: `vmap`, `chunked`, `pmap` or `shard`.
+        backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
 
     Returns:
         The shared model as it was, and the new clients' local models, leading axis = clients; None

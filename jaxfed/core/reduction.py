@@ -100,11 +100,13 @@ class Gram(Additive):
     """The weighted mean of the products `F Fᵀ`, `(d, d)`, of thin factors `F`, `(d, k)`.
 
     Clients send the factors; no client's product is ever formed, only their mean. Without weights
-    it is the plain sum.
+    it is the plain sum. With `thin=True` that is not formed either where the factors of all clients
+    have at most d / 2 columns: the server gets them side by side, `(d, m k)`, a factor of the mean.
     """
 
     value: PyTree
     weighted: bool = eqx.field(static=True, default=True)
+    thin: bool = eqx.field(static=True, default=False)
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The factor, scaled by the root of its weight, or zero from an absent client."""
@@ -113,8 +115,14 @@ class Gram(Additive):
         return jax.tree.map(lambda x: jnp.where(present, _scaled(scale, x), 0), self)
 
     def over_clients(self) -> Self:
-        """The sum of the products, as one product of all factors side by side."""
-        return jax.tree.map(_gram, self)
+        """The sum of the products, as one product of all factors side by side, or these."""
+        factor = jax.tree.map(_side_by_side, self)
+        few = all(2 * x.shape[1] <= x.shape[0] for x in jax.tree.leaves(factor))
+        return factor if self.thin and few else factor.product()
+
+    def product(self) -> "Gram":
+        """The sum of the products, from a factor of it."""
+        return Gram(jax.tree.map(_gram, self.value), self.weighted)
 
 
 @final
@@ -232,12 +240,17 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
 
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
     """Two partial results of one message."""
-    return each(lambda a, b: a.combined(b), total, part)
+    return each(lambda a, b: a.combined(b), additive(total), additive(part))
+
+
+def additive(parts: PyTree[Reduction]) -> PyTree[Reduction]:
+    """Partial results that can be combined: products where there are factors of them."""
+    return each(lambda x: x.product() if isinstance(x, Gram) and x.thin else x, parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
     """The results of all devices' partial results; parts of one kind travel together."""
-    leaves, structure = jax.tree.flatten(parts, is_leaf=is_part)
+    leaves, structure = jax.tree.flatten(additive(parts), is_leaf=is_part)
     for rule in dict.fromkeys(type(part).over_devices for part in leaves):
         places = [i for i, part in enumerate(leaves) if type(part).over_devices is rule]
         for i, result in zip(places, rule([leaves[i] for i in places], axis), strict=True):
@@ -265,9 +278,12 @@ def _total(x: Float[Array, "m ..."]) -> Float[Array, "..."]:
     return jnp.tensordot(ones, x, 1, precision=jax.lax.Precision.HIGHEST)
 
 
-def _gram(factors: Float[Array, "m d k"]) -> Float[Array, "d d"]:
-    # One product of all factors side by side: the clients' own products are never formed.
-    wide = jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
+def _side_by_side(factors: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
+    # Their one product is the sum of the clients' own, which are never formed.
+    return jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
+
+
+def _gram(wide: Float[Array, "d columns"]) -> Float[Array, "d d"]:
     return jnp.matmul(wide, wide.T, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -61,7 +61,7 @@ def rollout(
             `(uplink, downlink, start)` with one for the exchange before the rounds; see
             `jaxfed.channel.ways` for the start's default.
         participation: who takes part in each round; everybody by default.
-        backend: how clients are mapped: `vmap`, `chunked`, `pmap` or `shard`.
+        backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
         tol: stop once the algorithm's stopping measure (by default the relative change of the
             objective) is at most this. Unrolled, the loop is then a `while_loop`, which has no
             reverse derivative.
@@ -130,7 +130,7 @@ def fit(
             where these are traced), or just its `result`, by position, to start from.
         channel: one channel for both ways, `(uplink, downlink)` or `(uplink, downlink, start)`.
         participation: who takes part in each round; everybody by default.
-        backend: `vmap`, `chunked`, `pmap`, `shard` or `separate`.
+        backend: `auto`, `vmap`, `chunked`, `pmap`, `shard` or `separate`.
         tol: stop once the algorithm's stopping measure is at most this.
         metrics: `f(result) -> {name: scalar}`, evaluated on the models after a round.
         metrics_every: evaluate `metrics` every so many rounds.

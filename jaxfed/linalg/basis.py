@@ -58,6 +58,15 @@ def orthonormalize(w: Float[Array, "d r"], method: Method | None = None) -> Floa
     return _orthonormalize(w, chosen)
 
 
+def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
+    """The same where it is done once a run: by the shorter program, and not the faster one.
+
+    With many rows the threads of LAPACK's QR wait for each other, on a busy processor for a hundred
+    times the work.
+    """
+    return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
+
+
 # Compiled by itself, so that a program that needs it in several places traces it once.
 @partial(jax.jit, static_argnums=1)
 def _orthonormalize(w: Float[Array, "d r"], method: str) -> Float[Array, "d r"]:

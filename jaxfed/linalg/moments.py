@@ -10,7 +10,7 @@ from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg._precision import data_matmul
-from jaxfed.linalg.basis import orthonormalize
+from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors, with_sign
 
 
@@ -156,7 +156,7 @@ class Moment(eqx.Module):
         kernel = matmul(self._rows, self._rows.T) / self._divisor
         values, scores = top_eigenvectors(kernel, known)
         vectors = jnp.pad(matmul(self._rows.T, scores), ((0, 0), (0, rank - known)))
-        return jnp.pad(values, (0, rank - known)), with_sign(orthonormalize(vectors))
+        return jnp.pad(values, (0, rank - known)), with_sign(orthonormalize_once(vectors))
 
     def largest_eigenvalue(self) -> Float[Array, ""]:
         """The largest eigenvalue."""

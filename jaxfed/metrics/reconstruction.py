@@ -13,6 +13,7 @@ Where a method learns no shared or no local components, `shared` or `local` is N
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -64,7 +65,12 @@ def reconstruction_error(
         ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
     """
     check_flag("per_client", per_client)
-    data, shared, local = _checked(samples, counts, shared, local)
+    return _error(*_checked(samples, counts, shared, local), per_client)
+
+
+# Each measure is one program: of operations one by one each is compiled by itself.
+@partial(jax.jit, static_argnums=3)
+def _error(data, shared, local, per_client):
     return _reduced(_left(data, _joined(data, shared, local)), per_client)
 
 
@@ -124,7 +130,11 @@ def separation(
         ValueError: as `reconstruction_error`.
     """
     check_flag("per_client", per_client)
-    data, shared, local = _checked(samples, counts, shared, local)
+    return _shares(*_checked(samples, counts, shared, local), per_client)
+
+
+@partial(jax.jit, static_argnums=3)
+def _shares(data, shared, local, per_client):
     parts = (
         _held(data, None if shared is None else _joined(data, shared, None)),
         _held(data, local),
@@ -167,6 +177,11 @@ def reconstructed_energy(
     check_flag("per_client", per_client)
     real = moments(samples, counts).samples  # rows beyond a client's count are zero
     assert real is not None
+    return _captured_shares(real, samples, reconstructions, per_client)
+
+
+@partial(jax.jit, static_argnums=3)
+def _captured_shares(real, samples, reconstructions, per_client):
     energy = jnp.sum(real**2, axis=-1)
     missed = jnp.sum((samples - reconstructions) ** 2, axis=-1)
     shares = jnp.where(energy > 0, 1 - missed / jnp.where(energy > 0, energy, 1), 0)
@@ -198,7 +213,11 @@ def kkt_violation(
     Raises:
         ValueError: as `reconstruction_error`.
     """
-    data, shared, local = _checked(samples, counts, shared, local)
+    return _violation(*_checked(samples, counts, shared, local))
+
+
+@jax.jit
+def _violation(data, shared, local):
     basis = _joined(data, shared, local)
     product = jax.vmap(Moment.mv)(data, basis)
     gradient = product - basis @ (basis.mT @ product)
@@ -272,12 +291,19 @@ def moments(samples, counts) -> Moment:
         samples, counts = _padded(samples)
     samples = checked_array("samples", samples, "m n d")
     m, n, _ = samples.shape
-    counts = jnp.full(m, n) if counts is None else checked_array("counts", counts, f"{m}")
-    if not isinstance(counts, Tracer) and not bool(jnp.all((counts >= 0) & (counts <= n))):
-        raise ValueError(f"counts: wanted 0 to the {n} rows of samples, got {counts}")
+    counts = np.full(m, n) if counts is None else checked_array("counts", counts, f"{m}")
+    if not isinstance(counts, Tracer):
+        seen = np.asarray(counts)
+        if not bool(((seen >= 0) & (seen <= n)).all()):
+            raise ValueError(f"counts: wanted 0 to the {n} rows of samples, got {counts}")
+    return _moments(samples, counts)
+
+
+@jax.jit
+def _moments(samples: Float[Array, "m n d"], counts: Array) -> Moment:
     # `where`, not a product: rows beyond a client's count may hold anything.
-    samples = jnp.where((jnp.arange(n) < counts[:, None])[..., None], samples, 0)
-    return jax.vmap(Moment.from_samples)(samples, counts)
+    real = jnp.arange(samples.shape[1]) < counts[:, None]
+    return jax.vmap(Moment.from_samples)(jnp.where(real[..., None], samples, 0), counts)
 
 
 def _padded(arrays):
@@ -289,5 +315,11 @@ def _padded(arrays):
             f"samples: wanted arrays of the same features, got {[y.shape for y in arrays]}"
         )
     rows = max(len(y) for y in arrays)
-    padded = [jnp.pad(y, ((0, rows - len(y)), (0, 0))) for y in arrays]
-    return jnp.stack(padded), np.array([len(y) for y in arrays])
+    counts = np.array([len(y) for y in arrays])
+    if any(isinstance(y, Tracer) for y in arrays):
+        return jnp.stack([jnp.pad(y, ((0, rows - len(y)), (0, 0))) for y in arrays]), counts
+    # On the host: a program would be compiled anew for other lengths.
+    padded = np.zeros((len(arrays), rows, arrays[0].shape[1]), jnp.result_type(*arrays))
+    for row, y in zip(padded, arrays, strict=True):
+        row[: len(y)] = y
+    return padded, counts

@@ -13,6 +13,7 @@ from jaxfed.core.clients import Clients, Samples
 from jaxfed.core.processes import finite
 from jaxfed.core.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
+from jaxfed.linalg.basis import orthonormalize_once
 
 Frame = Float[Array, "features rank"]
 
@@ -123,8 +124,7 @@ def beside(shared: Frame, local: Frame, active: Float[Array, " rank"] | None = N
 
     Where that is less than their number, others complete them, orthogonal to the shared ones too.
     """
-    # Once a run, so that the shorter program counts, and not the faster one.
-    joint = orthonormalize(jnp.concatenate([shared, local], axis=1), "qr")
+    joint = orthonormalize_once(jnp.concatenate([shared, local], axis=1))
     rest = joint[:, shared.shape[1] :]
     return rest if active is None else rest * active
 
@@ -165,15 +165,18 @@ def moment_message(
     """
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
         root = jnp.sqrt(scale / jnp.maximum(moment.count, 1))
-        return Gram(moment.samples.T * root, weighted=not total)
+        return Gram(moment.samples.T * root, weighted=not total, thin=True)
     triangle = moment.matrix()[jnp.triu_indices(moment.dim)] * scale
     return Symmetric(triangle, weighted=not total)
 
 
 def moment_received(reduced: Array) -> Moment:
     """The mean or the total of the clients' moments, from their reduced messages."""
-    # Where a channel hid the triangles, their sum arrives as one.
-    return Moment.from_dense(reduced if reduced.ndim == 2 else unfolded(reduced))
+    if reduced.ndim == 1:  # a channel hid the triangles, whose sum arrives as one
+        reduced = unfolded(reduced)
+    if reduced.shape[0] != reduced.shape[1]:  # a factor of it, as `Gram` may leave it
+        return Moment.from_samples(reduced.T, 1)
+    return Moment.from_dense(reduced)
 
 
 def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:

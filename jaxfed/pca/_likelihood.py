@@ -1,6 +1,6 @@
 """What hierarchical-Bayes PCA and its two extremes share: the objective and the start."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -101,12 +101,12 @@ def _symmetric(x: Float[Array, "r r"]) -> Float[Array, "r r"]:
     return lax.optimization_barrier((x + x.T) / 2)
 
 
-def aligned(frame: Rows, shared: Rows) -> Rows:
+def aligned(frame: Rows, shared: Rows, method: Literal["svd"] | None = None) -> Rows:
     """The basis of a client's components that is nearest to V: UQ with VᵀUQ symmetric, PSD.
 
     d²(V, UQ) is then the least over all bases, r - ‖VᵀU‖², a distance of subspaces.
     """
-    return matmul(polar(overlap(frame, shared).T), frame)
+    return matmul(polar(overlap(frame, shared).T, method), frame)
 
 
 def joint_moment(moment: Moment, weight: Number, shared: Frame, prior_variance: Number) -> Moment:

@@ -209,10 +209,10 @@ class OneShot(OneExchange):
             sums = root + root[:, None]
             change = change_within(data, vectors) / jnp.where(sums > 0, sums, 1)
             vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
-            return Gram(vectors)
+            return Gram(vectors, thin=True)
         # What completes the basis where there are fewer components has no say.
         least = jnp.finfo(values.dtype).eps * data.dim * values[0]
-        return Gram(jnp.where(values > least, vectors, 0))
+        return Gram(jnp.where(values > least, vectors, 0), thin=True)
 
     def server_init(self, key, first, like, start) -> Frame:
         """Top eigenvectors of the mean."""

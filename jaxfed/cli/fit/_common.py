@@ -75,12 +75,13 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     """Add the options of how clients are mapped."""
     parser.add_argument(
         "--backend",
-        choices=("vmap", "chunked", "pmap", "shard"),
+        choices=("auto", "vmap", "chunked", "pmap", "shard"),
         default="vmap",
-        help="all clients at once, in blocks, or spread over devices; default: %(default)s",
+        help="all clients at once, in blocks, or spread over devices; auto: blocks where the "
+        "processor's cache is too small for all of them; default: %(default)s",
     )
     parser.add_argument(
-        "--chunk-size", type=int, metavar="K", help="clients in a block; not for vmap"
+        "--chunk-size", type=int, metavar="K", help="clients in a block; not for vmap and auto"
     )
 
 
@@ -127,10 +128,12 @@ def chosen_backend(arguments: argparse.Namespace) -> backend.Backend:
         ValueError: for a size of blocks that does not go with it.
     """
     size = arguments.chunk_size
-    if arguments.backend == "vmap":
+    if arguments.backend in ("auto", "vmap"):
         if size is not None:
-            raise ValueError("--chunk-size: is for --backend chunked, pmap and shard, got vmap")
-        return backend.vmap()
+            raise ValueError(
+                f"--chunk-size: is for --backend chunked, pmap and shard, got {arguments.backend}"
+            )
+        return getattr(backend, arguments.backend)()
     if arguments.backend == "chunked":
         return backend.chunked(256 if size is None else size)
     inner = None if size is None else backend.chunked(size)
