@@ -674,7 +674,10 @@ def _algorithms(right) -> list[Target]:
         "align": flag,
     }  # fmt: skip
     training = {
-        "model": lambda value: isinstance(value, eqx.Module) and bool(jax.tree.leaves(eqx.filter(value, eqx.is_inexact_array))),
+        "model": lambda value: any(
+            isinstance(leaf, np.ndarray | jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+            for leaf in jax.tree.leaves(value)
+        ),
         "loss": function, "local_steps": WHOLE, "batch_size": SOME, "step_size": factor(),
         "global_step_size": factor(), "spread_step_size": factor(), "hyper_prior": HYPER,
         "initial_spread": number(least=1e-3, most=100, arrays=True),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed._checks import check_name
+from jaxfed.manifolds._exponential import expm
 from jaxfed.manifolds._frames import frames, full_precision, polish
 from jaxfed.manifolds._stationary import conjugate_gradients, stationary
 
@@ -49,9 +50,9 @@ def _exp(x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str) -> Float[A
     # The upper right block of exp([[Z, C], [0, 0]]) is f(Z) C.
     blocks = jnp.zeros((3 * rank, 3 * rank), x.dtype)
     blocks = blocks.at[: 2 * rank].set(b.T @ jnp.concatenate([a, x], axis=1))
-    y = x + a @ jax.scipy.linalg.expm(blocks)[: 2 * rank, 2 * rank :]
+    y = x + a @ expm(blocks)[: 2 * rank, 2 * rank :]
     if metric == "euclidean":
-        y = y @ jax.scipy.linalg.expm(-turn)
+        y = y @ expm(-turn)
     return polish(y)
 
 

@@ -1,11 +1,11 @@
 """Geodesics of the Grassmann manifold, between subspaces that horizontal vectors lead away from."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed.linalg import polar
+from jaxfed.manifolds._exponential import expm
 from jaxfed.manifolds._frames import frames, full_precision, polish
 
 # Gauss-Legendre nodes and weights on [0, 1] for `log`. The integrand is analytic at distance one
@@ -37,7 +37,7 @@ def exp(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
     x, v = frames(x=x, v=v)
     rank = x.shape[1]
     zero, eye = jnp.zeros((rank, rank), v.dtype), jnp.eye(rank, dtype=v.dtype)
-    columns = jax.scipy.linalg.expm(jnp.block([[zero, -v.T @ v], [eye, zero]]))[:, :rank]
+    columns = expm(jnp.block([[zero, -v.T @ v], [eye, zero]]))[:, :rank]
     return polish(x @ columns[:rank] + v @ columns[rank:])
 
 
@@ -102,5 +102,5 @@ def transport_parallel(
     zero, eye = jnp.zeros((rank, rank), v.dtype), jnp.eye(rank, dtype=v.dtype)
     # The last columns are the integral over time of the first ones, s and cos.
     blocks = jnp.block([[zero, -v.T @ v, eye], [eye, zero, zero], [zero, zero, zero]])
-    columns = jax.scipy.linalg.expm(blocks)[: 2 * rank, 2 * rank :] @ (v.T @ u)
+    columns = expm(blocks)[: 2 * rank, 2 * rank :] @ (v.T @ u)
     return u - x @ columns[:rank] - v @ columns[rank:]
