@@ -25,6 +25,7 @@ def energy(matrix, x):
     return -jnp.sum(x * (matrix @ x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_principal_components_from_random_starts(solver, x64):
     matrix, values = covariance()
@@ -46,6 +47,7 @@ def test_principal_components_from_random_starts(solver, x64):
     assert ((minima.products > 0) == (solver == "trust_regions")).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_tree_of_points_and_parameters(solver, x64):
     """Two batches of frames and a vector: each has the minimum that it has alone."""
@@ -78,6 +80,7 @@ def brockett(matrix, x):
     return -jnp.sum(jnp.array([3.0, 2.0, 1.0]) * x * (matrix @ x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifold", ["stiefel", "grassmann"])
 def test_minima_are_differentiable(manifold, x64):
     """By what the function closes over, against central differences of whole solves."""
@@ -104,6 +107,7 @@ def test_minima_are_differentiable(manifold, x64):
     np.testing.assert_allclose(jax.jvp(loss, (0.0,), (1.0,))[1], wanted, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_start_has_no_influence_and_unmet_tolerances_have_no_derivative(x64):
     matrix, _ = covariance()
 
@@ -121,6 +125,7 @@ def test_the_start_has_no_influence_and_unmet_tolerances_have_no_derivative(x64)
     assert jnp.isnan(slope(start, matrix, 2)).any()
 
 
+@pytest.mark.slow
 def test_how_it_ends(x64):
     matrix, _ = covariance()
     start = stiefel.random(jax.random.key(0), 12, 3)

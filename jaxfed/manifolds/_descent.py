@@ -139,7 +139,9 @@ def _quasi_newton(
         lambda old, new: jnp.concatenate([old[1:], new[None]]), olds, (step, change)
     )
     weights = jnp.append(pairs.weights[1:], (1 / product).astype(pairs.weights.dtype))
-    pairs = chosen(sound, _Pairs(*newest, weights), _Pairs(*olds, pairs.weights))
+    pairs = chosen(
+        sound, _Pairs(newest[0], newest[1], weights), _Pairs(olds[0], olds[1], pairs.weights)
+    )
 
     def back(vector, pair):
         step, change, weight = pair

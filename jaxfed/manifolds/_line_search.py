@@ -27,7 +27,7 @@ class _Search(NamedTuple):
     low: Trial  # the lowest that decreases enough
     other: tuple[Array, Array, Array]  # length, value and slope of the bracket's other end
     found: Bool[Array, ""]
-    count: Int[Array, ""]
+    tried: Int[Array, ""]
 
 
 def search(
@@ -94,19 +94,19 @@ def search(
         beyond = jnp.clip(beyond, 1.1 * low.length, 10 * low.length)
         trial = tried(jnp.where(closed, inside, beyond))
         low, other, found = judged(trial, low, other)
-        return _Search(trial, low, other, found, state.count + 1)
+        return _Search(trial, low, other, found, state.tried + 1)
 
     start = Trial(jnp.zeros_like(value), here, slope.astype(value.dtype), direction)
     first = tried(guess)
     low, other, found = judged(first, start, (nowhere, value, slope))
     last = jax.lax.while_loop(
-        lambda state: ~state.found & (state.count < MOST),
+        lambda state: ~state.found & (state.tried < MOST),
         step,
         _Search(first, low, other, found, jnp.ones((), jnp.int32)),
     )
     best = chosen(last.found, last.trial, last.low)
     # Of what rounding hides, a slope that did not change says nothing either.
-    return best, (best.length > 0) & (last.found | enough(best)), last.count
+    return best, (best.length > 0) & (last.found | enough(best)), last.tried
 
 
 def _lowest(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> Array:

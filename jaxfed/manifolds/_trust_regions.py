@@ -48,7 +48,7 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
         ).astype(radius.dtype)
         return Walk(
             chosen(taken, there, here), radius, walk.steps + 1, walk.evaluations + 1,
-            walk.products + inside.count, ~taken & (length <= eps * norm(here.point)),
+            walk.products + inside.products, ~taken & (length <= eps * norm(here.point)),
         )  # fmt: skip
 
     none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
@@ -65,7 +65,7 @@ class _Inner(NamedTuple):
     rest: PyTree  # the model's gradient there
     direction: PyTree
     at_edge: Bool[Array, ""]
-    count: Int[Array, ""]
+    products: Int[Array, ""]
 
 
 def _truncated(
@@ -100,14 +100,14 @@ def _truncated(
             rest,
             combined(-1, rest, inner(rest, rest) / size, direction),
             leaves,
-            state.count + 1,
+            state.products + 1,
         )
 
     zero = jax.tree.map(jnp.zeros_like, gradient)
     start = combined(-1, gradient, 0, gradient)
     first = _Inner(zero, zero, gradient, start, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
     return jax.lax.while_loop(
-        lambda state: ~state.at_edge & (norm(state.rest) > enough) & (state.count < INNER_MOST),
+        lambda state: ~state.at_edge & (norm(state.rest) > enough) & (state.products < INNER_MOST),
         step,
         first,
     )
