@@ -941,7 +941,7 @@ def _functions(right) -> list[Target]:
             )
         ),
         Target("manifolds.minimise", {"function": lambda x: x.sum(), "start": right["frame"], "max_steps": 3}, {
-            "function": function, "manifold": one_of("stiefel", "grassmann", "euclidean"),
+            "function": function, "start": anything, "manifold": one_of("stiefel", "grassmann", "euclidean"),
             "solver": one_of("conjugate_gradients", "lbfgs", "trust_regions"),
             "retraction": one_of("polar", "qr", "cayley"), "tol": optional(positive(arrays=False)),
             "max_steps": COUNT,

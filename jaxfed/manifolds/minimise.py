@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -31,7 +31,7 @@ SOLVERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Minimum(eqx.Module):
+class Minimum(NamedTuple):
     """What `minimise` returns.
 
     Attributes:
