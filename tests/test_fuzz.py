@@ -22,8 +22,9 @@ ROOMS = [
 # function, payloads, transcripts.
 INNER = {
     "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
-    "DenoisingLoss", "DivergenceError", "Link", "Moment", "Participation", "ProcessError",
-    "Samples", "Solution", "SparseView", "Status", "View", "Views", "auto", "bits", "collect",
+    "DenoisingLoss", "DivergenceError", "Ended", "Link", "Moment", "Participation", "ProcessError",
+    "Samples", "Solution", "SparseView", "Status", "View", "Views", "auto",
+    "bits", "collect",
     "english_stop_words", "everybody",
     "first_message_attack", "fixed_bits", "from_bytes",
     "linear_attack", "lossless", "matmul", "norm_leak",

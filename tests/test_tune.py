@@ -52,6 +52,32 @@ def test_a_prior_variance_is_tuned_as_a_grid_would(problem, start):
     assert (tuned.adjoint_rounds > 0).all()
 
 
+@pytest.mark.slow
+def test_five_hyperparameters_are_tuned_at_once(problem):
+    """For few rounds, where step sizes matter: a grid of ten values each would be 10^5 runs."""
+    clients, held_out = problem
+    start = {
+        "noise_variance": 2.0, "prior_variance": 0.5, "step_size": 0.01, "global_step_size": 0.01,
+        "hyper_prior": 0.5,
+    }  # fmt: skip
+    variances = {name: start.pop(name) for name in ("noise_variance", "prior_variance")}
+    algorithm = jf.pca.AdaptivePCA(2, *variances.values(), **start, spread="log")
+    names = [*variances, *start]
+
+    def tuned(names, steps):
+        return jf.tune(
+            algorithm, clients, held_out, optax.adam(0.2), names=names, rounds=6, steps=steps,
+            key=jax.random.key(0), adjoint=jf.adjoint.unrolled(),
+        )  # fmt: skip
+
+    together = tuned(names, 15)
+    assert set(together.path) == set(names)
+    for name in names:  # each has a slope, and is moved by it
+        assert abs(np.log(together.path[name][1] / together.path[name][0])) > 0.1, name
+    alone = [tuned([name], 15).loss.min() for name in ("prior_variance", "step_size")]
+    assert together.loss.min() < min(together.loss[0], *alone)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

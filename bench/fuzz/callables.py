@@ -674,7 +674,10 @@ def _algorithms(right) -> list[Target]:
         "align": flag,
     }  # fmt: skip
     training = {
-        "model": lambda value: isinstance(value, eqx.Module) and bool(jax.tree.leaves(eqx.filter(value, eqx.is_inexact_array))),
+        "model": lambda value: any(
+            isinstance(leaf, np.ndarray | jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+            for leaf in jax.tree.leaves(value)
+        ),
         "loss": function, "local_steps": WHOLE, "batch_size": SOME, "step_size": factor(),
         "global_step_size": factor(), "spread_step_size": factor(), "hyper_prior": HYPER,
         "initial_spread": number(least=1e-3, most=100, arrays=True),
@@ -860,6 +863,7 @@ def _functions(right) -> list[Target]:
     pair = {"features_a": rows, "features_b": rows}
     point = {"x": right["frame"], "y": right["other"]}
     base = either(real(d, r))
+    metric = one_of("euclidean", "canonical")
     attack = {"inputs": right["inputs"], "outputs": right["outputs"]}
     frames3 = real(ROUNDS, d, r)
     views = {
@@ -914,7 +918,34 @@ def _functions(right) -> list[Target]:
         Target("manifolds.grassmann.log", point, {"x": base, "y": base}),
         Target("manifolds.grassmann.principal_angles", point, {"x": real(d, None), "y": real(d, None)}),
         Target("manifolds.grassmann.distance", point, {"x": real(d, None), "y": real(d, None), "kind": one_of("chordal", "geodesic", "procrustes")}),
-        Target("manifolds.stiefel.distance", point, {"x": base, "y": base}),
+        Target("manifolds.stiefel.distance", point, {"x": base, "y": base, "kind": one_of("chordal", "euclidean", "canonical")}),
+        Target("manifolds.stiefel.exp", {"x": right["frame"], "v": right["other"]}, {"x": base, "v": base, "metric": metric}),
+        Target("manifolds.stiefel.log", point, {"x": base, "y": base, "metric": metric}),
+        Target("manifolds.stiefel.norm", {"x": right["frame"], "v": right["other"]}, {"x": base, "v": base, "metric": metric}),
+        Target("manifolds.stiefel.egrad2rgrad", {"x": right["frame"], "g": right["other"]}, {"x": base, "g": base, "metric": metric}),
+        Target("manifolds.stiefel.inner", {"x": right["frame"], "u": right["other"], "v": right["other"]}, {"x": base, "u": base, "v": base, "metric": metric}),
+        Target("manifolds.stiefel.transport_cayley", {"x": right["frame"], "v": right["other"], "u": right["other"]}, {"x": base, "v": base, "u": base}),
+        Target("manifolds.grassmann.norm", {"x": right["frame"], "v": right["other"]}, {"x": base, "v": base}),
+        Target("manifolds.grassmann.egrad2rgrad", {"x": right["frame"], "g": right["other"]}, {"x": base, "g": base}),
+        Target("manifolds.grassmann.inner", {"x": right["frame"], "u": right["other"], "v": right["other"]}, {"x": base, "u": base, "v": base}),
+        Target("manifolds.grassmann.transport_parallel", {"x": right["frame"], "v": right["other"], "u": right["other"]}, {"x": base, "v": base, "u": base}),
+        *(
+            target
+            for kind in ("stiefel", "grassmann")
+            for target in (
+                Target(f"manifolds.{kind}.random_tangent", {"key": right["key"], "x": right["frame"]}, {"key": key, "x": base}),
+                Target(f"manifolds.{kind}.ehess2rhess", {"x": right["frame"], **dict.fromkeys("ghv", right["other"])}, dict.fromkeys("xghv", base)),
+                Target(f"manifolds.{kind}.transport_differential", {"x": right["frame"], "v": right["other"], "u": right["other"]}, {
+                    "x": base, "v": base, "u": base, "retraction": one_of("polar", "qr", "cayley"),
+                }),
+            )
+        ),
+        Target("manifolds.minimise", {"function": lambda x: x.sum(), "start": right["frame"], "max_steps": 3}, {
+            "function": function, "start": anything, "manifold": one_of("stiefel", "grassmann", "euclidean"),
+            "solver": one_of("conjugate_gradients", "lbfgs", "trust_regions"),
+            "retraction": one_of("polar", "qr", "cayley"), "tol": optional(positive(arrays=False)),
+            "max_steps": COUNT,
+        }),
         Target("manifolds.stiefel.is_on", {"x": right["frame"]}, {"x": real(None, None), "tolerance": optional(positive(arrays=False))}),
         Target("manifolds.stiefel.retraction", {"name": "polar"}, {"name": one_of("polar", "qr", "cayley")}, cheap=True, says={"name": ("retraction",)}),
         Target("manifolds.stiefel.random", {"key": right["key"], "dim": 3, "rank": 2}, {

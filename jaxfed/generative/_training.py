@@ -1,6 +1,6 @@
 """What training a model on clients' samples needs, whatever the algorithm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, final
 
 import equinox as eqx
@@ -22,10 +22,10 @@ Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
 
 class Training(Algorithm):
-    """An algorithm that trains an Equinox model on minibatches of the clients' samples.
+    """An algorithm that trains a model on minibatches of the clients' samples.
 
-    The model's floating point arrays are its parameters; all its arrays are traced leaves. See
-    `taken_apart` for the first two fields.
+    A model is any pytree. Its floating point arrays are its parameters; all its arrays are traced
+    leaves. See `taken_apart` for the first two fields.
     """
 
     arrays: PyTree
@@ -184,16 +184,15 @@ def plus(tree: PyTree, factor: Array, other: PyTree) -> PyTree:
 
 
 def taken_apart(
-    model: eqx.Module, loss: Loss, batch_size: int | None
+    model: PyTree, loss: Loss, batch_size: int | None
 ) -> tuple[PyTree, tuple[Any, ...]]:
     """A model's arrays, and its other leaves.
 
     Raises:
-        ValueError: for a model that is none, or has no parameters or not finite ones, what is
-            no loss, and a batch size that is not a positive whole number.
+        ValueError: for a model that has no parameters, not finite ones or leaves that no program
+            can be compiled for, what is no loss, and a batch size that is not a positive whole
+            number.
     """
-    if not isinstance(model, eqx.Module):
-        raise ValueError(f"model: wanted an equinox.Module, got {type(model).__name__}")
     if not callable(loss):
         raise refuse("loss", "a function of model, batch and key", loss)
     if batch_size is not None:
@@ -201,7 +200,11 @@ def taken_apart(
     model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)
     arrays, others = eqx.partition(model, eqx.is_array)
     check_parameters("model", parameters_of(arrays))
-    return arrays, tuple(jax.tree.leaves(others, is_leaf=_is_none))
+    kept = tuple(jax.tree.leaves(others, is_leaf=_is_none))
+    for leaf in kept:
+        if not isinstance(leaf, Hashable):
+            raise refuse("model", "a pytree of arrays and of hashable objects", leaf)
+    return arrays, kept
 
 
 def parameters_of(arrays: PyTree) -> PyTree:

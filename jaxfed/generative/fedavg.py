@@ -37,7 +37,13 @@ class Server(NamedTuple):
 
 
 class FedAvg(Training):
-    r"""Federated averaging of any Equinox model, with any loss and any Optax optimizers.
+    r"""Federated averaging of any model, with any loss and any Optax optimizers.
+
+    A model is an Equinox module, or any other pytree of arrays, such as a dictionary of parameters,
+    whose apply function the loss calls; of a Flax NNX model, its state::
+
+        graph, state = nnx.split(model)
+        FedAvg(state, lambda state, batch, key: loss(nnx.merge(graph, state)(batch)), ...)
 
     Each round a client starts at the server's parameters w, takes some optimizer steps on
     minibatches of its own samples, and sends the change. The server takes the mean change
@@ -75,7 +81,7 @@ class FedAvg(Training):
 
     def __init__(
         self,
-        model: eqx.Module,
+        model: PyTree,
         loss: Loss,
         client_optimizer: optax.GradientTransformation,
         *,
@@ -89,7 +95,7 @@ class FedAvg(Training):
         """Set up the algorithm.
 
         Args:
-            model: where to start; its floating point arrays are the parameters.
+            model: where to start, a pytree; its floating point arrays are the parameters.
             loss: `loss(model, batch, key)` is the mean loss of a batch of samples `(b, d)`, a
                 scalar; `key` is for models and losses that are random.
             client_optimizer: of the local steps, from a fresh state in each round.
@@ -104,8 +110,8 @@ class FedAvg(Training):
                 local model.
 
         Raises:
-            ValueError: for a model that is none, or has no parameters or not finite ones, things
-                that are no loss or optimizer, steps and a batch size that are not whole numbers
+            ValueError: for a model that has no parameters or not finite ones, things that are no
+                loss or optimizer, steps and a batch size that are not whole numbers
                 in their range, and a step size or proximal factor that is negative or not finite.
         """
         self.arrays, self.others = taken_apart(model, loss, batch_size)

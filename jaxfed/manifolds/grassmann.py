@@ -14,46 +14,46 @@ References:
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import check_name, refuse
-from jaxfed.linalg import polar
-from jaxfed.manifolds.stiefel import (
+from jaxfed._checks import check_name, checked_key, refuse
+from jaxfed.manifolds._frames import frame, frames, full_precision
+from jaxfed.manifolds._retractions import (
     RETRACTIONS,
-    _frame,
-    _frames,
-    _full_precision,
-    _polish,
-    random,
     retract_cayley,
     retract_polar,
     retract_qr,
     retraction,
 )
+from jaxfed.manifolds._retractions import transport_differential as _stiefel_differential
+from jaxfed.manifolds._subspaces import exp, log, transport_parallel
+from jaxfed.manifolds.stiefel import random
 
 __all__ = [
     "RETRACTIONS",
     "distance",
+    "egrad2rgrad",
+    "ehess2rhess",
     "exp",
+    "inner",
     "log",
+    "norm",
     "principal_angles",
     "project",
     "random",
+    "random_tangent",
     "retract_cayley",
     "retract_polar",
     "retract_qr",
     "retraction",
     "transport",
+    "transport_differential",
+    "transport_parallel",
 ]
 
-# Gauss-Legendre nodes and weights on [0, 1] for `log`. The integrand is analytic at distance one
-# around the interval, so that the error falls by 21 with every node: 1e-16 with twelve.
-_NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(12) + np.array([[1.0], [0.0]])) / 2
 
-
-@_full_precision
+@full_precision
 def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
     """Orthogonal projection of ``g`` onto the horizontal space at ``x``: (I - xxᵀ) g.
 
@@ -70,7 +70,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Source:
         Edelman et al. (1998), Section 2.5.
     """
-    x, g = _frames(x=x, g=g)
+    x, g = frames(x=x, g=g)
     return g - x @ (x.T @ g)
 
 
@@ -90,10 +90,137 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Source:
         Absil, Mahony & Sepulchre (2008), Section 8.1.3.
     """
-    return project(*_frames(x_new=x_new, g=g))
+    return project(*frames(x_new=x_new, g=g))
 
 
-@_full_precision
+def transport_differential(
+    x: Float[Array, "d r"],
+    v: Float[Array, "d r"],
+    u: Float[Array, "d r"],
+    retraction: str = "polar",
+) -> Float[Array, "d r"]:
+    """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        v: Step from it, horizontal, (d, r).
+        u: Vector to carry along, horizontal at ``x``, (d, r).
+        retraction: A key of `RETRACTIONS`.
+
+    Returns:
+        Vector horizontal at ``retraction(x, v)``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
+            retraction of that name.
+
+    Source:
+        Absil et al. (2008), Section 8.1.2.
+    """
+    moved = _stiefel_differential(x, v, u, retraction)
+    return project(RETRACTIONS[retraction](x, v), moved)
+
+
+def inner(
+    x: Float[Array, "d r"], u: Float[Array, "d r"], v: Float[Array, "d r"]
+) -> Float[Array, ""]:
+    """Inner product of two horizontal vectors, tr uᵀv.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        u: Horizontal vector, (d, r).
+        v: Another one.
+
+    Returns:
+        The inner product, which no turn of the basis changes.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``u`` or ``v`` has another shape.
+    """
+    _, u, v = frames(x=x, u=u, v=v)
+    return jnp.sum(u * v)
+
+
+def norm(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, ""]:
+    """Length of a horizontal vector.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        v: Horizontal vector, (d, r).
+
+    Returns:
+        Its length, whose derivative at zero is taken as 0.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
+    """
+    return optax.safe_norm(frames(x=x, v=v)[1], 0.0)
+
+
+def random_tangent(key: Key[Array, ""], x: Float[Array, "d r"]) -> Float[Array, "d r"]:
+    """Horizontal vector of length one, in a uniformly random direction.
+
+    Args:
+        key: Random key.
+        x: Basis of the subspace, (d, r) with orthonormal columns, d > r.
+
+    Returns:
+        Vector horizontal at ``x``, of Frobenius norm one.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or square, or ``key`` is no random key.
+    """
+    key, x = checked_key("key", key), frame("x", x)
+    if x.shape[0] == x.shape[1]:
+        raise refuse("x", "more rows than columns: the whole space has no tangent vectors", x)
+    v = project(x, jax.random.normal(key, x.shape, x.dtype))
+    return v / jnp.linalg.norm(v)
+
+
+def egrad2rgrad(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+    """Riemannian gradient from a Euclidean one, which is `project`.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        g: Euclidean gradient at ``x`` of a function of subspaces, (d, r).
+
+    Returns:
+        Horizontal vector whose inner product with every other one is the derivative along it.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
+    """
+    return project(x, g)
+
+
+@full_precision
+def ehess2rhess(
+    x: Float[Array, "d r"], g: Float[Array, "d r"], h: Float[Array, "d r"], v: Float[Array, "d r"]
+) -> Float[Array, "d r"]:
+    """Riemannian Hessian along ``v``: (I - xxᵀ) h - v xᵀg.
+
+    With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        g: Euclidean gradient at ``x``, (d, r).
+        h: Its derivative along ``v``, the Euclidean Hessian's product, (d, r).
+        v: Horizontal vector, (d, r).
+
+    Returns:
+        The horizontal vector that the Riemannian Hessian makes of ``v``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or another one has another shape.
+
+    Source:
+        Edelman et al. (1998), Section 2.5.4.
+    """
+    x, g, h, v = frames(x=x, g=g, h=h, v=v)
+    return project(x, h) - v @ (x.T @ g)
+
+
+@full_precision
 def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Array, " k"]:
     """Principal angles between two subspaces, accurate at every size.
 
@@ -114,7 +241,7 @@ def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Ar
     Source:
         Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
     """
-    x, y = _frame("x", x), _frame("y", y)
+    x, y = frame("x", x), frame("y", y)
     if x.shape[0] != y.shape[0]:
         raise refuse("y", f"the {x.shape[0]} rows of x", y)
     if x.shape[1] < y.shape[1]:
@@ -125,7 +252,7 @@ def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Ar
     return jnp.arctan2(sines, cosines)
 
 
-@_full_precision
+@full_precision
 def distance(
     x: Float[Array, "d r"], y: Float[Array, "d r"], kind: str = "chordal"
 ) -> Float[Array, ""]:
@@ -148,7 +275,7 @@ def distance(
     Source:
         Edelman et al. (1998), Section 4.3.
     """
-    x, y = _frames(x=x, y=y)
+    x, y = frames(x=x, y=y)
     check_name("kind", kind, ("chordal", "geodesic", "procrustes"))
     if kind == "chordal":
         # From the residual: √(r - ‖xᵀy‖²) would cancel when the subspaces are near.
@@ -156,64 +283,3 @@ def distance(
     if kind == "geodesic":
         return optax.safe_norm(principal_angles(x, y), 0.0)
     return 2 * optax.safe_norm(jnp.sin(principal_angles(x, y) / 2), 0.0)
-
-
-@_full_precision
-def exp(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """Exponential map: where the geodesic from ``x`` with velocity ``v`` is at time one.
-
-    x cos(√G) + v sin(√G)/√G with G = vᵀv. Both are entire functions of G, the first columns of
-    the exponential of [[0, -G], [I, 0]], so that neither repeated nor zero singular values of
-    ``v`` are special, in the derivative either.
-
-    Args:
-        x: Orthonormal basis, (d, r).
-        v: Horizontal matrix, ``x.T @ v = 0``, (d, r).
-
-    Returns:
-        Orthonormal basis, (d, r), transported in parallel along the geodesic.
-
-    Raises:
-        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
-
-    Source:
-        Edelman et al. (1998), Theorem 2.3.
-    """
-    x, v = _frames(x=x, v=v)
-    rank = x.shape[1]
-    zero, eye = jnp.zeros((rank, rank), v.dtype), jnp.eye(rank, dtype=v.dtype)
-    columns = jax.scipy.linalg.expm(jnp.block([[zero, -v.T @ v], [eye, zero]]))[:, :rank]
-    return _polish(x @ columns[:rank] + v @ columns[rank:])
-
-
-@_full_precision
-def log(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """Logarithm: the velocity at ``x`` of the shortest geodesic to the subspace of ``y``.
-
-    With y turned within its span so that C = xᵀy is positive, it is (y - xC) f(C) where
-    f(cos θ) = θ / sin θ = ∫₀¹ 2 ds / ((1 + cos θ) + (1 - cos θ) s²), an integral of inverses of
-    positive r × r matrices: nothing is special about repeated or zero angles, in the reverse mode
-    derivative either.
-
-    Args:
-        x: Orthonormal basis, (d, r).
-        y: Orthonormal basis of the same shape, no direction of which is orthogonal to the subspace
-            of ``x`` (beyond an angle of π/2 the shortest geodesic is not unique).
-
-    Returns:
-        Horizontal matrix v, (d, r): ``exp(x, v)`` spans the subspace of ``y``.
-
-    Raises:
-        ValueError: If ``x`` is not a tall matrix or ``y`` has another shape.
-
-    Source:
-        Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
-        decomposition.
-    """
-    x, y = _frames(x=x, y=y)
-    y = y @ polar(x.T @ y).T
-    xty = x.T @ y
-    cosines, eye = (xty + xty.T) / 2, jnp.eye(x.shape[1], dtype=x.dtype)
-    squares = jnp.asarray(_NODES**2, x.dtype)[:, None, None]
-    inverses = jnp.linalg.inv((eye + cosines) + (eye - cosines) * squares)
-    return (y - x @ xty) @ jnp.tensordot(jnp.asarray(2 * _WEIGHTS, x.dtype), inverses, axes=1)

@@ -1,19 +1,22 @@
 """Riemannian versions of Optax optimizers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax.core import Tracer
-from jax.tree_util import GetAttrKey, KeyPath, keystr
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jax.tree_util import GetAttrKey, KeyPath
+from jaxtyping import Array, PyTree
 
-from jaxfed._checks import check_flag, check_instance, check_name
-from jaxfed.manifolds import grassmann, stiefel
-
-MANIFOLDS = {"stiefel": stiefel, "grassmann": grassmann}
+from jaxfed._checks import check_flag, check_instance
+from jaxfed.manifolds._space import (
+    broadcast,
+    check_leaf,
+    check_names,
+    check_point,
+    over_points,
+    project,
+)
+from jaxfed.manifolds.stiefel import retraction as retraction_named
 
 # Names that Optax gives to averages of gradients: they are tangent vectors, and are transported.
 _TANGENT_STATE = frozenset({"mu", "trace", "ema"})
@@ -83,27 +86,25 @@ def riemannian(
         "transformation", transformation, optax.GradientTransformation,
         "an optax.GradientTransformation",
     )  # fmt: skip
-    choices = sorted([*MANIFOLDS, "euclidean"])
-    for name in jax.tree.leaves(manifold, is_leaf=lambda node: node is None) or [manifold]:
-        check_name("manifold", name, choices)
+    check_names(manifold)
     for answer in jax.tree.leaves(mask):
         check_flag("mask", answer)
-    retract = stiefel.retraction(retraction)
+    retract = retraction_named(retraction)
     inner = optax.with_extra_args_support(transformation)
 
     def names_of(params: PyTree) -> PyTree[str]:
         """The manifold of every parameter, after checking that it can be on it."""
-        names = _broadcast("manifold", manifold, params)
+        names = broadcast("manifold", manifold, params)
         if mask is not None:
-            on_manifold = _broadcast("mask", mask, params)
+            on_manifold = broadcast("mask", mask, params)
             names = jax.tree.map(lambda n, on: n if on else "euclidean", names, on_manifold)
-        jax.tree_util.tree_map_with_path(_check_leaf, params, names)
+        jax.tree_util.tree_map_with_path(check_leaf, params, names)
         return names
 
     def init(params: PyTree) -> Any:
         # Optax asks for the state of a placeholder without leaves (`optax.tree_map_params`).
         if jax.tree.leaves(params):
-            jax.tree_util.tree_map_with_path(_check_point, params, names_of(params))
+            jax.tree_util.tree_map_with_path(check_point, params, names_of(params))
         return inner.init(params)
 
     def update(
@@ -112,12 +113,12 @@ def riemannian(
         if params is None:
             raise ValueError("params must be given to update: a retraction starts from them.")
         names = names_of(params)
-        gradients = jax.tree.map(_project, names, params, updates)
+        gradients = jax.tree.map(project, names, params, updates)
         steps, state = inner.update(gradients, state, params, **extra_args)
-        steps = jax.tree.map(_project, names, params, steps)
+        steps = jax.tree.map(project, names, params, steps)
         updates = jax.tree.map(
             lambda name, x, step: (
-                step if name == "euclidean" else _over_points(retract)(x, step) - x
+                step if name == "euclidean" else over_points(retract)(x, step) - x
             ),
             names,
             params,
@@ -127,52 +128,6 @@ def riemannian(
         return updates, _transport(state, names, new_params)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
-    try:
-        return jax.tree.broadcast(prefix, params)
-    except ValueError as error:
-        raise ValueError(
-            f"{argument} must be a prefix of the pytree of parameters: {error}"
-        ) from None
-
-
-def _over_points(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """Map a function of matrices over leading axes."""
-    return jnp.vectorize(function, signature="(d,r),(d,r)->(d,r)")
-
-
-def _project(
-    name: str, x: Float[Array, "*points d r"], g: Float[Array, "*points d r"]
-) -> Float[Array, "*points d r"]:
-    if name == "euclidean":
-        return g
-    # A momentum may be kept in a shorter type than the parameters.
-    return _over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
-
-
-def _check_leaf(path: KeyPath, x: ArrayLike, name: str) -> None:
-    shape = jnp.shape(x)
-    if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
-        raise ValueError(
-            f"params{keystr(path)} is to be on the manifold {name!r} and must have shape "
-            f"(..., d, r) with d >= r, got {shape}; mark it 'euclidean' or transpose it."
-        )
-
-
-def _check_point(path: KeyPath, x: ArrayLike, name: str) -> None:
-    if name == "euclidean" or isinstance(x, Tracer):
-        return
-    # The point may be a constant of a function that is being traced.
-    with jax.ensure_compile_time_eval():
-        orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
-    if not orthonormal:
-        raise ValueError(
-            f"params{keystr(path)} is to be on the manifold {name!r} but its columns are not "
-            "orthonormal; start from jaxfed.manifolds.stiefel.random or "
-            "jaxfed.linalg.orthonormalize."
-        )
 
 
 def _transport(state: Any, names: PyTree[str], params: PyTree[Array]) -> Any:
@@ -194,7 +149,7 @@ def _transport(state: Any, names: PyTree[str], params: PyTree[Array]) -> Any:
                 field = path[start - 1]
                 if isinstance(field, GetAttrKey) and field.name in _TANGENT_STATE:
                     name, x = points[path[start:]]
-                    return _project(name, x, value)
+                    return project(name, x, value)
                 return value
         return value
 

@@ -9,13 +9,15 @@ A *retraction* at ``x`` maps a tangent vector ``v`` to a point of the manifold t
 accepts a ``v`` that is not tangent, and keeps the column space of ``x + v``: `retract_polar` and
 `retract_qr` are such, `retract_cayley` is not.
 
+Two *metrics* are in use: the ``"euclidean"`` one, of the embedding space, and the ``"canonical"``
+one, of the quotient of the rotations, which counts the turn xᵀv of a tangent vector half. What
+takes no metric goes by the first.
+
 References:
     Edelman, Arias & Smith (1998), The geometry of algorithms with orthogonality constraints.
     Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds.
     Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,47 +25,45 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
-from jaxfed._checks import (
-    check_name,
-    check_positive,
-    check_whole,
-    checked_array,
-    checked_key,
-    refuse,
+from jaxfed._checks import check_name, check_positive, check_whole, checked_key, refuse
+from jaxfed.linalg import orthonormalize
+from jaxfed.manifolds._frames import frame, frames, full_precision
+from jaxfed.manifolds._geodesics import METRICS, exp, log
+from jaxfed.manifolds._retractions import (
+    RETRACTIONS,
+    retract_cayley,
+    retract_polar,
+    retract_qr,
+    retraction,
+    transport_cayley,
+    transport_differential,
 )
-from jaxfed.linalg import orthonormalize, polar
 
-# Accelerators shorten the factors of single precision products by default (to 10 bits of
-# mantissa or fewer), which alone would move a point off the manifold by about 1e-3.
-_full_precision = jax.default_matmul_precision("highest")
-
-
-def _frame(name: str, x: Array) -> Array:
-    """One point, refused if it cannot have orthonormal columns."""
-    x = checked_array(name, x, "d r")
-    if x.shape[0] < x.shape[1]:
-        raise refuse(name, "one matrix (d, r) with d >= r; map over several with jax.vmap", x)
-    return x
-
-
-def _frames(**matrices: Array) -> list[Array]:
-    """A point and its companions, by name; refused if these have another shape."""
-    (name, x), *others = matrices.items()
-    x = _frame(name, x)
-    shape = f"{x.shape[0]} {x.shape[1]}"
-    return [x, *(checked_array(name, other, shape) for name, other in others)]
-
-
-def _polish(y: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """One Newton-Schulz step from a nearly orthonormal ``y`` to the nearest orthonormal matrix.
-
-    A map that only rotates its point keeps the point's rounding errors, which add up over many
-    steps; this squares them away.
-    """
-    return y + y @ (jnp.eye(y.shape[1], dtype=y.dtype) - y.T @ y) / 2
+__all__ = [
+    "METRICS",
+    "RETRACTIONS",
+    "distance",
+    "egrad2rgrad",
+    "ehess2rhess",
+    "exp",
+    "inner",
+    "is_on",
+    "log",
+    "norm",
+    "project",
+    "random",
+    "random_tangent",
+    "retract_cayley",
+    "retract_polar",
+    "retract_qr",
+    "retraction",
+    "transport",
+    "transport_cayley",
+    "transport_differential",
+]
 
 
-@_full_precision
+@full_precision
 def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
     """Orthogonal projection of ``g`` onto the tangent space at ``x``: g - x sym(xᵀg).
 
@@ -82,9 +82,118 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Source:
         Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
     """
-    x, g = _frames(x=x, g=g)
+    x, g = frames(x=x, g=g)
     xtg = x.T @ g
     return g - x @ ((xtg + xtg.T) / 2)
+
+
+@full_precision
+def inner(
+    x: Float[Array, "d r"],
+    u: Float[Array, "d r"],
+    v: Float[Array, "d r"],
+    metric: str = "euclidean",
+) -> Float[Array, ""]:
+    """Inner product of two tangent vectors: tr uᵀv, less tr uᵀx xᵀv / 2 by the canonical metric.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        u: Tangent vector, (d, r).
+        v: Another one.
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        The inner product.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``u`` or ``v`` has another shape or the metric is
+            unknown.
+
+    Source:
+        Edelman et al. (1998), Sections 2.2.1 and 2.4.1.
+    """
+    x, u, v = frames(x=x, u=u, v=v)
+    check_name("metric", metric, METRICS)
+    if metric == "euclidean":
+        return jnp.sum(u * v)
+    return jnp.sum(u * v) - jnp.sum((x.T @ u) * (x.T @ v)) / 2
+
+
+@full_precision
+def norm(
+    x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str = "euclidean"
+) -> Float[Array, ""]:
+    """Length of a tangent vector.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Tangent vector, (d, r).
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Its length, whose derivative at zero is taken as 0.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
+    """
+    x, v = frames(x=x, v=v)
+    check_name("metric", metric, METRICS)
+    # From a sum of squares by either metric: a difference would cancel.
+    rest = v if metric == "euclidean" else v - (1 - 0.5**0.5) * x @ (x.T @ v)
+    return optax.safe_norm(rest, 0.0)
+
+
+@full_precision
+def egrad2rgrad(
+    x: Float[Array, "d r"], g: Float[Array, "d r"], metric: str = "euclidean"
+) -> Float[Array, "d r"]:
+    """Riemannian gradient from a Euclidean one: `project`, or g - x gᵀx by the canonical metric.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        g: Euclidean gradient of a function at ``x``, (d, r).
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Tangent vector whose inner product with every other one is the derivative along it.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``g`` has another shape or the metric is unknown.
+
+    Source:
+        Edelman et al. (1998), Section 2.4.4.
+    """
+    x, g = frames(x=x, g=g)
+    check_name("metric", metric, METRICS)
+    return project(x, g) if metric == "euclidean" else g - x @ (g.T @ x)
+
+
+@full_precision
+def ehess2rhess(
+    x: Float[Array, "d r"], g: Float[Array, "d r"], h: Float[Array, "d r"], v: Float[Array, "d r"]
+) -> Float[Array, "d r"]:
+    """Riemannian Hessian along ``v`` by the Euclidean metric: P(h - v sym(xᵀg)).
+
+    With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        g: Euclidean gradient at ``x``, (d, r).
+        h: Its derivative along ``v``, the Euclidean Hessian's product, (d, r).
+        v: Tangent vector, (d, r).
+
+    Returns:
+        The tangent vector that the Riemannian Hessian makes of ``v``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or another one has another shape.
+
+    Source:
+        Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
+    """
+    x, g, h, v = frames(x=x, g=g, h=h, v=v)
+    xtg = x.T @ g
+    return project(x, h - v @ ((xtg + xtg.T) / 2))
 
 
 def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
@@ -103,111 +212,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Source:
         Absil et al. (2008), Section 8.1.3.
     """
-    return project(*_frames(x_new=x_new, g=g))
-
-
-def retract_polar(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """Polar retraction: the orthonormal polar factor of ``x + v``, its nearest orthonormal matrix.
-
-    A generalized retraction: ``v`` need not be tangent, and the columns of the result span those
-    of ``x + v`` (of full column rank).
-
-    Args:
-        x: Point, (d, r) with orthonormal columns.
-        v: Step, (d, r).
-
-    Returns:
-        Point of the manifold, (d, r).
-
-    Raises:
-        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
-
-    Source:
-        Shi & Kontar (2024), Proposition 6.
-    """
-    x, v = _frames(x=x, v=v)
-    return polar(x + v)
-
-
-def retract_qr(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """QR retraction: the Q of ``x + v`` whose R has a positive diagonal.
-
-    The positive diagonal makes it continuous with ``retract_qr(x, 0) = x``. A generalized
-    retraction, as `retract_polar`.
-
-    Args:
-        x: Point, (d, r) with orthonormal columns.
-        v: Step, (d, r).
-
-    Returns:
-        Point of the manifold, (d, r).
-
-    Raises:
-        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
-
-    Source:
-        Shi & Kontar (2024), Proposition 7.
-    """
-    x, v = _frames(x=x, v=v)
-    return orthonormalize(x + v)
-
-
-@_full_precision
-def retract_cayley(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """Cayley retraction: rotate ``x`` by the Cayley transform of the skew matrix that ``v`` makes.
-
-    With p = v - x(xᵀv)/2 and W = p xᵀ - x pᵀ the result is (I - W/2)⁻¹(I + W/2) x. W = A Bᵀ with
-    A = [p, x] and B = [x, -p], so that the Sherman-Morrison-Woodbury formula leaves one 2r × 2r
-    solve, which is never singular.
-
-    Not a generalized retraction: W, hence the result, depends only on the tangent part of ``v``,
-    and the columns of the result do not span those of ``x + v`` even when ``v`` is tangent.
-
-    Args:
-        x: Point, (d, r) with orthonormal columns.
-        v: Step, (d, r).
-
-    Returns:
-        Point of the manifold, (d, r).
-
-    Raises:
-        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
-
-    Source:
-        Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
-        Lemma 4.
-    """
-    x, v = _frames(x=x, v=v)
-    p = v - x @ (x.T @ v) / 2
-    a = jnp.concatenate([p, x], axis=1)
-    b = jnp.concatenate([x, -p], axis=1)
-    y = x + a @ jnp.linalg.solve(jnp.eye(a.shape[1], dtype=a.dtype) - b.T @ a / 2, b.T @ x)
-    return _polish(y)
-
-
-Retraction = Callable[[Float[Array, "d r"], Float[Array, "d r"]], Float[Array, "d r"]]
-
-RETRACTIONS: dict[str, Retraction] = {
-    "polar": retract_polar,
-    "qr": retract_qr,
-    "cayley": retract_cayley,
-}
-
-
-def retraction(name: str) -> Retraction:
-    """Retraction of that name.
-
-    Args:
-        name: A key of `RETRACTIONS`.
-
-    Returns:
-        The function ``(x, v) -> point``.
-
-    Raises:
-        ValueError: If there is no retraction of that name.
-    """
-    check_name("retraction", name, sorted(RETRACTIONS))
-    return RETRACTIONS[name]
+    return project(*frames(x_new=x_new, g=g))
 
 
 def random(
@@ -238,26 +243,51 @@ def random(
     return orthonormalize(jax.random.normal(key, (dim, rank), dtype))
 
 
-def distance(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, ""]:
-    """Chordal distance ‖x - y‖_F between two frames, a metric of the embedding space.
+def random_tangent(key: Key[Array, ""], x: Float[Array, "d r"]) -> Float[Array, "d r"]:
+    """Tangent vector of length one, in a uniformly random direction.
+
+    Args:
+        key: Random key.
+        x: Point, (d, r) with orthonormal columns.
+
+    Returns:
+        Vector tangent at ``x``, of Frobenius norm one.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or a single number, or ``key`` is no random key.
+    """
+    key, x = checked_key("key", key), frame("x", x)
+    if x.shape[0] == 1:
+        raise refuse("x", "more than one number, which has no tangent vectors", x)
+    v = project(x, jax.random.normal(key, x.shape, x.dtype))
+    return v / jnp.linalg.norm(v)
+
+
+def distance(
+    x: Float[Array, "d r"], y: Float[Array, "d r"], kind: str = "chordal"
+) -> Float[Array, ""]:
+    """Distance between two frames: through the embedding space, or along the manifold.
 
     It tells apart two bases of the same subspace; `jaxfed.manifolds.grassmann.distance` does not.
 
     Args:
         x: Point, (d, r) with orthonormal columns.
         y: Point of the same shape.
+        kind: ``"chordal"`` for ‖x - y‖_F; ``"euclidean"`` or ``"canonical"`` for the length of the
+            shortest geodesic by that metric, as far as `log` finds it, else NaN.
 
     Returns:
-        Distance, between 0 and 2√r. Its derivative at ``x = y`` is taken as 0.
+        Distance, the chordal one between 0 and 2√r. Its derivative at ``x = y`` is taken as 0.
 
     Raises:
-        ValueError: If ``x`` is not a tall matrix or ``y`` has another shape.
+        ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
     """
-    x, y = _frames(x=x, y=y)
-    return optax.safe_norm(x - y, 0.0)
+    x, y = frames(x=x, y=y)
+    check_name("kind", kind, ("chordal", *METRICS))
+    return optax.safe_norm(x - y, 0.0) if kind == "chordal" else norm(x, log(x, y, kind), kind)
 
 
-@_full_precision
+@full_precision
 def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array, ""]:
     """Whether the columns of ``x`` are orthonormal: ‖xᵀx - I‖_F at most ``tolerance``.
 
@@ -272,7 +302,7 @@ def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array,
     Raises:
         ValueError: If ``x`` is not a tall matrix, or ``tolerance`` is not positive.
     """
-    x = _frame("x", x)
+    x = frame("x", x)
     check_positive("tolerance", tolerance, optional=True, single=True)
     rank = x.shape[1]
     if tolerance is None:

@@ -1,0 +1,163 @@
+"""Conjugate gradients and L-BFGS on manifolds: directions of descent, and a search along each."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from jaxfed.manifolds._line_search import Trial, search
+from jaxfed.manifolds._space import Space, chosen, combined, inner, norm, scaled
+from jaxfed.manifolds._surface import Place, Surface, Walk, unfinished
+
+PAIRS = 10
+
+
+class _Memory(NamedTuple):
+    direction: PyTree
+    guess: Float[Array, ""]  # the length to try first
+    fresh: Bool[Array, ""]  # whether the direction is that of steepest descent
+    own: PyTree  # what the kind of direction keeps
+
+
+class Kind(NamedTuple):
+    """How a solver chooses its directions."""
+
+    flatness: float  # of the line search
+    start: Callable[[Place], PyTree]
+    # Of the space, the place before, its direction, the trial accepted and what is kept: the next
+    # direction, the length to try first (or None for one by the last), and what to keep.
+    turn: Callable[[Space, Place, PyTree, Trial, PyTree], tuple[PyTree, Any, PyTree]]
+
+
+def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: int) -> Walk:
+    """Go down until the gradient is small.
+
+    A direction in which nothing lower is found is replaced by that of steepest descent; if that
+    was it, the walk has stalled.
+    """
+
+    def steepest(here):
+        direction = scaled(-1, here.gradient)
+        size = norm(direction)
+        return direction, (1 / jnp.where(size > 0, size, 1)).astype(here.value.dtype)
+
+    def step(walk):
+        here, (direction, guess, fresh, own) = walk.here, walk.memory
+        trial, lower, tried = search(surface, here, direction, guess, kind.flatness)
+        # In rounding a search may end where neither is better.
+        lower &= (trial.place.value < here.value) | (
+            norm(trial.place.gradient) < norm(here.gradient)
+        )
+        turned, length, kept = kind.turn(surface.space, here, direction, trial, own)
+        there = chosen(lower, trial.place, here)
+        slope = inner(there.gradient, turned)
+        if length is None:  # what would lower the function as much as the last one did
+            length = 2 * (here.value - there.value) / -slope
+        down = -slope > 1e-8 * norm(there.gradient) * norm(turned)
+        again = lower & down & jnp.isfinite(slope)
+        usable = jnp.isfinite(length) & (length > 0)
+        straight, first = steepest(there)
+        memory = _Memory(
+            chosen(again, turned, straight),
+            jnp.where(again & usable, length, first).astype(first.dtype),
+            ~again,
+            chosen(again, kept, kind.start(there)),
+        )
+        return Walk(
+            there, memory, walk.steps + lower, walk.evaluations + tried, walk.products,
+            ~lower & fresh,
+        )  # fmt: skip
+
+    here = surface.at(start)
+    none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    first = Walk(here, _Memory(*steepest(here), ~no, kind.start(here)), none, none + 1, none, no)
+    return jax.lax.while_loop(lambda walk: unfinished(walk, tol, max_steps), step, first)
+
+
+# --- conjugate gradients -------------------------------------------------------------------------
+
+
+def _conjugate(
+    space: Space, before: Place, direction: PyTree, trial: Trial, kept: None
+) -> tuple[PyTree, None, None]:
+    """The hybrid of Hestenes & Stiefel's and Dai & Yuan's directions.
+
+    Source: Sakai & Iiduka (2020), Hybrid Riemannian conjugate gradient methods with global
+    convergence properties; Sato (2022), Riemannian conjugate gradient methods, for a transport that
+    must not lengthen.
+    """
+    there = trial.place
+    carried = space.project(there.point, trial.velocity)
+    longer = norm(carried) / norm(direction)
+    carried = scaled(1 / jnp.maximum(longer, 1), carried)
+    change = combined(1, there.gradient, -1, space.project(there.point, before.gradient))
+    rise = inner(there.gradient, carried) - inner(before.gradient, direction)
+    hestenes_stiefel = inner(there.gradient, change) / rise
+    dai_yuan = inner(there.gradient, there.gradient) / rise
+    share = jnp.maximum(0, jnp.minimum(hestenes_stiefel, dai_yuan))
+    return combined(-1, there.gradient, share, carried), None, kept
+
+
+CONJUGATE_GRADIENTS = Kind(0.1, lambda here: None, _conjugate)
+
+
+# --- L-BFGS --------------------------------------------------------------------------------------
+
+
+class _Pairs(NamedTuple):
+    """Steps and the changes of the gradient along them, the newest last; zeros where none is."""
+
+    steps: PyTree
+    changes: PyTree
+    weights: Float[Array, " pairs"]  # one over their inner products, zero where none is
+
+
+def _no_pairs(here: Place) -> _Pairs:
+    empty = jax.tree.map(lambda x: jnp.zeros((PAIRS, *x.shape), x.dtype), here.gradient)
+    return _Pairs(empty, empty, jnp.zeros(PAIRS, here.value.dtype))
+
+
+def _quasi_newton(
+    space: Space, before: Place, direction: PyTree, trial: Trial, pairs: _Pairs
+) -> tuple[PyTree, Array, _Pairs]:
+    """Minus the inverse of the estimated Hessian times the gradient; all pairs are carried along.
+
+    Source: Huang, Gallivan & Absil (2015), A Broyden class of quasi-Newton methods for Riemannian
+    optimization; Nocedal & Wright (2006), Numerical optimization, Algorithm 7.4.
+    """
+    there = trial.place
+    carry = partial(space.project, there.point)
+    step = carry(scaled(trial.length, trial.velocity))
+    change = combined(1, there.gradient, -1, carry(before.gradient))
+    product = inner(step, change)
+    sound = product > 1e-10 * norm(step) * norm(change)
+    olds = jax.vmap(carry)(pairs.steps), jax.vmap(carry)(pairs.changes)
+    newest = jax.tree.map(
+        lambda old, new: jnp.concatenate([old[1:], new[None]]), olds, (step, change)
+    )
+    weights = jnp.append(pairs.weights[1:], (1 / product).astype(pairs.weights.dtype))
+    pairs = chosen(
+        sound, _Pairs(newest[0], newest[1], weights), _Pairs(olds[0], olds[1], pairs.weights)
+    )
+
+    def back(vector, pair):
+        step, change, weight = pair
+        share = weight * inner(step, vector)
+        return combined(1, vector, -share, change), share
+
+    def forth(vector, pair):
+        (step, change, weight), share = pair
+        return combined(1, vector, share - weight * inner(change, vector), step), None
+
+    vector, shares = jax.lax.scan(back, there.gradient, pairs, reverse=True)
+    last = jax.tree.map(lambda x: x[-1], (pairs.changes, pairs.weights))
+    curvature = last[1] * inner(last[0], last[0])
+    vector = scaled(1 / jnp.where(curvature > 0, curvature, 1), vector)
+    vector, _ = jax.lax.scan(forth, vector, (pairs, shares))
+    return carry(scaled(-1, vector)), jnp.ones_like(product), pairs
+
+
+LBFGS = Kind(0.9, _no_pairs, _quasi_newton)

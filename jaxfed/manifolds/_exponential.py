@@ -1,0 +1,33 @@
+"""The exponential of a small matrix, in few operations to compile and to differentiate."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+DEGREE = 14
+MOST_SQUARINGS = 24
+
+
+def expm(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """The exponential by a Taylor polynomial of a fraction, squared back.
+
+    `jax.scipy.linalg.expm` chooses among five approximants, each with a linear solve: derivatives
+    of derivatives of all of them take long to compile.
+
+    Source: Moler & Van Loan (2003), Nineteen dubious ways to compute the exponential of a matrix,
+    Section 3.
+    """
+    size = jax.lax.stop_gradient(jnp.abs(matrix).sum(axis=0).max())
+    # Fractions of a norm below one half leave out 1e-17.
+    squarings = jnp.clip(jnp.ceil(jnp.log2(jnp.maximum(size, 0.5))) + 1, 0, MOST_SQUARINGS)
+    fraction, eye = matrix / 2**squarings, jnp.eye(len(matrix), dtype=matrix.dtype)
+
+    def term(total, number):
+        return eye + fraction @ total / number, None
+
+    def squared(power, number):
+        return jnp.where(number < squarings, power @ power, power), None
+
+    orders = jnp.arange(DEGREE, 0, -1, dtype=matrix.dtype)
+    total, _ = jax.lax.scan(term, eye, orders)
+    return jax.lax.scan(squared, total, jnp.arange(MOST_SQUARINGS))[0]

@@ -1,0 +1,123 @@
+"""Geodesics of the Stiefel manifold, by the Euclidean and by the canonical metric."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed._checks import check_name
+from jaxfed.manifolds._exponential import expm
+from jaxfed.manifolds._frames import frames, full_precision, polish
+from jaxfed.manifolds._stationary import conjugate_gradients, stationary
+
+METRICS = ("euclidean", "canonical")
+
+
+@full_precision
+def exp(
+    x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str = "euclidean"
+) -> Float[Array, "d r"]:
+    """Exponential map: where the geodesic from ``x`` with velocity ``v`` is at time one.
+
+    With A = xᵀv it is exp(v xᵀ - x vᵀ) x exp(-A) by the Euclidean metric and
+    exp(v xᵀ - x vᵀ - x A xᵀ) x by the canonical one. Both exponents are a bᵀ with a and b of 2r
+    columns, and exp(a bᵀ) x = x + a f(bᵀa) bᵀx with f(z) = (eᶻ - 1)/z, which is entire: nothing is
+    special about a ``v`` of lower rank, in the derivative either.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Tangent vector, ``x.T @ v`` skew, (d, r).
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Point of the manifold, (d, r).
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
+
+    Source:
+        Edelman et al. (1998), Sections 2.2.2 and 2.4.1; Hüper, Markina & Silva Leite (2021), A
+        Lagrangian approach to extremal curves on Stiefel manifolds, for both at once.
+    """
+    x, v = frames(x=x, v=v)
+    check_name("metric", metric, METRICS)
+    return _exp(x, v, metric)
+
+
+def _exp(x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str) -> Float[Array, "d r"]:
+    rank, turn = x.shape[1], x.T @ v
+    p = v - x @ turn / 2 if metric == "canonical" else v
+    a, b = jnp.concatenate([p, x], axis=1), jnp.concatenate([x, -p], axis=1)
+    # The upper right block of exp([[Z, C], [0, 0]]) is f(Z) C.
+    blocks = jnp.zeros((3 * rank, 3 * rank), x.dtype)
+    blocks = blocks.at[: 2 * rank].set(b.T @ jnp.concatenate([a, x], axis=1))
+    y = x + a @ expm(blocks)[: 2 * rank, 2 * rank :]
+    if metric == "euclidean":
+        y = y @ expm(-turn)
+    return polish(y)
+
+
+@full_precision
+def log(
+    x: Float[Array, "d r"], y: Float[Array, "d r"], metric: str = "euclidean"
+) -> Float[Array, "d r"]:
+    """Logarithm: the velocity at ``x`` of the shortest geodesic to ``y``.
+
+    Newton's method on the end of the geodesic, which finds the shortest one up to about the
+    injectivity radius: π by the Euclidean metric, 0.91 π by the canonical one.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        y: Point of the same shape.
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Tangent vector v at x, (d, r): ``exp(x, v, metric)`` is ``y``. NaN if none was found, as
+        between points that no path connects: square ones whose determinants have other signs.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or the metric is unknown.
+
+    Source:
+        Bryner (2017), Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, with
+        Newton's method in place of its fixed-point iteration; Absil & Mataigne (2024), The
+        ultimate upper bound on the injectivity radius of the Stiefel manifold.
+    """
+    x, y = frames(x=x, y=y)
+    check_name("metric", metric, METRICS)
+
+    tol = 10 * float(jnp.finfo(x.dtype).eps)
+
+    def end(v, points):
+        return _exp(points[0], _tangent(points[0], v), metric) - points[1]
+
+    def slope(v, points):
+        """Of the squared miss and of what is not tangent; zero where neither is left."""
+        missed, pull = jax.vjp(lambda v: end(v, points), v)
+        return pull(missed)[0] + v - _tangent(points[0], v)
+
+    def step(state):
+        v, missed, length, count = state
+        _, push = jax.linearize(lambda v: end(v, still), v)
+        pull = jax.linear_transpose(push, v)
+        move = conjugate_gradients(
+            lambda u: pull(push(u))[0] + u - _tangent(still[0], u), slope(v, still)
+        )
+        moved = v - length * _tangent(still[0], move)
+        new = jnp.linalg.norm(end(moved, still))
+        better = new < missed
+        length = jnp.where(better, jnp.minimum(2 * length, 1), length / 4)
+        return jnp.where(better, moved, v), jnp.minimum(new, missed), length, count + 1
+
+    still = jax.lax.stop_gradient((x, y))
+    start = _tangent(still[0], still[1] - still[0])
+    first = start, jnp.linalg.norm(end(start, still)), jnp.ones((), x.dtype), 0
+    v, missed, *_ = jax.lax.while_loop(
+        lambda state: (state[1] > tol) & (state[2] > 1e-2) & (state[3] < 50), step, first
+    )
+    v = stationary(v, (x, y), slope)
+    return jnp.where(missed < 0.1 * jnp.finfo(x.dtype).eps ** 0.5, v, jnp.nan)
+
+
+def _tangent(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+    inside = x.T @ g
+    return g - x @ ((inside + inside.T) / 2)

@@ -1,0 +1,153 @@
+"""Pytrees of points on manifolds, as one space."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.tree_util import KeyPath, keystr
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
+
+from jaxfed._checks import check_name
+from jaxfed.manifolds import grassmann, stiefel
+
+MANIFOLDS: dict[str, ModuleType] = {"stiefel": stiefel, "grassmann": grassmann}
+CHOICES = sorted([*MANIFOLDS, "euclidean"])
+
+
+class Space(eqx.Module):
+    """A product of manifolds with the inner product of the embedding space.
+
+    Attributes:
+        names: the manifold of each leaf, a tree like the points.
+        retraction: key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
+    """
+
+    names: PyTree[str] = eqx.field(static=True)
+    retraction: str = eqx.field(static=True)
+
+    def project(self, x: PyTree, g: PyTree) -> PyTree:
+        """The tangent vector nearest to ``g``."""
+        return jax.tree.map(project, self.names, x, g)
+
+    def retract(self, x: PyTree, v: PyTree) -> PyTree:
+        """The point that a step leads to."""
+        return jax.tree.map(
+            lambda name, x, v: (
+                x + v if name == "euclidean" else over_points(self._retract)(x, v)
+            ),
+            self.names, x, v,
+        )  # fmt: skip
+
+    def reach(self, x: PyTree) -> float:
+        """How far apart points may be: √r for each point of rank r, no end of Euclidean arrays."""
+        names, leaves = jax.tree.leaves(self.names), jax.tree.leaves(x)
+        if "euclidean" in names:
+            return float("inf")
+        return sum(leaf.size / leaf.shape[-2] for leaf in leaves) ** 0.5
+
+    @property
+    def _retract(self) -> Callable[[Array, Array], Array]:
+        return stiefel.RETRACTIONS[self.retraction]
+
+
+def broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
+    """A prefix of a tree as a whole one.
+
+    Raises:
+        ValueError: if it is no prefix.
+    """
+    try:
+        return jax.tree.broadcast(prefix, params)
+    except ValueError as error:
+        raise ValueError(
+            f"{argument} must be a prefix of the pytree of parameters: {error}"
+        ) from None
+
+
+def check_names(manifold: PyTree[str]) -> None:
+    """Refuse what is no tree of names of manifolds.
+
+    Raises:
+        ValueError: as said above.
+    """
+    for name in jax.tree.leaves(manifold, is_leaf=lambda node: node is None) or [manifold]:
+        check_name("manifold", name, CHOICES)
+
+
+def over_points(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Map a function of matrices over leading axes."""
+    return jnp.vectorize(function, signature="(d,r),(d,r)->(d,r)")
+
+
+def project(
+    name: str, x: Float[Array, "*points d r"], g: Float[Array, "*points d r"]
+) -> Float[Array, "*points d r"]:
+    """The tangent vector nearest to ``g``."""
+    if name == "euclidean":
+        return g
+    # A momentum may be kept in a shorter type than the parameters.
+    return over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
+
+
+def check_leaf(path: KeyPath, x: ArrayLike, name: str) -> None:
+    """Refuse what cannot be on its manifold.
+
+    Raises:
+        ValueError: as said above.
+    """
+    shape = jnp.shape(x)
+    if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
+        raise ValueError(
+            f"params{keystr(path)} is to be on the manifold {name!r} and must have shape "
+            f"(..., d, r) with d >= r, got {shape}; mark it 'euclidean' or transpose it."
+        )
+
+
+def check_point(path: KeyPath, x: ArrayLike, name: str) -> None:
+    """Refuse what is not on its manifold, where that is known.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if name == "euclidean" or isinstance(x, Tracer):
+        return
+    # The point may be a constant of a function that is being traced.
+    with jax.ensure_compile_time_eval():
+        orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
+    if not orthonormal:
+        raise ValueError(
+            f"params{keystr(path)} is to be on the manifold {name!r} but its columns are not "
+            "orthonormal; start from jaxfed.manifolds.stiefel.random or "
+            "jaxfed.linalg.orthonormalize."
+        )
+
+
+# --- arithmetic of vectors -----------------------------------------------------------------------
+
+
+def inner(u: PyTree, v: PyTree) -> Float[Array, ""]:
+    """Inner product of two tangent vectors."""
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), u, v))))
+
+
+def norm(u: PyTree) -> Float[Array, ""]:
+    """Length of a tangent vector."""
+    return jnp.sqrt(inner(u, u))
+
+
+def combined(a: ArrayLike, u: PyTree, b: ArrayLike, v: PyTree) -> PyTree:
+    """A u + b v, in the types of u."""
+    return jax.tree.map(lambda x, y: (a * x + b * y).astype(x.dtype), u, v)
+
+
+def scaled(a: ArrayLike, u: PyTree) -> PyTree:
+    """A multiple, in the same types."""
+    return jax.tree.map(lambda x: (a * x).astype(x.dtype), u)
+
+
+def chosen(which: Bool[Array, ""], u: PyTree, v: PyTree) -> PyTree:
+    """The first of two trees if `which`, else the second."""
+    return jax.tree.map(lambda x, y: jnp.where(which, x, y), u, v)

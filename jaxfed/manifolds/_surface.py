@@ -1,0 +1,75 @@
+"""A function on a space: its values, gradients and Hessians."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed.manifolds._space import Space, norm
+
+
+class Place(NamedTuple):
+    """A point, and what the function is there."""
+
+    point: PyTree
+    value: Float[Array, ""]
+    slope: PyTree  # the Euclidean gradient
+    gradient: PyTree  # the Riemannian one
+
+
+class Surface(eqx.Module):
+    """A function on a space."""
+
+    function: Callable[[PyTree], Float[Array, ""]]
+    space: Space
+
+    def at(self, point: PyTree) -> Place:
+        """Value and gradient."""
+        value, slope = jax.value_and_grad(self.function)(point)
+        return Place(point, value, slope, self.space.project(point, slope))
+
+    def gradient(self, point: PyTree) -> PyTree:
+        """The Riemannian gradient, tangent at the point."""
+        return self.space.project(point, jax.grad(self.function)(point))
+
+    def hessian(self, point: PyTree) -> Callable[[PyTree], PyTree]:
+        """The Riemannian Hessian's product with tangent vectors.
+
+        Source: Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds,
+        Proposition 5.3.2: the projected derivative of the gradient.
+        """
+        _, product = jax.linearize(self.gradient, point)
+        return lambda vector: self.space.project(point, product(vector))
+
+
+class Ended(eqx.Enumeration):
+    """How a minimization ended."""
+
+    converged = "The gradient met the tolerance."
+    step_limit = "All steps were taken."
+    stalled = "Nothing lower was found, though the gradient does not meet the tolerance."
+    diverged = "The function or its gradient is no longer finite."
+
+
+class Walk(NamedTuple):
+    """The state of a solver."""
+
+    here: Place
+    memory: PyTree
+    steps: Array
+    evaluations: Array
+    products: Array
+    stalled: Array
+
+
+def unfinished(walk: Walk, tol: float, max_steps: int) -> Array:
+    """Whether there is anything left to do."""
+    size = norm(walk.here.gradient)
+    return ~met(walk.here, tol) & (size < float("inf")) & (walk.steps < max_steps) & ~walk.stalled
+
+
+def met(here: Place, tol: float) -> Array:
+    """Whether the gradient is small enough."""
+    return norm(here.gradient) <= tol * jax.numpy.maximum(1, abs(here.value))

@@ -1,0 +1,167 @@
+"""Minima of functions on manifolds, by methods that need no step size."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxfed._checks import check_callable, check_count, check_name, check_positive, refuse
+from jaxfed.manifolds import _descent, _trust_regions
+from jaxfed.manifolds._space import (
+    Space,
+    broadcast,
+    check_leaf,
+    check_names,
+    check_point,
+    combined,
+    norm,
+)
+from jaxfed.manifolds._stationary import stationary
+from jaxfed.manifolds._surface import Ended, Surface, met
+from jaxfed.manifolds.stiefel import RETRACTIONS
+
+SOLVERS: dict[str, Callable[..., Any]] = {
+    "conjugate_gradients": partial(_descent.descend, kind=_descent.CONJUGATE_GRADIENTS),
+    "lbfgs": partial(_descent.descend, kind=_descent.LBFGS),
+    "trust_regions": _trust_regions.walk,
+}
+
+
+class Minimum(NamedTuple):
+    """What `minimise` returns.
+
+    Attributes:
+        point: where the function is lowest, a tree like the start.
+        value: the function there.
+        gradient_norm: length of its Riemannian gradient there.
+        steps: how many were taken.
+        evaluations: of the function with its gradient.
+        products: with its Hessian; zero but for trust regions.
+        status: how it ended, one of `jaxfed.manifolds.Ended`.
+    """
+
+    point: PyTree
+    value: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    steps: Int[Array, ""]
+    evaluations: Int[Array, ""]
+    products: Int[Array, ""]
+    status: Ended
+
+
+def minimise(
+    function: Callable[[PyTree], Float[Array, ""]],
+    start: PyTree,
+    *,
+    manifold: PyTree[str] = "stiefel",
+    solver: str = "conjugate_gradients",
+    retraction: str = "polar",
+    tol: float | None = None,
+    max_steps: int = 1000,
+) -> Minimum:
+    """A local minimum of a function of points on manifolds.
+
+    Pure, for `jax.jit` and `jax.vmap`. The point is differentiable by all that the function depends
+    on, in both modes, from the equation that its gradient is zero; it does not depend on the start,
+    by which its derivative is zero. Where the tolerance was not met, derivatives are NaN.
+
+    | solver | needs | take it |
+    | --- | --- | --- |
+    | `"conjugate_gradients"` | gradients | first; the least memory |
+    | `"lbfgs"` | gradients, and ten pairs of vectors | where the function is costly |
+    | `"trust_regions"` | products with the Hessian | for exact minima, and out of saddles |
+
+    Args:
+        function: the function, differentiable; twice for `"trust_regions"` and derivatives.
+        start: where to begin, a tree of floating-point arrays.
+        manifold: ``"stiefel"``, ``"grassmann"`` or ``"euclidean"`` for all arrays, or a tree of
+            these names that is a prefix of the start. Points on a manifold have shape (..., d, r)
+            with d >= r; each matrix of the leading axes is a point.
+        solver: one of `SOLVERS`.
+        retraction: a key of `jaxfed.manifolds.stiefel.RETRACTIONS`.
+        tol: length of the Riemannian gradient at which to stop, relative to the function's value
+            where that is above one; by default 1e-6 in double and 1e-4 in single precision.
+        max_steps: at most so many steps.
+
+    Returns:
+        The minimum, and what finding it took.
+
+    Raises:
+        ValueError: for a function that is none or returns no real number, points that are not of
+            floating point, of another shape or off their manifold, unknown names, a `tol` that is
+            not positive and a number of steps that is no positive whole one.
+
+    Source: Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds; Sakai &
+    Iiduka (2020), Hybrid Riemannian conjugate gradient methods with global convergence properties;
+    Huang, Gallivan & Absil (2015), A Broyden class of quasi-Newton methods for Riemannian
+    optimization; Absil, Baker & Gallivan (2007), Trust-region methods on Riemannian manifolds.
+    """
+    check_callable("function", function)
+    check_names(manifold)
+    check_name("solver", solver, sorted(SOLVERS))
+    check_name("retraction", retraction, sorted(RETRACTIONS))
+    check_positive("tol", tol, optional=True, single=True)
+    check_count("max_steps", max_steps)
+    start, names = _checked(start, manifold)
+    out = jax.eval_shape(function, start)
+    if not hasattr(out, "dtype") or out.shape or not jnp.issubdtype(out.dtype, jnp.floating):
+        raise refuse("function", "one that returns a real number", out)
+    if tol is None:
+        tol = 1e-6 if out.dtype == jnp.float64 else 1e-4
+
+    space = Space(names, retraction)
+    # What the function closes over becomes an argument, to differentiate by.
+    pure, closed = jax.closure_convert(function, start)
+    still = jax.lax.stop_gradient(closed)
+    surface = Surface(lambda point: pure(point, *still), space)
+    walk = SOLVERS[solver](surface, jax.lax.stop_gradient(start), tol=tol, max_steps=max_steps)
+    converged, size = met(walk.here, tol), norm(walk.here.gradient)
+    point = stationary(walk.here.point, (closed, converged), partial(_slope, pure, space))
+    status = Ended.where(walk.stalled, Ended.stalled, Ended.step_limit)
+    status = Ended.where(converged, Ended.converged, status)
+    finite = jnp.isfinite(size) & jnp.isfinite(walk.here.value)
+    status = Ended.where(finite, status, Ended.diverged)
+    return Minimum(
+        point, pure(point, *closed), size, walk.steps, walk.evaluations, walk.products, status
+    )
+
+
+def _slope(
+    pure: Callable[..., Array], space: Space, point: PyTree, given: tuple[Any, Bool[Array, ""]]
+) -> PyTree:
+    """The gradient, zero at a minimum, and what is normal of a move; NaN where there is no minimum.
+
+    Its derivative at the point is the Riemannian Hessian along tangents and the identity along
+    normals.
+    """
+    closed, converged = given
+    still = jax.lax.stop_gradient(point)
+    move = combined(1, point, -1, still)
+    tangent = space.project(still, move)
+    surface = Surface(lambda x: pure(x, *closed), space)
+    gradient = space.project(still, surface.gradient(combined(1, still, 1, tangent)))
+    slope = combined(1, gradient, 1, combined(1, move, -1, tangent))
+    return jax.tree.map(lambda x: x / converged.astype(x.dtype), slope)
+
+
+def _checked(start: PyTree, manifold: PyTree[str]) -> tuple[PyTree, PyTree[str]]:
+    """The start as arrays, and the manifold of each.
+
+    Raises:
+        ValueError: for what cannot be a start.
+    """
+    leaves = jax.tree.leaves(start)
+    if not leaves:
+        raise refuse("start", "a tree of at least one floating-point array", start)
+    for leaf in leaves:
+        if not eqx.is_array_like(leaf) or not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
+            raise refuse("start", "floating-point arrays", leaf)
+    start = jax.tree.map(jnp.asarray, start)
+    names = broadcast("manifold", manifold, start)
+    jax.tree_util.tree_map_with_path(check_leaf, start, names)
+    jax.tree_util.tree_map_with_path(check_point, start, names)
+    return start, names

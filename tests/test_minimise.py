@@ -1,0 +1,210 @@
+"""Solvers on manifolds: minima, derivatives of minima, how they end, what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfed import manifolds
+from jaxfed.manifolds import grassmann, stiefel
+from jaxfed.manifolds._line_search import search
+from jaxfed.manifolds._space import Space, inner
+from jaxfed.manifolds._surface import Surface
+
+SOLVERS = sorted(manifolds.SOLVERS)
+
+
+def covariance(seed=0, features=12, strong=3):
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.normal(size=(features, features)))[0]
+    values = np.concatenate([np.linspace(6, 4, strong), np.linspace(2, 0.1, features - strong)])
+    return jnp.asarray((turn * values) @ turn.T), values
+
+
+def energy(matrix, x):
+    return -jnp.sum(x * (matrix @ x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_principal_components_from_random_starts(solver, x64):
+    matrix, values = covariance()
+
+    @jax.jit
+    @jax.vmap
+    def found(key):
+        start = stiefel.random(key, 12, 3)
+        return manifolds.minimise(
+            lambda x: energy(matrix, x), start, manifold="grassmann", solver=solver, tol=1e-8
+        )
+
+    minima = found(jax.random.split(jax.random.key(0), 5))
+    assert (minima.status == manifolds.Ended.converged).all()
+    np.testing.assert_allclose(minima.value, -values[:3].sum(), rtol=1e-12)
+    assert jax.vmap(stiefel.is_on)(minima.point).all()
+    assert (minima.gradient_norm <= 1e-8 * values[:3].sum()).all()
+    assert (minima.steps <= {"trust_regions": 15}.get(solver, 40)).all()
+    assert ((minima.products > 0) == (solver == "trust_regions")).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_tree_of_points_and_parameters(solver, x64):
+    """Two batches of frames and a vector: each has the minimum that it has alone."""
+    matrix, values = covariance()
+    other, others = covariance(1)
+    wanted = jnp.arange(4.0)
+
+    def function(tree):
+        frames = energy(matrix, tree["frames"][0]) + energy(other, tree["frames"][1])
+        return frames + jnp.sum((tree["rest"] - wanted) ** 2) + jnp.sum(tree["rest"] ** 4) / 9
+
+    start = {
+        "frames": jax.vmap(lambda k: stiefel.random(k, 12, 3))(jax.random.split(jax.random.key(1))),
+        "rest": 50 * jnp.ones(4),
+    }
+    found = jax.jit(
+        lambda start: manifolds.minimise(
+            function, start, manifold={"frames": "stiefel", "rest": "euclidean"}, solver=solver
+        )
+    )(start)
+    assert found.status == manifolds.Ended.converged
+    lowest = jnp.sum((found.point["rest"] - wanted) ** 2) + jnp.sum(found.point["rest"] ** 4) / 9
+    assert found.value == pytest.approx(float(lowest) - values[:3].sum() - others[:3].sum())
+    slope = 2 * (found.point["rest"] - wanted) + 4 / 9 * found.point["rest"] ** 3
+    assert jnp.abs(slope).max() < 1e-4
+
+
+def brockett(matrix, x):
+    """Not invariant to turns of the basis, with a minimum that is isolated but for signs."""
+    return -jnp.sum(jnp.array([3.0, 2.0, 1.0]) * x * (matrix @ x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("manifold", ["stiefel", "grassmann"])
+def test_minima_are_differentiable(manifold, x64):
+    """By what the function closes over, against central differences of whole solves."""
+    matrix, _ = covariance()
+    rng = np.random.default_rng(3)
+    direction = rng.normal(size=matrix.shape)
+    direction = jnp.asarray(direction + direction.T)
+    weights = jnp.asarray(rng.normal(size=(12, 12)))
+    function = brockett if manifold == "stiefel" else energy
+    start = stiefel.random(jax.random.key(2), 12, 3)
+
+    @jax.jit
+    def loss(size):
+        found = manifolds.minimise(
+            lambda x: function(matrix + size * direction, x), start, manifold=manifold,
+            solver="trust_regions", tol=1e-10,
+        )  # fmt: skip
+        frame = found.point[:, :2] if manifold == "stiefel" else found.point
+        return jnp.sum(weights * (frame @ frame.T)) + found.value**2
+
+    step = 1e-5
+    wanted = (loss(step) - loss(-step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.0), wanted, rtol=1e-7)
+    np.testing.assert_allclose(jax.jvp(loss, (0.0,), (1.0,))[1], wanted, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_the_start_has_no_influence_and_unmet_tolerances_have_no_derivative(x64):
+    matrix, _ = covariance()
+
+    def projector(start, matrix, steps):
+        found = manifolds.minimise(
+            lambda x: energy(matrix, x), start, manifold="grassmann", max_steps=steps
+        )
+        return jnp.sum((found.point @ found.point.T)[0])
+
+    start = stiefel.random(jax.random.key(2), 12, 3)
+    slope = jax.jit(jax.grad(projector), static_argnums=2)
+    assert (slope(start, matrix, 200) == 0).all()
+    slope = jax.jit(jax.grad(projector, argnums=1), static_argnums=2)
+    assert jnp.isfinite(slope(start, matrix, 200)).all()
+    assert jnp.isnan(slope(start, matrix, 2)).any()
+
+
+@pytest.mark.slow
+def test_how_it_ends(x64):
+    matrix, _ = covariance()
+    start = stiefel.random(jax.random.key(0), 12, 3)
+
+    def ended(function, **given):
+        return jax.jit(lambda x: manifolds.minimise(function, x, **given))(start).status
+
+    assert ended(lambda x: energy(matrix, x), max_steps=2) == manifolds.Ended.step_limit
+    assert ended(lambda x: energy(matrix, x) / 0) == manifolds.Ended.diverged
+    # In rounding nothing is lower long before such a tolerance.
+    assert ended(lambda x: energy(matrix, x), tol=1e-30) == manifolds.Ended.stalled
+    # A function whose derivative has the wrong sign.
+    wrong = jax.custom_jvp(lambda x: energy(matrix, x))
+    wrong.defjvp(lambda p, t: (energy(matrix, *p), jnp.sum(2 * (matrix @ p[0]) * t[0])))
+    assert ended(wrong) == manifolds.Ended.stalled
+
+
+def test_the_search_meets_the_wolfe_conditions(x64):
+    """Whatever the first length: too short, right, or far too long."""
+    matrix, _ = covariance()
+    surface = Surface(lambda x: energy(matrix, x), Space("stiefel", "polar"))
+    here = surface.at(stiefel.random(jax.random.key(0), 12, 3))
+    down = -here.gradient
+    run = jax.jit(lambda guess: search(surface, here, down, guess, 0.1))
+    along = jax.jit(jax.grad(lambda t: energy(matrix, stiefel.retract_polar(here.point, t * down))))
+    for guess in (1e-5, 1e-2, 1.0, 1e4):
+        trial, lower, count = run(guess)
+        slope = inner(here.gradient, down)
+        assert lower and count < 20
+        assert trial.place.value <= here.value + 1e-4 * trial.length * slope
+        assert abs(trial.slope) <= 0.1 * abs(slope)
+        # The slope along the curve is that of the function of the length.
+        wanted = along(trial.length)
+        np.testing.assert_allclose(trial.slope, wanted, rtol=1e-8, atol=1e-8 * abs(slope))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_single_precision(solver):
+    matrix, values = covariance()
+    start = stiefel.random(jax.random.key(0), 12, 3)
+    found = jax.jit(
+        lambda x: manifolds.minimise(
+            lambda x: energy(matrix.astype(jnp.float32), x), x, solver=solver
+        )
+    )(start)
+    assert found.point.dtype == jnp.float32 and found.status == manifolds.Ended.converged
+    assert found.value == pytest.approx(-values[:3].sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize("retraction", ["qr", "cayley"])
+def test_other_retractions(retraction, x64):
+    matrix, values = covariance()
+    start = stiefel.random(jax.random.key(0), 12, 3)
+    found = jax.jit(
+        lambda x: manifolds.minimise(
+            lambda x: energy(matrix, x), x, retraction=retraction, manifold="grassmann"
+        )
+    )(start)
+    assert found.value == pytest.approx(-values[:3].sum(), rel=1e-10)
+
+
+def test_bad_input_is_refused_with_its_name():
+    start = stiefel.random(jax.random.key(0), 5, 2)
+    for given, message in [
+        ({"function": 3}, "function: wanted a function"),
+        ({"function": lambda x: x}, "function: wanted one that returns a real number"),
+        ({"start": {}}, "start: wanted a tree of at least one"),
+        ({"start": jnp.ones((3, 2), int)}, "start: wanted floating-point arrays"),
+        ({"start": start.T}, r"params is to be on the manifold 'stiefel' and must have shape"),
+        ({"start": 2 * start}, "columns are not orthonormal"),
+        ({"manifold": "sphere"}, "manifold: wanted one of euclidean, grassmann, stiefel"),
+        ({"manifold": ["stiefel", "stiefel"]}, "manifold must be a prefix"),
+        ({"solver": "newton"}, "solver: wanted one of conjugate_gradients, lbfgs"),
+        ({"retraction": "svd"}, "retraction: wanted one of cayley"),
+        ({"tol": 0.0}, "tol: wanted a positive"),
+        ({"max_steps": 0}, "max_steps: wanted a whole number"),
+    ]:
+        full = {"function": lambda x: jnp.sum(x**3), "start": start} | given
+        with pytest.raises(ValueError, match=message):
+            manifolds.minimise(**full)
+    with pytest.raises(ValueError, match="x: wanted more rows than columns"):
+        grassmann.random_tangent(jax.random.key(0), jnp.eye(3))
