@@ -3,7 +3,8 @@
     python bench/accelerator.py           # on the TPU or GPU that JAX finds
     python bench/accelerator.py --tiny    # anywhere, to see that it runs: its ratios mean nothing
 
-What the compiler's counts lead one to expect is in `docs/guides/hardware.md`.
+What the compiler's counts lead one to expect, and what an H100 took, is in
+`docs/guides/hardware.md`. On GPUs there is no kernel for second moments.
 """
 
 import sys
@@ -21,6 +22,10 @@ from jaxfed_kernels import (
 from timing import machine, table, turns
 
 import jaxfed as jf
+from jaxfed.core.compiling import GPU_OPTIONS
+
+PLATFORM = jax.default_backend()
+OPTIONS = GPU_OPTIONS if PLATFORM == "gpu" else {}  # as in `jaxfed.fit`
 
 
 class Size(NamedTuple):
@@ -29,6 +34,7 @@ class Size(NamedTuple):
     copied: int  # numbers
     moments: list[tuple[int, int, int, int]]  # clients, samples, features, rank
     matrices: list[tuple[int, int]]  # how many, and their rank
+    tall: list[tuple[int, int, int]]  # how many, their rows and columns
     federation: tuple[int, int, int]  # clients, samples, features
     runs: int  # of a sweep
     rounds: int
@@ -37,15 +43,21 @@ class Size(NamedTuple):
 
 FULL = Size(
     2**28, [(50, 2048, 784, 24), (16, 4096, 1024, 16), (1000, 1024, 64, 8)],
-    [(10_000, 3), (10_000, 10), (1_000, 32)], (64, 2048, 784), 64, 50, 15,
+    [(100, 5), (10_000, 3), (10_000, 10), (1_000, 32)], [(100, 784, 5), (1_000, 64, 5)],
+    (64, 2048, 784), 64, 50, 15,
 )  # fmt: skip
-TINY = Size(2**12, [(2, 256, 128, 3)], [(130, 3)], (3, 300, 128), 3, 2, 1)
+TINY = Size(2**12, [(2, 256, 128, 3)], [(130, 3)], [(3, 30, 2)], (3, 300, 128), 3, 2, 1)
+
+
+def compiled(function, *given):
+    """For these arguments, as `jaxfed.fit` does it."""
+    return jax.jit(function).lower(*given).compile(compiler_options=OPTIONS)
 
 
 def wall(repeats: int, **rivals) -> dict[str, float]:
     """Median seconds of each, compiled, in turns."""
-    compiled = {name: jax.jit(f).lower(*given).compile() for name, (f, *given) in rivals.items()}
-    calls = {name: partial(compiled[name], *given) for name, (_, *given) in rivals.items()}
+    programs = {name: compiled(*rival) for name, rival in rivals.items()}
+    calls = {name: partial(programs[name], *given) for name, (_, *given) in rivals.items()}
     return {name: clocks["wall"] for name, clocks in turns(calls, repeats).items()}
 
 
@@ -63,21 +75,22 @@ def moments(size: Size, byte: float) -> list[dict]:
         x = jax.random.normal(key, (clients, samples, features))
         w = jax.random.normal(key, (clients, rank, features))
         half = x.astype(jnp.bfloat16)
+        kernel = second_moment_reference if PLATFORM == "gpu" else _tpu_kernel(second_moment)
         taken = wall(
             size.repeats,
             plain=(second_moment_reference, x, w),
-            kernel=(_kernel(second_moment), x, w),
-            half=(_kernel(second_moment), half, w),
+            kernel=(kernel, x, w),
+            half=(kernel, half, w),
         )
-        rows.append(
-            {
-                "clients, samples, features, rank": f"{clients}, {samples}, {features}, {rank}",
-                "kernel / plain": taken["kernel"] / taken["plain"],
-                "bfloat16 / plain": taken["half"] / taken["plain"],
-                "kernel / reading": taken["kernel"] / (byte * x.nbytes),
-                "plain / reading": taken["plain"] / (byte * x.nbytes),
-            }
-        )
+        row = {
+            "clients, samples, features, rank": f"{clients}, {samples}, {features}, {rank}",
+            "plain / reading": taken["plain"] / (byte * x.nbytes),
+            "bfloat16 / plain": taken["half"] / taken["plain"],
+        }
+        if PLATFORM != "gpu":
+            row["kernel / plain"] = taken["kernel"] / taken["plain"]
+            row["kernel / reading"] = taken["kernel"] / (byte * x.nbytes)
+        rows.append(row)
     return rows
 
 
@@ -90,7 +103,7 @@ def roots(size: Size, byte: float) -> list[dict]:
         taken = wall(
             size.repeats,
             plain=(inverse_sqrt_reference, gram),
-            kernel=(_kernel(inverse_sqrt), gram),
+            kernel=(_root_kernel(), gram),
             eigh=(jnp.linalg.eigh, gram),
         )
         rows.append(
@@ -104,9 +117,43 @@ def roots(size: Size, byte: float) -> list[dict]:
     return rows
 
 
-def _kernel(kernel):
+def _tpu_kernel(kernel):
     """It, or where there is no TPU what interprets it."""
-    return kernel if jax.default_backend() == "tpu" else partial(kernel, interpret=True)
+    return kernel if PLATFORM == "tpu" else partial(kernel, interpret=True)
+
+
+def _root_kernel():
+    if PLATFORM == "gpu":
+        from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
+
+        return inverse_sqrt_cuda
+    return _tpu_kernel(inverse_sqrt)
+
+
+def decompositions(size: Size) -> list[dict]:
+    """Singular values and bases of many tall matrices, against JAX's own."""
+    rows = []
+    for batch, features, rank in size.tall:
+        w = jax.random.normal(jax.random.key(0), (batch, features, rank))
+        taken = wall(
+            max(1, size.repeats // 5),
+            svd=(jax.vmap(jf.linalg.svd), w),
+            own_svd=(partial(jnp.linalg.svd, full_matrices=False), w),
+            basis=(jax.vmap(jf.linalg.orthonormalize), w),
+            own_qr=(jnp.linalg.qr, w),
+            polar=(jax.vmap(jf.linalg.polar), w),
+        )
+        rows.append(
+            {
+                "matrices, rows, columns": f"{batch}, {features}, {rank}",
+                "svd ms": 1e3 * taken["svd"],
+                "svd / jnp.linalg.svd": taken["svd"] / taken["own_svd"],
+                "orthonormalize ms": 1e3 * taken["basis"],
+                "orthonormalize / jnp.linalg.qr": taken["basis"] / taken["own_qr"],
+                "polar ms": 1e3 * taken["polar"],
+            }
+        )
+    return rows
 
 
 def _federation(size: Size) -> jf.Clients:
@@ -127,13 +174,13 @@ def sweeps(size: Size) -> list[dict]:
             "objective"
         ]
 
-    one = jax.jit(run).lower(steps[0]).compile()
+    one = compiled(run, steps[0])
     taken = turns(
         {
-            "together": partial(jax.jit(jax.vmap(run)).lower(steps).compile(), steps),
+            "together": partial(compiled(jax.vmap(run), steps), steps),
             "one by one": lambda: [one(step) for step in steps],
         },
-        size.repeats,
+        max(1, size.repeats // 5),
     )
     ratio = taken["together"]["wall"] / taken["one by one"]["wall"]
     return [{"settings": size.runs, "one call / one by one": ratio}]
@@ -170,16 +217,16 @@ def rounds(size: Size, byte: float) -> list[dict]:
 def main(arguments: list[str]) -> None:
     """Measure and print."""
     size = TINY if "--tiny" in arguments else FULL
-    if size is FULL and jax.default_backend() == "cpu":
+    if size is FULL and PLATFORM == "cpu":
         sys.exit("no TPU or GPU was found; --tiny runs anywhere, and its ratios mean nothing")
     print(machine())
     byte = seconds_per_byte(size)
     print(f"copy: {1e-9 / byte:.0f} GB/s")
-    if size is TINY or jax.default_backend() == "tpu":  # the kernels are for TPUs
-        print(table(moments(size, byte)))
-        print(table(roots(size, byte)))
-    print(table(sweeps(size)))
+    print(table(moments(size, byte)))
+    print(table(roots(size, byte)))
+    print(table(decompositions(size)))
     print(table(rounds(size, byte)))
+    print(table(sweeps(size)))
 
 
 if __name__ == "__main__":

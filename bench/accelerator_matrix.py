@@ -110,7 +110,7 @@ def row(place: Target, name: str, way: str, direction: str, make: Callable[[], P
     """What one compilation gives, or why there is none."""
     begun = time.process_time()
     cells: dict[str, Any] = {"target": place.name, "run": name, "messages": way, "": direction}
-    empty = dict.fromkeys(("code MB", "temporaries MB", "all-reduces", "processor s"))
+    empty = dict.fromkeys(("code MB", "temporaries MB", "all-reduces", "processor s"), "")
     try:
         found = compile_for(place, make())
     except ValueError as refused:  # what the library itself refuses, before anything is compiled
@@ -166,6 +166,7 @@ def main() -> None:
     if not sys.argv[1:]:
         before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
         after = rest.partition(MARKS[1])[2]
+        text = "\n".join(line.rstrip() for line in text.splitlines())
         page = f"{before}{MARKS[0]}\n```text\n{text}\n```\n\n{MARKS[1]}{after}"
         PAGE.write_text(page, encoding="utf-8")
 

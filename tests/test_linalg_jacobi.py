@@ -1,4 +1,4 @@
-"""The decompositions of TPUs, on this processor, against those of its libraries."""
+"""The decompositions of TPUs and GPUs, on this processor, against those of its libraries."""
 
 import re
 
@@ -39,14 +39,15 @@ def excess(rows):
 def test_decompositions(shape, dtype, x64):
     matrices = batch(shape, dtype)
     slack = 30 * min(shape) * np.finfo(dtype).eps
-    left, values, right = map(np.asarray, jax.jit(jax.vmap(_jacobi.svd))(matrices))
-    np.testing.assert_allclose(
-        values, np.linalg.svd(matrices.astype(float), compute_uv=False),
-        atol=slack * max(1, values.max()),
-    )  # fmt: skip
-    assert excess(right) <= slack and excess(left.swapaxes(1, 2)) <= slack
-    scale = values.max(axis=1)[:, None, None] + (values.max(axis=1) == 0)[:, None, None]
-    assert np.abs((left * values[:, None]) @ right - matrices).max() <= slack * scale.max()
+    for svd in (_jacobi.svd, _jacobi.svd_of_projected):
+        left, values, right = map(np.asarray, jax.jit(jax.vmap(svd))(matrices))
+        np.testing.assert_allclose(
+            values, np.linalg.svd(matrices.astype(float), compute_uv=False),
+            atol=slack * max(1, values.max()),
+        )  # fmt: skip
+        assert excess(right) <= slack and excess(left.swapaxes(1, 2)) <= slack
+        scale = values.max(axis=1)[:, None, None] + (values.max(axis=1) == 0)[:, None, None]
+        assert np.abs((left * values[:, None]) @ right - matrices).max() <= slack * scale.max()
 
     tall = matrices if shape[0] >= shape[1] else matrices.swapaxes(1, 2)
     q, inverse = map(np.asarray, jax.jit(jax.vmap(_jacobi.orthonormalized))(tall))
@@ -72,6 +73,8 @@ def test_nan_gives_nan():
     matrix = jnp.ones((4, 3)).at[1, 1].set(jnp.nan)
     for part in (*_jacobi.svd(matrix), *_jacobi.eigh(matrix[:3])):
         assert np.isnan(part).all()
+    for part in _jacobi.svd_of_projected(matrix):
+        assert np.isnan(part).any()
 
 
 def test_a_platform_gets_its_own_function():

@@ -70,7 +70,7 @@ def bits(names, lines):
 
 def devices(names, lines):
     objectives = [float(line) for line in lines("chunked")]
-    assert objectives == pytest.approx([objectives[0]] * 3, rel=1e-5)
+    assert objectives == pytest.approx([objectives[0]] * 4, rel=1e-5)
 
 
 def sweeps(names, lines):

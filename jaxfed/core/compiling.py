@@ -20,8 +20,10 @@ _OLD_EMITTERS = (
 )
 
 # XLA's products by Triton do not compile for some thin matrices ("Couldn't find output tile sizes",
-# openxla/xla#36792); those of the libraries do.
-GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+# openxla/xla#36792), and it tries out many ways of each; those of the libraries do. Recording loops
+# too (`xla_gpu_enable_command_buffer` with WHILE) made rounds a quarter faster on an H100, but one
+# gradient was NaN with it (JAX 0.11.2).
+GPU_OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 
 
 def compiler_options(
@@ -37,10 +39,16 @@ def compiler_options(
         platform: `"cpu"`, `"cuda"` or `"tpu"`; by default what this process has.
     """
     platform = platform or jax.default_backend()
+    options: dict[str, bool | int] = {}
     if platform in ("cuda", "gpu"):
-        return dict(GPU_OPTIONS)
-    if platform != "cpu":
-        return {}
+        options |= GPU_OPTIONS
+    elif platform == "cpu":
+        options |= _for_processors(algorithm, clients)
+    given = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in given}
+
+
+def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
     options: dict[str, bool | int] = {}
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
     # short way, which takes half the time (bench/first_call.py); the elementwise work of training
@@ -50,8 +58,7 @@ def compiler_options(
     # Threads cost more than they bring for products this small.
     if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False
-    given = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in options.items() if name not in given}
+    return options
 
 
 def _numbers(tree: PyTree) -> int:

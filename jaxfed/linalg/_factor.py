@@ -98,7 +98,7 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
 
 
 def one_by_one(
-    library: Callable[[Array], tuple], tpu: Callable[[Array], tuple] | None = None
+    library: Callable[[Array], tuple], **others: Callable[[Array], tuple]
 ) -> Callable[..., tuple]:
     """A decomposition by a library; mapped with `jax.vmap`, one matrix after the other on a CPU.
 
@@ -109,13 +109,13 @@ def one_by_one(
 
     Args:
         library: from one matrix to a tuple of arrays; not differentiated.
-        tpu: what does the same on a TPU, if another function is to; see `jaxfed.linalg._jacobi`.
+        others: what does the same on a platform, `tpu` or `cuda`; see `jaxfed.linalg._jacobi`.
 
     Returns:
         `(matrix, wanted=None) -> arrays`. Those not wanted, by a truth value, are anything, and
         cost a processor nothing.
     """
-    decompose = library if tpu is None else per_platform(library, tpu=tpu)
+    decompose = per_platform(library, **others) if others else library
 
     @jax.custom_batching.custom_vmap
     def one(matrix, wanted):

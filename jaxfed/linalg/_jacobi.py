@@ -4,6 +4,10 @@ What XLA makes of its own decompositions for a TPU takes a minute to compile whe
 several; these are short loops over elementwise work, which compile in a second, run on any number
 of small matrices side by side and use no product of reduced precision. They need more operations
 than a library does on a processor, where they are not used.
+
+CUDA's libraries have the eigenvalues of many small matrices at once, but their reflections and
+singular values of tall ones take each matrix by itself: 37 ms for 100 of 784 x 5 on an H100, and
+3.2 s for 10,000 of 64 x 5, where `svd_of_projected` took 0.5 and 3.0 ms.
 """
 
 import jax.numpy as jnp
@@ -112,6 +116,19 @@ def svd(
     right = gram_schmidt(rows)[0]
     left, values, right = (jnp.where(finite, x, jnp.nan) for x in (turns.T, values, right))
     return left, values, right
+
+
+def svd_of_projected(
+    w: Float[Array, "m n"],
+) -> tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]:
+    """The same as `svd`, the rotations left to the library: those of the small square factor."""
+    if w.shape[0] > w.shape[1]:
+        left, values, right = svd_of_projected(w.T)
+        return right.T, values, left.T
+    q, _ = gram_schmidt(w)
+    small = jnp.matmul(w, q.T, precision=lax.Precision.HIGHEST)
+    left, values, right = jnp.linalg.svd(small, full_matrices=False)
+    return left, values, jnp.matmul(right, q, precision=lax.Precision.HIGHEST)
 
 
 def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:

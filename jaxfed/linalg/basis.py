@@ -119,7 +119,7 @@ def _inverse_cholesky(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"]]:
     return (lax.linalg.triangular_solve(factor, eye, left_side=True, lower=True).T,)
 
 
-@one_by_one
+@partial(one_by_one, cuda=_jacobi.orthonormalized)
 def _by_householder(w: Float[Array, "d r"]) -> Factors:
     """The factors by reflections, for any rank; dependent columns get zeros in R^{-1}."""
     q, r = jnp.linalg.qr(w)

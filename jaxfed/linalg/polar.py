@@ -196,7 +196,11 @@ def _iteration(
     return q, inverse, error
 
 
-_svd = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)), tpu=_jacobi.svd)
+_svd = one_by_one(
+    lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)),
+    tpu=_jacobi.svd,
+    cuda=_jacobi.svd_of_projected,
+)
 _eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
 
 

