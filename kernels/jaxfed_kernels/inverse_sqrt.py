@@ -8,7 +8,7 @@ A TPU works on tiles of 8 x 128 numbers, and in one of them hardly anything of a
 So the batch lies along the lanes, `(r, r, batch)`: each entry is a row of 128 matrices, and a
 product is made of multiplications and additions of such rows, none of them wasted.
 
-Compiled for TPUs and GPUs and run in interpret mode; never yet measured on hardware.
+Compiled for TPUs and run in interpret mode; never yet measured on one.
 """
 
 from functools import partial
