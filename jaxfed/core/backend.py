@@ -245,7 +245,7 @@ class _Chunked(_HereAlone):
         return total, kept
 
 
-# Measured on processors with 1 to 2 MiB of cache a core: clients' data in a block, the least
+# Measured on a processor with 2 MiB of cache a core: clients' data in a block, the least
 # number of clients that is worth one, and how many blocks there must be.
 BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
 
