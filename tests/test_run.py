@@ -421,10 +421,12 @@ def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeyp
     assert options[level] == 1 and options[threads] is False
     assert threads not in compiler_options(jf.pca.PerPCA(1, 2), wide)
     assert compiler_options(network, wide) == {}  # whose rounds would be slower
-    jax.jit(jnp.sin, compiler_options=options)(1.0)  # this version knows them
+    on_gpus = compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
+    jax.jit(jnp.sin, compiler_options=options | on_gpus)(1.0)  # this version knows them
 
-    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --xla_gpu_enable_triton_gemm=true")
     assert level not in compiler_options(jf.pca.PerPCA(1, 2), small)
+    assert on_gpus and not compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
 
 
 def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
