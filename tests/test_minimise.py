@@ -194,7 +194,7 @@ def test_bad_input_is_refused_with_its_name():
         ({"function": lambda x: x}, "function: wanted one that returns a real number"),
         ({"start": {}}, "start: wanted a tree of at least one"),
         ({"start": jnp.ones((3, 2), int)}, "start: wanted floating-point arrays"),
-        ({"start": start.T}, r"params is to be on the manifold 'stiefel' and must have shape"),
+        ({"start": start.T}, r"start is to be on the manifold 'stiefel' and must have shape"),
         ({"start": 2 * start}, "columns are not orthonormal"),
         ({"manifold": "sphere"}, "manifold: wanted one of euclidean, grassmann, stiefel"),
         ({"manifold": ["stiefel", "stiefel"]}, "manifold must be a prefix"),

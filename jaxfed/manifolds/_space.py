@@ -92,7 +92,7 @@ def project(
     return over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
 
 
-def check_leaf(path: KeyPath, x: ArrayLike, name: str) -> None:
+def check_leaf(path: KeyPath, x: ArrayLike, name: str, argument: str = "params") -> None:
     """Refuse what cannot be on its manifold.
 
     Raises:
@@ -101,12 +101,12 @@ def check_leaf(path: KeyPath, x: ArrayLike, name: str) -> None:
     shape = jnp.shape(x)
     if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
         raise ValueError(
-            f"params{keystr(path)} is to be on the manifold {name!r} and must have shape "
+            f"{argument}{keystr(path)} is to be on the manifold {name!r} and must have shape "
             f"(..., d, r) with d >= r, got {shape}; mark it 'euclidean' or transpose it."
         )
 
 
-def check_point(path: KeyPath, x: ArrayLike, name: str) -> None:
+def check_point(path: KeyPath, x: ArrayLike, name: str, argument: str = "params") -> None:
     """Refuse what is not on its manifold, where that is known.
 
     Raises:
@@ -119,7 +119,7 @@ def check_point(path: KeyPath, x: ArrayLike, name: str) -> None:
         orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
     if not orthonormal:
         raise ValueError(
-            f"params{keystr(path)} is to be on the manifold {name!r} but its columns are not "
+            f"{argument}{keystr(path)} is to be on the manifold {name!r} but its columns are not "
             "orthonormal; start from jaxfed.manifolds.stiefel.random or "
             "jaxfed.linalg.orthonormalize."
         )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxfed.manifolds._space import chosen, combined, inner, norm
+from jaxfed.manifolds._space import chosen, combined, inner, norm, scaled
 from jaxfed.manifolds._surface import Surface, Walk, unfinished
 
 LEAST_SHARE = 0.1  # of the decrease that the model promises, for a step to be taken
@@ -104,7 +104,7 @@ def _truncated(
         )
 
     zero = jax.tree.map(jnp.zeros_like, gradient)
-    start = combined(-1, gradient, 0, gradient)
+    start = scaled(-1, gradient)
     first = _Inner(zero, zero, gradient, start, jnp.zeros((), bool), jnp.zeros((), jnp.int32))
     return jax.lax.while_loop(
         lambda state: ~state.at_edge & (norm(state.rest) > enough) & (state.products < INNER_MOST),

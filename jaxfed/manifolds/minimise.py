@@ -162,6 +162,6 @@ def _checked(start: PyTree, manifold: PyTree[str]) -> tuple[PyTree, PyTree[str]]
             raise refuse("start", "floating-point arrays", leaf)
     start = jax.tree.map(jnp.asarray, start)
     names = broadcast("manifold", manifold, start)
-    jax.tree_util.tree_map_with_path(check_leaf, start, names)
-    jax.tree_util.tree_map_with_path(check_point, start, names)
+    jax.tree_util.tree_map_with_path(partial(check_leaf, argument="start"), start, names)
+    jax.tree_util.tree_map_with_path(partial(check_point, argument="start"), start, names)
     return start, names
