@@ -107,6 +107,11 @@ def test_a_memory_map_is_used_where_it_lies(tmp_path):
         np.testing.assert_array_equal(values, source.astype(np.float32))
 
 
+def held() -> float:
+    """How much of mapped files this process has in memory, in MiB."""
+    return int(re.search(r"RssFile:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
+
+
 def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
     """Those of a map that is written to and not shared would be lost with the memory's release."""
     np.save(tmp_path / "all.npy", np.zeros((4, 64, 64), np.float32))
@@ -119,13 +124,24 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
+@pytest.mark.parametrize("at_once", [True, False])
+def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
+    """Whoever reads ahead waits for the disk, and not the program that uses them."""
+    if not at_once:
+        monkeypatch.setattr("jaxfed.core.source._POPULATE_READ", -1)  # as on an older Linux
+    np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))
+    mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
+    clients = jf.Clients.from_source(mapped, block_bytes=32 * mapped[0].nbytes)
+    before = held()
+    values, _ = clients.data.reader.read(1, 0)
+    assert held() - before > 24  # MiB, of 32, some of which lay beside what was looked at
+    assert values.sum() == values.size
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the system says in another way what is held")
 def test_pages_are_given_back(tmp_path):
     """Else a memory map of a federation would fill the memory while it is read."""
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))  # 64 MiB
-
-    def held():
-        return int(re.search(r"RssFile:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
-
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     reader = jf.Clients.from_source(mapped, block_bytes=4 * mapped[0].nbytes).data.reader
     before, most = held(), 0
