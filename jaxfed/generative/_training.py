@@ -13,9 +13,10 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_count, refuse
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.core.processes import finite, looked_at
+from jaxfed.core.samples import Samples
 from jaxfed.core.shuffle import shuffled
 
 Start = Personalized | None

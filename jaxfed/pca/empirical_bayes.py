@@ -33,9 +33,10 @@ from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_positive
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,

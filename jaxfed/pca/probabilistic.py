@@ -11,9 +11,10 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_name
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import Frame, check_start, moment_received
 from jaxfed.pca._likelihood import (
