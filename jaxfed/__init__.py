@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from jaxfed.core.callbacks import EarlyStopping as EarlyStopping
     from jaxfed.core.checkpoint import Checkpoint as Checkpoint
     from jaxfed.core.clients import Clients as Clients
-    from jaxfed.core.clients import Samples as Samples
     from jaxfed.core.compiling import enable_compilation_cache as enable_compilation_cache
     from jaxfed.core.grid import grid as grid
     from jaxfed.core.grid import stack as stack
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from jaxfed.core.processes import ProcessError as ProcessError
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
+    from jaxfed.core.samples import Samples as Samples
     from jaxfed.core.saved import Saved as Saved
     from jaxfed.core.saved import load as load
     from jaxfed.core.solution import DivergenceError as DivergenceError
@@ -85,7 +85,7 @@ _PLACES = {
     "EarlyStopping": "jaxfed.core.callbacks:EarlyStopping",
     "Checkpoint": "jaxfed.core.checkpoint:Checkpoint",
     "Clients": "jaxfed.core.clients:Clients",
-    "Samples": "jaxfed.core.clients:Samples",
+    "Samples": "jaxfed.core.samples:Samples",
     "enable_compilation_cache": "jaxfed.core.compiling:enable_compilation_cache",
     "grid": "jaxfed.core.grid:grid",
     "stack": "jaxfed.core.grid:stack",

@@ -29,7 +29,8 @@ from jaxtyping import Array, Float, Key
 from jaxfed.core.adjoint import Adjoint, implicit
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_instance, refuse
-from jaxfed.core.clients import Clients, checked_array
+from jaxfed.core.client_checks import checked_array
+from jaxfed.core.clients import Clients
 from jaxfed.core.run import fit, rollout
 
 Samples = Float[Array, "clients samples features"]

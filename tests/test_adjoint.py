@@ -295,6 +295,40 @@ def test_arguments_are_refused(name, make):
         make()
 
 
+class Shrunk(jf.Algorithm):
+    """The mean of all samples, shrunk; nothing is said of its fixed points."""
+
+    def server_init(self, key, first, like, start):
+        return jnp.zeros(like.values.shape[-1])
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return None
+
+    def client_step(self, key, downlink, local, data):
+        gap = data.values.mean(0) - downlink
+        return gap, local, {"objective": (gap**2).sum()}
+
+    def server_step(self, key, server, uplink):
+        return server + 0.5 * (uplink - 0.25 * server), {}
+
+
+def test_an_algorithm_that_says_nothing_is_differentiated_by_its_own_round(key):
+    def first(values):
+        run = jf.rollout(
+            Shrunk(), jf.Clients.from_samples(values), rounds=60, key=key,
+            adjoint=jf.adjoint.implicit(),
+        )  # fmt: skip
+        return run.result.shared[0]
+
+    gradient = jax.jit(jax.grad(first))(drawn(0)[0])
+    wanted = np.zeros(gradient.shape)
+    wanted[..., 0] = 0.8 / (CLIENTS * SAMPLES)
+    np.testing.assert_allclose(gradient, wanted, atol=1e-12)
+
+
 def test_an_adjoint_is_wanted(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):

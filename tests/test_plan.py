@@ -7,7 +7,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.cli import main
-from jaxfed.core.backend import _block
+from jaxfed.core.backend.here import _block
 
 
 def test_a_plan_counts_messages_and_memory():

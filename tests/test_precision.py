@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 import jaxfed as jf
-from jaxfed.core.clients import Samples
+from jaxfed.core.samples import Samples
 
 HIGHEST, HIGH, DEFAULT = lax.Precision.HIGHEST, lax.Precision.HIGH, lax.Precision.DEFAULT
 

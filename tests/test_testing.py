@@ -1,5 +1,7 @@
 """The public check finds what is wrong, and says it in a sentence."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,12 @@ class Average(jf.Algorithm):
 
     def server_step(self, key, server, uplink):
         return server + self.step * uplink, {}
+
+
+def test_the_contract_is_five_functions_and_at_most_five_with_defaults():
+    functions = {name for name, value in vars(jf.Algorithm).items() if inspect.isfunction(value)}
+    assert len(jf.Algorithm.__abstractmethods__) == 5
+    assert len({name for name in functions if name[0] != "_"}) <= 10
 
 
 class Empty(Average):

@@ -4,7 +4,7 @@ import jax
 
 from jaxfed import metrics
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.clients import Samples
+from jaxfed.core.samples import Samples
 
 
 @jax.jit

@@ -39,13 +39,26 @@ import jax
 from jaxtyping import Array
 
 from jaxfed._optional import require
+from jaxfed.core import fixed_point
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_count, check_flag, check_instance, check_positive
-from jaxfed.core.implicit import Report as Report
-from jaxfed.core.implicit import Settings, differentiable
+from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
+from jaxfed.core.gauge import Bases
+from jaxfed.core.implicit import Report, Settings, differentiable
 from jaxfed.core.loop import Options, solve
 from jaxfed.core.problem import Problem
 from jaxfed.core.solution import Solution
+
+__all__ = [
+    "Adjoint",
+    "Bases",
+    "DifferentiatedThrough",
+    "HasBases",
+    "Report",
+    "checkpointed",
+    "implicit",
+    "unrolled",
+]
 
 
 class Adjoint(eqx.Module):
@@ -113,7 +126,7 @@ class _Implicit(Adjoint):
 
     def _through(self, problem: Problem) -> Algorithm:
         given = problem.algorithm if self.algorithm is None else self.algorithm
-        named = given.through()
+        named = fixed_point.through(given)
         # What was given is meant, unless its rounds have no fixed point.
         return named if self.algorithm is None else given
 

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree
 
 from jaxfed.core.clients import Clients
 from jaxfed.core.described import described
-from jaxfed.core.gauge import Bases
 
 # Scalars for the history, by name.
 Diagnostics = Mapping[str, Float[Array, ""]]
@@ -52,6 +51,9 @@ class Algorithm(eqx.Module):
     that is not to become a weighted mean is wrapped in `Sum`, `Max`, `Gram` or `Gather` (see
     `jaxfed.reduction`), and the server gets the same structure, reduced. A message that is not
     finite ends the run (see `jaxfed.Status`). `local` never leaves its client.
+
+    What implicit derivatives may have to know besides is in two classes to inherit from as well,
+    `jaxfed.adjoint.DifferentiatedThrough` and `jaxfed.adjoint.HasBases`.
     """
 
     def __repr__(self) -> str:
@@ -147,91 +149,6 @@ class Algorithm(eqx.Module):
     def shared_result(self, server: PyTree) -> PyTree:
         """The shared model, once the rounds are over; what would be sent next by default."""
         return self.downlink(server)
-
-    def through(self) -> "Algorithm":
-        """The algorithm by whose round a solution is differentiated implicitly; itself by default.
-
-        Another one has the same solutions at fixed points of its own round; it is started at the
-        result, and its own result is what is differentiated. It is worth naming where this one's
-        state is no point (a memory of earlier rounds), is larger, or is slower to settle.
-
-        Raises:
-            ValueError: if the rounds have no fixed point, as those of minibatches; the message
-                begins with `adjoint: `.
-        """
-        return self
-
-    def bases(self, server: PyTree, local: PyTree) -> Bases:
-        """Which parts of the states are bases that stand for a subspace; none by default.
-
-        They are picked out, transposed where components are rows, and nothing else. Turning them at
-        a fixed point of the round gives another fixed point.
-
-        Args:
-            server: the server's state.
-            local: ONE client's state.
-        """
-        del server, local
-        return Bases()
-
-
-def without_batches(algorithm: Algorithm, batch_size: int | None) -> Algorithm:
-    """The algorithm itself, for `through`, where each of its steps takes all samples or entities.
-
-    Raises:
-        ValueError: where steps take some at random.
-    """
-    if batch_size is not None:
-        raise ValueError(
-            f"adjoint: wanted {type(algorithm).__name__}(batch_size=None) for an implicit "
-            f"derivative, since batches at random have no fixed point, got {batch_size}"
-        )
-    return algorithm
-
-
-class OneExchange(Algorithm):
-    """An algorithm that has learned all it will from the first messages, so one round is enough.
-
-    It says what clients send first (`first_message`), what the server makes of it (`server_init`)
-    and they of that (`client_init`); the round only reports the objective.
-    """
-
-    @abc.abstractmethod
-    def residual_variance(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
-        """ONE client's objective."""
-
-    @final
-    def through(self) -> Algorithm:
-        """Nothing: there are no rounds whose fixed point the result were.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(
-            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
-            f"{type(self).__name__} has no rounds; adjoint.unrolled() is exact"
-        )
-
-    @final
-    def downlink(self, server: PyTree) -> PyTree:
-        """What the server has."""
-        return server
-
-    @final
-    def client_step(
-        self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
-    ) -> tuple[PyTree, PyTree, Diagnostics]:
-        """Report the objective; nothing is sent any more."""
-        del key
-        return None, local, {"objective": self.residual_variance(downlink, local, data)}
-
-    @final
-    def server_step(
-        self, key: Key[Array, ""], server: PyTree, uplink: PyTree
-    ) -> tuple[PyTree, Diagnostics]:
-        """Nothing changes."""
-        del key, uplink
-        return server, {}
 
 
 def hyperparameter(value: ArrayLike | None) -> Any:

@@ -26,7 +26,8 @@ from jaxfed.core.checks import (
     is_whole,
     refuse,
 )
-from jaxfed.core.clients import Clients, check_ids
+from jaxfed.core.client_checks import check_ids
+from jaxfed.core.clients import Clients
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
 from jaxfed.core.newcomers import by_id

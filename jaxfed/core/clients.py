@@ -1,98 +1,42 @@
 """Clients: who takes part, with what data and which weight."""
 
-import abc
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, Self, final
+from typing import Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxfed.core.backend import Backend, shard
-from jaxfed.core.buckets import (
-    Buckets,
-    grouped,
-    in_order,
-    is_buckets,
-    layout_of,
-    over_parts,
-    parts_of,
-    take,
-)
+from jaxfed.core.buckets import in_order, is_buckets, layout_of, over_parts, parts_of, take
 from jaxfed.core.checks import (
     check_count,
     check_instance,
     check_number,
     checked_path,
-    checked_weights,
-    host_array,
     is_list,
-    is_real,
-    is_whole,
     refuse,
     shown,
 )
+from jaxfed.core.client_checks import (
+    check_ids,
+    check_part,
+    check_tables,
+    checked_array,
+    checked_counts,
+    checked_positions,
+    is_traced,
+    shares_of,
+)
 from jaxfed.core.described import is_known
 from jaxfed.core.layout import Layout, own_rows, spread
-from jaxfed.core.processes import is_here, watched
+from jaxfed.core.processes import watched
+from jaxfed.core.samples import Samples, in_buckets
 from jaxfed.core.source import Reader, Source, check_in_memory, is_source, sizes_of, sketched
 from jaxfed.linalg import Moment
-
-
-class Ragged(eqx.Module):
-    """Clients' data, filled up along the axes in which clients differ."""
-
-    @property
-    @abc.abstractmethod
-    def lengths(self) -> tuple[int, ...]:
-        """What all clients are filled up to."""
-
-    @abc.abstractmethod
-    def filled(self, lengths: tuple[int, ...]) -> Self:
-        """The same data of ALL clients, filled up to these lengths, none of them smaller."""
-
-
-@final
-class Samples(Ragged):
-    """One client's samples as rows, padded with zero rows up to the longest client.
-
-    With a leading client axis on both fields it holds all clients.
-    """
-
-    values: Float[Array, "*clients samples features"]
-    count: Float[Array, "*clients"]
-
-    @property
-    def mask(self) -> Float[Array, "*clients samples"]:
-        """1 for a real row, 0 for padding."""
-        rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
-        return (rows < self.count[..., None]).astype(self.values.dtype)
-
-    def only(self, samples: int | Int[Array, ""]) -> Self:
-        """The first samples, in arrays of the same shapes."""
-        count = jnp.minimum(self.count, samples).astype(self.count.dtype)
-        fewer = type(self)(self.values, count)
-        return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The longest client's number of samples."""
-        return (self.values.shape[-2],)
-
-    def filled(self, lengths: tuple[int, ...]) -> Self:
-        """With more rows of zeros."""
-        return type(self)(widened(self.values, {-2: lengths[0]}), self.count)
-
-    def __repr__(self) -> str:
-        if not is_known(self.count) or not is_known(self.values):
-            return eqx.tree_pformat(self)
-        least, most = int(np.min(self.count)), int(np.max(self.count))
-        samples = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-        return f"{samples} samples of {self.values.shape[-1]:,} features, {self.values.dtype}"
 
 
 class Clients(eqx.Module):
@@ -167,9 +111,9 @@ class Clients(eqx.Module):
             tables = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
             check_tables("arrays", tables, "client", 0, "samples", "features")
             sizes = np.asarray([len(table) for table in tables])
-            data = _in_buckets(tables, sizes, bucket)
+            data = in_buckets(tables, sizes, bucket)
         dtype = jax.tree.leaves(data)[0].dtype
-        shares = _shares(weights, len(sizes), sizes, dtype)
+        shares = shares_of(weights, len(sizes), sizes, dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
     @classmethod
@@ -213,7 +157,7 @@ class Clients(eqx.Module):
             raise refuse("states", "a folder that is there", states)
         sizes = sizes_of(source, counts)
         data = Source.of(Reader(source, sizes, bucket, block_bytes, folder))
-        shares = _shares(weights, len(sizes), sizes, data.reader.dtype)
+        shares = shares_of(weights, len(sizes), sizes, data.reader.dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
     @classmethod
@@ -240,16 +184,16 @@ class Clients(eqx.Module):
             raise ValueError(
                 f"matrices: wanted shape (clients, features, features), got {values.shape}"
             )
-        if not _traced(values):
+        if not is_traced(values):
             symmetric = np.asarray(values)
             slack = 1e-4 * np.abs(symmetric).max(initial=1e-30)
             if np.abs(symmetric - symmetric.swapaxes(1, 2)).max() > slack:
                 raise ValueError("matrices: a second moment is symmetric, these are not")
         if counts is None and isinstance(weights, str) and weights == "samples":
             raise ValueError("counts: weights='samples' needs the numbers of samples")
-        sizes = np.ones(len(values)) if counts is None else _checked_counts(counts, len(values))
+        sizes = np.ones(len(values)) if counts is None else checked_counts(counts, len(values))
         moments = jax.vmap(Moment.from_dense)(values, jnp.asarray(sizes.astype(values.dtype)))
-        shares = _shares(weights, len(sizes), sizes, values.dtype)
+        shares = shares_of(weights, len(sizes), sizes, values.dtype)
         return cls(moments, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
     @classmethod
@@ -297,7 +241,7 @@ class Clients(eqx.Module):
 
         def given() -> tuple[Clients, Array | None]:
             check_instance("own", own, Clients, "this process's jaxfed.Clients")
-            if own.blocks is not None or _traced(own.ids):
+            if own.blocks is not None or is_traced(own.ids):
                 raise refuse("own", "clients of this process alone, not traced", own)
             if is_buckets(own.data) or is_source(own.data):
                 raise refuse("own", "clients whose samples are in one array, without buckets", own)
@@ -389,8 +333,8 @@ class Clients(eqx.Module):
         """
         if self.blocks is not None:
             raise refuse("take", "clients of one process, of which it takes some", self)
-        if not _traced(indices):
-            indices = _checked_positions(indices, len(self))
+        if not is_traced(indices):
+            indices = checked_positions(indices, len(self))
         if is_source(self.data):
             places = np.asarray(indices) % len(self)
             data = Source.of(self.data.reader.taken(places))
@@ -427,7 +371,7 @@ class Clients(eqx.Module):
         """
         data, weights = self.data, self.weights
         if clients is not None:
-            _check_part("clients", clients, len(self))
+            check_part("clients", clients, len(self))
             weights = jnp.where(self.layout.numbers < clients, weights, 0)
             weights = weights / weights.sum()
         if samples is not None:
@@ -437,170 +381,6 @@ class Clients(eqx.Module):
                     f"{type(self.parts[0]).__name__}"
                 )
             check_in_memory("restrict(samples=...)", self)
-            _check_part("samples", samples, self.parts[0].values.shape[-2])
+            check_part("samples", samples, self.parts[0].values.shape[-2])
             data = over_parts(lambda part: part.only(samples), data)
         return type(self)(data, self.ids, weights, self.blocks)
-
-
-def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
-    """Refuse ids that do not tell clients apart.
-
-    Raises:
-        ValueError: for the first id that is negative or occurs twice among the clients of one data
-            set; nothing is known of traced ones, or of those of other processes.
-    """
-    if not isinstance(ids, jax.Array | np.ndarray) or _traced(ids):
-        return
-    if isinstance(ids, jax.Array) and not is_here(ids):
-        return
-    for own in np.asarray(ids).reshape(-1, ids.shape[-1]):
-        values, counts = np.unique(own, return_counts=True)
-        wrong = values[(counts > 1) | (values < 0)]
-        if len(wrong):
-            raise ValueError(
-                "clients: wanted ids that differ, of at least 0, since random numbers are drawn by "
-                f"them, got {wrong[0]} {'twice' if wrong[0] >= 0 else ''}".rstrip()
-            )
-
-
-def _in_buckets(
-    tables: Sequence[Array], sizes: Int[np.ndarray, " clients"], bucket: float | None
-) -> Samples | Buckets:
-    """Clients' samples in one array, or in several if that keeps padding within a factor."""
-    groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
-    parts = []
-    for own in groups:
-        values = padded([tables[int(place)] for place in own])
-        # By NumPy: JAX would compile the conversion.
-        parts.append(Samples(values, jnp.asarray(sizes[own].astype(values.dtype))))
-    if len(parts) == 1:
-        return parts[0]
-    places = tuple(jnp.asarray(own, jnp.int32) for own in groups)
-    return Buckets(tuple(parts), places, tuple(map(len, groups)))
-
-
-def _check_part(name: str, number: object, most: int) -> None:
-    if _traced(number):
-        return
-    if isinstance(number, jax.Array | np.ndarray) and jnp.issubdtype(number.dtype, jnp.integer):
-        number = np.asarray(number)[()]
-    if not is_whole(number) or not 1 <= number <= most:  # pyright: ignore[reportOperatorIssue]
-        raise refuse(name, f"a whole number from 1 to {most}", number)
-
-
-def _checked_counts(counts: object, clients: int) -> np.ndarray:
-    wanted = f"{clients} positive numbers"
-    sizes = host_array("counts", counts, wanted)
-    if not is_real(sizes.dtype) or sizes.shape != (clients,):
-        raise refuse("counts", wanted, counts)
-    if not (np.isfinite(sizes) & (sizes > 0)).all():
-        raise refuse("counts", wanted, counts)
-    return sizes
-
-
-def _checked_positions(indices: object, clients: int) -> np.ndarray:
-    wanted = f"a list of positions from 0 to {clients - 1}"
-    places = host_array("indices", indices, wanted)
-    if places.dtype.kind not in "iu" or places.ndim != 1 or not places.size:
-        raise refuse("indices", wanted, indices)
-    if places.min() < -clients or places.max() >= clients:
-        raise refuse("indices", wanted, places.tolist())
-    return places
-
-
-def _traced(value: object) -> bool:
-    return isinstance(value, Tracer)
-
-
-def checked_array(array: ArrayLike, name: str) -> Array:
-    """The array in a floating type of JAX, refused if it is not real, floating and finite."""
-    if not isinstance(array, jax.Array):
-        array = host_array(name, array, "real floating point numbers (float32 or float64)")
-        if array.dtype == np.float64:
-            # Before the check below: what is too large for single precision becomes infinite.
-            with np.errstate(over="ignore"):
-                array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
-    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 4:
-        raise ValueError(
-            f"{name}: wanted real floating point numbers (float32 or float64), got {array.dtype}; "
-            "convert with .astype(numpy.float32)"
-        )
-    if not _traced(array):
-        finite = np.isfinite(np.asarray(array))
-        if not finite.all():
-            where = tuple(int(index) for index in np.argwhere(~finite)[0])
-            raise ValueError(f"{name}: NaN or infinite value at index {where}")
-    return jnp.asarray(array)
-
-
-def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: str) -> None:
-    """Refuse tables that are no tables, are empty or do not go together.
-
-    Args:
-        name: of the argument that they are.
-        tables: arrays, dense or sparse.
-        owner: what has one of them.
-        own: the axis whose length may differ.
-        axes: what both axes are, in the plural.
-
-    Raises:
-        ValueError: as said above.
-    """
-    same = axes[1 - own]
-    for i, table in enumerate(tables):
-        if table.ndim != 2:
-            raise ValueError(f"{name}[{i}]: wanted shape ({', '.join(axes)}), got {table.shape}")
-        if table.shape[own] == 0:
-            raise ValueError(
-                f"{name}[{i}]: a {owner} needs at least one {_one(axes[own])}, got none"
-            )
-        if table.shape[1 - own] == 0:
-            raise ValueError(f"{name}[{i}]: at least one {_one(same)} is needed, got none")
-        if table.shape[1 - own] != tables[0].shape[1 - own]:
-            raise ValueError(
-                f"{name}[{i}]: has {table.shape[1 - own]} {same} where {name}[0] has "
-                f"{tables[0].shape[1 - own]}; all {owner}s need the same {same}"
-            )
-        if table.dtype != tables[0].dtype:
-            raise ValueError(f"{name}[{i}]: is {table.dtype} where {name}[0] is {tables[0].dtype}")
-
-
-def _one(plural: str) -> str:
-    return plural[:-3] + "y" if plural.endswith("ies") else plural[:-1]
-
-
-def widened(array: Array, lengths: dict[int, int]) -> Array:
-    """An array with zeros up to other lengths of some axes, each counted from the last."""
-    more = [(0, 0)] * array.ndim
-    for axis, length in lengths.items():
-        more[axis] = (0, length - array.shape[axis])
-    return jnp.pad(array, more) if any(after for _, after in more) else array
-
-
-def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
-    """Tables as one array, filled with zeros up to the longest and the widest."""
-    rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
-    if any(_traced(table) for table in tables):
-        missing = [((0, rows - len(x)), (0, columns - x.shape[1])) for x in tables]
-        return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
-    # Filled on the host: one device operation instead of one (and one compilation) per length.
-    block = np.zeros((len(tables), rows, columns), tables[0].dtype)
-    for part, table in zip(block, tables, strict=True):
-        part[: table.shape[0], : table.shape[1]] = table
-    return jnp.asarray(block)
-
-
-def _shares(
-    weights: Literal["equal", "samples"] | ArrayLike, clients: int, sizes: np.ndarray, dtype
-) -> Float[Array, " clients"]:
-    if isinstance(weights, str):
-        if weights not in ("equal", "samples"):
-            raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
-        raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
-        return jnp.asarray((raw / raw.sum()).astype(dtype))
-    if _traced(weights):
-        return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
-    raw = checked_weights(weights, clients)
-    if raw.sum() <= 0:
-        raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
-    return jnp.asarray((raw / raw.sum()).astype(dtype))

@@ -38,7 +38,8 @@ from jaxfed.core.checks import (
     refuse,
     shown,
 )
-from jaxfed.core.clients import Clients, check_ids
+from jaxfed.core.client_checks import check_ids
+from jaxfed.core.clients import Clients
 from jaxfed.core.files import locked
 from jaxfed.core.grid_store import Store
 from jaxfed.core.processes import attempted, on_host, spans, watched

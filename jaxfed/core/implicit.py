@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from jaxfed._optional import require
-from jaxfed.core import channel, contract
+from jaxfed.core import channel, contract, fixed_point
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import collect, vmap
 from jaxfed.core.buckets import first_of
@@ -200,9 +200,9 @@ def _picked(algorithm: Algorithm) -> Callable[[States], Bases]:
     def picked(states: States) -> Bases:
         server, local = states
         if not jax.tree.leaves(local):
-            return bare.bases(server, local)
+            return fixed_point.bases(bare, server, local)
         axes: Any = Bases(None, 0, 0)  # pyright: ignore[reportArgumentType]
-        return jax.vmap(partial(bare.bases, server), out_axes=axes)(local)
+        return jax.vmap(partial(fixed_point.bases, bare, server), out_axes=axes)(local)
 
     return picked
 

@@ -18,12 +18,12 @@ from jaxtyping import Array, PyTree
 from jaxfed.core import contract
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.buckets import first_of, unlike
-from jaxfed.core.clients import Samples
 from jaxfed.core.ends import Opening, opened, remembers_first, server_round
 from jaxfed.core.loop import Metrics, Options, evaluated, finish, with_bits
 from jaxfed.core.problem import Costs, Problem, State, blank, zeros_of
 from jaxfed.core.reduction import combined, joined, separated
 from jaxfed.core.rounds import announced, begun, shapes_of, stepped, turn_of, with_clients
+from jaxfed.core.samples import Samples
 from jaxfed.core.solution import Solution
 from jaxfed.core.source import Block, Reader, States, read_ahead, rows
 

@@ -7,24 +7,18 @@ repaired silently: missing values, text in a number's place, pickled objects, fi
 about the features.
 """
 
-import csv
 import math
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxfed._checks import check_flag, check_text, check_texts
-from jaxfed._optional import require
+from jaxfed._checks import check_flag, check_text
+from jaxfed.data._arrays import ARRAYS, as_samples, check_names, load_numpy
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
-    TooLarge,
-    allowed,
-    check_archive,
-    check_size,
     checked_source,
     content,
     existing,
@@ -33,19 +27,10 @@ from jaxfed.data._files import (
     natural,
     stems,
 )
+from jaxfed.data._pictures import PICTURES, read_pictures
+from jaxfed.data._tables import TABLES, as_numbers, load_table
 
 ClientArrays = tuple[list[Float[np.ndarray, "n_i d"]], list[str]]
-
-ARRAYS = (".npy", ".npz")
-TABLES = (".csv", ".parquet")
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-# Whatever a file is called, Pillow tries all formats that it knows; for one it starts a program.
-_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM")
-
-#: What cells hold in the place of a missing number; a row of nothing else names no columns.
-_MISSING = frozenset(
-    ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "n/a", "NULL", "null", "None", "nil", "?", "-", ".")
-)
 
 
 def read_folder(
@@ -77,13 +62,13 @@ def read_folder(
         "arrays": [file for file in files if file.suffix.lower() in ARRAYS],
         "csv": [file for file in files if file.suffix.lower() == ".csv"],
         "parquet": [file for file in files if file.suffix.lower() == ".parquet"],
-        "images": [file for file in files if file.suffix.lower() in _IMAGES],
+        "images": [file for file in files if file.suffix.lower() in PICTURES],
     }
     present = {name: found for name, found in formats.items() if found}
     if not present:
         raise ValueError(
             f"{path}: no file with a recognised suffix "
-            f"({', '.join((*ARRAYS, *TABLES, *_IMAGES))}); found {listing(files)}"
+            f"({', '.join((*ARRAYS, *TABLES, *PICTURES))}); found {listing(files)}"
         )
     if len(present) > 1:
         examples = " and ".join(found[0].name for found in present.values())
@@ -95,7 +80,7 @@ def read_folder(
         raise ValueError(f"{path}: client_column={client_column!r} is for tables")
     if format_name == "arrays":
         return read_arrays(path, max_bytes=max_bytes)
-    images = _read_image_files(present["images"], color=False, max_bytes=max_bytes)
+    images = read_pictures(present["images"], color=False, max_bytes=max_bytes)
     return images, stems(present["images"])
 
 
@@ -231,8 +216,8 @@ def read_images(
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
     check_flag("color", color)
-    files = files_in(checked_source("folder", folder, max_bytes), _IMAGES)
-    return np.stack(_read_image_files(files, color=color, max_bytes=max_bytes))
+    files = files_in(checked_source("folder", folder, max_bytes), PICTURES)
+    return np.stack(read_pictures(files, color=color, max_bytes=max_bytes))
 
 
 #: Element types of the IDX format by their code; all big-endian.
@@ -278,63 +263,9 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
     return np.frombuffer(stored, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def check_names(names: Sequence[str] | None) -> None:
-    """Refuse what are no names of arrays.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if names is not None:
-        check_texts("names", names)
-
-
 def _check_column(client_column: str | None) -> None:
     if client_column is not None:
         check_text("client_column", client_column)
-
-
-def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays of a `.npy` or `.npz` file by name; nothing in it is run."""
-    if path.suffix.lower() not in ARRAYS:
-        raise ValueError(f"{path}: wanted a .npy or .npz file")
-    if zipfile.is_zipfile(existing(path)):
-        check_archive(path, max_bytes)
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            if names is not None:
-                raise ValueError("names choose arrays of an .npz file")
-            return {path.stem: loaded}
-        with loaded:
-            missing = [name for name in names or () if name not in loaded.files]
-            if missing:
-                raise ValueError(f"holds {', '.join(loaded.files)}, not {', '.join(missing)}")
-            chosen = names if names is not None else sorted(loaded.files, key=natural)
-            entries = {name: loaded[name] for name in chosen}
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: {error}") from error
-    if not entries or not all(isinstance(entry, np.ndarray) for entry in entries.values()):
-        raise ValueError(f"{path}: wanted an archive of arrays, it holds {listing(entries)}")
-    return entries
-
-
-def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
-    """Check that an array is (samples, features) of finite real numbers, as native floats."""
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{where}: wanted real numbers, got {array.dtype}")
-    if array.ndim != 2:
-        raise ValueError(f"{where}: wanted shape (samples, features), got {array.shape}")
-    if 0 in array.shape:
-        raise ValueError(f"{where}: is empty, shape {array.shape}")
-    wide = array.dtype.kind == "f" and array.dtype.itemsize >= 8
-    array = array.astype(np.float64 if wide else np.float32)
-    if not np.isfinite(array).all():
-        row, column = np.argwhere(~np.isfinite(array))[0]
-        raise ValueError(
-            f"{where}: the value in row {row}, column {column} (from 0) is "
-            f"{array[row, column]}, wanted finite numbers"
-        )
-    return array
 
 
 def _alike(
@@ -350,100 +281,6 @@ def _alike(
             )
     dtype = np.result_type(*arrays.values())
     return [array.astype(dtype, copy=False) for array in arrays.values()]
-
-
-def load_table(
-    path: Path, max_bytes: int, client_column: str | None = None
-) -> tuple[list[str], list[Sequence]]:
-    """Column names and columns of one table, values as they are in the file."""
-    match path.suffix.lower():
-        case ".csv":
-            return _load_csv(path, client_column)
-        case ".parquet":
-            return _load_parquet(path, max_bytes)
-    raise ValueError(f"{path}: wanted a .csv or .parquet file")
-
-
-def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Sequence]]:
-    try:
-        with existing(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error})") from error
-    except csv.Error as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not rows:
-        raise ValueError(f"{path}: is empty")
-    width = len(rows[0][1])
-    for line, row in rows:
-        if len(row) != width:
-            raise ValueError(
-                f"{path}: ragged, line {line} has {len(row)} cells and line {rows[0][0]} "
-                f"has {width}"
-            )
-    table = [[cell.strip() for cell in row] for _, row in rows]
-    names = [str(k) for k in range(width)]
-    is_header = (
-        client_column in table[0]
-        or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))
-        or (width > 2 and table[0] == names)
-    )
-    if is_header:
-        names = table.pop(0)
-    if not table:
-        raise ValueError(f"{path}: has a header and no rows")
-    return names, list(zip(*table, strict=True))
-
-
-def _load_parquet(path: Path, max_bytes: int) -> tuple[list[str], list[Sequence]]:
-    arrow = require("pyarrow", extra="data")
-    parquet = require("pyarrow.parquet", extra="data")
-    limit, size, batches = allowed(existing(path), max_bytes), 0, []
-    try:
-        with parquet.ParquetFile(path) as file:
-            rows = max(1, 2**20 // max(1, file.metadata.num_columns))
-            for batch in file.iter_batches(batch_size=rows):
-                check_size(path, size := size + batch.nbytes, limit)
-                batches.append(batch)
-            table = arrow.Table.from_batches(batches, file.schema_arrow)
-    except TooLarge:
-        raise
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a Parquet file ({error})") from error
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count:
-            raise ValueError(f"{path}: column {name!r} has {column.null_count} missing values")
-        columns.append(column.to_numpy())
-    return table.column_names, columns
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def as_numbers(columns: list[Sequence], names: list[str], path: Path) -> np.ndarray:
-    """Columns as one array of numbers."""
-    converted = []
-    for name, column in zip(names, columns, strict=True):
-        values = np.asarray(column)
-        if values.dtype.kind == "U":
-            bad = next((k for k, cell in enumerate(column) if not _is_number(cell)), None)
-            if bad is not None:
-                raise ValueError(
-                    f"{path}: column {name!r}, row {bad} (from 0, below any header) is "
-                    f"{column[bad]!r}, not a number"
-                )
-            values = values.astype(np.float64)
-        if values.dtype.kind not in "biuf":
-            raise ValueError(f"{path}: column {name!r} holds {values.dtype}, not numbers")
-        converted.append(values)
-    return np.stack(converted, axis=1)
 
 
 def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
@@ -462,39 +299,3 @@ def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
     samples = as_samples(as_numbers(columns, features, path), str(path))
     clients = sorted(set(owners.tolist()), key=natural)
     return [samples[owners == client] for client in clients], clients
-
-
-def _read_image_files(files: list[Path], *, color: bool, max_bytes: int) -> list[np.ndarray]:
-    images = [_read_image(file, color, max_bytes) for file in files]
-    for file, image in zip(files, images, strict=True):
-        if image.shape != images[0].shape:
-            raise ValueError(
-                f"{file}: is {image.shape[0]} x {image.shape[1]} pixels, but {files[0].name} is "
-                f"{images[0].shape[0]} x {images[0].shape[1]}"
-            )
-    return images
-
-
-def _read_image(path: Path, color: bool, max_bytes: int) -> Float[np.ndarray, "h w ..."]:
-    pillow = require("PIL.Image", extra="data")
-    limit = allowed(existing(path), max_bytes)
-    try:
-        with pillow.open(path, formats=_FORMATS) as image:
-            # As it is decoded, converted, and in single precision.
-            check_size(path, 16 * image.height * image.width, limit)
-            # Pillow clips 16-bit pixels to 8 bits when it converts; these are grayscale already.
-            if image.mode == "F":
-                raise ValueError("floating-point pixels have no known range")
-            if image.mode.startswith("I"):
-                pixels = np.asarray(image).astype(np.float32) / 65535
-            else:
-                pixels = np.asarray(image.convert("RGB" if color else "L"), np.float32) / 255
-    except TooLarge:
-        raise
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a readable image ({error})") from error
-    if color and pixels.ndim == 2:
-        pixels = np.repeat(pixels[..., None], 3, axis=-1)
-    if not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise ValueError(f"{path}: pixels are beyond 16 bits")
-    return pixels

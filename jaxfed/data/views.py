@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from jaxfed.data._arrays import ARRAYS, as_samples, check_names, load_numpy
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -20,15 +21,7 @@ from jaxfed.data._files import (
     listing,
     stems,
 )
-from jaxfed.data.readers import (
-    ARRAYS,
-    TABLES,
-    as_numbers,
-    as_samples,
-    check_names,
-    load_numpy,
-    load_table,
-)
+from jaxfed.data._tables import TABLES, as_numbers, load_table
 from jaxfed.linalg.sparse import checked_rows
 
 ViewArray = Any  # Float[np.ndarray, "entities d_j"] or a scipy.sparse.csr_array

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.core.clients import Clients, Ragged, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.contract import alike
+from jaxfed.core.samples import Ragged, Samples
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View
 from jaxfed.linalg import Moment

@@ -16,9 +16,10 @@ from jaxfed.core import channel, steps
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.apart import of_client
 from jaxfed.core.channel.secure import adds_masks
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.problem import Problem
+from jaxfed.core.samples import Samples
 from jaxfed.core.saved import Saved, write
 from jaxfed.deploy.data import padded, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key

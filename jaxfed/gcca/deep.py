@@ -18,15 +18,10 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import (
-    Algorithm,
-    Diagnostics,
-    Personalized,
-    hyperparameter,
-    without_batches,
-)
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.core.processes import finite
 from jaxfed.gcca._networks import (
     Maker,
@@ -53,7 +48,7 @@ class Learner(NamedTuple):
     scores: Scores  # M = S(X) / sqrt(L)
 
 
-class DeepMaxVar(Algorithm):
+class DeepMaxVar(Algorithm, DifferentiatedThrough):
     r"""MAX-VAR GCCA with a network for each view, by alternating optimization.
 
     Each round a client trains its network towards the received representation, for some passes

@@ -15,15 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import (
-    Algorithm,
-    Diagnostics,
-    Personalized,
-    hyperparameter,
-    without_batches,
-)
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases, without_batches
 from jaxfed.core.gauge import Bases
 from jaxfed.core.shuffle import shuffled
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
@@ -46,7 +41,7 @@ class Map(NamedTuple):
     scores: Scores  # M = X Q / sqrt(L)
 
 
-class MaxVar(Algorithm):
+class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     r"""MAX-VAR GCCA by alternating optimization.
 
     Each round a client moves its map towards the received representation, by a few gradient steps

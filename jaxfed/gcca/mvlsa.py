@@ -4,9 +4,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import OneExchange, Personalized
+from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
+from jaxfed.core.one_exchange import OneExchange
 from jaxfed.core.reduction import Gather
 from jaxfed.gcca.views import Factors, Scores, SparseView, View, Weights, check_views, factorize
 from jaxfed.linalg import svd

@@ -12,14 +12,9 @@ from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed.core.checks import check_flag, is_list
-from jaxfed.core.clients import (
-    Clients,
-    Ragged,
-    check_tables,
-    checked_array,
-    padded,
-    widened,
-)
+from jaxfed.core.client_checks import check_tables, checked_array
+from jaxfed.core.clients import Clients
+from jaxfed.core.samples import Ragged, padded, widened
 from jaxfed.core.source import is_source
 from jaxfed.linalg import matmul, not_rounding, ratio, svd
 from jaxfed.linalg.sparse import checked_rows

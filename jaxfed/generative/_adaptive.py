@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed.core.algorithm import Diagnostics
-from jaxfed.core.clients import Samples
+from jaxfed.core.samples import Samples
 from jaxfed.generative._prior import (
     Prior,
     bounded,

@@ -11,17 +11,19 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Personalized, without_batches
+from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_count, refuse
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.core.processes import finite, looked_at
+from jaxfed.core.samples import Samples
 from jaxfed.core.shuffle import shuffled
 
 Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
 
 
-class Training(Algorithm):
+class Training(Algorithm, DifferentiatedThrough):
     """An algorithm that trains a model on minibatches of the clients' samples.
 
     A model is any pytree. Its floating point arrays are its parameters; all its arrays are traced

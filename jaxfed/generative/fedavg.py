@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.algorithm import Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_optimizer
-from jaxfed.core.clients import Samples
+from jaxfed.core.samples import Samples
 from jaxfed.generative._training import (
     Loss,
     Start,

@@ -59,6 +59,21 @@ def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array,
     return matmul(w, x)
 
 
+def is_wide(w: Float[Array, "m n"]) -> bool:
+    """Whether its rows are to be orthonormal, and not its columns."""
+    return w.shape[0] <= w.shape[1]
+
+
+def inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
+    """The smaller of the products of one with the other: Q^T W, or W Q^T if they are wide."""
+    return matmul(w, q.T) if is_wide(q) else cross(q, w)
+
+
+def times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]:
+    """The product with a small matrix, on the side where it fits."""
+    return matmul(x, w) if is_wide(w) else thin_product(w, x)
+
+
 def normalized(w: Float[Array, "d 1"]) -> Factors:
     """The factors of one column, the same for all: w / |w| and 1 / |w|, for any |w|."""
     scale = jnp.max(jnp.abs(w))

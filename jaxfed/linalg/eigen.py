@@ -73,11 +73,11 @@ def checked_rank(rank: int, largest: int) -> None:
     check_whole("rank", rank, most=largest)
 
 
-_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
+eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
 
 
 def _descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    values, vectors = _eigh(matrix)
+    values, vectors = eigh(matrix)
     return values[::-1], with_sign(vectors[:, ::-1])
 
 
@@ -95,7 +95,7 @@ def _top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
 
     def decompose(bad, values, vectors):
         del vectors
-        values, vectors = _eigh(jnp.where(bad, matrix, values[0]), bad)
+        values, vectors = eigh(jnp.where(bad, matrix, values[0]), bad)
         return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
     (values, vectors), converged = _by_products((matrix + matrix.T) / 2, rank)
@@ -132,7 +132,7 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
         first = (jnp.concatenate([x, room], axis=1) for x in (block, product))
         basis, products = lax.fori_loop(0, BLOCKS - 1, extended, tuple(first))
         inner = matmul(basis.T, products)
-        values, turn = _eigh((inner + inner.T) / 2)
+        values, turn = eigh((inner + inner.T) / 2)
         values, turn = values[::-1][:width], turn[:, ::-1][:, :width]
         block, product = matmul(basis, turn), matmul(products, turn)
         rest = jnp.linalg.norm((product - values * block)[:, :rank], axis=0)

@@ -9,9 +9,10 @@ from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_instance
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.processes import finite
 from jaxfed.core.reduction import Gram, Symmetric, unfolded
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
 from jaxfed.linalg.basis import orthonormalize_once
 

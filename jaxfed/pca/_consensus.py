@@ -18,8 +18,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count, check_name
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import DifferentiatedThrough
 from jaxfed.core.reduction import Sum
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, orthonormalize, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -48,7 +50,7 @@ class Server(NamedTuple):
     energy: Float[Array, ""] | None  # |A|_F², where the scaled KKT violation is measured
 
 
-class Eigensolver(Algorithm):
+class Eigensolver(Algorithm, DifferentiatedThrough):
     """A federated eigensolver: the data of its clients, and what it refuses."""
 
     rank: int = eqx.field(static=True)

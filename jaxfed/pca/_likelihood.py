@@ -8,7 +8,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_count, check_positive
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, matmul, polar, ratio
 from jaxfed.manifolds import stiefel
 from jaxfed.pca._components import (

@@ -8,8 +8,9 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_flag, check_name, check_positive
-from jaxfed.core.clients import Samples
+from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.reduction import Gram
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar
 from jaxfed.pca._components import Frame
 from jaxfed.pca._likelihood import (
@@ -72,7 +73,7 @@ SOLVERS = {
 }
 
 
-class PersonalizedPCA(Algorithm):
+class PersonalizedPCA(Algorithm, HasBases):
     """Local components around shared ones, under a prior whose variance a subclass provides."""
 
     noise_variance: Array

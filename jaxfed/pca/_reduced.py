@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import Frame, best_local, deflate, uncaptured
@@ -48,7 +49,7 @@ def evaluate(
     return Evaluation(deflate(by_shared, own), captured / 2), uncaptured(moment, captured)
 
 
-class Reduced(Algorithm):
+class Reduced(Algorithm, HasBases):
     """Gradient ascent of F from a solution, by whose round that solution is differentiated.
 
     The round's Jacobian is I + t ∇²F there, with any step size t. Local components stay what they

@@ -33,8 +33,10 @@ from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_positive
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -173,7 +175,7 @@ class Server(NamedTuple):
     previous: Float[Array, " 2"]  # log κ of the round before, and how far EM moved it from there
 
 
-class EmpiricalBayesPCA(Algorithm):
+class EmpiricalBayesPCA(Algorithm, HasBases):
     r"""Personalized components around shared ones, with a prior variance that the data decide.
 
     Expectation maximization of the marginal likelihood, the clients' components integrated out:

@@ -21,7 +21,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_count, check_instance, checked_array, is_list, is_whole, refuse
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.samples import Samples
 from jaxfed.core.saved import Saved
 from jaxfed.core.solution import Solution
 from jaxfed.linalg import Moment

@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jaxfed.core.algorithm import OneExchange, Personalized
+from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients
+from jaxfed.core.one_exchange import OneExchange
 from jaxfed.core.reduction import Gram
 from jaxfed.pca._components import (
     Frame,

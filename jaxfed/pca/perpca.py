@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_flag, check_name, check_positive
 from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
 from jaxfed.linalg import Moment, ratio
@@ -63,7 +64,7 @@ class Server(NamedTuple):
     objective: Float[Array, ""] | None  # of the round before, where the step rule compares
 
 
-class PerPCA(Algorithm):
+class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
     r"""Personalized PCA by Stiefel gradient descent.
 
     Each round a client deflates its local components by the shared ones and retracts them,

@@ -11,8 +11,10 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_name
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import Frame, check_start, moment_received
 from jaxfed.pca._likelihood import (
@@ -33,7 +35,7 @@ from jaxfed.pca._likelihood import (
 )
 
 
-class LocalProbabilisticPCA(Algorithm):
+class LocalProbabilisticPCA(Algorithm, HasBases):
     """Each client's most likely components, by Stiefel gradient descent without any exchange.
 
     `result.local` are the components, `result.shared` is None. The optimum is that of `Local`.
@@ -124,7 +126,7 @@ class Server(NamedTuple):
     curvature: Scalar | None  # where the step size comes from it
 
 
-class GlobalProbabilisticPCA(Algorithm):
+class GlobalProbabilisticPCA(Algorithm, HasBases):
     """The same most likely components for all clients, by Stiefel gradient descent.
 
     Clients send their likelihood's gradients; the server steps along the mean and retracts.

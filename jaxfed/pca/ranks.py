@@ -18,8 +18,9 @@ from jaxfed.core.checks import (
     check_number,
     checked_key,
 )
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.run import fit
+from jaxfed.core.samples import Samples
 from jaxfed.core.source import check_in_memory
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error

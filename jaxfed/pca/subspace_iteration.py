@@ -14,6 +14,7 @@ from jaxtyping import Array, Key
 
 from jaxfed.core.algorithm import Diagnostics, Personalized
 from jaxfed.core.checks import check_name
+from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Sum
 from jaxfed.pca._components import RETRACTIONS, Frame
@@ -30,7 +31,7 @@ from jaxfed.pca._consensus import (
 )
 
 
-class SubspaceIteration(Eigensolver):
+class SubspaceIteration(Eigensolver, HasBases):
     r"""Principal components of all samples together by simultaneous subspace iteration ("SSI").
 
     Up and down the wire go `features × rank` numbers a round, and the server needs only the sum.

@@ -24,8 +24,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.checks import check_count
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.fixed_point import DifferentiatedThrough
 from jaxfed.core.reduction import Gram, Symmetric
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -62,7 +64,7 @@ class Server(NamedTuple):
     unit: Float[Array, ""]  # a power of two near the first gradients
 
 
-class VarProPerPCA(Algorithm):
+class VarProPerPCA(Algorithm, DifferentiatedThrough):
     """The objective of personalized PCA, its local components eliminated by variable projection.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, and there is no step size to

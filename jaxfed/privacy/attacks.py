@@ -48,7 +48,8 @@ from jaxfed.core.checks import (
     is_real,
     refuse,
 )
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
+from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment
 from jaxfed.privacy.transcript import LOSSLESS, Transcript, check_client, record
 

@@ -10,8 +10,9 @@ from jaxtyping import Array
 
 from jaxfed import plot
 from jaxfed._versions import versions
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.described import in_bytes
+from jaxfed.core.samples import Samples
 from jaxfed.core.saved import story
 from jaxfed.core.solution import Solution
 from jaxfed.core.source import is_source

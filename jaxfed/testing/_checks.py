@@ -15,12 +15,13 @@ import numpy as np
 from jaxfed.core import backend, channel, participation
 from jaxfed.core.buckets import Buckets
 from jaxfed.core.checkpoint import Checkpoint
-from jaxfed.core.clients import Clients, Samples
+from jaxfed.core.clients import Clients
 from jaxfed.core.grid import stack
 from jaxfed.core.personalize import personalize
 from jaxfed.core.reduction import is_linear
 from jaxfed.core.rounds import one_round
 from jaxfed.core.run import fit, problem_of, rollout
+from jaxfed.core.samples import Samples
 from jaxfed.testing._case import (
     Case,
     Foreign,

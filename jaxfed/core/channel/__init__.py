@@ -16,11 +16,11 @@ from jaxfed.core.channel.base import varies as varies
 from jaxfed.core.channel.base import ways as ways
 from jaxfed.core.channel.compression import cast as cast
 from jaxfed.core.channel.compression import chain as chain
-from jaxfed.core.channel.compression import quantize as quantize
-from jaxfed.core.channel.compression import random_k as random_k
-from jaxfed.core.channel.compression import sign as sign
-from jaxfed.core.channel.compression import top_k as top_k
 from jaxfed.core.channel.memory import difference as difference
 from jaxfed.core.channel.memory import error_feedback as error_feedback
 from jaxfed.core.channel.noise import gaussian as gaussian
+from jaxfed.core.channel.quantization import quantize as quantize
+from jaxfed.core.channel.quantization import sign as sign
 from jaxfed.core.channel.secure import secure_sum as secure_sum
+from jaxfed.core.channel.sparsification import random_k as random_k
+from jaxfed.core.channel.sparsification import top_k as top_k

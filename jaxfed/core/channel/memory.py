@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.channel.base import Channel
-from jaxfed.core.channel.compression import Compressor, checked_compressor
+from jaxfed.core.channel.compressor import Compressor, checked_compressor
 
 
 class _Difference(Channel):

@@ -12,9 +12,9 @@ from jax import lax
 from jaxtyping import Array, Int, Key, PyTree, UInt8, UInt32
 
 from jaxfed.core.channel.base import Channel, Context, lossless, straight_through
-from jaxfed.core.channel.compression import chances
 from jaxfed.core.channel.noise import refuse_whole_numbers
 from jaxfed.core.channel.packing import pack_wide, unpack_wide
+from jaxfed.core.channel.quantization import chances
 from jaxfed.core.checks import check_count, check_number, is_whole, refuse
 from jaxfed.core.reduction import Additive, each, is_linear, wrapped
 

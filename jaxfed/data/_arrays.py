@@ -1,0 +1,67 @@
+"""Arrays in NumPy's files, and what makes them samples."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxfed._checks import check_texts
+from jaxfed.data._files import check_archive, existing, listing, natural
+
+ARRAYS = (".npy", ".npz")
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Refuse what are no names of arrays.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if names is not None:
+        check_texts("names", names)
+
+
+def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:
+    """The arrays of a `.npy` or `.npz` file by name; nothing in it is run."""
+    if path.suffix.lower() not in ARRAYS:
+        raise ValueError(f"{path}: wanted a .npy or .npz file")
+    if zipfile.is_zipfile(existing(path)):
+        check_archive(path, max_bytes)
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            if names is not None:
+                raise ValueError("names choose arrays of an .npz file")
+            return {path.stem: loaded}
+        with loaded:
+            missing = [name for name in names or () if name not in loaded.files]
+            if missing:
+                raise ValueError(f"holds {', '.join(loaded.files)}, not {', '.join(missing)}")
+            chosen = names if names is not None else sorted(loaded.files, key=natural)
+            entries = {name: loaded[name] for name in chosen}
+    except Exception as error:  # of every kind, by what is damaged
+        raise ValueError(f"{path}: {error}") from error
+    if not entries or not all(isinstance(entry, np.ndarray) for entry in entries.values()):
+        raise ValueError(f"{path}: wanted an archive of arrays, it holds {listing(entries)}")
+    return entries
+
+
+def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
+    """Check that an array is (samples, features) of finite real numbers, as native floats."""
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{where}: wanted real numbers, got {array.dtype}")
+    if array.ndim != 2:
+        raise ValueError(f"{where}: wanted shape (samples, features), got {array.shape}")
+    if 0 in array.shape:
+        raise ValueError(f"{where}: is empty, shape {array.shape}")
+    wide = array.dtype.kind == "f" and array.dtype.itemsize >= 8
+    array = array.astype(np.float64 if wide else np.float32)
+    if not np.isfinite(array).all():
+        row, column = np.argwhere(~np.isfinite(array))[0]
+        raise ValueError(
+            f"{where}: the value in row {row}, column {column} (from 0) is "
+            f"{array[row, column]}, wanted finite numbers"
+        )
+    return array

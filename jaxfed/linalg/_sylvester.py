@@ -1,0 +1,105 @@
+"""The rotation in the derivative of a polar factor: an antisymmetric Sylvester equation."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxfed.linalg._factor import matmul, repeated, squared_norm
+from jaxfed.linalg._newton_schulz import Product, by_platform, padded
+from jaxfed.linalg.eigen import eigh
+
+
+# The Omega of the rule in `jaxfed.linalg.polar`: dP = dP^T gives P Omega + Omega P = M - M^T = B
+# with M = Q^T dW, a Sylvester equation. In the eigenbasis of R = P^{-1} it multiplies by
+# r_i r_j / (r_i + r_j), never dividing by differences of singular values. With R = c (I + D),
+# s = 1 + (d_i + d_j) / 2 and t = (d_i - d_j) / 2 that is c (s - t^2 / s) / 2: two products give s
+# and t^2, and what is left to solve is of second order in D. Wide matrices have -M in place of M.
+def rotation(
+    inverse: Float[Array, "r r"], m: Float[Array, "r r"], solve: Callable[[Array, Array], Array]
+) -> Float[Array, "r r"]:
+    """The antisymmetric Omega that keeps the symmetric factor symmetric, from R = P^{-1} and M."""
+    r = len(m)
+    mean = jnp.trace(inverse) / r
+    scaled = inverse / jnp.where(mean > 0, mean, 1)
+    d, b = padded(scaled - jnp.eye(r, dtype=m.dtype)), padded(m - m.T)
+    size = lax.stop_gradient(jnp.max(jnp.abs(b)))
+    b = b / jnp.where(size > 0, size, 1)
+    product = matmul(d, b)
+    first = b + (product - product.T) / 2
+    product = matmul(d, product + product.T)
+    second = solve(scaled, (product - product.T)[:r, :r] / 2)
+    return size * mean / 2 * (first[:r, :r] - second)
+
+
+def differentiable_sylvester(
+    s: Float[Array, "r r"], right: Float[Array, "r r"]
+) -> Float[Array, "r r"]:
+    """What `sylvester` solves, relative to the right side: that of a derivative may be tiny."""
+
+    def relative(_, right):
+        size = jnp.max(jnp.abs(right))
+        size = jnp.where(size > 0, size, 1)
+        return sylvester(s, right / size) * size
+
+    return lax.custom_linear_solve(
+        lambda x: matmul(s, x) + matmul(x, s), right, relative, symmetric=True
+    )
+
+
+def _antisymmetric_solution(
+    multiply: Product, s: Float[Array, "r r"], right: Float[Array, "r r"]
+) -> Float[Array, "r r"]:
+    """Antisymmetric solution of S X + X S = B, for S symmetric semidefinite, B antisymmetric.
+
+    It leaves a residual of the size of rounding in numbers of order one. Three terms of a series
+    take two products and are enough where S is near the identity and B small; else conjugate
+    gradients; what they have not solved in a few steps is solved in the eigenbasis of S. Where S is
+    singular, the least-squares solution.
+    """
+    r = len(s)
+    eps = jnp.finfo(s.dtype).eps
+    tolerance = (32 * eps) ** 2
+    wide, b = padded(s), padded(right)
+
+    def image(x):
+        product = multiply(wide, x)
+        return product - product.T
+
+    def step(state):
+        x, residual, direction, old, count = state
+        change = image(direction)
+        length = old / jnp.sum(direction * change)
+        x = x + length * direction
+        residual = residual - length * change
+        new = squared_norm(residual)
+        return x, residual, residual + new / old * direction, new, count + 1
+
+    second = b - image(b) / 2
+    third = second - image(second) / 2
+    start = squared_norm(b)
+    # Its next term multiplies by halves of sums of two different eigenvalues of S - I, cubed.
+    left_out = (squared_norm(s - jnp.eye(r, dtype=s.dtype)) / 2) ** 3 * start
+    enough = left_out <= tolerance
+    x, _, _, error, _ = lax.while_loop(
+        lambda state: (state[3] > tolerance) & (state[4] < 16),
+        step,
+        (
+            jnp.where(enough, (b + second + third) / 2, 0),
+            b, b, jnp.where(enough, 0, start), 0,
+        ),
+    )  # fmt: skip
+
+    def decompose(bad, x):
+        values, vectors = eigh(jnp.where(bad, s, x), bad)
+        sums = values[:, None] + values
+        regular = sums > eps * r * values[-1]
+        inner = matmul(vectors.T, matmul(right, vectors))
+        inner = jnp.where(regular, inner / jnp.where(regular, sums, 1), 0)
+        return (matmul(vectors, matmul(inner, vectors.T)),)
+
+    return repeated(~(error <= tolerance), decompose, (x[:r, :r],))[0]
+
+
+sylvester = by_platform(_antisymmetric_solution)
