@@ -5,6 +5,7 @@ are told apart by their ids and never by their places.
 """
 
 import abc
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from typing import Any, ClassVar, final
@@ -215,6 +216,7 @@ class _Separate(_HereAlone):
 
 class _Chunked(_HereAlone):
     size: int = eqx.field(static=True)
+    remembered: tuple[str, ...] = eqx.field(static=True, default=())  # for derivatives, by name
 
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(self._one, work, shared), parts)
@@ -230,7 +232,9 @@ class _Chunked(_HereAlone):
         one = jax.tree.map(lambda x: x[:1], own)
         sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
 
-        @jax.checkpoint
+        @partial(
+            jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
+        )
         def step(total, block):
             part, kept = _at_once(work, shared, block)
             return combined(total, part), kept
@@ -347,6 +351,27 @@ class _Pmap(Backend):
             devices=self.devices,
         )((shared, parts))
         return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
+
+
+def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
+    """The same numbers, a tenth of the clients at a time, to keep little for their derivatives.
+
+    Clients that are spread over devices stay as they are, and so do a megabyte of data or less.
+
+    Args:
+        backend: how the clients would be mapped.
+        own: what they have, leading axis = clients, or in buckets.
+        remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of what is kept; all else is
+            computed again.
+    """
+    if backend.multiple > 1 or backend.processes > 1:
+        return backend
+    sizes = [_length(part) for part in split(own)]
+    each = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(own)) / sum(sizes)
+    size = max(math.ceil(max(sizes) / 10), int(BLOCK_BYTES / max(each, 1)))
+    if isinstance(backend, _Chunked):
+        size = min(size, backend.size)
+    return _Chunked(size, remembered) if size < max(sizes) else backend
 
 
 def _length(own: PyTree) -> int:

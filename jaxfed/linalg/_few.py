@@ -7,11 +7,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxfed.linalg._factor import matmul, one_by_one
+from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one
 from jaxfed.linalg.basis import orthonormalize_once
-from jaxfed.linalg.eigen import Eigen, _descending, top_eigenvectors, with_sign
+from jaxfed.linalg.eigen import Eigen, descending, top_eigenvectors, with_sign
 
 
 def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
@@ -74,7 +75,8 @@ def _top(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Ei
 def _(rank, primals, tangents):
     (rows, basis), (change, turn) = primals, tangents
     known = min(rank, len(rows))
-    spectrum, scores = _descending(_gram(rows, basis))
+    found = descending(_gram(rows, basis))
+    spectrum, scores = checkpoint_name(found, DECOMPOSITION)
     values, vectors = _completed(rows, basis, spectrum[:known], scores[:, :known], rank)
     info = jnp.finfo(rows.dtype)
     least = jnp.maximum(info.eps * len(rows) * spectrum[0], 1e5 * float(info.tiny))
