@@ -1,15 +1,20 @@
-"""What derivatives of a converged run take: implicit, checkpointed, unrolled, and by hand.
+"""What derivatives of a converged run take, beside what one would write instead.
 
     python bench/adjoint.py                   # 50 clients of 120 samples, 784 features, 10 + 10
-    python bench/adjoint.py --small           # in a minute
-    python bench/adjoint.py --rounds 1000
+    python bench/adjoint.py --small           # in a minute, with errors
 
 The loss is the held-out error of PerPCA, differentiated by samples and the clients' weights, in
-single precision. Memory is what XLA allots beside arguments and results. "By hand" is what a user
-of an implicit differentiation library writes: the gradient of the objective by all components, and
-conjugate gradients on the normal equations of its Jacobian (JAXopt's default), which knows nothing
-of bases and does not eliminate the local components. Errors are those of directional derivatives,
-relative to central differences of whole solves in double precision.
+single precision. Memory is what XLA allots beside arguments and results, and with them: data and a
+derivative by them are of one size. The rivals:
+
+* "plain JAX, unrolled": `bench/plain_jax.py`, PerPCA without a library, differentiated as it is.
+* "by hand": what a user of an implicit differentiation library writes: the gradient of the
+  objective by all components, and conjugate gradients on the normal equations of its Jacobian
+  (JAXopt's default), which knows nothing of bases and does not eliminate the local components. It
+  starts from a solution, whose rounds it leaves to others.
+
+Errors are those of directional derivatives, relative to central differences of whole solves in
+double precision. What takes more than four gigabytes is not run.
 """
 
 import argparse
@@ -20,6 +25,7 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain_jax
 from timing import every_turn, machine, table
 
 import jaxfed as jf
@@ -96,6 +102,17 @@ def by_hand(algorithm, held_out, steps):
     return gradient
 
 
+def in_plain_jax(held_out, rounds, step_size):
+    """The same loss without a library, by samples."""
+
+    def loss(values, weights, start):
+        del weights  # all the same
+        shared, local, _ = plain_jax.perpca(values, start.shared, start.local, step_size, rounds)
+        return error(held_out, shared, local)
+
+    return loss
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
@@ -111,56 +128,76 @@ def main() -> None:
     loss = problem(algorithm, held_out, given.rounds)
     # From a solution, so that every run ends at a fixed point.
     solution = jf.fit(
-        jf.pca.VarProPerPCA(*shape[3:]), jf.Clients.from_samples(values), rounds=given.rounds,
+        jf.pca.VarProPerPCA(*shape[3:]), jf.Clients.from_samples(values), rounds=300,
         key=jax.random.key(0),
     )  # fmt: skip
     start = solution.result
+    step_size = float(1 / np.linalg.norm(values, 2, axis=(1, 2)).max() ** 2 * shape[1])
+    plain = in_plain_jax(held_out, given.rounds, step_size)
 
-    ways = {
-        "implicit": jf.adjoint.implicit(throw=False),
-        "checkpointed": jf.adjoint.checkpointed(),
-        "checkpointed(2)": jf.adjoint.checkpointed(2),
-        "unrolled": jf.adjoint.unrolled(),
+    implicit, unrolled = jf.adjoint.implicit(throw=False), jf.adjoint.unrolled()
+
+    def gradient(way, by):
+        return jax.value_and_grad(lambda *a: loss(*a, way), argnums=by)
+
+    functions = {
+        "solve": lambda *a: loss(*a, unrolled),
+        "implicit, by weights": gradient(implicit, 1),
+        "implicit, by samples": gradient(implicit, 0),
+        "checkpointed, by weights": gradient(jf.adjoint.checkpointed(), 1),
+        "checkpointed, by samples": gradient(jf.adjoint.checkpointed(), 0),
+        "checkpointed(2), by weights": gradient(jf.adjoint.checkpointed(2), 1),
+        "unrolled, by weights": gradient(unrolled, 1),
+        "plain JAX, unrolled, by samples": jax.value_and_grad(plain),
+        "by hand, beside the solve": lambda values, weights, start: by_hand(
+            algorithm, held_out, 100
+        )(values, weights, (start.shared, start.local)),
     }
     given_to = (jnp.asarray(values), jnp.asarray(weights), start)
-    programs = {"solve": jax.jit(lambda *a: loss(*a, jf.adjoint.unrolled())).lower(*given_to)}
-    for name, way in ways.items():
-        gradient = jax.value_and_grad(loss, argnums=(0, 1))
-        programs[name] = jax.jit(lambda *a, g=gradient, w=way: g(*a, w)).lower(*given_to)
-    hand = jax.jit(by_hand(algorithm, held_out, 100))
-    programs["by hand, beside the solve"] = hand.lower(
-        given_to[0], given_to[1], (start.shared, start.local)
-    )
-    programs = {name: lowered.compile() for name, lowered in programs.items()}
-    memory = {n: p.memory_analysis().temp_size_in_bytes for n, p in programs.items()}
+    programs = {name: jax.jit(f).lower(*given_to).compile() for name, f in functions.items()}
+    beside, whole = {}, {}
+    for name, program in programs.items():
+        memory = program.memory_analysis()
+        beside[name] = memory.temp_size_in_bytes
+        whole[name] = beside[name] + memory.argument_size_in_bytes + memory.output_size_in_bytes
     print(table(
         [
-            {"way": name, "MB": f"{size / 1e6:.1f}", "over solve": f"{size / memory['solve']:.2f}"}
-            for name, size in memory.items()
+            {
+                "way": name,
+                "MB": f"{size / 1e6:.1f}",
+                "over solve": f"{size / beside['solve']:.2f}",
+                "with arguments and results": f"{whole[name] / whole['solve']:.2f}",
+            }
+            for name, size in beside.items()
         ]
-    ))  # fmt: skip
+    ), flush=True)  # fmt: skip
     report = jax.jit(jax.grad(lambda r, *a: loss(*a, jf.adjoint.implicit(report=r, throw=False))))(
         jf.adjoint.Report(), *given_to
     )
     print(
         f"adjoint rounds {int(report.rounds)}, residual {float(report.residual):.1e}, "
-        f"share that turns bases {float(report.turning):.1e}"
+        f"share that turns bases {float(report.turning):.1e}",
+        flush=True,
     )
-    timed = [name for name in programs if name in ("solve", "implicit", "checkpointed", "unrolled")]
+    if given.small:
+        accuracy(algorithm, double, others, weights, given.rounds, start, step_size)
+    timed = [name for name, size in beside.items() if size < 4e9]
     took = every_turn({n: lambda n=n: programs[n](*given_to) for n in timed}, given.repeats)
-    solve = took["solve"]["cpu"]
     print(table(
         [
-            {"way": name, "beyond the solve": f"{np.median(clocks['cpu'] / solve) - 1:.2f}"}
-            for name, clocks in took.items()
-            if name != "solve"
+            {
+                "way": name,
+                **{
+                    f"{clock} over the solve's": f"{np.median(x / took['solve'][clock]):.2f}"
+                    for clock, x in took[name].items()
+                },
+            }
+            for name in timed
         ]
     ))  # fmt: skip
-    if given.small:
-        accuracy(algorithm, double, others, weights, given.rounds, start)
 
 
-def accuracy(algorithm, values, held_out, weights, rounds, start):
+def accuracy(algorithm, values, held_out, weights, rounds, start, step_size):
     """Errors of directional derivatives, single precision, against differences in double."""
     rng = np.random.default_rng(1)
     direction = rng.normal(size=values.shape)
@@ -174,20 +211,21 @@ def accuracy(algorithm, values, held_out, weights, rounds, start):
     wanted = (
         exact(values + step * direction, frames) - exact(values - step * direction, frames)
     ) / (2 * step)
-    single = jnp.asarray(values, jnp.float32), jnp.asarray(weights)
-    loss = problem(algorithm, held_out.astype(np.float32), rounds)
-    rows = []
-    for name, adjoint in {
-        "implicit": jf.adjoint.implicit(throw=False), "unrolled": jf.adjoint.unrolled()
-    }.items():  # fmt: skip
-        found = jax.jit(jax.grad(lambda v, w, a=adjoint: loss(v, w, start, a)))(*single)
-        rows.append((name, float((found * direction).sum())))
-    hand = jax.jit(by_hand(algorithm, held_out.astype(np.float32), 100))
-    found = hand(*single, (start.shared, start.local))[0]
-    rows.append(("by hand", float((found * direction).sum())))
-    print(table(
-        [{"way": n, "error": f"{abs(x - float(wanted)) / abs(float(wanted)):.1e}"} for n, x in rows]
-    ))  # fmt: skip
+    single = jnp.asarray(values, jnp.float32), jnp.asarray(weights), start
+    held_out = held_out.astype(np.float32)
+    loss, plain = problem(algorithm, held_out, rounds), in_plain_jax(held_out, rounds, step_size)
+    hand = by_hand(algorithm, held_out, 100)
+    ways = {
+        "implicit": jax.grad(lambda *a: loss(*a, jf.adjoint.implicit(throw=False))),
+        "unrolled": jax.grad(lambda *a: loss(*a, jf.adjoint.unrolled())),
+        "plain JAX, unrolled": jax.grad(plain),
+        "by hand": lambda v, w, start: hand(v, w, (start.shared, start.local))[0],
+    }
+    errors = {
+        name: abs(float((jax.jit(way)(*single) * direction).sum() / wanted) - 1)
+        for name, way in ways.items()
+    }
+    print(table([{"way": name, "error": f"{x:.1e}"} for name, x in errors.items()]), flush=True)
 
 
 if __name__ == "__main__":

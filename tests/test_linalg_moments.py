@@ -86,6 +86,86 @@ def test_derivative_of_the_top_subspace(n, x64):
     chex.assert_trees_all_close(slope, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
+@pytest.mark.parametrize("n", [4, 20])
+def test_derivative_of_the_top_subspace_beside_others(n, scale, x64):
+    """In both modes, by samples and by the basis that is left out, along turns of it."""
+    rng = np.random.default_rng(1)
+    samples, samples_change = rng.normal(size=(2, n, FEATURES))
+    basis, _ = np.linalg.qr(rng.normal(size=(FEATURES, 2)))
+    skew = rng.normal(size=(FEATURES, FEATURES))
+    skew = skew - skew.T
+    weights = rng.normal(size=(FEATURES, FEATURES))
+
+    def loss(samples, basis):
+        values, vectors = Moment.from_samples(samples * scale).top(2, beside=basis)
+        return jnp.sum(weights * jnp.tanh(vectors @ vectors.T)) + jnp.sum(values) / scale**2
+
+    def exact(step):
+        turned = np.asarray(jax.scipy.linalg.expm(step * skew)) @ basis
+        left = samples + step * samples_change
+        left = left - left @ turned @ turned.T
+        values, vectors = np.linalg.eigh(left.T @ left / n)
+        projector = vectors[:, -2:] @ vectors[:, -2:].T
+        return np.sum(weights * np.tanh(projector)) + np.sum(values[-2:])
+
+    at, change = (samples, basis), (samples_change, skew @ basis)
+    value, forward = jax.jit(lambda at, change: jax.jvp(loss, at, change))(at, change)
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))(*at)
+    backward = sum(np.vdot(g, c) for g, c in zip(gradient, change, strict=True))
+    expected = (8 * (exact(1e-4) - exact(-1e-4)) - exact(2e-4) + exact(-2e-4)) / 12e-4
+    chex.assert_trees_all_close(value, exact(0.0), rtol=1e-12)
+    chex.assert_trees_all_close(forward, expected, rtol=1e-8)
+    chex.assert_trees_all_close(backward, expected, rtol=1e-8)
+
+
+def test_the_second_derivative_beside_others(x64):
+    rng = np.random.default_rng(2)
+    samples, direction = rng.normal(size=(2, 4, FEATURES))
+    basis, _ = np.linalg.qr(rng.normal(size=(FEATURES, 2)))
+    weights = rng.normal(size=(FEATURES, FEATURES))
+
+    def loss(samples):
+        vectors = Moment.from_samples(samples).top(1, beside=basis)[1]
+        return jnp.sum(weights * jnp.tanh(vectors @ vectors.T))
+
+    slope = jax.jit(lambda samples: jax.jvp(loss, (samples,), (direction,))[1])
+    second = jax.jit(lambda samples: jax.jvp(jax.grad(loss), (samples,), (direction,))[1])
+    expected = (slope(samples + 1e-5 * direction) - slope(samples - 1e-5 * direction)) / 2e-5
+    chex.assert_trees_all_close(np.vdot(second(samples), direction), expected, rtol=1e-6)
+
+
+def test_a_derivative_beside_others_keeps_nothing_of_the_size_of_the_samples():
+    samples = jnp.asarray(RNG.normal(size=(100, 500)), jnp.float32)
+    basis = jnp.eye(500, 3, dtype=jnp.float32)
+
+    def kept(top):
+        _, pull = jax.vjp(lambda basis: top(Moment.from_samples(samples), basis)[1], basis)
+        return sum(x.size for x in jax.tree.leaves(pull))
+
+    assert kept(lambda moment, basis: moment.top(2, beside=basis)) < 1.9 * samples.size
+    assert kept(lambda moment, basis: moment.deflate(basis).top(2)) > 1.9 * samples.size
+
+
+@pytest.mark.parametrize("n", [4, 20])
+def test_top_beside_others_where_there_is_less(n):
+    """Directions that do not exist, ties, zeros: no derivative is NaN."""
+    kinds = np.zeros((4, n, FEATURES), np.float32)
+    kinds[1, 0, 0] = kinds[2, :] = 1.0
+    kinds[3, range(4), range(4)] = 1.0
+    basis = np.eye(FEATURES, 2, dtype=np.float32)
+
+    def loss(samples, basis):
+        values, vectors = Moment.from_samples(samples).top(3, beside=basis)
+        return jnp.sum((vectors @ vectors.T)[0] ** 3) + jnp.sum(values)
+
+    for scale in (1.0, 1e-12, 1e12):
+        found = jax.jit(jax.vmap(jax.grad(loss, argnums=(0, 1)), in_axes=(0, None)))(
+            kinds * scale, basis
+        )
+        chex.assert_tree_all_finite(found)
+
+
 def test_one_program_serves_clients_of_all_sizes(x64):
     """Under vmap and jit, with padding, and without any sample at all."""
     sizes = np.array([4.0, 3.0, 1.0, 0.0])

@@ -22,7 +22,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 from jaxfed._optional import require
 from jaxfed.core import channel, contract, fixed_point
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.backend import collect, vmap
+from jaxfed.core.backend import collect, in_blocks, vmap
 from jaxfed.core.buckets import first_of
 from jaxfed.core.gauge import Bases, vertical_part
 from jaxfed.core.hook import hooked
@@ -30,6 +30,7 @@ from jaxfed.core.problem import Problem, State
 from jaxfed.core.reduction import contributions, plain, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared, result_of
 from jaxfed.core.solution import Solution
+from jaxfed.linalg._factor import DECOMPOSITION
 
 LOSSLESS = channel.lossless()
 States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
@@ -104,13 +105,14 @@ def differentiable(
         report: what becomes the report.
         settings: tolerances.
     """
-    own = through is problem.algorithm
+    own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
     problem = replace(
         problem, algorithm=through, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS,
         first_downlink=LOSSLESS,
     )  # fmt: skip
     problem = prepared(problem, settings.max_rounds)
     template, _ = begin(problem, start if own else solution.result)
+    problem = replace(problem, backend=in_blocks(backend, data, DECOMPOSITION))
     begun = template.server, template.local
     if own:
         reached = solution.state.server, solution.state.local
@@ -135,7 +137,7 @@ def differentiable(
     numbers, _ = hooked((numbers, report.turning), look)
     server, local = eqx.combine(numbers, others)
     final = replace(template, server=server, local=local)
-    result = result_of(problem, final)
+    result = result_of(replace(problem, backend=in_blocks(backend, data)), final)
     if not own:
         return replace(solution, result=result)
     return replace(

@@ -7,6 +7,7 @@ its span keeps `R` of that kind, and in nothing else.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,10 @@ Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 # Whatever the user has chosen for products with data (`jaxfed.linalg._precision`): any less would
 # lose the constraint Q^T Q = I.
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+# Marks what costs most to compute, for `jax.checkpoint` to keep.
+DECOMPOSITION = "decomposition"
 
 
 def squared_norm(x: Float[Array, "..."]) -> Float[Array, ""]:
@@ -113,7 +118,7 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
 
 
 def one_by_one(
-    library: Callable[[Array], tuple], **others: Callable[[Array], tuple]
+    library: Callable[[Any], tuple], **others: Callable[[Any], tuple]
 ) -> Callable[..., tuple]:
     """A decomposition by a library; mapped with `jax.vmap`, one matrix after the other on a CPU.
 
@@ -123,7 +128,7 @@ def one_by_one(
     wait for ever.
 
     Args:
-        library: from one matrix to a tuple of arrays; not differentiated.
+        library: from one matrix, or a tree of arrays, to a tuple of arrays.
         others: what does the same on a platform, `tpu` or `cuda`; see `jaxfed.linalg._jacobi`.
 
     Returns:

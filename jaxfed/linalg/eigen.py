@@ -5,11 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg import _jacobi
-from jaxfed.linalg._factor import matmul, one_by_one, repeated
+from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one, repeated
 from jaxfed.linalg.basis import orthonormalize
 
 Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
@@ -76,7 +77,8 @@ def checked_rank(rank: int, largest: int) -> None:
 eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
 
 
-def _descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+def descending(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """All eigenvalues of a symmetric matrix, the largest first, and eigenvectors; no derivative."""
     values, vectors = eigh(matrix)
     return values[::-1], with_sign(vectors[:, ::-1])
 
@@ -90,7 +92,7 @@ def with_sign(vectors: Float[Array, "d r"]) -> Float[Array, "d r"]:
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
     if len(matrix) < LARGE or SHARE * rank > len(matrix):
-        values, vectors = _descending(matrix)
+        values, vectors = descending(matrix)
         return values[:rank], vectors[:, :rank]
 
     def decompose(bad, values, vectors):
@@ -155,7 +157,7 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
 @_top_eigenvectors.defjvp
 def _(rank, primals, tangents):
     (matrix,), (change,) = primals, tangents
-    values, vectors = _descending(matrix)
+    values, vectors = checkpoint_name(descending(matrix), DECOMPOSITION)
     kept, dropped = vectors[:, :rank], vectors[:, rank:]
     change = matmul((change + change.T) / 2, kept)
     gaps = values[:rank] - values[rank:, None]

@@ -9,9 +9,9 @@ from jaxtyping import Array, ArrayLike, Float
 from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
+from jaxfed.linalg._few import top_of_few
 from jaxfed.linalg._precision import data_matmul
-from jaxfed.linalg.basis import orthonormalize_once
-from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors, with_sign
+from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
 
 
 def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
@@ -137,7 +137,9 @@ class Moment(eqx.Module):
         rest = self._rows - matmul(matmul(self._rows, basis), basis.T)
         return type(self)(None, rest, self.count, squared_norm(rest) / self._divisor)
 
-    def top(self, rank: int) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
+    def top(
+        self, rank: int, beside: Float[Array, "d b"] | None = None
+    ) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
         """The largest eigenvalues, descending, and eigenvectors, by the cheaper side.
 
         Fewer samples than features: through the n x n Gram matrix of the samples. Eigenvectors of
@@ -145,18 +147,21 @@ class Moment(eqx.Module):
 
         Args:
             rank: how many, from 1 to d.
+            beside: an orthonormal basis without which the moment is taken, as `deflate` does.
 
         Raises:
-            ValueError: if `rank` is not from 1 to d.
+            ValueError: if `rank` is not from 1 to d, or `beside` no matrix of d rows.
         """
         checked_rank(rank, self.dim)
+        if beside is not None:
+            beside = checked_array("beside", beside, f"{self.dim} b")
         if self.dense is not None or len(self._rows) >= self.dim:
-            return top_eigenvectors(self.matrix(), rank)
-        known = min(rank, len(self._rows))
-        kernel = matmul(self._rows, self._rows.T) / self._divisor
-        values, scores = top_eigenvectors(kernel, known)
-        vectors = jnp.pad(matmul(self._rows.T, scores), ((0, 0), (0, rank - known)))
-        return jnp.pad(values, (0, rank - known)), with_sign(orthonormalize_once(vectors))
+            moment = self if beside is None else self.deflate(beside)
+            return top_eigenvectors(moment.matrix(), rank)
+        if beside is None:
+            beside = jnp.zeros((self.dim, 0), self._rows.dtype)
+        values, vectors = top_of_few(self._rows, beside, rank)
+        return values / self._divisor, vectors
 
     def largest_eigenvalue(self) -> Float[Array, ""]:
         """The largest eigenvalue."""

@@ -138,7 +138,10 @@ def best_local(
     A deflated moment's null space holds the shared directions, so where it has too few components
     its eigenvectors alone would not do.
     """
-    return beside(shared, top_components(moment.deflate(shared), rank, active), active)
+    values, vectors = moment.top(rank, beside=shared)
+    if active is not None:
+        vectors = deflate(vectors, shared)  # on which the moment acts as the deflated one does
+    return beside(shared, activated(moment, values, vectors, active), active)
 
 
 def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:

@@ -1,5 +1,6 @@
 """Clients on one device: at once, one after the other, or in blocks."""
 
+import math
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import final
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxfed.core.backend.base import Backend, Work
-from jaxfed.core.buckets import unlike
+from jaxfed.core.buckets import split, unlike
 from jaxfed.core.checks import check_whole
 from jaxfed.core.reduction import Reduction, additive, combined, each
 
@@ -79,6 +80,7 @@ class _Separate(_HereAlone):
 
 class _Chunked(_HereAlone):
     size: int = eqx.field(static=True)
+    remembered: tuple[str, ...] = eqx.field(static=True, default=())  # for derivatives, by name
 
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(self._one, work, shared), parts)
@@ -94,7 +96,9 @@ class _Chunked(_HereAlone):
         one = jax.tree.map(lambda x: x[:1], own)
         sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
 
-        @jax.checkpoint
+        @partial(
+            jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
+        )
         def step(total, block):
             part, kept = _at_once(work, shared, block)
             return combined(total, part), kept
@@ -138,6 +142,27 @@ def _block(clients: int, most: int) -> int:
         if clients % size == 0:
             return size
     return most
+
+
+def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
+    """The same numbers, a tenth of the clients at a time, to keep little for their derivatives.
+
+    Clients that are spread over devices stay as they are, and so do a megabyte of data or less.
+
+    Args:
+        backend: how the clients would be mapped.
+        own: what they have, leading axis = clients, or in buckets.
+        remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of what is kept; all else is
+            computed again.
+    """
+    if backend.multiple > 1 or backend.processes > 1:
+        return backend
+    sizes = [_length(part) for part in split(own)]
+    each = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(own)) / sum(sizes)
+    size = max(math.ceil(max(sizes) / 10), int(BLOCK_BYTES / max(each, 1)))
+    if isinstance(backend, _Chunked):
+        size = min(size, backend.size)
+    return _Chunked(size, remembered) if size < max(sizes) else backend
 
 
 def _length(own: PyTree) -> int:
