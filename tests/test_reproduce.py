@@ -70,6 +70,7 @@ TARGETS = [
     "gcca/figure6",
     "gcca/figure7",
     "gcca/figure8",
+    "gcca/figure9",
     "gcca/table1",
     "hierarchical/figure1a",
     "hierarchical/figure1b",

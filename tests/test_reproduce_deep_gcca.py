@@ -103,6 +103,10 @@ def test_real_views(tmp_path, capsys):
     }  # fmt: skip
     for name in (deep_digits.TOGETHER, deep_digits.ONE_ROUND, *_deep.CHANNELS):
         assert cells[name, "accuracy"] > 0.9
+    rounds = [cells[name, deep_digits.AT] for name in _deep.CHANNELS]
+    assert all(2 <= position <= 9 for position in rounds)
+    ratio = 1 - rounds[1] * 3 / (rounds[0] * 32)
+    np.testing.assert_allclose(cells[_deep.QUANTIZED, deep_digits.RATIO], ratio)
     share = cells[_deep.QUANTIZED, "share of the bits"]
     a_round = (68 * 8 + 32) / (180 * 32)  # 540 bits fill up 68 bytes
     # Nine messages up, eight down, of which one each is from before the rounds.

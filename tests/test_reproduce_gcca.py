@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfed.cli import main
-from papers.gcca import _linear, digits, figure8, table1
+from papers.gcca import _linear, digits, figure8, figure9, table1
 from papers.runs import Seeds
 from tests.references import gcca as reference
 
@@ -66,6 +66,52 @@ def test_real_views(tmp_path, capsys):
         assert found[f"exact, {name}", "rounds to 1.01x"] <= 30
         assert 1 <= found[f"steps, {name}", "cost / least"] < 1.2
         assert found[f"exact, {name}", "accuracy"] > 0.95
+
+
+def test_alignment_counts_who_is_nearest_to_itself():
+    rng = np.random.default_rng(0)
+    views = [rng.normal(size=(12, d)) for d in (3, 5, 4)]
+    maps = rng.normal(size=(3, 5, 2))  # with rows that the narrower views do not have
+    scores = [x @ q[: x.shape[1]] for x, q in zip(views, maps, strict=True)]
+    hits = [
+        np.argmin([np.linalg.norm(here[i] - there[k]) for k in range(12)]) == i
+        for a, here in enumerate(scores) for b, there in enumerate(scores) if a != b
+        for i in range(12)
+    ]  # fmt: skip
+    assert figure9.alignment(views, maps) == np.mean(hits) > 0
+    assert figure9.alignment([views[0]] * 2, maps[[0, 0]]) == 1
+
+
+def latent_views(folder):
+    """Views of common latent numbers, in the format of the real file."""
+    rng = np.random.default_rng(0)
+    latent = rng.normal(size=(120, 3))
+    widths = {"fou": 5, "fac": 7, "kar": 4, "pix": 6, "zer": 5, "mor": 3}
+    views = {
+        name: latent @ rng.normal(size=(3, d)) + 0.2 * rng.normal(size=(120, d))
+        for name, d in widths.items()
+    }
+    (folder / "mfeat").mkdir()
+    np.savez(folder / "mfeat" / "mfeat.npz", labels=np.arange(120) % 10, **views)
+
+
+@pytest.mark.slow
+def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch):
+    latent_views(tmp_path)
+
+    def cells():
+        report = figure9.TARGET(Seeds(2), data=tmp_path, rounds=15, held_out=20, batch=100, rank=3)
+        return {(row["messages"], row["quantity"]): row["cell"] for row in report.rows}
+
+    found = cells()
+    full, few = figure9.FULL, figure9.QUANTIZED
+    assert found[full, figure9.START].mean < found[full, figure9.AC].mean
+    assert found[full, figure9.AC].mean > 0.4 and found[few, figure9.AC].mean > 0.4
+    for quantity in (figure9.END, figure9.BY_COST):
+        assert found[few, quantity].verdict == "reproduced"
+    # With a single level of the quantizer errors pile up.
+    monkeypatch.setattr(figure9, "BITS", 2)
+    assert cells()[few, figure9.END].verdict.startswith("differs")
 
 
 def test_a_goal_that_is_never_reached_differs(monkeypatch):

@@ -30,32 +30,65 @@ def test_the_items_are_those_of_the_papers():
 
 
 RECORD = {
-    "perpca/figure1": {
-        "reproduced": 5, "differs": 1, "not comparable": 0, "which": ["a | b"],
-        "seconds": 12, "date": "2026-11-22", "seeds": 1, "base": 7, "versions": "jax 1",
+    "0": {
+        "perpca/figure1": {
+            "reproduced": 5, "differs": 1, "not comparable": 0,
+            "which": ["a, b: 2, accepted [0, 1]"],
+            "seconds": 12, "date": "2026-11-22", "seeds": 1, "versions": "jax 1",
+        },
+        "perpca/figure10": {"failed": ["no"], "seconds": 1, "date": "2026-11-21", "seeds": 3},
     },
-    "perpca/figure10": {
-        "failed": ["no"], "seconds": 1, "date": "2026-11-21", "seeds": 3, "base": 0,
+    "7": {
+        "perpca/figure1": {
+            "reproduced": 6, "differs": 0, "not comparable": 0, "which": [],
+            "seconds": 40, "date": "2026-11-23", "seeds": 10, "versions": "jax 1",
+        },
+        "perpca/figure11": {
+            "reproduced": 2, "differs": 0, "not comparable": 1, "which": [],
+            "seconds": 7, "date": "2026-11-23", "seeds": 1, "versions": "jax 2",
+        },
     },
 }  # fmt: skip
 
 
-def test_the_page_has_a_line_for_each_item():
+def test_the_page_has_a_line_for_each_item_and_a_column_for_each_base():
     page = every.page(RECORD)
     lines = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
     assert len(lines) == 1 + len(ITEMS)
-    assert "| Figure 1 |" in lines[1] and "5 reproduced, 1 differs | 12 | 2026-11-22 |" in lines[1]
-    assert "failed" in next(line for line in lines if "| Figure 10 |" in line)
-    assert "not run" in next(line for line in lines if "| Table 7 |" in line)
-    assert "no data" in next(line for line in lines if "| Figure 13 |" in line)
-    assert "--seeds 1 --seed 7" in page and "jax 1" in page
+    assert "| verdict (--seed 0) | verdict (--seed 7) | seconds | date |" in lines[0]
+
+    def line(name):
+        return next(line for line in lines if f"| {name} |" in line)
+
+    assert "| 5 reproduced, 1 differs | 6 reproduced (10 seeds) | 12 | 2026-11-22 |" in lines[1]
+    assert "| failed | not run | 1 |" in line("Figure 10")
+    # Only the second base has it: its time.
+    assert "| not run | 2 reproduced, 1 not comparable | 7 | 2026-11-23 |" in line("Figure 11")
+    assert "| not run | not run |  |  |" in line("Table 7")
+    assert "jax 1; jax 2" in page
     table = list(csv.DictReader(io.StringIO(every.table(RECORD))))
-    assert len(table) == 47 and table[0]["verdict"] == "5 reproduced, 1 differs"
+    assert len(table) == 47 and table[0]["verdict (--seed 0)"] == "5 reproduced, 1 differs"
+    assert table[0]["verdict (--seed 7)"] == "6 reproduced (10 seeds)"
+
+
+def test_the_page_says_what_differs_with_its_interval():
+    told = [line for line in every.page(RECORD).splitlines() if line.startswith("- ")]
+    assert told == [
+        "- `perpca/figure1 --seeds 1 --seed 0`: a, b: 2, accepted [0, 1]",
+        "- `perpca/figure10 --seeds 3 --seed 0`: no",
+    ]
+
+
+def test_what_is_not_covered_has_no_data():
+    item = ITEMS[0]._replace(covered="not", why="no files")
+    line = every.line_of(item, RECORD)
+    assert line["verdict (--seed 0)"] == line["verdict (--seed 7)"] == "no data"
 
 
 def test_the_page_in_the_repository_is_that_of_its_record():
     record = every.read_record(every.COMMITTED)
-    assert set(record) <= set(papers.names())
+    assert next(iter(record)) == "0"
+    assert all(set(found) <= set(papers.names()) for found in record.values())
     page = (every.COMMITTED / every.PAGE).read_text(encoding="utf-8")
     assert page == every.page(record)
     table = (every.COMMITTED / every.TABLE).read_text(encoding="utf-8")
@@ -75,8 +108,11 @@ def runs(monkeypatch):
         if name == "perpca/figure4":
             return SimpleNamespace(returncode=1, stderr="it\nbroke\n")
         every.Path(out).mkdir(parents=True, exist_ok=True)
-        rows = [{"x": 1, "verdict": "reproduced; from the paper by 2"}, {"x": 2},
-                {"x": 3, "verdict": "differs by 1"}]  # fmt: skip
+        rows = [
+            {"x": 1, "verdict": "reproduced; from the paper by 2"},
+            {"x": 2},
+            {"x": 3, "verdict": "differs by 1", "measured": "3", "accepts": "[1, 2]"},
+        ]
         result = {"columns": ["x"], "rows": rows, "versions": {"jax": "1"}}
         (every.Path(out) / "result.json").write_text(json.dumps(result))
         return SimpleNamespace(returncode=0)
@@ -88,24 +124,25 @@ def runs(monkeypatch):
 def test_all_targets_are_run_in_order_of_their_time(runs, monkeypatch, tmp_path, capsys):
     known = {"perpca/figure9": {"seconds": 5}, "perpca/figure3": {"seconds": 1}}
     for one in known.values():
-        one |= {"date": "2026-11-20", "seeds": 1, "base": 0, **dict.fromkeys(every.KINDS, 1)}
+        one |= {"date": "2026-11-20", "seeds": 1, "which": [], **dict.fromkeys(every.KINDS, 1)}
     monkeypatch.setattr(every, "COMMITTED", tmp_path / "committed")
     (tmp_path / "committed").mkdir()
-    (tmp_path / "committed" / every.RECORD).write_text(json.dumps(known))
+    (tmp_path / "committed" / every.RECORD).write_text(json.dumps({"0": known}))
     names = ["perpca/figure4", "perpca/figure9", "perpca/figure3", "perpca/mnist"]
     monkeypatch.setattr(papers, "names", lambda: names)
     out = tmp_path / "out"
-    assert main(["reproduce", "all", "--quick", "--seed", "7", "--out", str(out)]) == 0
+    assert main(["reproduce", "all", "--quick", "--out", str(out)]) == 0
     # Files are wanted by the last, and the one that takes too long keeps what it had.
     assert [name for name, *_ in runs] == ["perpca/figure3", "perpca/figure9", "perpca/figure4"]
     assert all(0 < timeout <= every.QUICK for _, timeout, _ in runs)
-    assert runs[0][2][-4:] == ["--seeds", "1", "--seed", "7"]
-    record = every.read_record(out)
+    assert runs[0][2][-4:] == ["--seeds", "1", "--seed", "0"]
+    record = every.read_record(out)["0"]
     assert record["perpca/figure3"] == known["perpca/figure3"]
     assert record["perpca/figure4"]["failed"] == ["broke"]
     found = record["perpca/figure9"]
-    assert [found[kind] for kind in every.KINDS] == [1, 1, 0] and found["which"] == ["3"]
-    assert (out / every.PAGE).read_text() == every.page(record)
+    assert [found[kind] for kind in every.KINDS] == [1, 1, 0]
+    assert found["which"] == ["3: 3, accepted [1, 2]"]
+    assert (out / every.PAGE).read_text() == every.page({"0": record})
     assert "items.md" in capsys.readouterr().out
 
     assert main(["reproduce", "all", "--full", "--out", str(out)]) == 2
@@ -113,6 +150,27 @@ def test_all_targets_are_run_in_order_of_their_time(runs, monkeypatch, tmp_path,
     assert main(["reproduce", "all", "--full", "--out", str(out), "--force"]) == 0
     _, timeout, arguments = runs[-1]
     assert timeout is None and arguments[-4:] == ["--seeds", "3", "--seed", "0"]
+
+
+def test_another_base_is_kept_beside_the_first(runs, monkeypatch, tmp_path):
+    known = {"seconds": 5, "date": "2026-11-20", "seeds": 1, "which": []}
+    known |= dict.fromkeys(every.KINDS, 1)
+    monkeypatch.setattr(every, "COMMITTED", tmp_path / "committed")
+    (tmp_path / "committed").mkdir()
+    first = {"0": {"perpca/figure9": known}, "12": {"perpca/figure1": known}}
+    (tmp_path / "committed" / every.RECORD).write_text(json.dumps(first))
+    monkeypatch.setattr(papers, "names", lambda: ["perpca/figure1", "perpca/figure9"])
+    out = tmp_path / "out"
+    assert main(["reproduce", "all", "--quick", "--seed", "7", "--out", str(out)]) == 0
+    assert all(arguments[-4:] == ["--seeds", "1", "--seed", "7"] for *_, arguments in runs)
+    record = every.read_record(out)
+    assert list(record) == ["0", "7", "12"]
+    assert {base: record[base] for base in first} == first
+    assert sorted(record["7"]) == ["perpca/figure1", "perpca/figure9"]
+    line = next(x for x in (out / every.PAGE).read_text().splitlines() if "| Figure 9 |" in x)
+    assert (
+        "| 1 reproduced, 1 differs, 1 not comparable | 1 reproduced, 1 differs | not run |" in line
+    )
 
 
 def test_what_time_is_left_for_is_run(runs, tmp_path):

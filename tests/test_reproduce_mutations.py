@@ -234,9 +234,15 @@ def test_batches_that_are_ignored_differ_in_figure6(monkeypatch, ignored):
     monkeypatch.setattr(figure6, "least_of", lambda views: 1.0)
     monkeypatch.setattr(figure6, "warm", lambda views: None)
     monkeypatch.setattr(figure6, "costs_of", costs)
+
+    def seconds(views, start, keys, bits, *, batch):
+        return 500 if ignored or batch is None else batch + 400
+
+    monkeypatch.setattr(figure6, "processor_time", seconds)
     rows = differing(figure6.TARGET(Seeds(3)))
     steps = {("claim", name) for name in ("10 above 50", "50 above 150", "150 above 500")}
     assert rows & steps == (steps if ignored else set())
+    assert ((150, figure6.SECONDS) in rows) == (not ignored)
 
 
 def test_a_claim_that_fails_with_one_seed_differs_in_table3():

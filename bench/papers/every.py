@@ -1,7 +1,8 @@
 """All targets, one after the other, and the page of the papers' tables and figures.
 
 What a target found is kept, with its date, so that a later run of some targets renews their lines
-and leaves the others'. Each runs in a process of its own, which can be stopped when time is up.
+and leaves the others'; what another base of the seeds gave is kept beside it. Each target runs in a
+process of its own, which can be stopped when time is up.
 """
 
 import csv
@@ -26,10 +27,10 @@ COMMITTED = Path(__file__).parent
 RECORD, PAGE, TABLE = "record.json", "items.md", "items.csv"
 FILES = (RECORD, PAGE, TABLE)
 QUICK = 600  # seconds, of a quick run
-COLUMNS = ("paper", "item", "shows", "covered", "targets", "verdict", "seconds", "date", "missing")
 KINDS = ("reproduced", "differs", "not comparable")
 
-Record = dict[str, dict[str, Any]]  # what was found last, by target
+Found = dict[str, dict[str, Any]]  # what was found last, by target
+Record = dict[str, Found]  # by the base of the seeds, "0" first
 
 
 def counts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -41,7 +42,8 @@ def counts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def order(names: Sequence[str], record: Record) -> list[str]:
     """First what is quick, so that as many as possible are done in time; what never ran, last."""
-    return sorted(names, key=lambda name: record.get(name, {}).get("seconds", math.inf))
+    known = {name: one["seconds"] for found in record.values() for name, one in found.items()}
+    return sorted(names, key=lambda name: known.get(name, math.inf))
 
 
 def run_all(
@@ -57,7 +59,10 @@ def run_all(
         budget: seconds for all of them together; None lets them take as long as they do.
     """
     out.mkdir(parents=True, exist_ok=True)
-    record = read_record(COMMITTED) | read_record(out)
+    record, here = read_record(COMMITTED), read_record(out)
+    bases = sorted({*record, *here, str(seeds.base)}, key=int)
+    record = {base: record.get(base, {}) | here.get(base, {}) for base in bases}
+    of_base = record[str(seeds.base)]
     write_page(record, out)
     begun = time.monotonic()
     for name in order(names, record):
@@ -67,20 +72,21 @@ def run_all(
         if data is None and wants_data(name):
             continue
         print(name, flush=True)
-        found = run_one(name, seeds, out / name.replace("/", "-"), data, left, record)
+        found = run_one(name, seeds, out / name.replace("/", "-"), data, left)
+        # What was found before still holds where time was too short.
         if found is not None:
-            record[name] = found
+            of_base[name] = found
             write_page(record, out)
     return record
 
 
 def run_one(
-    name: str, seeds: Seeds, out: Path, data: Path | None, limit: float | None, record: Record
+    name: str, seeds: Seeds, out: Path, data: Path | None, limit: float | None
 ) -> dict[str, Any] | None:
     """One target in a process of its own, as `jaxfed reproduce` runs it.
 
     Returns:
-        What it found; what is on record, if anything, where it was not done in time.
+        What it found; None where it was not done in time.
     """
     command = [sys.executable, "-m", "jaxfed", "reproduce", name, "--out", str(out), "--force"]
     command += ["--seeds", str(len(seeds)), "--seed", str(seeds.base)]
@@ -90,24 +96,28 @@ def run_one(
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        # What it found before still holds.
-        return record.get(name)
+        return None
     found: dict[str, Any] = {
         "seconds": round(time.monotonic() - begun),
         "date": date.today().isoformat(),
         "seeds": len(seeds),
-        "base": seeds.base,
     }
     if done.returncode:
         return found | {"failed": done.stderr.strip().splitlines()[-1:]}
+    return found | read_result(out)
+
+
+def read_result(out: Path) -> dict[str, Any]:
+    """What a target wrote: how many verdicts of each kind, and the rows that differ."""
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     differs = [
-        " | ".join(str(row[column]) for column in result["columns"])
+        ", ".join(str(row[column]) for column in result["columns"] if row[column] not in ("", None))
+        + f": {row['measured']}, accepted {row['accepts']}"
         for row in result["rows"]
         if row.get("verdict", "").startswith("differs")
     ]
     stamp = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
-    return found | counts_of(result["rows"]) | {"which": differs, "versions": stamp}
+    return counts_of(result["rows"]) | {"which": differs, "versions": stamp}
 
 
 def wants_data(name: str) -> bool:
@@ -124,69 +134,97 @@ def read_record(folder: Path) -> Record:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def verdict_of(found: Sequence[Mapping[str, Any]]) -> str:
+def verdict_of(targets: Sequence[str], found: Found) -> str:
     """The verdicts of an item's targets together."""
-    if any("failed" in one for one in found):
-        return "failed"
-    if not found:
+    ran = [found[name] for name in targets if name in found]
+    if not ran:
         return "not run"
-    counts = {kind: sum(one[kind] for one in found) for kind in KINDS}
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    if any("failed" in one for one in ran):
+        return "failed"
+    counts = {kind: sum(one[kind] for one in ran) for kind in KINDS}
+    verdict = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    if (seeds := max(one["seeds"] for one in ran)) > 1:
+        verdict += f" ({seeds} seeds)"
+    return "; ".join([verdict, *(f"{name} not run" for name in targets if name not in found)])
+
+
+def columns_of(record: Record) -> list[str]:
+    """The columns of the page, with one of verdicts for each base."""
+    verdicts = [verdict_column(base) for base in record]
+    return [
+        "paper", "item", "shows", "covered", "targets", *verdicts, "seconds", "date", "missing",
+    ]  # fmt: skip
+
+
+def verdict_column(base: str) -> str:
+    """The heading of the verdicts of a base."""
+    return f"verdict (--seed {base})"
 
 
 def line_of(item: Item, record: Record) -> dict[str, str]:
-    """An item as it stands on the page."""
-    found = [record[name] for name in item.targets if name in record]
-    rest = [name for name in item.targets if name not in record]
-    verdict = "; ".join([verdict_of(found), *(f"{name} not run" for name in rest if found)])
-    return dict(
-        zip(
-            COLUMNS,
-            (
-                item.paper,
-                item.name,
-                item.shows,
-                item.covered,
-                ", ".join(item.targets),
-                "no data" if item.covered == "not" else verdict,
-                str(sum(one.get("seconds", 0) for one in found) or ""),
-                min((one["date"] for one in found), default=""),
-                item.why,
-            ),
-            strict=True,
-        )
-    )
+    """An item as it stands on the page; time and date are of the first base that it ran with."""
+    ran = ([found[name] for name in item.targets if name in found] for found in record.values())
+    first = next(filter(None, ran), [])
+    covered = item.covered != "not"
+    verdicts = {
+        verdict_column(base): verdict_of(item.targets, found) if covered else "no data"
+        for base, found in record.items()
+    }
+    return {
+        "paper": item.paper,
+        "item": item.name,
+        "shows": item.shows,
+        "covered": item.covered,
+        "targets": ", ".join(item.targets),
+        **verdicts,
+        "seconds": str(sum(one["seconds"] for one in first) or ""),
+        "date": min((one["date"] for one in first), default=""),
+        "missing": item.why,
+    }
 
 
 def page(record: Record) -> str:
     """The page as Markdown."""
     lines = [line_of(item, record) for item in ITEMS]
+    columns = columns_of(record)
     covered = Counter(item.covered for item in ITEMS)
-    seeds = sorted({f"--seeds {one['seeds']} --seed {one['base']}" for one in record.values()})
-    stamps = sorted({one["versions"] for one in record.values() if "versions" in one})
+    every = [one for found in record.values() for one in found.values()]
+    stamps = sorted({one["versions"] for one in every if "versions" in one})
     head = [
         "# The papers' tables and figures",
         "",
         f"{len(ITEMS)} tables and figures that show results: {covered['whole']} are covered whole, "
         f"{covered['part']} in part, {covered['not']} not. A verdict counts the cells of all of an "
         "item's targets that are reproduced, that differ, and that have nothing to be compared "
-        "with; `jaxfed reproduce TARGET` prints them, each with the interval that it accepts. "
+        "with, for each base of the seeds and for one seed where nothing else is said; `jaxfed "
+        "reproduce TARGET --seed BASE` prints them, each with the interval that it accepts. "
         "Seconds are by the clock, with compilation, on a machine that also does other things. Of "
         "a single seed one cell in twenty is outside two standard deviations by chance.",
         "",
-        "Written by `jaxfed reproduce all`; " + "; ".join([*stamps, *seeds]) + ".",
+        "Written by `jaxfed reproduce all`; " + "; ".join(stamps) + ".",
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + " --- |" * len(COLUMNS),
+        "| " + " | ".join(columns) + " |",
+        "|" + " --- |" * len(columns),
     ]  # fmt: skip
-    rows = ["| " + " | ".join(line.values()) + " |" for line in lines]
-    return "\n".join([*head, *rows, ""])
+    rows = ["| " + " | ".join(line[column] for column in columns) + " |" for line in lines]
+    return "\n".join([*head, *rows, "", *what_differs(record)])
+
+
+def what_differs(record: Record) -> list[str]:
+    """The rows that differ, with what was measured and the interval that is accepted."""
+    why = 'With the interval that is accepted. Why: `bench/RESULTS.md`, "Reproductions".'
+    lines = ["## What differs", "", why, ""]
+    for base, found in record.items():
+        for name, one in sorted(found.items()):
+            told = one.get("failed") or one["which"]
+            lines += [f"- `{name} --seeds {one['seeds']} --seed {base}`: {row}" for row in told]
+    return [*lines, ""]
 
 
 def table(record: Record) -> str:
     """The page as comma-separated values."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns_of(record), lineterminator="\n")
     writer.writeheader()
     writer.writerows(line_of(item, record) for item in ITEMS)
     return text.getvalue()
@@ -195,7 +233,8 @@ def table(record: Record) -> str:
 def write_page(record: Record, out: Path) -> None:
     """The record, the page and its table."""
     folder = Folder(out)
-    texts = json.dumps(record, indent=1, sort_keys=True) + "\n", page(record), table(record)
+    ordered = {base: dict(sorted(found.items())) for base, found in record.items()}
+    texts = json.dumps(ordered, indent=1) + "\n", page(record), table(record)
     for name, text in zip(FILES, texts, strict=True):
         with folder.writing(name) as part:
             part.write_text(text, encoding="utf-8")

@@ -32,7 +32,10 @@ class Item(NamedTuple):
 
 
 _SCALED = "at a smaller size, said in the target's notes"
-_RECORDS = "health records of the CMS, which the paper's programs do not make from the public files"
+_RECORDS = (
+    "six views of digits stand in for the health records of the CMS, which the paper's programs do "
+    "not make from the public files"
+)
 
 ITEMS = (
     Item(PERPCA, "Figure 1", "Two clients, pooled and personalized PCA", "whole",
@@ -84,20 +87,22 @@ ITEMS = (
          "1000 of 4000 rounds and ten draws"),
     Item(GCCA, "Figure 4", "Cost by bits", "whole", ("gcca/figure4",)),
     Item(GCCA, "Figure 5", "Rounds to multiples of the least cost", "whole", ("gcca/table1",)),
-    Item(GCCA, "Figure 6", "Batch sizes", "part", ("gcca/figure6",), "seconds are not compared"),
+    Item(GCCA, "Figure 6", "Batch sizes", "part", ("gcca/figure6",),
+         "seconds by round, relative within a run; the paper prints none"),
     Item(GCCA, "Figure 7", "Numbers of views", "part", ("gcca/figure7",),
-         "seconds are not compared"),
+         "seconds by round, relative within a run; the paper prints none"),
     Item(GCCA, "Figure 8", "Large sparse views", "part", ("gcca/figure8",), _SCALED),
-    Item(GCCA, "Figure 9", "Sentences in three languages", "not", ("gcca/digits",),
-         "Europarl's processed sentences are not published; six views of digits are run instead"),
+    Item(GCCA, "Figure 9", "Sentences in three languages", "part",
+         ("gcca/figure9", "gcca/digits"),
+         "six views of digits stand in for Europarl's sentences, whose features are not published"),
     Item(GCCA, "Figure 10", "Spectral clustering of deep representations", "part",
          ("gcca/figure10",), "a fifth of the entities; --scale 1 has all"),
     Item(GCCA, "Figure 11", "Classification by deep representations", "part", ("gcca/figure11",),
          "a fifth of the entities; --scale 1 has all"),
-    Item(GCCA, "Figure 12", "Health records, embedded", "not", ("gcca/deep_digits",),
-         f"{_RECORDS}; six views of digits are run instead"),
-    Item(GCCA, "Figure 13", "Health records, classified", "not", ("gcca/deep_digits",),
-         f"{_RECORDS}; six views of digits are run instead"),
+    Item(GCCA, "Figure 12", "Health records, embedded", "part", ("gcca/deep_digits",),
+         f"{_RECORDS}; accuracies, no picture"),
+    Item(GCCA, "Figure 13", "Health records, classified", "part", ("gcca/deep_digits",),
+         _RECORDS),
     Item(FAPS, "Table 1", "Rounds of subspace iteration and FAPS", "part", ("faps/table1",),
          "FAPS at fewer features; its printed number is not legible in the copy at hand"),
     Item(FAPS, "Figure 1", "What messages give away", "part", ("faps/figure1",), _SCALED),

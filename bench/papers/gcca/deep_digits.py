@@ -13,11 +13,14 @@ from jaxfed import fit
 from jaxfed.gcca import MVLSA, DeepMaxVar, MaxVar, Views
 from jaxfed.metrics import svm_accuracy
 from jaxfed.models import Perceptron
-from papers.gcca._deep import ADAM, CHANNELS, FULL, QUANTIZED
+from papers.gcca._deep import ADAM, BITS, CHANNELS, FULL, QUANTIZED
 from papers.gcca._digits import NAMES, OFF, SPLITS, off, read_digits, splits
-from papers.report import Found, Interval, Labels, Target, at_most, near
+from papers.gcca._linear import first_at, saved
+from papers.report import Found, Interval, Labels, Target, ahead, at_least, at_most, near
 from papers.runs import Seeds
 
+GOAL = 0.95
+AT, RATIO = f"rounds to {GOAL:.0%}", f"compression ratio at {GOAL:.0%}"
 TOGETHER, LINEAR, ONE_ROUND = "all features side by side", "linear GCCA", "linear GCCA, one round"
 
 
@@ -63,19 +66,38 @@ def run(
     for seed in seeds:
         for name, rows in known.items():
             note(name, "accuracy", np.mean(_accuracies(rows, labels, seed)))
-        found, sent = {}, {}
+        found, sent, at = {}, {}, {}
         for name, wire in CHANNELS.items():
-            solution = fit(algorithm, views, rounds=rounds, key=jax.random.key(seed), channel=wire)
-            found[name] = _accuracies(solution.result.shared * root, labels, seed)
+            each = []  # round's accuracies
+            solution = fit(
+                algorithm, views, rounds=rounds, key=jax.random.key(seed), channel=wire,
+                callbacks=[
+                    lambda solution, each=each, seed=seed: each.append(
+                        _accuracies(solution.result.shared * root, labels, seed)
+                    )
+                ],
+                chunk_rounds=1,
+            )  # fmt: skip
+            found[name] = each[-1]
+            # Upside down, and a round more for the start, which is not classified.
+            at[name] = 1 + first_at(-np.mean(each, axis=1), -GOAL)
+            note(name, AT, at[name])
+            arrays[f"{name} | accuracy | seed {seed}"] = np.mean(each, axis=1)
             history = solution.history
             sent[name] = history["bits_up"][-1] + history["bits_down"][-1]
             note(name, "accuracy", np.mean(found[name]))
             arrays[f"{name} | objective | seed {seed}"] = history["objective"]
         note(QUANTIZED, OFF, off(found[QUANTIZED], found[FULL], len(labels)))
         note(QUANTIZED, "share of the bits", sent[QUANTIZED] / sent[FULL])
+        note(QUANTIZED, RATIO, saved(at[QUANTIZED], at[FULL], BITS))
+    raw = np.mean([measured[name, "accuracy"] for name in NAMES], axis=0)
+    above = {
+        (name, "accuracy above single views', by"): ahead(raw, measured[name, "accuracy"], 0.04)
+        for name in CHANNELS
+    }
     sizes = "-".join(map(str, (*hidden, rank)))
     return Found(
-        measured,
+        measured | above,
         notes=[
             f"Accuracy of a linear support vector machine on 30 per cent of the entities, {SPLITS} "
             "splits a seed. Representations are of all entities: no label is in them.",
@@ -114,8 +136,11 @@ TARGET = Target(
         (QUANTIZED, OFF): Interval(-1, 1, "-1 to 1"),
         (QUANTIZED, "share of the bits"): at_most(0.15),
     },
+    paper={(QUANTIZED, RATIO): at_least(0.867)},
     notes=[
-        "The paper has no such table: these data are public and its own real ones are not. "
+        "For Figures 12 and 13, whose health records are not published as they were used. Their "
+        "ratio is of 4 bits, here are 3. Above single views: above their mean by half of what the "
+        "reference's numbers give for linear GCCA or more. "
         "With 2,000 entities networks come to agree on what is not in all views: the cost goes "
         "on falling, and from some round on the accuracy with it.",
     ],
