@@ -252,7 +252,7 @@ def digits(
     draws: int, file: str, rank: int = 10, rounds: int = 30, steps: int = 20, held_out: int = 300
 ) -> Rows:
     """Figure 9's method in full precision with full gradients, on new splits of the entities."""
-    with np.load(file) as archive:
+    with np.load(file, allow_pickle=False) as archive:
         whole = [archive[name].astype(float) for name in ("fou", "fac", "kar", "pix", "zer", "mor")]
     whole = [(x - x.mean(axis=0)) / x.std(axis=0) for x in whole]
     found: dict[str, list[float]] = {}
