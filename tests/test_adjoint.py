@@ -163,6 +163,50 @@ def test_what_has_no_derivative_is_refused():
         gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
 
 
+@pytest.mark.parametrize("throw", [True, False])
+def test_a_system_that_is_not_solved_is_refused(throw):
+    values, _, _ = drawn(0)
+
+    def error(values):
+        run = jf.rollout(
+            jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=1,
+            key=jax.random.key(0), warm_start=jf.Personalized(jnp.asarray(top(drawn(0)[0])), None),
+            adjoint=jf.adjoint.implicit(max_rounds=1, memory=1, tol=1e-9, throw=throw),
+        )  # fmt: skip
+        return (run.result.shared @ run.result.shared.T)[0, 1]
+
+    gradient = jax.jit(jax.grad(error))
+    if throw:
+        with pytest.raises(Exception, match="could not be solved in max_rounds"):
+            gradient(values).block_until_ready()
+    else:
+        assert np.isnan(gradient(values)).all()
+
+
+@pytest.mark.slow
+def test_a_channel_whose_memory_has_not_settled_is_refused():
+    """Even from the solution itself, which three rounds of rounded differences move away from."""
+    values, _, direction = drawn(0)
+    start = jf.Personalized(jnp.asarray(top(values)), None)
+
+    def gradient(rounds):
+        def error(values):
+            run = jf.rollout(
+                jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=rounds,
+                key=jax.random.key(0), warm_start=start,
+                channel=jf.channel.difference(jf.channel.quantize(3)),
+                adjoint=jf.adjoint.implicit(throw=False),
+            )  # fmt: skip
+            shared = run.result.shared
+            return jnp.tanh(jnp.asarray(drawn(0)[1]) * (shared @ shared.T)).sum()
+
+        return jax.jit(jax.grad(error))(values)
+
+    assert np.isnan(gradient(3)).all()
+    wanted = along(reference, values, direction)
+    np.testing.assert_allclose((gradient(150) * direction).sum(), wanted, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_forward_mode_and_forward_over_reverse():
     values, _, direction = drawn(0)
@@ -233,6 +277,48 @@ def test_every_backend_gives_the_same_derivative(backend):
     np.testing.assert_allclose(gradient(backend), gradient(jf.backend.vmap()), atol=1e-8)
 
 
+def personalized(values, weights):
+    """A function of all subspaces of a run that has converged."""
+    run = jf.rollout(
+        jf.pca.PerPCA(1, 1), jf.Clients.from_samples(values, weights=weights), rounds=3000,
+        key=jax.random.key(0), adjoint=jf.adjoint.implicit(throw=False),
+    )  # fmt: skip
+    shared, local = run.result
+    parts = shared @ shared.T + jnp.einsum("mdr,mer->de", local, local)
+    return jnp.tanh(parts).sum()
+
+
+@pytest.mark.slow
+def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
+    values = np.concatenate([drawn(seed)[0] for seed in range(7)])[:20]
+    weights = np.linspace(1.0, 2.0, len(values))
+
+    def gradient():
+        return jax.jit(jax.grad(lambda v, w: personalized(v, w / w.sum()), argnums=(0, 1)))
+
+    at_once = gradient().lower(values, weights)
+    monkeypatch.setattr(jf.core.backend, "BLOCK_BYTES", 1)
+    in_blocks = gradient().lower(values, weights)
+    assert "<10x2xf64>" in in_blocks.as_text() and "<10x2xf64>" not in at_once.as_text()
+    wanted, found = (lowered.compile()(values, weights) for lowered in (at_once, in_blocks))
+    assert abs(wanted[1]).max() > 1e-3
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_derivatives_of_a_solution_keep_nothing_of_the_size_of_the_data(monkeypatch):
+    monkeypatch.setattr(jf.core.backend, "BLOCK_BYTES", 1)
+    values, weights = np.random.default_rng(0).normal(size=(20, 50, 200)), np.ones(20) / 20
+
+    def beside(function):
+        program = jax.jit(function).lower(values, weights).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    solve, implicit = beside(personalized), beside(jax.grad(personalized, argnums=1))
+    assert implicit < solve + 0.6 * values.nbytes
+
+
 SGD = optax.sgd(1.0)
 
 
@@ -255,6 +341,9 @@ REFUSED = {
     ),
     "a stochastic channel": (
         lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.quantize(3)}, "^channel: .*difference",
+    ),
+    "a random part of each message": (
+        lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.random_k(0.5)}, "^channel: ",
     ),
     "noise": (
         lambda: jf.pca.PerPCA(1, 1),

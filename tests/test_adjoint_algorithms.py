@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import test_contract as contract
 
 import jaxfed as jf
 
@@ -70,6 +71,10 @@ def fedavg():
 
 
 PCA = jf.pca
+NETWORKS = {
+    jf.gcca.DeepMaxVar, jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
+    jf.generative.AdaptiveTraining,
+}  # fmt: skip
 # What is solved, in how many rounds, and to what accuracy differences of the solves agree.
 CASES = {
     "PerPCA": (lambda: PCA.PerPCA(2, 1, step_size=0.1), 1500, 1e-6),
@@ -147,6 +152,25 @@ def check(name, adjoint):
             atol=1e-9,
             err_msg=("numbers", "samples", "weights")[place],
         )
+
+
+def test_every_algorithm_is_differentiated_or_refused():
+    """One of each: in the cases above, or without a fixed point and refused by name."""
+    refused, others = set(), set()
+    for example in contract.GOOD.values():
+        algorithm = example.make(CLIENTS)
+        try:
+            algorithm.through()
+        except ValueError as error:
+            assert str(error).startswith("adjoint: wanted"), error
+            refused.add(type(algorithm))
+        else:
+            others.add(type(algorithm))
+    assert {jf.pca.Pooled, jf.pca.OneShot, jf.gcca.MVLSA} <= refused
+    checked = {type(make()) for make, _, _ in CASES.values()}
+    # Networks on full batches have fixed points, which runs hardly reach: short of one, any
+    # derivative is refused when it is computed.
+    assert others - checked == NETWORKS
 
 
 @pytest.mark.slow
