@@ -143,7 +143,7 @@ TARGET = Target(
     paper={(QUANTIZED, BY_COST): near(0.9064, 0.02), (QUANTIZED, BY_AC): near(0.9062, 0.02)},
     notes=[
         "The paper aligns sentences of Europarl, whose processed features are not published. The "
-        "reference is an independent program in NumPy, mean and standard deviation of twelve splits "
-        "(`bench/reference_values.py`); a ratio of 1 - bits / 32 is that of as many rounds.",
+        "reference is an independent program in NumPy, mean and standard deviation of twelve "
+        "splits (`bench/reference_values.py`); a ratio of 1 - bits / 32 is that of as many rounds.",
     ],
 )
