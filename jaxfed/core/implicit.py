@@ -22,7 +22,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 from jaxfed._optional import require
 from jaxfed.core import channel, contract, fixed_point
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.backend import collect, in_blocks, vmap
+from jaxfed.core.backend import collect, vmap
+from jaxfed.core.backend.here import in_blocks
 from jaxfed.core.buckets import first_of
 from jaxfed.core.gauge import Bases, vertical_part
 from jaxfed.core.hook import hooked

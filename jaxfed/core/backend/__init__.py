@@ -10,7 +10,6 @@ from jaxfed.core.backend.base import Device as Device
 from jaxfed.core.backend.base import collect as collect
 from jaxfed.core.backend.here import auto as auto
 from jaxfed.core.backend.here import chunked as chunked
-from jaxfed.core.backend.here import in_blocks as in_blocks
 from jaxfed.core.backend.here import separate as separate
 from jaxfed.core.backend.here import vmap as vmap
 from jaxfed.core.backend.spread import pmap as pmap
