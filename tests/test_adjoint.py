@@ -297,7 +297,7 @@ def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
         return jax.jit(jax.grad(lambda v, w: personalized(v, w / w.sum()), argnums=(0, 1)))
 
     at_once = gradient().lower(values, weights)
-    monkeypatch.setattr(jf.core.backend, "BLOCK_BYTES", 1)
+    monkeypatch.setattr("jaxfed.core.backend.here.BLOCK_BYTES", 1)
     in_blocks = gradient().lower(values, weights)
     assert "<10x2xf64>" in in_blocks.as_text() and "<10x2xf64>" not in at_once.as_text()
     wanted, found = (lowered.compile()(values, weights) for lowered in (at_once, in_blocks))
@@ -308,7 +308,7 @@ def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
 
 @pytest.mark.slow
 def test_derivatives_of_a_solution_keep_nothing_of_the_size_of_the_data(monkeypatch):
-    monkeypatch.setattr(jf.core.backend, "BLOCK_BYTES", 1)
+    monkeypatch.setattr("jaxfed.core.backend.here.BLOCK_BYTES", 1)
     values, weights = np.random.default_rng(0).normal(size=(20, 50, 200)), np.ones(20) / 20
 
     def beside(function):
