@@ -77,15 +77,19 @@ def by_hand(algorithm, held_out, steps):
         scores = rows @ frame
         return (rows**2).sum() - jnp.trace(jnp.linalg.solve(frame.T @ frame, scores.T @ scores))
 
+    def each(values, shared, local):
+        # Not mapped by `vmap`: two batches of LAPACK's solves at once wait for each other for ever
+        # (jaxlib 0.10.2).
+        return jax.lax.map(lambda client: left(*client, shared), (values, local))
+
     def objective(frames, values, weights):
         shared, local = frames
-        energies = jax.vmap(lambda rows, own: left(rows, own, shared))(values, local)
+        energies = each(values, shared, local)
         return (weights / weights.sum()) @ energies / values.shape[1]
 
     def error(frames):
         shared, local = frames
-        energies = jax.vmap(lambda rows, own: left(rows, own, shared))(held_out, local)
-        return energies.sum() / (held_out**2).sum()
+        return each(held_out, shared, local).sum() / (held_out**2).sum()
 
     def gradient(values, weights, frames):
         optimality = jax.grad(objective)

@@ -141,10 +141,10 @@ def test_a_derivative_beside_others_keeps_nothing_of_the_size_of_the_samples():
 
     def kept(top):
         _, pull = jax.vjp(lambda basis: top(Moment.from_samples(samples), basis)[1], basis)
-        return sum(x.size for x in jax.tree.leaves(pull))
+        return [x.size >= samples.size for x in jax.tree.leaves(pull)].count(True)
 
-    assert kept(lambda moment, basis: moment.top(2, beside=basis)) < 1.9 * samples.size
-    assert kept(lambda moment, basis: moment.deflate(basis).top(2)) > 1.9 * samples.size
+    assert kept(lambda moment, basis: moment.top(2, beside=basis)) == 1  # the samples
+    assert kept(lambda moment, basis: moment.deflate(basis).top(2)) > 1
 
 
 @pytest.mark.parametrize("n", [4, 20])

@@ -202,9 +202,9 @@ def checked_method(method: str | None, known: tuple[str, ...], default: str) -> 
 
 
 def differentiable(
-    values: Callable[[Array, str], Factors],
+    values: Callable[..., Factors],
     rotation: Callable[[Array, Array], Array],
-) -> Callable[[Array, str], Factors]:
+) -> Callable[..., Factors]:
     """Give a factorization its derivative, in both modes and of every order.
 
     Args:
@@ -216,24 +216,20 @@ def differentiable(
         `values` with its derivative rule.
     """
 
-    @partial(jax.custom_jvp, nondiff_argnums=(1,))
-    def factor(w, method):
-        return values(w, method)
-
     # W = Q R gives dW = dQ R + Q dR, where Q^T dQ = Omega is antisymmetric because Q^T Q = I. With
     # A = dW R^{-1} and N = Q^T A,
     #     dR R^{-1}  = N - Omega,
     #     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
     #     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
     # Q and R^{-1} are results of this same rule, so it can be differentiated again.
-    @factor.defjvp
-    def factor_jvp(method, primals, tangents):
+    def rule(primals, tangents, method):
         (w,), (dw,) = primals, tangents
-        q, inverse = factor(w, method)
+        q, inverse = factor(w, method=method)
         bounded = for_derivatives(inverse)
         a = matmul(dw, bounded)
         n = matmul(q.T, a)
         k = rotation(bounded, n) - n
         return (q, inverse), (a + matmul(q, k), matmul(bounded, k))
 
+    factor = per_platform(values, rule)
     return factor

@@ -3,16 +3,23 @@
 Nothing of the size of the samples is kept for the derivative but the samples themselves.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one
+from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.basis import orthonormalize_once
-from jaxfed.linalg.eigen import Eigen, descending, top_eigenvectors, with_sign
+from jaxfed.linalg.eigen import (
+    Eigen,
+    descending,
+    perturbed,
+    reciprocal,
+    top_eigenvectors,
+    with_sign,
+)
 
 
 def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
@@ -27,7 +34,7 @@ def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int)
         basis: orthonormal columns B, perhaps none.
         rank: how many.
     """
-    return _top(rows, basis, rank)
+    return _top(rows, basis, rank=rank)
 
 
 # A processor makes what is left of one client's samples at a time.
@@ -59,45 +66,45 @@ def _back(rows, scores):
     return matmul(scores.T, rows).T
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _top(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
+def _values(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
     values, scores = top_eigenvectors(_gram(rows, basis), min(rank, len(rows)))
     return _completed(rows, basis, values, scores, rank)
 
 
-# First-order perturbation theory, as in `top_eigenvectors`. With P = I - B Bᵀ, M = P YᵀY P and an
-# eigenvector v, beyond both B and all eigenvectors kept
-#     (lambda - M) dv = dM v = dYᵀ Y v + Yᵀ (dY v - Y B dBᵀ v) - dB Bᵀ YᵀY v =: z,
-# and along B it is -B dBᵀ v, so that it stays orthogonal to B. From the samples' side, with P Yᵀ k
+# What `perturbed` needs, for M = P Yᵀ Y P with P = I - B Bᵀ. From the samples' side, with P Yᵀ k
 # the eigenvectors left out and mu their eigenvalues,
 #     1 / (lambda - M) = 1 / lambda + sum  P Yᵀ k (1 / lambda (lambda - mu)) kᵀ Y P.
-@_top.defjvp
-def _(rank, primals, tangents):
-    (rows, basis), (change, turn) = primals, tangents
+def _rule(primals, tangents, rank):
+    rows, basis = primals
+    fixed = constant(rows), constant(basis)
     known = min(rank, len(rows))
-    found = descending(_gram(rows, basis))
-    spectrum, scores = checkpoint_name(found, DECOMPOSITION)
-    values, vectors = _completed(rows, basis, spectrum[:known], scores[:, :known], rank)
+    spectrum, scores = checkpoint_name(descending(_gram(*fixed)), DECOMPOSITION)
+    values, vectors = _completed(*fixed, spectrum[:known], scores[:, :known], rank)
     info = jnp.finfo(rows.dtype)
     least = jnp.maximum(info.eps * len(rows) * spectrum[0], 1e5 * float(info.tiny))
-    inverse = jnp.where(values > least, 1 / jnp.where(values > least, values, 1), 0)
-
-    images, of_basis = matmul(rows, vectors), matmul(rows, basis)
-    z = _back(change, images)
-    z += _back(rows, matmul(change, vectors) - matmul(of_basis, matmul(turn.T, vectors)))
-    z -= matmul(turn, matmul(of_basis.T, images))
-    along = jnp.where(inverse > 0, jnp.sum(vectors * z, axis=0), 0)
-
-    def beyond(x):
-        return _beyond(vectors, _beyond(basis, x))
-
-    z = beyond(z) * inverse
+    inverse = reciprocal(values, values > least)
     dropped, others = scores[:, known:], spectrum[known:, None]
     gaps = values - others
     clear = gaps > least
     # Where it is not, nothing is to be left: 1 / lambda - 1 / mu is.
-    reciprocals = jnp.where(
-        clear, 1 / jnp.where(clear, gaps, 1), -1 / jnp.where(others > least, others, 1)
-    )
-    z += beyond(_back(rows, matmul(dropped, reciprocals * matmul(dropped.T, matmul(rows, z)))))
-    return (values, vectors), (along, z - matmul(basis, matmul(turn.T, vectors)) * (inverse > 0))
+    reciprocals = jnp.where(clear, reciprocal(gaps, clear), -reciprocal(others, others > least))
+
+    def resolvent(y):
+        z = _beyond(vectors, y) * inverse
+        along = matmul(dropped.T, matmul(rows, _beyond(basis, z)))
+        return z + _beyond(
+            vectors, _beyond(basis, _back(rows, matmul(dropped, reciprocals * along)))
+        )
+
+    def image(moment, x):
+        rows, basis = moment
+        return _beyond(basis, _back(rows, matmul(rows, _beyond(basis, x))))
+
+    def change(x):
+        return jax.jvp(lambda moment: image(moment, x), (primals,), (tangents,))[1]
+
+    found = values, vectors
+    return perturbed(lambda x: image(primals, x), change, found, resolvent, least)
+
+
+_top = per_platform(_values, _rule)

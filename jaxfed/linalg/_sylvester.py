@@ -25,7 +25,8 @@ def rotation(
     scaled = inverse / jnp.where(mean > 0, mean, 1)
     d, b = padded(scaled - jnp.eye(r, dtype=m.dtype)), padded(m - m.T)
     size = lax.stop_gradient(jnp.max(jnp.abs(b)))
-    b = b / jnp.where(size > 0, size, 1)
+    size = jnp.where(size > 0, size, 1)  # of zero, too, there is a derivative
+    b = b / size
     product = matmul(d, b)
     first = b + (product - product.T) / 2
     product = matmul(d, product + product.T)

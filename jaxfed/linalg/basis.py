@@ -70,7 +70,9 @@ def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
 # Compiled by itself, so that a program that needs it in several places traces it once.
 @partial(jax.jit, static_argnums=1)
 def _orthonormalize(w: Float[Array, "d r"], method: str) -> Float[Array, "d r"]:
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method)[0].astype(w.dtype)
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method=method)[0].astype(
+        w.dtype
+    )
 
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:

@@ -1,5 +1,6 @@
 """Leading eigenvectors of symmetric matrices."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -10,7 +11,9 @@ from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg import _jacobi
+from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one, repeated
+from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.basis import orthonormalize
 
 Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
@@ -30,7 +33,8 @@ def top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
     it coincide. Where the smallest eigenvalue kept equals the largest left out, the subspace is not
     differentiable, and the derivative returned there is zero in the directions concerned; the same
     goes for two that differ by less than 1e5 times the smallest normal number, 1e-33 in single
-    precision. Second derivatives need distinct eigenvalues.
+    precision. Second derivatives are those of the same functions; that of a single eigenvalue needs
+    it to be distinct. There are no third ones.
 
     Args:
         matrix: the symmetric matrix; its symmetric part is used.
@@ -50,7 +54,7 @@ def top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
 
 @partial(jax.jit, static_argnums=1)
 def _top(matrix: Float[Array, "d d"], rank: int) -> Eigen:
-    return _top_eigenvectors(matrix, rank)
+    return _top_eigenvectors(matrix, rank=rank)
 
 
 def checked_square(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
@@ -89,8 +93,7 @@ def with_sign(vectors: Float[Array, "d r"]) -> Float[Array, "d r"]:
     return vectors * jnp.where(largest < 0, -1, 1).astype(vectors.dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
+def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
     if len(matrix) < LARGE or SHARE * rank > len(matrix):
         values, vectors = descending(matrix)
         return values[:rank], vectors[:, :rank]
@@ -150,21 +153,84 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
     return (scale * values[:rank], block[:, :rank]), converged
 
 
-# First-order perturbation theory: with eigenvectors U kept and V left out,
-#     d lambda_i = u_i^T dS u_i,    dU = V X,    X_ji = v_j^T dS u_i / (lambda_i - mu_j).
-# The part of dU within the span of U, which divides by differences of kept eigenvalues, is dropped:
-# no function of the subspace sees it.
-@_top_eigenvectors.defjvp
-def _(rank, primals, tangents):
-    (matrix,), (change,) = primals, tangents
-    values, vectors = checkpoint_name(descending(matrix), DECOMPOSITION)
+# What `perturbed` needs, of a whole decomposition with eigenvectors V left out.
+def _rule(primals, tangents, rank):
+    matrix, change = ((x + x.T) / 2 for (x,) in (primals, tangents))
+    values, vectors = checkpoint_name(descending(constant(matrix)), DECOMPOSITION)
     kept, dropped = vectors[:, :rank], vectors[:, rank:]
-    change = matmul((change + change.T) / 2, kept)
     gaps = values[:rank] - values[rank:, None]
     size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
     info = jnp.finfo(matrix.dtype)
     # Nor must the reciprocal of a gap be near overflow.
-    clear = gaps > jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
-    x = matmul(dropped.T, change)
-    x = jnp.where(clear, x / jnp.where(clear, gaps, 1), 0)
-    return (values[:rank], kept), (jnp.sum(kept * change, axis=0), matmul(dropped, x))
+    least = jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
+    reciprocals = reciprocal(gaps, gaps > least)
+    return perturbed(
+        lambda x: matmul(matrix, x),
+        lambda x: matmul(change, x),
+        (values[:rank], kept),
+        lambda y: matmul(dropped, reciprocals * matmul(dropped.T, y)),
+        least,
+    )
+
+
+_top_eigenvectors = per_platform(_values, _rule)
+
+
+def perturbed(
+    image: Callable[[Array], Array],
+    change: Callable[[Array], Array],
+    found: Eigen,
+    resolvent: Callable[[Array], Array],
+    least: Float[Array, ""],
+) -> tuple[Eigen, Eigen]:
+    """Eigenvalues and eigenvectors U of a symmetric matrix S, and the changes of both, for a rule.
+
+    The change of U is the Z with `UᵀZ = 0` that solves the equation of perturbation theory
+
+        (I - UUᵀ)(Z UᵀSU - S Z - dS U) = 0.
+
+    The part within the span of U, which would divide by differences of the eigenvalues, is left
+    out: no function of the subspace sees it.
+
+    Results have derivatives, which makes second ones of U right, though the decomposition has none
+    (its own would divide by differences of eigenvalues left out, often zero): one step of the chord
+    method from U, and one from Z, that change nothing but derivatives.
+
+    Args:
+        image: products with S, differentiable.
+        change: those with dS.
+        found: eigenvalues and orthonormal eigenvectors, without derivative.
+        resolvent: from Y beyond U to the Z of `Z diag(eigenvalues) - S Z = Y`, zero where there is
+            none or many; without derivative.
+        least: eigenvalues that differ by no more than this coincide.
+
+    Source: Demmel (1987), Three methods for refining estimates of invariant subspaces.
+    """
+    values, vectors = found
+    vectors = vectors + _only_derivative(resolvent(image(vectors)))
+    inner = matmul(vectors.T, image(vectors))
+    moved = change(vectors)
+
+    def beyond(x):
+        return x - matmul(vectors, matmul(vectors.T, x))
+
+    turned = beyond(resolvent(beyond(moved)))
+    rest = beyond(moved + image(turned) - matmul(turned, inner))
+    turned = beyond(turned + resolvent(rest))
+
+    # A single eigenvalue sees how its vector turns within the span.
+    gaps = values - values[:, None]
+    within = _only_derivative(inner * reciprocal(gaps, jnp.abs(gaps) > least))
+    slopes = matmul(vectors.T, moved)
+    along = jnp.diagonal(slopes) + 2 * jnp.sum(within * slopes, axis=0)
+    return (values + _only_derivative(jnp.diagonal(inner)), vectors), (along, turned)
+
+
+def reciprocal(x: Float[Array, "..."], wanted: Bool[Array, "..."]) -> Float[Array, "..."]:
+    """`1 / x` where it is wanted, else zero."""
+    return jnp.where(wanted, 1 / jnp.where(wanted, x, 1), 0)
+
+
+def _only_derivative(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Zero, with the derivative of what is given."""
+    return x - lax.stop_gradient(x)

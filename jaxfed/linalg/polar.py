@@ -34,6 +34,7 @@ from jaxfed.linalg._factor import (
     times,
 )
 from jaxfed.linalg._newton_schulz import iterated, newton_schulz, scale_of
+from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg._sylvester import differentiable_sylvester, rotation, sylvester
 from jaxfed.linalg.eigen import eigh
 
@@ -87,7 +88,9 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
 # Compiled by itself, so that a program that needs it in several places traces it once.
 @partial(jax.jit, static_argnums=1)
 def _polar(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method)[0].astype(w.dtype)
+    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method=method)[0].astype(
+        w.dtype
+    )
 
 
 def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
@@ -168,25 +171,21 @@ _INVERSE_SQRT = {
 }
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _factor(w: Float[Array, "m n"], method: str) -> Factors:
-    """The polar factor and P^{-1}, with their derivatives."""
-    return _values(w, method)
-
-
 # For a tall matrix, W = Q P with P = P^T gives dW = dQ P + Q dP, where Omega = Q^T dQ is
 # antisymmetric because Q^T Q = I. With R = P^{-1} and N = Q^T dW R,
 #     dP R = N - Omega,    dQ = dW R + Q (Omega - N),    dR = -R dP R = R (Omega - N).
 # Both results come from this rule again, so it can be differentiated again.
-@_factor.defjvp
-def _(method, primals, tangents):
+def _rule(primals, tangents, method):
     (w,), (change,) = primals, tangents
-    q, inverse = _factor(w, method)
+    q, inverse = _factor(w, method=method)
     bounded = for_derivatives(inverse)
     moved = _tangent(q, bounded, change)
     turned = inner(q, moved) - inner(q, times(change, bounded))
     inverse_change = matmul(turned, bounded) if is_wide(q) else matmul(bounded, turned)
     return (q, inverse), (moved, inverse_change)
+
+
+_factor = per_platform(_values, _rule)
 
 
 def _tangent(

@@ -1,6 +1,5 @@
 """Singular value decomposition with a derivative that is finite everywhere."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
@@ -8,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 from jaxfed._checks import check_list, check_whole, checked_array
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
+from jaxfed.linalg._platform import per_platform
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
 
@@ -74,8 +74,7 @@ _decomposed = one_by_one(
 )
 
 
-@jax.custom_jvp
-def _svd(w: Float[Array, "m n"]) -> Triples:
+def _values(w: Float[Array, "m n"]) -> Triples:
     left, singular, right = _decomposed(w)
     return left, singular, right
 
@@ -85,8 +84,7 @@ def _svd(w: Float[Array, "m n"]) -> Triples:
 #     (U^T dU)_ij = a + b,    (V^T dV)_ij = a - b,
 #     a = (p_ij + p_ji) / 2 (s_j - s_i),    b = (p_ij - p_ji) / 2 (s_j + s_i),
 # and beyond the span of U the change dW V / s, beyond that of V the change dW^T U / s.
-@_svd.defjvp
-def _(primals, tangents):
+def _rule(primals, tangents):
     (w,), (change,) = primals, tangents
     left, singular, right = _svd(w)
     kept = not_rounding(singular, w.shape)
@@ -106,3 +104,6 @@ def _(primals, tangents):
     outside = (preimages - matmul(right.T, inner.T)) * reciprocals
     right_change = matmul(right.T, common - apart) + outside
     return (left, singular, right), (left_change, jnp.diagonal(inner), right_change.T)
+
+
+_svd = per_platform(_values, _rule)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
@@ -14,6 +13,7 @@ from jaxfed.core.processes import finite
 from jaxfed.core.reduction import Gram, Symmetric, unfolded
 from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
+from jaxfed.linalg._constant import zero_with_derivative
 from jaxfed.linalg.basis import orthonormalize_once
 
 Frame = Float[Array, "features rank"]
@@ -148,10 +148,9 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     """Zero, whose derivative is VᵀdSV: what a moment's change does within its eigenvectors' span.
 
     The derivative of `Moment.top` leaves it out, because no function of the span sees it. What
-    tells the eigenvectors apart needs it.
+    tells the eigenvectors apart needs it. A second derivative is refused.
     """
-    within = vectors.T @ moment.mv(vectors)
-    return within - jax.lax.stop_gradient(within)
+    return zero_with_derivative(vectors.T @ moment.mv(vectors))
 
 
 def moment_message(
