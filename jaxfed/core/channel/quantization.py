@@ -58,13 +58,13 @@ class _Quantize(Compressor):
         return _Codes(array.shape, array.dtype, packed, scale)
 
     def decompress(self, payload):
+        assert isinstance(payload, _Entropy | _Codes)
         wide = jnp.promote_types(payload.dtype, jnp.float32)
         unit = payload.scale.astype(wide) / (self.levels * self.contraction)
         if isinstance(payload, _Entropy):
             code = decode_symbols(payload.stream, payload.size, 2 * self.levels + 1)
             array = _multiples(code, unit, self.levels).reshape(payload.shape)
         else:
-            assert isinstance(payload, _Codes)
             array = _restored(payload.packed, unit, shape=payload.shape, levels=self.levels)
         return array.astype(payload.dtype)
 
