@@ -95,7 +95,12 @@ DATA = {
         lambda: jf.Clients.from_samples(np.ones((2, 3, 4), complex)), "arrays: wanted.*complex128"
     ),
     "half precision": (
-        lambda: jf.Clients.from_samples(jnp.ones((2, 3, 4), jnp.bfloat16)), "arrays: .*bfloat16"
+        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), np.float16)),
+        r"arrays: wanted .* \(float32, float64 or bfloat16\), got float16; convert",
+    ),
+    "views of half precision": (
+        lambda: jf.gcca.Views.from_arrays([jnp.ones((3, 4), jnp.bfloat16)]),
+        r"arrays\[0\]: wanted .* \(float32 or float64\), got bfloat16; convert with .astype",
     ),
     "text": (lambda: mixed(np.full((2, FEATURES), "a")), r"arrays\[1\]: wanted real"),
     "one client's array": (

@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.interpreters import mlir
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, inverse_sqrt_reference
 from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
 
 from jaxfed.linalg import _dispatch, polar
+from jaxfed.linalg._newton_schulz import newton_schulz
+from jaxfed.linalg._platform import per_platform
+
+polar_module = sys.modules["jaxfed.linalg.polar"]
 
 
 def tall(shape, seed=0):
@@ -135,16 +138,10 @@ def test_polar_factor_by_the_kernel(kernel):
         q, pullback = jax.vjp(lambda w: polar(w, "pallas"), w)
         return q, pullback(jnp.ones_like(w))[0]
 
-    # The kernel in place of what is lowered for processors.
-    def lowered(gram, **how):
-        with mock.patch.object(_dispatch, "_kernel", lambda *_: KERNELS[kernel]):
-            return _dispatch._by_kernel(kernel, gram, **how)
-
-    plain = partial(_dispatch._plain)
-    mlir.register_lowering(_dispatch._inverse_sqrt, mlir.lower_fun(lowered), platform="cpu")
-    jax.clear_caches()
-    q, gradient = jax.jit(jax.vmap(jax.vmap(value_and_grad)))(w)
-    mlir.register_lowering(_dispatch._inverse_sqrt, mlir.lower_fun(plain), platform="cpu")
+    by_kernel = partial(_dispatch._inverse_sqrts, KERNELS[kernel])
+    here = per_platform(newton_schulz, kernels={"cpu": by_kernel})
+    with mock.patch.dict(polar_module._INVERSE_SQRT, pallas=here):
+        q, gradient = jax.jit(jax.vmap(jax.vmap(value_and_grad)))(w)
     jax.clear_caches()
     expected, slope = jax.jit(jax.vmap(jax.vmap(value_and_grad)))(w)
     full = np.ones((2, 3), bool)

@@ -1,5 +1,6 @@
 """Plans by this processor's compiler; those of accelerators are in tests/accelerators."""
 
+import importlib
 import importlib.util
 
 import jax
@@ -8,6 +9,11 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.core.backend.here import _block
+from jaxfed.core.problem import Costs
+from jaxfed.core.targets import Target
+
+plan_module = importlib.import_module("jaxfed.core.plan")
+COSTS = Costs(*[0] * 7, False)
 
 
 def test_a_plan_counts_messages_and_memory():
@@ -48,3 +54,38 @@ def test_the_command_plans(capsys):
 def test_blocks_divide_the_clients_where_they_can():
     assert [_block(m, 4096) for m in (10**6, 8 * 10**6, 8192)] == [4000, 4000, 4096]
     assert _block(10007, 100) == 100  # a prime number
+
+
+def planned(monkeypatch, fixed, each):
+    """A plan for a device of 100 bytes by a compiler of known needs, and what it was asked for."""
+    asked = []
+
+    def attempt(place, mapped, size, *rest):
+        asked.append(size)
+        needed = fixed + each * (size or 4096)
+        return plan_module._Attempt(size, needed <= 100, needed, 1.0, None, COSTS, fixed)
+
+    place = Target("one", "tpu", (jax.devices("cpu")[0],), 100)
+    monkeypatch.setattr(plan_module, "target", lambda name: place)
+    monkeypatch.setattr(plan_module, "_attempt", attempt)
+    plan = jf.plan(jf.pca.Pooled(2), jf.shapes_of(4096, 3, 4), topology="one")
+    return plan, asked
+
+
+def test_blocks_are_sought_where_they_should_fit(monkeypatch):
+    """Two attempts and not a dozen, each of which may take a minute."""
+    plan, asked = planned(monkeypatch, fixed=10, each=0.5)
+    assert asked == [None, 128] and plan.fits and plan.chunk_size == 128
+    assert planned(monkeypatch, fixed=10, each=0.01)[1] == [None]
+    plan, asked = planned(monkeypatch, fixed=200, each=0.5)
+    assert asked == [None] and plan.fits is False and "devices" in plan.advice
+    plan, asked = planned(monkeypatch, fixed=10, each=90)
+    assert asked == [None] and plan.fits is False
+
+
+def test_what_is_more_than_a_device_holds_is_not_compiled(monkeypatch):
+    place = Target("one", "tpu", (jax.devices("cpu")[0],), 1000)
+    monkeypatch.setattr(plan_module, "target", lambda name: place)
+    plan = jf.plan(jf.pca.Pooled(2), jf.shapes_of(12, 8, 6), topology="one")
+    assert plan.fits is False and plan.memory is None and plan.seconds == 0
+    assert plan.needed == 4 * 12 * (8 * 6 + 3)  # samples, counts, ids and weights

@@ -15,6 +15,7 @@ from jax import lax
 from jaxfed_kernels import second_moment, second_moment_reads_less, second_moment_reference
 
 from jaxfed.linalg import Moment, _dispatch, polar
+from jaxfed.linalg._platform import per_platform
 
 interpreted = partial(second_moment, interpret=True)
 
@@ -24,28 +25,32 @@ def matrices(*shapes, seed=0, dtype=np.float32):
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def check(clients, samples, features, rank, block=None, counts=None, dtype=np.float32):
+def check(clients, samples, features, rank, block=None, counts=None, dtype=np.float32, quick=False):
     x, w = matrices((clients, samples, features), (clients, rank, features), dtype=dtype)
     if counts is not None:  # what is no sample may be anything
         x = jnp.where((jnp.arange(samples) < counts[:, None])[..., None], x, jnp.nan)
-    product = interpreted(x, w, counts, block=block)
+    precision = lax.Precision.DEFAULT if quick else lax.Precision.HIGHEST
+    product = interpreted(x, w, counts, block=block, precision=precision)
     assert product.dtype == jnp.float32
     assert product.shape == w.shape
     wide, thin = np.asarray(x, np.float64), np.asarray(w, np.float64)
     if counts is not None:
         wide = np.where(np.isnan(wide), 0, wide)
     exact = (thin @ wide.mT) @ wide
-    tolerance = 1e-6 if dtype == np.float32 else 1e-2
-    for result in (product, second_moment_reference(x, w, counts)):
+    tolerance = 1e-2 if quick else 1e-6
+    for result in (product, second_moment_reference(x, w, counts, precision=precision)):
         assert np.linalg.norm(result - exact) <= tolerance * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "quick"), [(np.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)],
+    ids=["float32", "bfloat16", "bfloat16 in one pass"],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "shape", [(2, 300, 130, 3, 128), (3, 257, 40, 9, 128), (1, 5, 7, 1, None), (0, 9, 4, 2, None)]
 )
-def test_kernel_is_the_two_products(shape, dtype):
-    check(*shape, dtype=dtype)
+def test_kernel_is_the_two_products(shape, dtype, quick):
+    check(*shape, dtype=dtype, quick=quick)
 
 
 @pytest.mark.slow
@@ -53,15 +58,15 @@ def test_kernel_is_the_two_products(shape, dtype):
 @given(
     st.tuples(st.integers(0, 4), st.integers(0, 700), st.integers(1, 300), st.integers(1, 40)),
     st.sampled_from([None, 128, 256]),
-    st.booleans(),
+    st.sampled_from([(np.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)]),
     st.data(),
 )
-def test_kernel_at_any_size(shape, block, half, data):
+def test_kernel_at_any_size(shape, block, kind, data):
     counts = None
     if data.draw(st.booleans()):
         most = st.integers(0, shape[1])
         counts = np.asarray(data.draw(st.lists(most, min_size=shape[0], max_size=shape[0])), int)
-    check(*shape, block, counts, jnp.bfloat16 if half else np.float32)
+    check(*shape, block, counts, *kind)
 
 
 def test_ragged_counts():
@@ -79,14 +84,11 @@ def test_what_is_better_left_to_two_products():
 @pytest.fixture
 def on_a_tpu():
     """What a TPU would be given, with the kernel interpreted."""
-    chosen = lax.platform_dependent
-
-    def choose(*args, default, tpu=None, **others):
-        return tpu(*args) if tpu else chosen(*args, default=default, **others)
-
+    kernels = dict.fromkeys(("cpu", "tpu"), _dispatch._in_one_pass)
+    here = per_platform(_dispatch._two_products, kernels=kernels)
     with (
         mock.patch.object(_dispatch, "second_moment", interpreted),
-        mock.patch.object(lax, "platform_dependent", choose),
+        mock.patch.object(_dispatch, "_chosen_product", here),
     ):
         jax.clear_caches()
         yield
@@ -143,7 +145,7 @@ def test_derivatives_are_those_of_the_two_products(on_a_tpu, wide):
     if wide:
         w, dw = w.T, dw.T
     product = partial(_dispatch.second_moment_product, wide=wide)
-    plain = partial(_dispatch._two_products, wide=wide)
+    plain = partial(_dispatch._two_products, wide=wide, precision=lax.Precision.HIGHEST)
 
     def loss(f):
         return lambda x, w: jnp.sum(jnp.sin(f(x, w) / 100))
@@ -178,7 +180,8 @@ def test_gradient_through_polar_and_clients_is_right(on_a_tpu):
         return jnp.sum(jax.vmap(step, in_axes=(0, None))(x, w) ** 3)
 
     gradient = jax.jit(jax.grad(loss))(w)
-    with mock.patch.object(_dispatch, "_product", _dispatch._two_products):
+    two = partial(_dispatch._two_products, precision=lax.Precision.HIGHEST)
+    with mock.patch.object(_dispatch, "_product", lambda x, w, wide: two(x, w, wide=wide)):
         jax.clear_caches()
         plain = jax.jit(jax.grad(loss))(w)
     chex.assert_trees_all_close(gradient, plain, rtol=1e-4, atol=1e-5)

@@ -83,17 +83,25 @@ def is_traced(value: object) -> bool:
     return isinstance(value, Tracer)
 
 
-def checked_array(array: ArrayLike, name: str) -> Array:
-    """The array in a floating type of JAX, refused if it is not real, floating and finite."""
+def checked_array(array: ArrayLike, name: str, *, half: bool = False) -> Array:
+    """The array in a floating type of JAX, refused if it is not real, floating and finite.
+
+    Args:
+        array: the numbers.
+        name: of the argument that they are.
+        half: whether bfloat16 will do.
+    """
+    types = "float32, float64 or bfloat16" if half else "float32 or float64"
     if not isinstance(array, jax.Array):
-        array = host_array(name, array, "real floating point numbers (float32 or float64)")
+        array = host_array(name, array, f"real floating point numbers ({types})")
         if array.dtype == np.float64:
             # Before the check below: what is too large for single precision becomes infinite.
             with np.errstate(over="ignore"):
                 array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
-    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 4:
+    short = array.dtype.itemsize < 4 and not (half and array.dtype == jnp.bfloat16)
+    if not jnp.issubdtype(array.dtype, jnp.floating) or short:
         raise ValueError(
-            f"{name}: wanted real floating point numbers (float32 or float64), got {array.dtype}; "
+            f"{name}: wanted real floating point numbers ({types}), got {array.dtype}; "
             "convert with .astype(numpy.float32)"
         )
     if not is_traced(array):

@@ -34,7 +34,7 @@ from jaxfed.core.client_checks import (
 from jaxfed.core.described import is_known
 from jaxfed.core.layout import Layout, own_rows, spread
 from jaxfed.core.processes import watched
-from jaxfed.core.samples import Samples, in_buckets
+from jaxfed.core.samples import Samples, at_least_single, in_buckets
 from jaxfed.core.source import Reader, Source, check_in_memory, is_source, sizes_of, sketched
 from jaxfed.linalg import Moment
 
@@ -84,7 +84,8 @@ class Clients(eqx.Module):
 
         Returns:
             The clients, in single precision unless the arrays are double and JAX has 64 bits
-            enabled.
+            enabled, or bfloat16: then the samples stay so, which is half of the memory and of
+            what is read, and all else is in single precision.
 
         Raises:
             ValueError: for an empty list, a client without samples, samples that are not
@@ -95,11 +96,11 @@ class Clients(eqx.Module):
         if bucket is not None:
             check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
-            values = checked_array(arrays, "arrays")
+            values = checked_array(arrays, "arrays", half=True)
             if 0 in values.shape:
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
-            data = Samples(values, jnp.asarray(sizes.astype(values.dtype)))
+            data = Samples(values, jnp.asarray(sizes.astype(at_least_single(values.dtype))))
         else:
             if not is_list(arrays):
                 raise ValueError(
@@ -108,11 +109,13 @@ class Clients(eqx.Module):
                 )
             if len(arrays) == 0:
                 raise ValueError("arrays: at least one client is needed, got an empty list")
-            tables = [checked_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
+            tables = [
+                checked_array(array, f"arrays[{i}]", half=True) for i, array in enumerate(arrays)
+            ]
             check_tables("arrays", tables, "client", 0, "samples", "features")
             sizes = np.asarray([len(table) for table in tables])
             data = in_buckets(tables, sizes, bucket)
-        dtype = jax.tree.leaves(data)[0].dtype
+        dtype = at_least_single(jax.tree.leaves(data)[0].dtype)
         shares = shares_of(weights, len(sizes), sizes, dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 

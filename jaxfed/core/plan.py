@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -129,7 +130,10 @@ def plan(
     """Compile the program of `jaxfed.fit` for machines that are not here, and say what it takes.
 
     Several devices share the clients, as by `jaxfed.backend.shard`; where all clients of a device
-    at once are too many, the largest blocks are found that fit, by bisection over compilations.
+    at once are too many, blocks are found that fit. Each attempt is a compilation, and the next
+    takes a power of two of clients for which there would be room if what the last one needed
+    beyond its arguments were as much for each client. Nothing is compiled where
+    arguments alone are more than a device has.
 
     Args:
         algorithm: what would run.
@@ -177,14 +181,9 @@ def plan(
         tried = [attempt(chunk_size)]
     else:
         tried = [attempt(None)]
-        low, high = int(math.log2(_SMALLEST)), math.ceil(math.log2(each))
-        while tried[0].fits is False and low < high:
-            middle = (low + high) // 2
-            tried.append(attempt(2**middle))
-            low, high = (middle + 1, high) if tried[-1].fits else (low, middle)
-    fitting = [x for x in tried if x.fits is not False]
-    best = max(fitting, key=lambda x: x.size or math.inf) if fitting else tried[-1]
-    return _reported(place, best, each, sum(x.seconds for x in tried))
+        while tried[-1].fits is False and (size := _smaller(tried[-1], place, each)):
+            tried.append(attempt(size))
+    return _reported(place, tried[-1], each, sum(x.seconds for x in tried))
 
 
 def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float32) -> Clients:
@@ -199,6 +198,18 @@ def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float3
     return jax.eval_shape(Clients.from_samples, shape)
 
 
+def _smaller(last: "_Attempt", place: Target, each: int) -> int | None:
+    """How many clients to take in a block after so many were too many; None if that is hopeless."""
+    assert place.memory is not None
+    room, taken = place.memory - last.held, last.needed - last.held
+    if room <= 0:
+        return None
+    before = last.size or each
+    # At most half, since what was refused may have been counted short.
+    size = min(before // 2, int(before * room / max(taken, 1)))
+    return 2 ** int(math.log2(size)) if size >= _SMALLEST else None
+
+
 # --- one compilation ------------------------------------------------------------------------------
 
 
@@ -209,6 +220,7 @@ class _Attempt(NamedTuple):
     seconds: float
     found: Compiled | None
     costs: Any
+    held: int  # the arguments' bytes on a device, from their shapes
 
 
 def _mapped(place: Target, size: int | None) -> Backend:
@@ -244,16 +256,25 @@ def _attempt(
         start = start._replace(local=along(start.local))
     options = Options(rounds, stops=False, metrics=None, metrics_every=1, remat=False)
     run = programs(**compiler_options(algorithm, clients, place.platform)).program
+    local = None if start is None else start.local
+    held = sum(map(_bytes, jax.tree.leaves((problem.clients, local)))) // len(place.devices)
+    if place.memory is not None and held > place.memory:
+        return _Attempt(size, False, held, 0.0, None, costs, held)
+    begun = time.perf_counter()
     try:
         found = compiled(run, problem, start, None, options, target=place)
     except Exception as error:
         used = _used(str(error))
         if used is None:
             raise
-        return _Attempt(size, False, used, 0.0, None, costs)
+        return _Attempt(size, False, used, time.perf_counter() - begun, None, costs, held)
     needed = _memory(found).total
     fits = None if place.memory is None else needed <= place.memory
-    return _Attempt(size, fits, needed, found.seconds, found, costs)
+    return _Attempt(size, fits, needed, found.seconds, found, costs, held)
+
+
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
+    return math.prod(x.shape) * x.dtype.itemsize
 
 
 def _used(message: str) -> int | None:

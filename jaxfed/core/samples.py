@@ -7,6 +7,7 @@ from typing import Self, final
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxfed.core.buckets import Buckets, grouped
@@ -31,7 +32,8 @@ class Ragged(eqx.Module):
 class Samples(Ragged):
     """One client's samples as rows, padded with zero rows up to the longest client.
 
-    With a leading client axis on both fields it holds all clients.
+    With a leading client axis on both fields it holds all clients. What is computed with them is
+    in the precision of `count`, single where they are bfloat16.
     """
 
     values: Float[Array, "*clients samples features"]
@@ -41,7 +43,7 @@ class Samples(Ragged):
     def mask(self) -> Float[Array, "*clients samples"]:
         """1 for a real row, 0 for padding."""
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
-        return (rows < self.count[..., None]).astype(self.values.dtype)
+        return (rows < self.count[..., None]).astype(self.count.dtype)
 
     def only(self, samples: int | Int[Array, ""]) -> Self:
         """The first samples, in arrays of the same shapes."""
@@ -75,11 +77,17 @@ def in_buckets(
     for own in groups:
         values = padded([tables[int(place)] for place in own])
         # By NumPy: JAX would compile the conversion.
-        parts.append(Samples(values, jnp.asarray(sizes[own].astype(values.dtype))))
+        counts = sizes[own].astype(at_least_single(values.dtype))
+        parts.append(Samples(values, jnp.asarray(counts)))
     if len(parts) == 1:
         return parts[0]
     places = tuple(jnp.asarray(own, jnp.int32) for own in groups)
     return Buckets(tuple(parts), places, tuple(map(len, groups)))
+
+
+def at_least_single(dtype: DTypeLike) -> np.dtype:
+    """The precision in which samples of a type are computed with."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def widened(array: Array, lengths: dict[int, int]) -> Array:

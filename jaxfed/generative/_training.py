@@ -16,7 +16,7 @@ from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.core.processes import finite, looked_at
-from jaxfed.core.samples import Samples
+from jaxfed.core.samples import Samples, at_least_single
 from jaxfed.core.shuffle import shuffled
 
 Start = Personalized | None
@@ -110,7 +110,7 @@ class Training(Algorithm, DifferentiatedThrough):
     @final
     def _check_loss(self, values: Array) -> None:
         shape = (1 if self.batch_size is None else self.batch_size, values.shape[-1])
-        batch = jax.ShapeDtypeStruct(shape, values.dtype)
+        batch = jax.ShapeDtypeStruct(shape, at_least_single(values.dtype))
         try:
             out = jax.eval_shape(
                 lambda arrays, batch: self.loss(self.model_of(arrays), batch, jax.random.key(0)),
@@ -152,12 +152,13 @@ class Training(Algorithm, DifferentiatedThrough):
     ) -> Float[Array, ""]:
         """ONE client's loss of these of its samples."""
         model = self.model_of(parameters)
+        dtype = data.count.dtype
         if rows is not None:
-            return self.loss(model, data.values[rows], key)
+            return self.loss(model, data.values[rows].astype(dtype), key)
         # One by one, as a mean over the batch would be one over the padding, too; a real sample in
         # place of the padding, because losses of zeros may have no derivative.
         mask = data.mask
-        samples = jnp.where(mask[:, None] > 0, data.values, data.values[0])
+        samples = jnp.where(mask[:, None] > 0, data.values, data.values[0]).astype(dtype)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(samples)))
         losses = jax.vmap(lambda x, key: self.loss(model, x[None], key))(samples, keys)
         return jnp.sum(mask * losses) / data.count

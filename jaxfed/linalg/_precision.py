@@ -42,9 +42,3 @@ def chosen_precision() -> lax.Precision:
 def data_matmul(a: Array, b: Array) -> Array:
     """The product of two matrices, one of them data, as precisely as the user has chosen."""
     return jnp.matmul(a, b, precision=chosen_precision())
-
-
-def data_cross(a: Array, b: Array) -> Array:
-    """The product `Aᵀ B` of two matrices, one of them data, as precisely as the user has chosen."""
-    rows = ((0,), (0,)), ((), ())
-    return lax.dot_general(a, b, rows, precision=chosen_precision())

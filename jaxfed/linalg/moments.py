@@ -45,7 +45,8 @@ class Moment(eqx.Module):
     """Second moment `S = Yᵀ Y / n` of one client: the matrix, or the samples behind it.
 
     Of `dense` and `samples` one is None. Rows of zeros in `samples` are padding and change nothing.
-    Batches of moments are made and used under `jax.vmap`.
+    Samples may be bfloat16: they are kept and read as they are, and all that is computed is in
+    single precision. Batches of moments are made and used under `jax.vmap`.
     """
 
     dense: Float[Array, "d d"] | None
@@ -66,8 +67,10 @@ class Moment(eqx.Module):
         """
         samples = checked_array("samples", samples, "n d", whole=False)
         check_factor("count", count, optional=True, single=True)
-        count = jnp.asarray(len(samples) if count is None else count, samples.dtype)
-        return cls(None, samples, count, squared_norm(samples) / jnp.maximum(count, 1))
+        dtype = jnp.promote_types(samples.dtype, jnp.float32)
+        count = jnp.asarray(len(samples) if count is None else count, dtype)
+        trace = squared_norm(samples.astype(dtype)) / jnp.maximum(count, 1)
+        return cls(None, samples, count, trace)
 
     @classmethod
     def from_dense(cls, matrix: Float[Array, "d d"], count: ArrayLike = 1.0) -> Self:
@@ -88,13 +91,13 @@ class Moment(eqx.Module):
     @property
     def dim(self) -> int:
         """Number of features."""
-        return (self._rows if self.dense is None else self.dense).shape[-1]
+        return (self._kept if self.dense is None else self.dense).shape[-1]
 
     def mv(self, w: Float[Array, "d r"]) -> Float[Array, "d r"]:
         """The product `S W`, as precise as `jax.default_matmul_precision` says, full by default."""
         if self.dense is not None:
             return data_matmul(self.dense, w)
-        return second_moment_product(self._rows, w, wide=False) / self._divisor
+        return second_moment_product(self._kept, w, wide=False) / self._divisor
 
     def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
         """`S W` and `Wᵀ S W` together."""
@@ -108,7 +111,7 @@ class Moment(eqx.Module):
         if self.dense is not None:
             product = data_matmul(w, self.dense)
         else:
-            product = second_moment_product(self._rows, w, wide=True) / self._divisor
+            product = second_moment_product(self._kept, w, wide=True) / self._divisor
         return product, matmul(product, w.T)
 
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
@@ -168,9 +171,14 @@ class Moment(eqx.Module):
         return self.top(1)[0][0]
 
     @property
-    def _rows(self) -> Float[Array, "n d"]:
+    def _kept(self) -> Float[Array, "n d"]:
         assert self.samples is not None
         return self.samples
+
+    @property
+    def _rows(self) -> Float[Array, "n d"]:
+        """The samples in the precision that is computed in."""
+        return self._kept.astype(self.count.dtype)
 
     @property
     def _divisor(self) -> Float[Array, ""]:

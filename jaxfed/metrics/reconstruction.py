@@ -303,7 +303,9 @@ def moments(samples, counts) -> Moment:
 def _moments(samples: Float[Array, "m n d"], counts: Array) -> Moment:
     # `where`, not a product: rows beyond a client's count may hold anything.
     real = jnp.arange(samples.shape[1]) < counts[:, None]
-    return jax.vmap(Moment.from_samples)(jnp.where(real[..., None], samples, 0), counts)
+    samples = jnp.where(real[..., None], samples, 0)
+    precise = samples.astype(jnp.promote_types(samples.dtype, jnp.float32))
+    return jax.vmap(Moment.from_samples)(precise, counts)
 
 
 def _padded(arrays):

@@ -177,7 +177,7 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
 
     def of_one(data: Samples) -> Frame:
         moment = Moment.from_samples(data.values, data.count)
-        return best_local(moment, shared.astype(data.values.dtype), rank)
+        return best_local(moment, shared.astype(moment.trace.dtype), rank)
 
     return Personalized(shared, jax.jit(jax.vmap(of_one))(clients.data))
 

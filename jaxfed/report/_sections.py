@@ -73,8 +73,9 @@ class Given:
         if self.counts.sum() * clients.features > NUMBERS:
             return None
         data = clients.unbucketed().data
-        rows = zip(np.asarray(data.values), self.counts.astype(int), strict=True)
-        return [values[:count] for values, count in rows]
+        values = np.asarray(data.values.astype(data.count.dtype))
+        rows = zip(values, self.counts.astype(int), strict=True)
+        return [own[:count] for own, count in rows]
 
     @property
     def some(self) -> np.ndarray:

@@ -55,11 +55,16 @@ def second_moment_reads_less(samples: int, features: int, rank: int, dtype) -> b
         return False
     least = min(_tiled(samples, features), _tiled(features, samples))
     return (
-        samples * features * 4 >= _LEAST
+        samples * features * jnp.dtype(dtype).itemsize >= _LEAST
         and least <= _WASTE * samples * features
         and 4 * _tiled(rank, features) <= _THIN
         and 4 * _LANES * features <= _BLOCK
     )
+
+
+def _computed_in(dtype, precision: lax.Precision):
+    """The type of what is multiplied, of samples of a type."""
+    return dtype if precision == lax.Precision.DEFAULT else jnp.float32
 
 
 @partial(jax.jit, static_argnames="precision")
@@ -73,6 +78,7 @@ def second_moment_reference(
     """The same as `second_moment`, in plain `jax.numpy`."""
     if counts is not None:
         x = jnp.where((jnp.arange(x.shape[1]) < counts[:, None])[..., None], x, 0)
+    x = x.astype(_computed_in(x.dtype, precision))
     dot = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     scores = dot("brd,bnd->brn", w.astype(x.dtype), x)
     return dot("brn,bnd->brd", scores.astype(x.dtype), x)
@@ -91,12 +97,12 @@ def second_moment(
     """Products `(W Xᵀ) X` of many clients, in one Pallas kernel for TPUs that reads `X` once.
 
     Args:
-        x: samples, in single precision or as bfloat16: then the scores are rounded to it too, and
-            all is added up in single precision.
+        x: samples, in single precision or as bfloat16, which halves what is read.
         w: thin matrices; as many rows as fit beside the samples, see `second_moment_reads_less`.
         counts: how many rows of `x` are samples; the others, of any value, do not count.
-        precision: of the products of single-precision samples: in one pass (`DEFAULT`), or full,
-            which `HIGH` is here too.
+        precision: of the products: full, which `HIGH` is here too; or in one pass (`DEFAULT`),
+            for which samples in bfloat16 have `w` and the scores rounded to it. All is added up
+            in single precision.
         block: samples at a time, a multiple of 128; by default what a mebibyte holds.
         interpret: run the kernel as ordinary operations, on any backend.
 
@@ -114,10 +120,9 @@ def second_moment(
     block = min(block, n)
     last = _samples_last(n, d)
     ragged = counts is not None or n % block
-    if x.dtype == jnp.bfloat16:
-        precision = lax.Precision.DEFAULT
-    elif precision == lax.Precision.HIGH:  # Mosaic has no three passes
+    if precision == lax.Precision.HIGH:  # Mosaic has no three passes
         precision = lax.Precision.HIGHEST
+    dtype = _computed_in(x.dtype, precision)
     dot = partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
     over = (((1,), (0,)), ((), ()))
     over_last = (((1,), (1,)), ((), ()))
@@ -129,7 +134,7 @@ def second_moment(
         def _():
             y_ref[...] = jnp.zeros_like(y_ref)
 
-        x = x_ref[...]
+        x = x_ref[...].astype(dtype)
         if ragged:
             numbers = lax.broadcasted_iota(jnp.int32, x.shape, 1 if last else 0) + place * block
             x = jnp.where(numbers < count_ref[...], x, jnp.zeros_like(x))
@@ -152,12 +157,12 @@ def second_moment(
         # What the blocks above move, each once; and the two products.
         cost_estimate=pl.CostEstimate(
             flops=4 * batch * n * d * r,
-            bytes_accessed=x.nbytes + batch * r * d * (w.dtype.itemsize + 4) + 4 * batch,
+            bytes_accessed=x.nbytes + batch * r * d * (jnp.dtype(dtype).itemsize + 4) + 4 * batch,
             transcendentals=0,
         ),
         interpret=interpret,
     )(
         jnp.broadcast_to(jnp.asarray(whole, jnp.int32), batch).reshape(batch, 1, 1),
-        w.astype(x.dtype),
+        w.astype(dtype),
         x,
     )

@@ -1,6 +1,7 @@
 """Whole numbers of few bits, packed into bytes."""
 
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +34,44 @@ def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> 
     if together > 1:
         digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
         codes = jnp.concatenate(digits)[:count]
+    return codes
+
+
+def stays_in_rows(shape: tuple[int, ...], symbols: int) -> bool:
+    """Whether symbols that are written into one byte are in different rows of such an array.
+
+    They are where its rows go into equal parts, since each takes a symbol of every part.
+    """
+    together, width = grouping(symbols)
+    return len(shape) > 0 and shape[0] % (together * (8 if width < 8 else 1)) == 0
+
+
+def pack_rows(codes: UInt8[Array, "d ..."], symbols: int) -> UInt8[Array, " bytes"]:
+    """The bytes of `pack_symbols` for all entries of an array, row by row where these stay.
+
+    An array's own layout on a TPU has little in common with that of its entries in turn, so that
+    turning one into the other takes several times what the packing does.
+    """
+    together, width = grouping(symbols)
+    if together > 1:
+        parts = jnp.split(codes, together)
+        codes = sum((parts[i] * jnp.uint8(symbols**i) for i in range(1, together)), start=parts[0])
+    if width < 8:
+        codes = jnp.concatenate(_bytes(jnp.split(codes, 8), width))
+    return codes.reshape(-1)
+
+
+def unpack_rows(
+    packed: UInt8[Array, " bytes"], shape: tuple[int, ...], symbols: int
+) -> UInt8[Array, "d ..."]:
+    """Inverse of `pack_rows`, for an array of a shape."""
+    together, width = grouping(symbols)
+    codes = packed.reshape(-1, *shape[1:])
+    if width < 8:
+        codes = jnp.concatenate(_codes(jnp.split(codes, width), width))
+    if together > 1:
+        digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
+        codes = jnp.concatenate(digits)
     return codes
 
 
@@ -72,11 +111,11 @@ def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
     if width == 8:
         return codes
     groups, more = divmod(len(codes), 8)
-    main = _bytes(codes[: 8 * groups].reshape(8, groups), width).reshape(-1)
+    main = jnp.stack(_bytes(codes[: 8 * groups].reshape(8, groups), width)).reshape(-1)
     if not more:
         return main
     rest = codes[8 * groups :]
-    last = _bytes(jnp.pad(rest, (0, 8 - len(rest)))[:, None], width)[:, 0]
+    last = jnp.stack(_bytes(jnp.pad(rest, (0, 8 - len(rest))), width))
     return jnp.concatenate([main, last[: -(-len(rest) * width // 8)]])
 
 
@@ -84,25 +123,27 @@ def _unpack(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt8[Arr
     if width == 8:
         return packed
     groups, more = divmod(count, 8)
-    main = _codes(packed[: groups * width].reshape(width, groups), width).reshape(-1)
+    main = jnp.stack(_codes(packed[: groups * width].reshape(width, groups), width)).reshape(-1)
     if not more:
         return main
     rest = packed[groups * width :]
-    last = _codes(jnp.pad(rest, (0, width - len(rest)))[:, None], width)[:, 0]
+    last = jnp.stack(_codes(jnp.pad(rest, (0, width - len(rest))), width))
     return jnp.concatenate([main, last[: count - 8 * groups]])
 
 
-def _bytes(codes: UInt8[Array, "8 groups"], width: int) -> UInt8[Array, "width groups"]:
+def _bytes(codes: Sequence[Array] | Array, width: int) -> list[Array]:
+    """The bytes that eight codes of so many bits are written into."""
     rows = [jnp.zeros_like(codes[0])] * width
     for place in range(8):
         byte, offset = divmod(place * width, 8)
         rows[byte] = rows[byte] | (codes[place] << jnp.uint8(offset))
         if offset + width > 8:
             rows[byte + 1] = rows[byte + 1] | (codes[place] >> jnp.uint8(8 - offset))
-    return jnp.stack(rows)
+    return rows
 
 
-def _codes(rows: UInt8[Array, "width groups"], width: int) -> UInt8[Array, "8 groups"]:
+def _codes(rows: Sequence[Array] | Array, width: int) -> list[Array]:
+    """Inverse of `_bytes`."""
     codes = []
     for place in range(8):
         byte, offset = divmod(place * width, 8)
@@ -110,4 +151,4 @@ def _codes(rows: UInt8[Array, "width groups"], width: int) -> UInt8[Array, "8 gr
         if offset + width > 8:
             code = code | (rows[byte + 1] << jnp.uint8(8 - offset))
         codes.append(code & jnp.uint8(2**width - 1))
-    return jnp.stack(codes)
+    return codes

@@ -1,18 +1,26 @@
 """Rounding of entries to a few levels, at random or to the nearest, and to their signs."""
 
+import math
 from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Key, UInt8
+from jaxtyping import Array, Float, Key, UInt8, UInt32
 
 from jaxfed.core.channel.base import Channel
 from jaxfed.core.channel.compressor import Compressor, Payload
 from jaxfed.core.channel.entropy import Stream, decode_symbols, encode_symbols
-from jaxfed.core.channel.packing import pack_symbols, unpack_symbols
+from jaxfed.core.channel.packing import (
+    pack_rows,
+    pack_symbols,
+    stays_in_rows,
+    unpack_rows,
+    unpack_symbols,
+)
 from jaxfed.core.checks import check_name, check_number, is_whole, refuse, shown
+from jaxfed.linalg._platform import per_platform
 
 
 class _Codes(Payload):
@@ -35,31 +43,30 @@ class _Quantize(Compressor):
 
     def compress(self, key, array):
         # In half precision too few numbers lie between two levels for a chance to be right.
-        flat = array.reshape(-1).astype(jnp.promote_types(array.dtype, jnp.float32))
-        scale = jnp.max(jnp.abs(flat)) if self.norm == "max" else jnp.linalg.norm(flat)
+        wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+        largest = self.norm == "max"
+        scale = jnp.max(jnp.abs(wide)) if largest else jnp.linalg.norm(wide.reshape(-1))
         scale = _rounded_up(scale, jnp.float32 if self.scale_bits == 32 else jnp.bfloat16)
-        used = scale.astype(flat.dtype)
-        position = flat * (self.levels / jnp.where(used > 0, used, 1)) + self.levels
-        chance = chances(key, flat.size) if self.rounding == "stochastic" else 0.5
-        code = jnp.clip(position.astype(jnp.float32) + chance, 0, 2 * self.levels)
-        # By way of whole numbers that processors convert to; the packing must not do it all again.
-        code = lax.optimization_barrier(code.astype(jnp.int32).astype(jnp.uint8))
+        used = scale.astype(wide.dtype)
+        factor = self.levels / jnp.where(used > 0, used, 1)
+        seed = _seed(key) if self.rounding == "stochastic" else None
         if self.coding == "entropy":
+            code = _codes(wide.reshape(-1), factor, seed, self.levels)
             stream = encode_symbols(code, 2 * self.levels + 1)
             return _Entropy(array.shape, array.dtype, stream, scale)
-        packed = pack_symbols(code, 2 * self.levels + 1)
+        packed = _quantized(wide, factor, seed, levels=self.levels)
         return _Codes(array.shape, array.dtype, packed, scale)
 
     def decompress(self, payload):
+        assert isinstance(payload, _Entropy | _Codes)
+        wide = jnp.promote_types(payload.dtype, jnp.float32)
+        unit = payload.scale.astype(wide) / (self.levels * self.contraction)
         if isinstance(payload, _Entropy):
             code = decode_symbols(payload.stream, payload.size, 2 * self.levels + 1)
+            array = _multiples(code, unit, self.levels).reshape(payload.shape)
         else:
-            assert isinstance(payload, _Codes)
-            code = unpack_symbols(payload.packed, payload.size, 2 * self.levels + 1)
-        wide = jnp.promote_types(payload.dtype, jnp.float32)
-        level = code.astype(wide) - self.levels
-        unit = payload.scale.astype(wide) / (self.levels * self.contraction)
-        return (level * unit).astype(payload.dtype).reshape(payload.shape)
+            array = _restored(payload.packed, unit, shape=payload.shape, levels=self.levels)
+        return array.astype(payload.dtype)
 
     def mean(self, array):
         return array / self.contraction
@@ -68,15 +75,72 @@ class _Quantize(Compressor):
         return quantize(8)
 
 
+def _codes(
+    x: Float[Array, "..."], factor: Float[Array, ""], seed: UInt32[Array, "2"] | None, levels: int
+) -> UInt8[Array, "..."]:
+    """Entries times a factor, none then beyond the levels, rounded and counted from the lowest."""
+    position = x * factor + levels
+    chance = 0.5 if seed is None else _hashed(seed, x.shape)
+    code = jnp.clip(position.astype(jnp.float32) + chance, 0, 2 * levels)
+    # By way of whole numbers that processors convert to; the packing must not do it all again.
+    return lax.optimization_barrier(code.astype(jnp.int32).astype(jnp.uint8))
+
+
+def _multiples(
+    code: UInt8[Array, "..."], unit: Float[Array, ""], levels: int
+) -> Float[Array, "..."]:
+    """What codes stand for."""
+    return (code.astype(unit.dtype) - levels) * unit
+
+
+def _quantized_in_turn(x, factor, seed, *, levels):
+    return pack_symbols(_codes(x.reshape(-1), factor, seed, levels), 2 * levels + 1)
+
+
+def _quantized_in_rows(x, factor, seed, *, levels):
+    if not stays_in_rows(x.shape, 2 * levels + 1):
+        return _quantized_in_turn(x, factor, seed, levels=levels)
+    return pack_rows(_codes(x, factor, seed, levels), 2 * levels + 1)
+
+
+def _restored_in_turn(packed, unit, *, shape, levels):
+    code = unpack_symbols(packed, math.prod(shape), 2 * levels + 1)
+    return _multiples(code, unit, levels).reshape(shape)
+
+
+def _restored_in_rows(packed, unit, *, shape, levels):
+    if not stays_in_rows(shape, 2 * levels + 1):
+        return _restored_in_turn(packed, unit, shape=shape, levels=levels)
+    return _multiples(unpack_rows(packed, shape, 2 * levels + 1), unit, levels)
+
+
+# The same bytes either way. A processor has an array's entries in turn already.
+_quantized = per_platform(_quantized_in_turn, tpu=_quantized_in_rows)
+_restored = per_platform(_restored_in_turn, tpu=_restored_in_rows)
+
+
 def chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
     """Numbers strictly between 0 and 1 to round by: a hash of each place, seeded by the key.
 
     The generator behind `jax.random` would take more than nine tenths of the time of encoding, and
     rounding asks for little: a mean of one half at every place, and no pattern along them.
     """
-    seed = jax.random.bits(key, (2,), jnp.uint32)
+    return _hashed(_seed(key), (count,))
+
+
+def _seed(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _hashed(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    place = sum(
+        (lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+         for axis, stride in enumerate(strides)),
+        start=jnp.uint32(0),
+    )  # fmt: skip
     # Fibonacci hashing of the place (Knuth 1973), then a multiplication of MurmurHash3's finalizer.
-    x = jnp.arange(count, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9) + seed[0]
+    x = place * jnp.uint32(0x9E3779B9) + seed[0]
     x = (x ^ (x >> 15) ^ seed[1]) * jnp.uint32(0x85EBCA6B)
     # The middle of each of the 2^16 intervals: no bias, and a whole number stays what it is.
     return ((x >> 16).astype(jnp.int32).astype(jnp.float32) + 0.5) * jnp.float32(2**-16)

@@ -1,0 +1,104 @@
+"""What a TPU packs row by row is bit for bit what processors pack entry by entry."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxfed as jf
+from jaxfed.core.channel import quantization as q
+from jaxfed.core.channel.packing import (
+    grouping,
+    pack_rows,
+    pack_symbols,
+    stays_in_rows,
+    unpack_rows,
+)
+
+WHOLE = st.tuples(st.integers(1, 127), st.integers(1, 3), st.lists(st.integers(1, 5), max_size=2))
+
+
+@given(WHOLE, st.integers(0, 99))
+def test_rows_are_packed_into_the_same_bytes(case, seed):
+    levels, times, rest = case
+    symbols = 2 * levels + 1
+    together, width = grouping(symbols)
+    shape = (times * together * (8 if width < 8 else 1), *rest)
+    assert stays_in_rows(shape, symbols)
+    codes = np.random.default_rng(seed).integers(0, symbols, shape).astype(np.uint8)
+    packed = pack_rows(jnp.asarray(codes), symbols)
+    np.testing.assert_array_equal(packed, pack_symbols(jnp.asarray(codes.reshape(-1)), symbols))
+    np.testing.assert_array_equal(unpack_rows(packed, shape, symbols), codes)
+
+
+@given(
+    st.integers(1, 127), st.lists(st.integers(1, 24), min_size=1, max_size=3), st.integers(0, 3),
+    st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_messages_are(levels, shape, clients, nearest, seed):
+    """Of any shape, none at all included, and what is made of them again."""
+    shape, rng = tuple(shape), np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(clients, *shape)), jnp.float32)
+    peaks = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)))
+    seeds = None if nearest else jnp.asarray(rng.integers(0, 2**32, (clients, 2)), jnp.uint32)
+
+    def packed(function):
+        return jax.jit(jax.vmap(partial(function, levels=levels)))(x, levels / peaks, seeds)
+
+    rows = packed(q._quantized_in_rows)
+    np.testing.assert_array_equal(rows, packed(q._quantized_in_turn))
+
+    def restored(function):
+        return jax.jit(jax.vmap(partial(function, shape=shape, levels=levels)))(
+            rows, peaks / levels
+        )
+
+    again = restored(q._restored_in_rows)
+    np.testing.assert_array_equal(again, restored(q._restored_in_turn))
+    assert np.all(np.abs(again - x) <= 1.001 * (peaks / levels).reshape(-1, *[1] * len(shape)))
+
+
+def round_trip(channel, key, messages):
+    def one(key, message):
+        return channel.decode(channel.encode(key, message, None)[0])
+
+    return jax.vmap(one)(jax.random.split(key, len(messages)), messages)
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_programs_for_tpus_leave_entries_where_they_are(bits, key):
+    """And those for processors have them in turn."""
+    messages = jax.ShapeDtypeStruct((5, 16, 3), jnp.float32)
+    traced = jax.jit(partial(round_trip, jf.channel.quantize(bits))).trace(key, messages)
+    for platform, moved in ("tpu", False), ("cpu", True), ("cuda", True):
+        program = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("tensor<5x48xf32>" in program) == moved, platform
+
+
+def test_the_derivative_stays_straight_through(key):
+    channel, message = jf.channel.quantize(3), jax.random.normal(key, (16, 3))
+
+    def sent(message):
+        payload, memory = channel.encode(key, message, None)
+        return channel.differentiable(channel.decode(payload), message, memory)
+
+    value, slope = jax.jvp(sent, (message,), (jnp.ones_like(message),))
+    assert not np.array_equal(value, message)
+    np.testing.assert_array_equal(slope, jnp.ones_like(message))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_ends_the_run(bad, key):
+    """As before: rounding to whole numbers does not hide it."""
+    x = jax.random.normal(key, (3, 20, 16)).at[1, 2, 3].set(bad)
+    clients = jf.Clients(jf.Samples(x, jnp.full(3, 20.0)), jnp.arange(3), jnp.full(3, 1 / 3))
+    with pytest.raises(jf.DivergenceError):
+        jf.fit(
+            jf.pca.SubspaceIteration(2), clients, rounds=2, key=key,
+            channel=jf.channel.quantize(3),
+        )  # fmt: skip
