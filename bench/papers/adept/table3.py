@@ -1,18 +1,20 @@
 """Personal diffusion models of one-digit clients: mean KID and FID of generated digits."""
 
-from pathlib import Path
-
-from papers.adept import _diffusion
-from papers.adept._diffusion import SCALE, clients_drawn, compared, outcome_arrays, samples_drawn
+from papers.adept._diffusion import (
+    Run,
+    clients_drawn,
+    compared,
+    measure,
+    outcome_arrays,
+    samples_drawn,
+)
 from papers.report import Found, Target, at_least
-from papers.runs import Seeds
 
 _CLAIMED = ("mean KID", "mean FID", "variance of KID over clients")
 
 
-def run(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Found:
-    """Train every method for every seed, and compare."""
-    found = _diffusion.measure(seeds, data, scale)
+def run(found: Run) -> Found:
+    """Compare what every method found for every seed."""
     names = (*_CLAIMED, "mean KID of the last round")
     return Found(
         compared(found, names, dict.fromkeys(_CLAIMED, at_least(1.0))),
@@ -24,6 +26,7 @@ def run(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Foun
 
 TARGET = Target(
     run,
+    experiment=measure,
     title="Generated digits of one-digit clients: KID and FID, means over clients",
     columns=("quantity", "method"),
     notes=[
