@@ -11,7 +11,7 @@ import pytest
 
 import papers
 from jaxfed.cli import main
-from papers import command, every
+from papers import command, every, reasons
 from papers.items import ITEMS
 from papers.runs import Seeds
 
@@ -71,11 +71,17 @@ def test_the_page_has_a_line_for_each_item_and_a_column_for_each_base():
     assert table[0]["verdict (--seed 7)"] == "6 reproduced (10 seeds)"
 
 
-def test_the_page_says_what_differs_with_its_interval():
+def test_the_page_says_what_differs_with_its_interval_and_why(monkeypatch):
+    known = (
+        reasons.Reason("perpca/figure10", "a, b", "scale", "of another target."),
+        reasons.Reason("perpca/figure1", "c, d", "scale", "of another row."),
+        reasons.Reason("perpca/figure1", "a, b", "chance", "of the start."),
+    )
+    monkeypatch.setattr(reasons, "REASONS", known)
     told = [line for line in every.page(RECORD).splitlines() if line.startswith("- ")]
     assert told == [
-        "- `perpca/figure1 --seeds 1 --seed 0`: a, b: 2, accepted [0, 1]",
-        "- `perpca/figure10 --seeds 3 --seed 0`: no",
+        "- `perpca/figure1 --seeds 1 --seed 0`: a, b: 2, accepted [0, 1]. *Chance*: of the start.",
+        "- `perpca/figure10 --seeds 3 --seed 0`: no.",
     ]
 
 
@@ -93,6 +99,16 @@ def test_the_page_in_the_repository_is_that_of_its_record():
     assert page == every.page(record)
     table = (every.COMMITTED / every.TABLE).read_text(encoding="utf-8")
     assert table == every.table(record)
+
+
+def test_every_row_that_differs_in_the_repository_has_its_reason():
+    record = every.read_record(every.COMMITTED)
+    rows = [(name, row) for found in record.values() for name, one in found.items()
+            for row in one.get("failed") or one["which"]]  # fmt: skip
+    assert not [pair for pair in rows if not reasons.reason(*pair)]
+    for one in reasons.REASONS:
+        told = [reasons.reason(name, row) for name, row in rows if name == one.target]
+        assert any(one.why in text for text in told), one
 
 
 @pytest.fixture

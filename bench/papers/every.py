@@ -22,6 +22,8 @@ from typing import Any
 import papers
 from jaxfed.cli._folder import Folder
 from papers.items import ITEMS, Item
+from papers.reasons import KINDS as KINDS_OF_REASONS
+from papers.reasons import reason
 from papers.runs import Seeds
 
 COMMITTED = Path(__file__).parent
@@ -227,13 +229,20 @@ def page(record: Record) -> str:
 
 
 def what_differs(record: Record) -> list[str]:
-    """The rows that differ, with what was measured and the interval that is accepted."""
-    why = 'With the interval that is accepted. Why: `bench/RESULTS.md`, "Reproductions".'
-    lines = ["## What differs", "", why, ""]
+    """The rows that differ, with what was measured, the interval that is accepted, and why."""
+    kinds = "; ".join(f"*{kind}*: {meaning}" for kind, meaning in KINDS_OF_REASONS.items())
+    lines = [
+        "## What differs",
+        "",
+        f"With the interval that is accepted, and why, where it is known. {kinds}. The "
+        'measurements behind it: `bench/RESULTS.md`, "Reproductions".',
+        "",
+    ]
     for base, found in record.items():
         for name, one in sorted(found.items()):
-            told = one.get("failed") or one["which"]
-            lines += [f"- `{name} --seeds {one['seeds']} --seed {base}`: {row}" for row in told]
+            command = f"`{name} --seeds {one['seeds']} --seed {base}`"
+            for row in one.get("failed") or one["which"]:
+                lines.append(" ".join(filter(None, [f"- {command}: {row}.", reason(name, row)])))
     return [*lines, ""]
 
 
