@@ -21,7 +21,7 @@ import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
 from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
-from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9
+from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
 from papers.report import (
     Cell,
     Found,
@@ -499,6 +499,15 @@ def test_groups_of_clients_are_averaged_apart():
     errors = _synthetic.group_errors(test, Personalized(jnp.eye(3)[None, :, :1], local))
     np.testing.assert_allclose(errors["sparse"], [1 / 3])
     np.testing.assert_allclose(errors["rich"], [2 / 3])
+
+
+@pytest.mark.slow
+def test_shared_components_are_compared_where_a_method_has_as_many():
+    measured = table2._well_posed(Seeds(1))
+    own = {labels[1:] for labels in measured if labels[1] in ("indivPCA", "CPCA", "truth")}
+    assert own == {(m, g) for m in ("indivPCA", "CPCA", "truth") for g in ("sparse", "rich")}
+    compared = {labels[1] for labels in measured if labels[2] == "shared error"}
+    assert len(compared) == 4 and measured["well-posed, n = 100", "distPCA", "shared error"] < 0.5
 
 
 def test_clients_of_the_same_subspace_are_clustered():
