@@ -58,6 +58,8 @@ REASONS = (
            "advance on subspace iteration."),
     Reason("faps/table4", "LocalPower", "paper",
            "printed are errors of a looser rule than the printed one, (27) at 1e-10."),
+    Reason("faps/figure4", "FAPS, 5 local steps, KKT after 200", "chance",
+           "one start beside five of the reference; at condition 1000 a start decides."),
     Reason("faps/table1", "relative error", "paper",
            "printed are errors of a looser rule than the printed one, (27) at 1e-10."),
     Reason("faps/table3", "", "paper",
