@@ -503,11 +503,17 @@ def test_groups_of_clients_are_averaged_apart():
 
 @pytest.mark.slow
 def test_shared_components_are_compared_where_a_method_has_as_many():
-    measured = table2._well_posed(Seeds(1))
-    own = {labels[1:] for labels in measured if labels[1] in ("indivPCA", "CPCA", "truth")}
-    assert own == {(m, g) for m in ("indivPCA", "CPCA", "truth") for g in ("sparse", "rich")}
-    compared = {labels[1] for labels in measured if labels[2] == "shared error"}
-    assert len(compared) == 4 and measured["well-posed, n = 100", "distPCA", "shared error"] < 0.5
+    settings = table2._published(Seeds(1), 500, longer=False), table2._well_posed(Seeds(1))
+    for measured, others, compared in zip(
+        settings, ({"CPCA, unsorted"}, set()), (5, 4), strict=True
+    ):
+        alone = {"indivPCA", "CPCA", "truth"} | others
+        shared = {labels[1] for labels in measured if labels[2] == "shared error"}
+        assert len(shared) == compared and not shared & alone
+        for group in ("sparse", "rich"):
+            methods = {labels[1] for labels in measured if labels[2] == group}
+            assert methods == shared | alone
+    assert measured["well-posed, n = 100", "distPCA", "shared error"] < 0.5
 
 
 def test_clients_of_the_same_subspace_are_clustered():

@@ -62,6 +62,9 @@ REASONS = (
            "one start beside five of the reference; at condition 1000 a start decides."),
     Reason("faps/table1", "relative error", "paper",
            "printed are errors of a looser rule than the printed one, (27) at 1e-10."),
+    Reason("faps/table2", "", "paper",
+           "printed are errors of a looser rule than the printed one, (27) at 1e-10, and no single "
+           "tolerance fits all four groups."),
     Reason("faps/table3", "", "paper",
            "printed are errors of a looser rule than the printed one, (27) at 1e-10, and means "
            "over four data sets."),
@@ -89,6 +92,9 @@ REASONS = (
            "it falls on and on, to 1e-31, and the printed 2.5e-9 is where one run was stopped."),
     Reason("perpca/table3", "share below 0.01, r2 + 1", "chance",
            "three of ten starts have a standard error of .15."),
+    Reason("gcca/figure6", "150 takes less time than 500", "claim",
+           "full gradients are of second moments of 25 x 25 here, which are made once and cost "
+           "less than a batch's own products."),
     Reason("hierarchical/figure1a", "rounds: ", "chance",
            "one data set and start; of the reference's six, between whose least and largest it "
            "has to lie, a seventh is outside two times in seven, and these rows share the data."),

@@ -50,7 +50,7 @@ def _published(seeds: Seeds, n: int, *, longer: bool) -> dict[Labels, Any]:
 
     results = {
         "indivPCA": learned(pca.Local(12), clients, keys),
-        "CPCA, unsorted": Personalized(unsorted[:, :, :12], local[..., :0]),
+        "CPCA, unsorted": Personalized(unsorted[:, :, :12], None),
         "CPCA": learned(pca.Pooled(12), clients, keys),
         "distPCA": once["distPCA"],
         AUTHORS: descend(unsorted[:, :, :2]),
