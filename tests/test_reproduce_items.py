@@ -73,9 +73,9 @@ def test_the_page_has_a_line_for_each_item_and_a_column_for_each_base():
 
 def test_the_page_says_what_differs_with_its_interval_and_why(monkeypatch):
     known = (
-        reasons.Reason("perpca/figure10", "a, b", "scale", "of another target."),
-        reasons.Reason("perpca/figure1", "c, d", "scale", "of another row."),
-        reasons.Reason("perpca/figure1", "a, b", "chance", "of the start."),
+        reasons.Reason("perpca/figure10", "a, b", "Scale", "of another target."),
+        reasons.Reason("perpca/figure1", "c, d", "Scale", "of another row."),
+        reasons.Reason("perpca/figure1", "a, b", "Chance", "of the start."),
     )
     monkeypatch.setattr(reasons, "REASONS", known)
     told = [line for line in every.page(RECORD).splitlines() if line.startswith("- ")]
