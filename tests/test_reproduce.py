@@ -21,7 +21,7 @@ import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
 from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
-from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9
+from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
 from papers.report import (
     Cell,
     Found,
@@ -116,7 +116,8 @@ def test_every_target_says_what_it_is(name):
     assert all(v.low <= v.high for v in intervals if isinstance(v, Interval))
     # A target without anything published makes claims of its own rows, and says so.
     assert known or target.notes
-    assert next(iter(inspect.signature(target.run).parameters)) == "seeds"
+    experiment = target.experiment or target.run
+    assert next(iter(inspect.signature(experiment).parameters)) == "seeds"
 
 
 def test_outside_a_checkout_the_command_says_where_the_targets_are(monkeypatch, tmp_path, capsys):
@@ -309,6 +310,38 @@ def test_a_target_that_has_a_scale_is_given_it(monkeypatch, capsys):
     assert "got 1.5" in capsys.readouterr().err
 
 
+def test_several_targets_of_one_experiment_make_it_once(monkeypatch, tmp_path, capsys):
+    made = []
+
+    def experiment(seeds, *, scale=0.1):
+        made.append((seeds, scale))
+        return scale
+
+    def told(text):
+        return Target(
+            lambda scale: Found({(f"{text} {scale}",): None}), title="Sizes", columns=("size",),
+            experiment=experiment,
+        )  # fmt: skip
+
+    targets = {"perpca/one": told("One"), "perpca/two": told("Two"), "perpca/small": SMALL}
+    monkeypatch.setattr(papers, "find", targets.get)
+    both = ["reproduce", "perpca/one", "perpca/two"]
+    out = ["--out", str(tmp_path / "out")]
+    assert main([*both, "--scale", "0.5", "--seeds", "2", *out]) == 0
+    assert made == [(Seeds(2), 0.5)]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(" 0.5")] == ["One 0.5", "Two 0.5"]
+    for name in ("perpca-one", "perpca-two"):
+        assert (tmp_path / "out" / name / "result.json").exists()
+    assert main([*both, *out]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*both, "perpca/small", "--scale", "0.5"]) == 2
+    assert "--scale: perpca/small always" in capsys.readouterr().err
+    assert len(made) == 1
+    assert main(["reproduce", "perpca/two"]) == 0
+    assert made[1:] == [(Seeds(3), 0.1)]
+
+
 def test_files_are_written_and_not_overwritten(small, tmp_path, capsys):
     out = tmp_path / "results"
     assert main([*small, "--out", str(out)]) == 0
@@ -468,6 +501,21 @@ def test_groups_of_clients_are_averaged_apart():
     np.testing.assert_allclose(errors["rich"], [2 / 3])
 
 
+@pytest.mark.slow
+def test_shared_components_are_compared_where_a_method_has_as_many():
+    settings = table2._published(Seeds(1), 500, longer=False), table2._well_posed(Seeds(1))
+    for measured, others, compared in zip(
+        settings, ({"CPCA, unsorted"}, set()), (5, 4), strict=True
+    ):
+        alone = {"indivPCA", "CPCA", "truth"} | others
+        shared = {labels[1] for labels in measured if labels[2] == "shared error"}
+        assert len(shared) == compared and not shared & alone
+        for group in ("sparse", "rich"):
+            methods = {labels[1] for labels in measured if labels[2] == group}
+            assert methods == shared | alone
+    assert measured["well-posed, n = 100", "distPCA", "shared error"] < 0.5
+
+
 def test_clients_of_the_same_subspace_are_clustered():
     labels = np.repeat(np.arange(3), 4)
     rng = np.random.default_rng(0)
@@ -475,3 +523,22 @@ def test_clients_of_the_same_subspace_are_clustered():
     local = jnp.asarray(noisy / np.linalg.norm(noisy, axis=1, keepdims=True))
     found = figure9._cluster(local, 3, seed=0)
     assert metrics.clustering_accuracy(jnp.asarray(labels), found) == 1
+
+
+@pytest.mark.parametrize("wrong", range(6))
+def test_both_measures_of_a_clustering_have_one_verdict_in_figure9(wrong):
+    labels = np.arange(100) // 10
+    rng = np.random.default_rng(wrong)
+    found = labels.copy()
+    moved = rng.choice(100, wrong, replace=False)
+    found[moved] = (labels[moved] + rng.integers(1, 10, wrong)) % 10
+    accuracy = metrics.clustering_accuracy(jnp.asarray(labels), jnp.asarray(found))
+    rand = metrics.adjusted_rand_index(jnp.asarray(labels), jnp.asarray(found))
+    most = {"tangent, step 1": 1, "polar, step 1": 2}
+    for name, allowed in most.items():
+        known = [
+            figure9.REFERENCE[0.5, 1000, name, 30, quantity]
+            for quantity in ("accuracy", "adjusted Rand index")
+        ]
+        verdicts = [Cell([x], v).verdict for x, v in zip((accuracy, rand), known, strict=True)]
+        assert [v == "reproduced" for v in verdicts] == [wrong <= allowed] * 2

@@ -11,7 +11,7 @@ import pytest
 
 import papers
 from jaxfed.cli import main
-from papers import command, every
+from papers import command, every, reasons
 from papers.items import ITEMS
 from papers.runs import Seeds
 
@@ -71,11 +71,17 @@ def test_the_page_has_a_line_for_each_item_and_a_column_for_each_base():
     assert table[0]["verdict (--seed 7)"] == "6 reproduced (10 seeds)"
 
 
-def test_the_page_says_what_differs_with_its_interval():
+def test_the_page_says_what_differs_with_its_interval_and_why(monkeypatch):
+    known = (
+        reasons.Reason("perpca/figure10", "a, b", "Scale", "of another target."),
+        reasons.Reason("perpca/figure1", "c, d", "Scale", "of another row."),
+        reasons.Reason("perpca/figure1", "a, b", "Chance", "of the start."),
+    )
+    monkeypatch.setattr(reasons, "REASONS", known)
     told = [line for line in every.page(RECORD).splitlines() if line.startswith("- ")]
     assert told == [
-        "- `perpca/figure1 --seeds 1 --seed 0`: a, b: 2, accepted [0, 1]",
-        "- `perpca/figure10 --seeds 3 --seed 0`: no",
+        "- `perpca/figure1 --seeds 1 --seed 0`: a, b: 2, accepted [0, 1]. *Chance*: of the start.",
+        "- `perpca/figure10 --seeds 3 --seed 0`: no.",
     ]
 
 
@@ -95,26 +101,39 @@ def test_the_page_in_the_repository_is_that_of_its_record():
     assert table == every.table(record)
 
 
+def test_every_row_that_differs_in_the_repository_has_its_reason():
+    record = every.read_record(every.COMMITTED)
+    rows = [(name, row) for found in record.values() for name, one in found.items()
+            for row in one.get("failed") or one["which"]]  # fmt: skip
+    assert not [pair for pair in rows if not reasons.reason(*pair)]
+    for one in reasons.REASONS:
+        told = [reasons.reason(name, row) for name, row in rows if name == one.target]
+        assert any(one.why in text for text in told), one
+
+
 @pytest.fixture
 def runs(monkeypatch):
     """Processes that take no time, and what they were asked for."""
     asked = []
 
     def process(arguments, *, timeout, **options):
-        name, out = arguments[4], arguments[arguments.index("--out") + 1]
-        asked.append((name, timeout, arguments))
-        if name == "perpca/figure3":
+        place = arguments.index("--out")
+        names, out = arguments[4:place], every.Path(arguments[place + 1])
+        asked.append((*names, timeout, arguments))
+        if names == ["perpca/figure3"]:
             raise subprocess.TimeoutExpired(arguments, timeout)
-        if name == "perpca/figure4":
+        if names == ["perpca/figure4"]:
             return SimpleNamespace(returncode=1, stderr="it\nbroke\n")
-        every.Path(out).mkdir(parents=True, exist_ok=True)
         rows = [
             {"x": 1, "verdict": "reproduced; from the paper by 2"},
             {"x": 2},
             {"x": 3, "verdict": "differs by 1", "measured": "3", "accepts": "[1, 2]"},
         ]
         result = {"columns": ["x"], "rows": rows, "versions": {"jax": "1"}}
-        (every.Path(out) / "result.json").write_text(json.dumps(result))
+        for name in names:
+            folder = out if len(names) == 1 else every.folder_of(name, out)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "result.json").write_text(json.dumps(result))
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(every.subprocess, "run", process)
@@ -171,6 +190,24 @@ def test_another_base_is_kept_beside_the_first(runs, monkeypatch, tmp_path):
     assert (
         "| 1 reproduced, 1 differs, 1 not comparable | 1 reproduced, 1 differs | not run |" in line
     )
+
+
+def test_targets_of_one_experiment_are_known():
+    groups = [group for group in every.together(papers.names()) if len(group) > 1]
+    assert groups == [
+        ["adept/figure3", "adept/figure4", "adept/table3"],
+        ["faps/figure2", "faps/table2"],
+        ["faps/figure3", "faps/table3"],
+    ]
+
+
+def test_targets_of_one_experiment_run_in_one_process(runs, tmp_path):
+    names = ["faps/table2", "perpca/figure9", "faps/figure2"]
+    record = every.run_all(Seeds(1), tmp_path, data=None, names=names, budget=None)
+    asked = [process[:-2] for process in runs]
+    assert sorted(asked) == [("faps/table2", "faps/figure2"), ("perpca/figure9",)]
+    for name in names:
+        assert record["0"][name]["which"] == ["3: 3, accepted [1, 2]"]
 
 
 def test_what_time_is_left_for_is_run(runs, tmp_path):

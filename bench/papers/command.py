@@ -7,7 +7,7 @@ from pathlib import Path
 import papers
 from jaxfed.cli import _report
 from jaxfed.cli._folder import Folder
-from papers.every import FILES, PAGE, QUICK, run_all
+from papers.every import FILES, PAGE, QUICK, folder_of, run_all
 from papers.report import text, write
 from papers.runs import Seeds
 
@@ -25,7 +25,10 @@ def add_parser(subparsers) -> None:
         help="reproduce a table or figure of a paper",
         description="Reproduce a table or figure of a paper, beside the published numbers, or all.",
     )
-    parser.add_argument("target", metavar="TARGET", nargs="?", help=f"e.g. perpca/table2, or {ALL}")
+    parser.add_argument(
+        "targets", metavar="TARGET", nargs="*",
+        help=f"e.g. perpca/table2, or {ALL}; several of one experiment make it once",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list all targets and stop")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: 3, with --quick 1)")
@@ -51,7 +54,10 @@ def add_parser(subparsers) -> None:
         metavar="SHARE",
         help="of the published size, for targets that train networks; 1 is all of it",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write results to")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="folder to write results to, of several targets in one for each",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
     parser.set_defaults(run=run)
 
@@ -74,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in known:
             print(f"{name:{width}}  {papers.description(name)}")
         return 0
-    if arguments.target is None:
+    if not arguments.targets:
         raise ValueError(f"TARGET: wanted {ALL} or one of {', '.join(papers.names())}")
     count = arguments.seeds
     if count is None:
@@ -82,29 +88,38 @@ def run(arguments: argparse.Namespace) -> int:
     seeds = Seeds(count, arguments.seed)
     if arguments.data is not None and not arguments.data.is_dir():
         raise ValueError(f"--data: {arguments.data} is not a folder")
-    if arguments.target == ALL:
+    if arguments.targets == [ALL]:
         return _run_all(arguments, seeds)
     for name in ("quick", "full"):
         if getattr(arguments, name):
-            raise ValueError(f"--{name}: wanted with {ALL} alone, got {arguments.target}")
-    target = papers.find(arguments.target)
+            raise ValueError(
+                f"--{name}: wanted with {ALL} alone, got {', '.join(arguments.targets)}"
+            )
+    targets = {name: papers.find(name) for name in arguments.targets}
     options = {}
     if arguments.scale is not None:
-        if not target.takes("scale"):
-            raise ValueError(f"--scale: {arguments.target} always runs at its full size")
+        for name, target in targets.items():
+            if not target.takes("scale"):
+                raise ValueError(f"--scale: {name} always runs at its full size")
         if not 0 < arguments.scale <= 1:
             raise ValueError(f"--scale: wanted a share above 0 and up to 1, got {arguments.scale}")
         options["scale"] = arguments.scale
     out = arguments.out
+    folders = dict.fromkeys(targets, out)
     if out is not None:
-        Folder(out).check(["table.csv", "*.png"], force=arguments.force)
+        if len(targets) > 1:
+            folders = {name: folder_of(name, out) for name in targets}
+        for folder in folders.values():
+            Folder(folder).check(["table.csv", "*.png"], force=arguments.force)
     if _report.on_terminal():
         print("this may take a few minutes ...", file=sys.stderr)
-    report = target(seeds, data=arguments.data, **options)
-    print(text(report))
-    if out is not None:
-        for path in write(report, out):
-            print(f"wrote {path}")
+    made = {}
+    for name, target in targets.items():
+        report = target(seeds, data=arguments.data, made=made, **options)
+        print(text(report))
+        if folders[name] is not None:
+            for path in write(report, folders[name]):
+                print(f"wrote {path}")
     return 0
 
 

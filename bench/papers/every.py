@@ -1,8 +1,9 @@
 """All targets, one after the other, and the page of the papers' tables and figures.
 
 What a target found is kept, with its date, so that a later run of some targets renews their lines
-and leaves the others'; what another base of the seeds gave is kept beside it. Each target runs in a
-process of its own, which can be stopped when time is up.
+and leaves the others'; what another base of the seeds gave is kept beside it. Targets run in
+processes of their own, which can be stopped when time is up: those that tell of one experiment in
+one, where it is made once.
 """
 
 import csv
@@ -21,6 +22,8 @@ from typing import Any
 import papers
 from jaxfed.cli._folder import Folder
 from papers.items import ITEMS, Item
+from papers.reasons import KINDS as KINDS_OF_REASONS
+from papers.reasons import reason
 from papers.runs import Seeds
 
 COMMITTED = Path(__file__).parent
@@ -40,10 +43,18 @@ def counts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {kind: found[kind] for kind in KINDS}
 
 
-def order(names: Sequence[str], record: Record) -> list[str]:
+def together(names: Sequence[str]) -> list[list[str]]:
+    """The targets, those that tell of one experiment side by side."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        groups.setdefault(papers.find(name).experiment or name, []).append(name)
+    return list(groups.values())
+
+
+def order(groups: Sequence[Sequence[str]], record: Record) -> list[Sequence[str]]:
     """First what is quick, so that as many as possible are done in time; what never ran, last."""
     known = {name: one["seconds"] for found in record.values() for name, one in found.items()}
-    return sorted(names, key=lambda name: known.get(name, math.inf))
+    return sorted(groups, key=lambda names: min(known.get(name, math.inf) for name in names))
 
 
 def run_all(
@@ -65,46 +76,52 @@ def run_all(
     of_base = record[str(seeds.base)]
     write_page(record, out)
     begun = time.monotonic()
-    for name in order(names, record):
+    for group in order(together(names), record):
         left = None if budget is None else budget - (time.monotonic() - begun)
         if left is not None and left <= 0:
             break
-        if data is None and wants_data(name):
+        if data is None and wants_data(group[0]):
             continue
-        print(name, flush=True)
-        found = run_one(name, seeds, out / name.replace("/", "-"), data, left)
+        print(*group, flush=True)
         # What was found before still holds where time was too short.
-        if found is not None:
-            of_base[name] = found
+        if found := run_together(group, seeds, out, data, left):
+            of_base |= found
             write_page(record, out)
     return record
 
 
-def run_one(
-    name: str, seeds: Seeds, out: Path, data: Path | None, limit: float | None
-) -> dict[str, Any] | None:
-    """One target in a process of its own, as `jaxfed reproduce` runs it.
+def folder_of(name: str, out: Path) -> Path:
+    """The folder of a target among those of several."""
+    return out / name.replace("/", "-")
+
+
+def run_together(
+    names: Sequence[str], seeds: Seeds, out: Path, data: Path | None, limit: float | None
+) -> Found:
+    """Targets of one experiment in one process, as `jaxfed reproduce` runs them.
 
     Returns:
-        What it found; None where it was not done in time.
+        What each found, with the seconds of all; nothing where they were not done in time.
     """
-    command = [sys.executable, "-m", "jaxfed", "reproduce", name, "--out", str(out), "--force"]
+    folder = out if len(names) > 1 else folder_of(names[0], out)
+    command = [sys.executable, "-m", "jaxfed", "reproduce", *names, "--out", str(folder), "--force"]
     command += ["--seeds", str(len(seeds)), "--seed", str(seeds.base)]
-    if data is not None and papers.find(name).takes("data"):
+    if data is not None and wants_data(names[0]):
         command += ["--data", str(data)]
     begun = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        return None
-    found: dict[str, Any] = {
+        return {}
+    alike: dict[str, Any] = {
         "seconds": round(time.monotonic() - begun),
         "date": date.today().isoformat(),
         "seeds": len(seeds),
     }
     if done.returncode:
-        return found | {"failed": done.stderr.strip().splitlines()[-1:]}
-    return found | read_result(out)
+        alike |= {"failed": done.stderr.strip().splitlines()[-1:]}
+        return dict.fromkeys(names, alike)
+    return {name: alike | read_result(folder_of(name, out)) for name in names}
 
 
 def read_result(out: Path) -> dict[str, Any]:
@@ -198,8 +215,9 @@ def page(record: Record) -> str:
         "item's targets that are reproduced, that differ, and that have nothing to be compared "
         "with, for each base of the seeds and for one seed where nothing else is said; `jaxfed "
         "reproduce TARGET --seed BASE` prints them, each with the interval that it accepts. "
-        "Seconds are by the clock, with compilation, on a machine that also does other things. Of "
-        "a single seed one cell in twenty is outside two standard deviations by chance.",
+        "Seconds are by the clock, with compilation, on a machine that also does other things; "
+        "targets that tell of one experiment ran together, each with the seconds of all. Of a "
+        "single seed one cell in twenty is outside two standard deviations by chance.",
         "",
         "Written by `jaxfed reproduce all`; " + "; ".join(stamps) + ".",
         "",
@@ -211,13 +229,20 @@ def page(record: Record) -> str:
 
 
 def what_differs(record: Record) -> list[str]:
-    """The rows that differ, with what was measured and the interval that is accepted."""
-    why = 'With the interval that is accepted. Why: `bench/RESULTS.md`, "Reproductions".'
-    lines = ["## What differs", "", why, ""]
+    """The rows that differ, with what was measured, the interval that is accepted, and why."""
+    kinds = "; ".join(f"*{kind}*: {meaning}" for kind, meaning in KINDS_OF_REASONS.items())
+    lines = [
+        "## What differs",
+        "",
+        f"With the interval that is accepted, and why, where it is known. {kinds}. The "
+        'measurements behind it: `bench/RESULTS.md`, "Reproductions".',
+        "",
+    ]
     for base, found in record.items():
         for name, one in sorted(found.items()):
-            told = one.get("failed") or one["which"]
-            lines += [f"- `{name} --seeds {one['seeds']} --seed {base}`: {row}" for row in told]
+            command = f"`{name} --seeds {one['seeds']} --seed {base}`"
+            for row in one.get("failed") or one["which"]:
+                lines.append(" ".join(filter(None, [f"- {command}: {row}.", reason(name, row)])))
     return [*lines, ""]
 
 

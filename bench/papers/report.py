@@ -319,6 +319,8 @@ class Target:
         reference: what an independent implementation gives, by labels.
         paper: what the paper prints, by labels.
         notes: what a reader must know, however it was run.
+        experiment: `experiment(seeds, **options)`, where several targets tell of one: it is made
+            once for all that run together, and their `run` takes what came of it, nothing else.
     """
 
     run: Callable[..., Found]
@@ -327,16 +329,38 @@ class Target:
     reference: Mapping[Labels, Interval] = field(default_factory=dict)
     paper: Mapping[Labels, Interval | float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    experiment: Callable[..., Any] | None = None
 
     def takes(self, option: str) -> bool:
         """Whether the experiment has an option of this name."""
-        return option in inspect.signature(self.run).parameters
+        return option in inspect.signature(self.experiment or self.run).parameters
 
-    def __call__(self, seeds: Seeds, *, data: Path | None = None, **options: Any) -> Report:
-        """Run it and put what was found beside what is known."""
+    def __call__(
+        self,
+        seeds: Seeds,
+        *,
+        data: Path | None = None,
+        made: dict[Callable[..., Any], Any] | None = None,
+        **options: Any,
+    ) -> Report:
+        """Run it and put what was found beside what is known.
+
+        Args:
+            seeds: of the experiment.
+            data: folder of the data files.
+            made: what came of experiments, with the same seeds and options; one that is not in it
+                is made and put there.
+            options: further ones of the experiment.
+        """
         if self.takes("data"):
             options["data"] = data
-        found = self.run(seeds, **options)
+        if self.experiment is None:
+            found = self.run(seeds, **options)
+        else:
+            made = {} if made is None else made
+            if self.experiment not in made:
+                made[self.experiment] = self.experiment(seeds, **options)
+            found = self.run(made[self.experiment])
         rows = [self._row(labels, values) for labels, values in found.measured.items()]
         arrays = found.arrays
         if arrays is None:

@@ -382,7 +382,7 @@ class Run(NamedTuple):
     notes: Sequence[str]
 
 
-def measure(seeds: Seeds, data: Path | None, scale: float) -> Run:
+def measure(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Run:
     """Every method for every seed."""
     images, digits = _mnist(data)
     size = size_at(scale, int(np.bincount(digits, minlength=DIGITS).min()))

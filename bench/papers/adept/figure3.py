@@ -1,18 +1,20 @@
 """Pictures of digits that personal diffusion models generate, and their noise."""
 
-from pathlib import Path
-
 import numpy as np
 
-from papers.adept import _diffusion
-from papers.adept._diffusion import METHODS, SCALE, compared, outcome_arrays, samples_drawn
+from papers.adept._diffusion import (
+    METHODS,
+    Run,
+    compared,
+    measure,
+    outcome_arrays,
+    samples_drawn,
+)
 from papers.report import Found, Target, at_least
-from papers.runs import Seeds
 
 
-def run(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Found:
-    """Train every method for every seed, and compare."""
-    found = _diffusion.measure(seeds, data, scale)
+def run(found: Run) -> Found:
+    """Compare what every method found for every seed."""
     samples = {f"samples | {m}": found.outcomes[m][0].samples.astype(np.float16) for m in METHODS}
     return Found(
         compared(found, ("noise",), {"noise": at_least(1.0)}),
@@ -24,6 +26,7 @@ def run(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Foun
 
 TARGET = Target(
     run,
+    experiment=measure,
     title="Generated digits of one-digit clients, and the noise in them",
     columns=("quantity", "method"),
     notes=[

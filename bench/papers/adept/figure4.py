@@ -1,18 +1,13 @@
 """KID of every client's generated digits: variance over clients and the worst client."""
 
-from pathlib import Path
-
-from papers.adept import _diffusion
-from papers.adept._diffusion import SCALE, clients_drawn, compared, outcome_arrays
+from papers.adept._diffusion import Run, clients_drawn, compared, measure, outcome_arrays
 from papers.report import Found, Target, at_least
-from papers.runs import Seeds
 
 _NAMES = ("mean KID", "variance of KID over clients", "worst client's KID")
 
 
-def run(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Found:
-    """Train every method for every seed, and compare."""
-    found = _diffusion.measure(seeds, data, scale)
+def run(found: Run) -> Found:
+    """Compare what every method found for every seed."""
     return Found(
         compared(found, _NAMES, dict.fromkeys(_NAMES[1:], at_least(1.0))),
         found.notes,
@@ -23,6 +18,7 @@ def run(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Foun
 
 TARGET = Target(
     run,
+    experiment=measure,
     title="Generated digits of one-digit clients: KID client by client",
     columns=("quantity", "method"),
     notes=[

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import jax
+
 from jaxfed.pca import FAPS
 from papers.faps._problems import (
     FIVE,
@@ -22,10 +24,13 @@ RATIOS = {f"ratio 1 + 10^-{x}": 1 + 10**-x for x in (1, 1.5, 2, 2.5)}
 
 SAME = "2000 to 5000", "160000 to 256000"  # n and m, on which subspace iteration does not depend
 
+Grid = dict[tuple[str, str, str], Outcomes]  # by group, setting and method
 
-def grid(seeds: Seeds) -> dict[tuple[str, str, str], Outcomes]:
-    """Outcomes of section 5.4, by group, setting and method."""
-    runs: dict[tuple[str, str, str], Outcomes] = {}
+
+@jax.enable_x64(True)
+def grid(seeds: Seeds) -> Grid:
+    """Outcomes of section 5.4."""
+    runs: Grid = {}
     slow = geometric(300, 1.01)
     for p in (10, 20, 30, 40):
         runs["p", f"p = {p}", SSI] = alone(p, slow, seeds, 700)

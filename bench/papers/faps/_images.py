@@ -1,6 +1,7 @@
 """Section 5.5 of Wang, Liu & Zhang (2022): images."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,15 @@ IMAGES = {
 }
 
 
-def images(data: Path | None, seeds: Seeds) -> tuple[dict[tuple[str, str], Outcomes], list[str]]:
-    """Outcomes by data set and method, and what the data sets were."""
+class Images(NamedTuple):
+    """What came of images."""
+
+    runs: dict[tuple[str, str], Outcomes]  # by data set and method
+    notes: list[str]  # what the data sets were
+
+
+def images(seeds: Seeds, *, data: Path | None = None) -> Images:
+    """Every method on every data set; seeds are splits and starts."""
     data_folder(data, "mnist", "t10k-images-idx3-ubyte.gz (or the 60000 training images)",
             IMAGES["mnist"][1])  # fmt: skip
     assert data is not None
@@ -60,7 +68,7 @@ def images(data: Path | None, seeds: Seeds) -> tuple[dict[tuple[str, str], Outco
                 (FIVE, FAPS(5)),
             ):
                 runs[name, method] = solved(algorithm, matrices, pooled, values, keys, 400)
-    return runs, notes
+    return Images(runs, notes)
 
 
 NOTES = [

@@ -2,21 +2,17 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
-from papers.faps._grid import NOTES, RATIOS, SAME, grid
+from papers.faps._grid import NOTES, RATIOS, SAME, Grid, grid
 from papers.faps._problems import FIVE, POWER, PRINTED, ROUNDS, SSI
 from papers.report import Found, Interval, Labels, Target, cells, within
-from papers.runs import Seeds
 
 
-def run(seeds: Seeds) -> Found:
+def run(runs: Grid) -> Found:
     """Rounds by group and setting."""
-    with jax.enable_x64(True):
-        runs = grid(seeds)
     ordered = sorted(runs, key=lambda labels: "nmpr".index(labels[0][0]))
     measured = {(*labels, ROUNDS): runs[labels].rounds for labels in ordered}
 
@@ -51,6 +47,7 @@ def _reference() -> dict[Labels, Interval]:
 
 TARGET = Target(
     run,
+    experiment=grid,
     title="Wang, Liu & Zhang (2022), Figure 2: rounds on synthetic problems",
     columns=("varying", "setting", "method", "quantity"),
     reference=_reference(),

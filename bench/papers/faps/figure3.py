@@ -1,21 +1,19 @@
 """Rounds of the three methods on images."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
-from papers.faps._images import NOTES, images
+from papers.faps._images import NOTES, Images, images
 from papers.faps._problems import FIVE, POWER, PRINTED, ROUNDS, SSI, TO_KKT
 from papers.report import Found, Labels, Target, ahead, cells, draws
-from papers.runs import Seeds
 
 
-def run(seeds: Seeds, *, data: Path | None = None) -> Found:
-    """Rounds by data set; seeds are splits and starts."""
-    runs, notes = images(data, seeds)
+def run(found: Images) -> Found:
+    """Rounds by data set."""
+    runs, notes = found
     measured: dict[Labels, Any] = {}
     for labels, run in runs.items():
         measured[(*labels, ROUNDS)], measured[(*labels, TO_KKT)] = run.rounds, run.accurate
@@ -31,17 +29,17 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
         legend(axes)
         return axes.figure
 
-    claimed = {
-        (name, "claim", f"{PRINTED} takes fewer rounds than {SSI}, by"): ahead(
-            runs[name, PRINTED].rounds, runs[name, SSI].rounds[: len(seeds)], 1
-        )
-        for name in dict.fromkeys(name for name, _ in runs)
-    }
+    claimed = {}
+    for name in dict.fromkeys(name for name, _ in runs):
+        ours, theirs = runs[name, PRINTED].rounds, runs[name, SSI].rounds
+        text = f"{PRINTED} takes fewer rounds than {SSI}, by"
+        claimed[name, "claim", text] = ahead(ours, theirs[: len(ours)], 1)
     return Found(cells(measured, by="median") | claimed, notes, {"figure3": draw})
 
 
 TARGET = Target(
     run,
+    experiment=images,
     title="Wang, Liu & Zhang (2022), Figure 3: rounds on images",
     columns=("images", "method", "quantity"),
     reference={

@@ -2,19 +2,15 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
-from papers.faps._grid import NOTES, grid
+from papers.faps._grid import NOTES, Grid, grid
 from papers.faps._problems import ERROR, KKT, POWER, PRINTED, SSI
 from papers.report import Found, Interval, Labels, Target, about, cells
-from papers.runs import Seeds
 
 
-def run(seeds: Seeds) -> Found:
+def run(runs: Grid) -> Found:
     """Means over the problems of a group, for each seed."""
-    with jax.enable_x64(True):
-        runs = grid(seeds)
     measured: dict[Labels, Any] = {}
     for group, _, method in runs:
         members = [run for labels, run in runs.items() if (labels[0], labels[2]) == (group, method)]
@@ -48,6 +44,7 @@ def _paper() -> dict[Labels, float]:
 
 TARGET = Target(
     run,
+    experiment=grid,
     title="Wang, Liu & Zhang (2022), Table 2: errors on synthetic problems",
     columns=("varying", "method", "quantity"),
     reference=_reference(),

@@ -1,17 +1,15 @@
 """Errors of the three methods on images."""
 
-from pathlib import Path
 from typing import Any
 
-from papers.faps._images import IMAGES, NOTES, images
+from papers.faps._images import IMAGES, NOTES, Images, images
 from papers.faps._problems import ERROR, KKT, POWER, PRINTED, SSI
 from papers.report import Found, Labels, Target, cells, draws
-from papers.runs import Seeds
 
 
-def run(seeds: Seeds, *, data: Path | None = None) -> Found:
-    """Errors by data set; seeds are splits and starts."""
-    runs, notes = images(data, seeds)
+def run(found: Images) -> Found:
+    """Errors by data set."""
+    runs, notes = found
     measured: dict[Labels, Any] = {}
     for labels, run in runs.items():
         measured[(*labels, KKT)], measured[(*labels, ERROR)] = run.kkt, run.error
@@ -30,6 +28,7 @@ def _paper() -> dict[Labels, float]:
 
 TARGET = Target(
     run,
+    experiment=images,
     title="Wang, Liu & Zhang (2022), Table 3: errors on images",
     columns=("images", "method", "quantity"),
     reference={

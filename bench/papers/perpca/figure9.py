@@ -95,18 +95,23 @@ def run(seeds: Seeds) -> Found:
     )
 
 
+def _settled(low: float, high: float) -> Interval:
+    """The range of runs in which nearly all clients are in their groups: none more is too many."""
+    return at_least(between(low, high).low)
+
+
 def _reference() -> dict[Labels, Interval]:
     known = {
         (0.5, 1000, "tangent, step 0.2", 30): (between(0.60, 0.70), between(0.41, 0.47)),
-        (0.5, 1000, "tangent, step 1", 30): (at_least(0.98), at_least(0.96)),
-        (0.5, 1000, "polar, step 1", 30): (at_least(0.98), at_least(0.96)),
+        (0.5, 1000, "tangent, step 1", 30): (_settled(0.99, 1.00), _settled(0.98, 1.00)),
+        (0.5, 1000, "polar, step 1", 30): (_settled(0.98, 0.99), _settled(0.96, 0.98)),
         (0.5, 100, "tangent, step 1", 30): (between(0.40, 0.62), None),
         (0.05, 1000, "polar, step 10", 1): (between(0.40, 0.49), None),
         (0.05, 1000, "polar, step 10", 2): (between(0.78, 0.91), None),
-        (0.05, 1000, "polar, step 10", 5): (at_least(0.98), None),
-        (0.05, 1000, "polar, step 10", 10): (at_least(1.0), None),
+        (0.05, 1000, "polar, step 10", 5): (_settled(0.98, 0.99), None),
+        (0.05, 1000, "polar, step 10", 10): (_settled(1.00, 1.00), None),
         (0.05, 1000, "polar, step 1000", 1): (between(0.74, 0.87), None),
-        (0.05, 1000, "polar, step 1000", 2): (at_least(0.96), None),
+        (0.05, 1000, "polar, step 1000", 2): (_settled(0.96, 0.99), None),
     }
     return {
         (*setting, quantity): value
@@ -128,6 +133,10 @@ TARGET = Target(
         "variance equal, the default start is the slower one.",
         "The paper has a picture only. Its structure after one round needs a step size far "
         "above one over the largest eigenvalue, and little noise.",
+        "Intervals are the range of three to five runs of the reference and half of it more, in "
+        "two digits, open to above where nearly all clients are in their groups. Accuracy and "
+        "Rand index of one clustering go together in them: of a hundred clients, two in a wrong "
+        "group are .98 and .9525 to .956, three .97 and .927 to .938.",
         "Numbers beside the points of the picture are the true groups, colours those found.",
     ],
 )
