@@ -135,7 +135,7 @@ def one_by_one(
         `(matrix, wanted=None) -> arrays`. Those not wanted, by a truth value, are anything, and
         cost a processor nothing.
     """
-    decompose = per_platform(library, None, **others) if others else library
+    decompose = per_platform(library, None, None, **others) if others else library
 
     @jax.custom_batching.custom_vmap
     def one(matrix, wanted):
