@@ -23,13 +23,15 @@ class Made(NamedTuple):
 _REPRODUCE = "jaxfed reproduce"
 # By the beginning of a section's heading.
 TABLES = {
-    "What was not measured again": Made("python bench/polar.py", "3", "before and after"),
+    "What was not measured again": Made(
+        f"{_REPRODUCE} gcca/table1", "2", "all but the last row, of the code before",
+    ),
     "Tries to break it": Made(
         "python bench/properties.py --cases 100000; python -m bench.fuzz --cases 50000; "
         "python bench/kills.py --runs 100", "120",
     ),
     "Polar factor": Made("python bench/polar.py", "3"),
-    "First calls": Made("python bench/first_call.py", "6", "before, in turns, by a decomposition"),
+    "First calls": Made("python bench/first_call.py", "10", "before, and the last starts"),
     "A round of PerPCA": Made("python bench/perpca_round.py", "2", "the earlier run"),
     "Minibatches": Made("python bench/minibatches.py", "2", "the sort's are of the code before"),
     "Sweeps and many clients": Made(
@@ -45,7 +47,7 @@ TABLES = {
     "Rounds to the optimum": Made("", "", "a prototype's; tests/test_varpro.py asserts a fifth"),
     "Shared components that stay true": Made("python bench/small_tables.py shrinkage", "10",
                                              "the last two rows are a prototype's"),
-    "Reproductions": Made(f"{_REPRODUCE} all --full --out DIR", "180"),
+    "Reproductions": Made(f"{_REPRODUCE} all --full --out DIR", "100"),
     "Federated eigensolvers": Made("python bench/small_tables.py eigensolvers", "3",
                                    "arithmetic spectra and 2 10^-2.5 are of longer runs"),
     "A round of a federated eigensolver": Made("python bench/consensus.py rounds", "5"),
@@ -63,7 +65,7 @@ TABLES = {
     "Personal autoencoders": Made(
         f"{_REPRODUCE} adept/table1; {_REPRODUCE} adept/table2 --data DIR", "60"
     ),
-    "Personal diffusion models": Made(f"{_REPRODUCE} adept/table3 --data DIR", "7"),
+    "Personal diffusion models": Made(f"{_REPRODUCE} adept/table3 --data DIR", "14"),
     "Deep GCCA": Made(
         f"{_REPRODUCE} gcca/figure11; {_REPRODUCE} gcca/figure10; "
         f"{_REPRODUCE} gcca/deep_digits --data DIR", "20",
