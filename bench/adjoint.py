@@ -2,6 +2,7 @@
 
     python bench/adjoint.py                   # 50 clients of 120 samples, 784 features, 10 + 10
     python bench/adjoint.py --small           # in a minute, with errors
+    python bench/adjoint.py --ways implicit   # beside the solve, without the rivals
 
 The loss is the held-out error of PerPCA, differentiated by samples and the clients' weights, in
 single precision. Memory is what XLA allots beside arguments and results, and with them: data and a
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", default=[""], help="the beginnings of their names")
     given = parser.parse_args()
     print(machine())
     shape = SHAPES[given.small]
@@ -157,6 +159,8 @@ def main() -> None:
             algorithm, held_out, 100
         )(values, weights, (start.shared, start.local)),
     }
+    chosen = ("solve", *given.ways)
+    functions = {name: f for name, f in functions.items() if name.startswith(chosen)}
     given_to = (jnp.asarray(values), jnp.asarray(weights), start)
     programs = {name: jax.jit(f).lower(*given_to).compile() for name, f in functions.items()}
     beside, whole = {}, {}
