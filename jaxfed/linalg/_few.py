@@ -3,7 +3,6 @@
 Nothing of the size of the samples is kept for the derivative but the samples themselves.
 """
 
-import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
@@ -13,6 +12,7 @@ from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one
 from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.basis import orthonormalize_once
 from jaxfed.linalg.eigen import (
+    Decomposition,
     Eigen,
     descending,
     perturbed,
@@ -71,40 +71,38 @@ def _values(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) ->
     return _completed(rows, basis, values, scores, rank)
 
 
-# What `perturbed` needs, for M = P Yᵀ Y P with P = I - B Bᵀ. From the samples' side, with P Yᵀ k
-# the eigenvectors left out and mu their eigenvalues,
-#     1 / (lambda - M) = 1 / lambda + sum  P Yᵀ k (1 / lambda (lambda - mu)) kᵀ Y P.
 def _rule(primals, tangents, rank):
-    rows, basis = primals
-    fixed = constant(rows), constant(basis)
+    rows, basis = constant(primals[0]), constant(primals[1])
     known = min(rank, len(rows))
-    spectrum, scores = checkpoint_name(descending(_gram(*fixed)), DECOMPOSITION)
-    values, vectors = _completed(*fixed, spectrum[:known], scores[:, :known], rank)
+    spectrum, scores = checkpoint_name(descending(_gram(rows, basis)), DECOMPOSITION)
+    values, vectors = _completed(rows, basis, spectrum[:known], scores[:, :known], rank)
     info = jnp.finfo(rows.dtype)
     least = jnp.maximum(info.eps * len(rows) * spectrum[0], 1e5 * float(info.tiny))
-    inverse = reciprocal(values, values > least)
     dropped, others = scores[:, known:], spectrum[known:, None]
     gaps = values - others
     clear = gaps > least
     # Where it is not, nothing is to be left: 1 / lambda - 1 / mu is.
     reciprocals = jnp.where(clear, reciprocal(gaps, clear), -reciprocal(others, others > least))
+    inverse = reciprocal(values, values > least)
+    found = Decomposition(values, vectors, least, (dropped, reciprocals, inverse))
+    return perturbed(primals, tangents, found, image=_image, resolvent=_resolvent)
 
-    def resolvent(y):
-        z = _beyond(vectors, y) * inverse
-        along = matmul(dropped.T, matmul(rows, _beyond(basis, z)))
-        return z + _beyond(
-            vectors, _beyond(basis, _back(rows, matmul(dropped, reciprocals * along)))
-        )
 
-    def image(moment, x):
-        rows, basis = moment
-        return _beyond(basis, _back(rows, matmul(rows, _beyond(basis, x))))
+# S is M = P Yᵀ Y P with P = I - B Bᵀ.
+def _image(moment, x):
+    rows, basis = moment
+    return _beyond(basis, _back(rows, matmul(rows, _beyond(basis, x))))
 
-    def change(x):
-        return jax.jvp(lambda moment: image(moment, x), (primals,), (tangents,))[1]
 
-    found = values, vectors
-    return perturbed(lambda x: image(primals, x), change, found, resolvent, least)
+# From the samples' side, with P Yᵀ k the eigenvectors left out and mu their eigenvalues,
+#     1 / (lambda - M) = 1 / lambda + sum  P Yᵀ k (1 / lambda (lambda - mu)) kᵀ Y P.
+def _resolvent(moment, found, y):
+    rows, basis = moment
+    dropped, reciprocals, inverse = found.others
+    z = _beyond(found.vectors, y) * inverse
+    along = matmul(dropped.T, matmul(rows, _beyond(basis, z)))
+    more = _back(rows, matmul(dropped, reciprocals * along))
+    return z + _beyond(found.vectors, _beyond(basis, more))
 
 
 _top = per_platform(_values, _rule)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg import _jacobi
@@ -153,35 +154,53 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
     return (scale * values[:rank], block[:, :rank]), converged
 
 
-# What `perturbed` needs, of a whole decomposition with eigenvectors V left out.
+class Decomposition(NamedTuple):
+    """What is known of a symmetric matrix S, without derivative.
+
+    Attributes:
+        values: eigenvalues, descending.
+        vectors: their eigenvectors, orthonormal.
+        least: eigenvalues that differ by no more than this coincide.
+        others: what a resolvent is made of.
+    """
+
+    values: Float[Array, " r"]
+    vectors: Float[Array, "d r"]
+    least: Float[Array, ""]
+    others: PyTree
+
+
+# (what S is made of, X) -> S X, differentiable.
+Image = Callable[[PyTree, Array], Array]
+# (what S is made of, its decomposition, Y) -> the Z of Z diag(values) - S Z = Y for a Y beyond the
+# eigenvectors, zero where there is none or many.
+Resolvent = Callable[[PyTree, Decomposition, Array], Array]
+
+
 def _rule(primals, tangents, rank):
     matrix, change = ((x + x.T) / 2 for (x,) in (primals, tangents))
     values, vectors = checkpoint_name(descending(constant(matrix)), DECOMPOSITION)
-    kept, dropped = vectors[:, :rank], vectors[:, rank:]
     gaps = values[:rank] - values[rank:, None]
     size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
     info = jnp.finfo(matrix.dtype)
     # Nor must the reciprocal of a gap be near overflow.
     least = jnp.maximum(info.eps * len(matrix) * size, 1e5 * float(info.tiny))
-    reciprocals = reciprocal(gaps, gaps > least)
-    return perturbed(
-        lambda x: matmul(matrix, x),
-        lambda x: matmul(change, x),
-        (values[:rank], kept),
-        lambda y: matmul(dropped, reciprocals * matmul(dropped.T, y)),
-        least,
-    )
+    others = vectors[:, rank:], reciprocal(gaps, gaps > least)
+    found = Decomposition(values[:rank], vectors[:, :rank], least, others)
+    return perturbed(matrix, change, found, image=matmul, resolvent=_resolvent)
+
+
+def _resolvent(matrix, found, y):
+    del matrix
+    dropped, reciprocals = found.others
+    return matmul(dropped, reciprocals * matmul(dropped.T, y))
 
 
 _top_eigenvectors = per_platform(_values, _rule)
 
 
 def perturbed(
-    image: Callable[[Array], Array],
-    change: Callable[[Array], Array],
-    found: Eigen,
-    resolvent: Callable[[Array], Array],
-    least: Float[Array, ""],
+    of: PyTree, by: PyTree, found: Decomposition, *, image: Image, resolvent: Resolvent
 ) -> tuple[Eigen, Eigen]:
     """Eigenvalues and eigenvectors U of a symmetric matrix S, and the changes of both, for a rule.
 
@@ -190,47 +209,65 @@ def perturbed(
         (I - UUᵀ)(Z UᵀSU - S Z - dS U) = 0.
 
     The part within the span of U, which would divide by differences of the eigenvalues, is left
-    out: no function of the subspace sees it.
-
-    Results have derivatives, which makes second ones of U right, though the decomposition has none
-    (its own would divide by differences of eigenvalues left out, often zero): one step of the chord
-    method from U, and one from Z, that change nothing but derivatives.
+    out: no function of the subspace sees it. For second derivatives the equation is differentiated,
+    and never a decomposition, whose own derivative divides by differences of the eigenvalues left
+    out, often zero.
 
     Args:
-        image: products with S, differentiable.
-        change: those with dS.
-        found: eigenvalues and orthonormal eigenvectors, without derivative.
-        resolvent: from Y beyond U to the Z of `Z diag(eigenvalues) - S Z = Y`, zero where there is
-            none or many; without derivative.
-        least: eigenvalues that differ by no more than this coincide.
-
-    Source: Demmel (1987), Three methods for refining estimates of invariant subspaces.
+        of: what S is made of.
+        by: the change of that.
+        found: the decomposition.
+        image: products with S, a function that is always the same one.
+        resolvent: the same of the inverse.
     """
-    values, vectors = found
-    vectors = vectors + _only_derivative(resolvent(image(vectors)))
-    inner = matmul(vectors.T, image(vectors))
-    moved = change(vectors)
+    inner, vectors = _turning(of, found, image=image, resolvent=resolvent)
+    moved = _along(image, of, by, vectors)
 
     def beyond(x):
         return x - matmul(vectors, matmul(vectors.T, x))
 
-    turned = beyond(resolvent(beyond(moved)))
-    rest = beyond(moved + image(turned) - matmul(turned, inner))
-    turned = beyond(turned + resolvent(rest))
+    def equation(z):
+        rest = beyond(z)
+        return beyond(matmul(rest, inner) - image(of, rest)) + size * (z - rest)
 
+    def solution(_, y):
+        rest = beyond(y)
+        return beyond(resolvent(of, found, rest)) + (y - rest) / size
+
+    size = jnp.max(jnp.abs(found.values))
+    size = jnp.where(size > found.least, size, 1)
+
+    turned = lax.custom_linear_solve(equation, beyond(moved), solution, symmetric=True)
     # A single eigenvalue sees how its vector turns within the span.
-    gaps = values - values[:, None]
-    within = _only_derivative(inner * reciprocal(gaps, jnp.abs(gaps) > least))
+    gaps = found.values - found.values[:, None]
+    within = inner * reciprocal(gaps, jnp.abs(gaps) > found.least)
     slopes = matmul(vectors.T, moved)
     along = jnp.diagonal(slopes) + 2 * jnp.sum(within * slopes, axis=0)
-    return (values + _only_derivative(jnp.diagonal(inner)), vectors), (along, turned)
+    return (jnp.diagonal(inner), vectors), (along, turned)
+
+
+def _along(image: Image, of: PyTree, by: PyTree, x: Array) -> Array:
+    return jax.jvp(lambda of: image(of, x), (of,), (by,))[1]
+
+
+def _at(of: PyTree, found: Decomposition, *, image: Image, resolvent: Resolvent):
+    """`UᵀSU` and U."""
+    del of, image, resolvent
+    return jnp.diag(found.values), found.vectors
+
+
+def _first_change(primals, tangents, *, image, resolvent):
+    (of, found), (by, _) = primals, tangents
+    moved = _along(image, of, by, found.vectors)
+    inner = matmul(found.vectors.T, moved)
+    turned = resolvent(of, found, moved - matmul(found.vectors, inner))
+    return _at(of, found, image=image, resolvent=resolvent), (inner, turned)
+
+
+# What it is differentiated by again is not seen to: `constant` refuses.
+_turning = per_platform(_at, _first_change)
 
 
 def reciprocal(x: Float[Array, "..."], wanted: Bool[Array, "..."]) -> Float[Array, "..."]:
     """`1 / x` where it is wanted, else zero."""
     return jnp.where(wanted, 1 / jnp.where(wanted, x, 1), 0)
-
-
-def _only_derivative(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Zero, with the derivative of what is given."""
-    return x - lax.stop_gradient(x)
