@@ -60,6 +60,9 @@ TABLES = {
     "Generalized CCA": Made("python bench/gcca.py", "10"),
     "Figure 1(b) of hierarchical PCA as one grid": Made("python bench/hierarchical_sweep.py", "30"),
     "Figures of hierarchical PCA": Made(f"{_REPRODUCE} adept/figure2", "10"),
+    "Descent on the prior variance": Made(
+        "jupyter execute notebooks/how_much_to_share.ipynb", "2",
+    ),
     "Memory of derivatives at a solution": Made("python bench/adjoint.py", "15", "the code before"),
     "Fifty clients' autoencoders": Made("python bench/autoencoders.py", "5", "PyTorch is wanted"),
     "Personal autoencoders": Made(
