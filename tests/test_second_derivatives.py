@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from jaxfed import linalg
 from jaxfed.linalg import Moment, orthonormalize, polar, svd, top_eigenvectors
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -103,8 +104,29 @@ def test_third_derivatives_of_eigenvectors_are_refused():
     def slope(x):
         return jnp.vdot(jax.grad(in_a_loop(of_eigenvectors))(x), direction)
 
-    with pytest.raises(NotImplementedError, match="second derivatives"):
+    with pytest.raises(NotImplementedError, match="eigenvectors: derivatives of this order"):
         jax.grad(lambda x: jax.jvp(slope, (x,), (direction,))[1])(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: linalg.largest_eigenvalue(lambda s, v: s.T @ (s @ v), x, jnp.ones(4)),
+        lambda x: jf.metrics.misalignment(jnp.stack([orthonormalize(x[:, i::2]) for i in (0, 1)])),
+        lambda x: jf.metrics.frechet_distance(x, 1 + x[::-1] ** 2),
+    ],
+    ids=["largest_eigenvalue", "misalignment", "frechet_distance"],
+)
+def test_what_holds_a_stationary_vector_fixed_is_differentiated_once(function):
+    """What is left out does not matter to a first derivative, and does to a second one."""
+    x, direction = RNG.normal(size=(2, SIZE, 4))
+    slope = jax.jvp(function, (x,), (direction,))[1]
+    differences = (function(x + 1e-6 * direction) - function(x - 1e-6 * direction)) / 2e-6
+    chex.assert_trees_all_close(slope, differences, rtol=1e-5)
+    chex.assert_trees_all_close(np.vdot(jax.grad(function)(x), direction), slope, rtol=1e-8)
+    for outer in (jax.jacfwd, jax.jacrev):
+        with pytest.raises(NotImplementedError, match="derivatives of this order"):
+            outer(jax.grad(function))(x)
 
 
 def run_of(algorithm):

@@ -1,10 +1,10 @@
-"""How often a derivative rule may be differentiated: an error where it would be wrong."""
+"""What is taken for constant, and an error where that would make a derivative wrong."""
 
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from jaxfed.linalg._platform import per_platform
 
@@ -12,13 +12,20 @@ from jaxfed.linalg._platform import per_platform
 _constant = Primitive("constant")
 
 
-def constant(x: Float[Array, "*shape"], orders: int = 1) -> Float[Array, "*shape"]:
-    """The same with derivative zero, in a rule that is right so many times more.
+def constant(x: Num[Array, "*shape"], name: str, orders: int = 1) -> Num[Array, "*shape"]:
+    """The same with derivative zero, as `jax.lax.stop_gradient`, but only so many times.
+
+    For what makes no difference to a first derivative, and would be missed in a second one.
+
+    Args:
+        x: the array.
+        name: what has no more derivatives, for the error.
+        orders: how often it may be differentiated; 0 within a rule that is itself differentiated.
 
     Raises:
-        NotImplementedError: where it is differentiated once more.
+        NotImplementedError: where it is differentiated more often.
     """
-    return lax.stop_gradient(_constant.bind(x, orders=orders))
+    return lax.stop_gradient(_constant.bind(x, name=name, orders=orders))
 
 
 def _zero(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -27,8 +34,9 @@ def _zero(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 def _as_of(primals, tangents):
     (x,), (change,) = primals, tangents
-    # A second derivative would lack what turns the eigenvectors. Whatever it is, nothing is added.
-    nothing = jnp.where(jnp.zeros_like(x, bool), constant(x, 0), 0)
+    # A second derivative would lack what turns the eigenvectors. Nothing is ever added.
+    fixed = constant(x, "what tells eigenvectors apart (empirical Bayes, shrinkage, ranks)", 0)
+    nothing = jnp.where(jnp.zeros_like(x, bool), fixed, 0)
     return nothing, change + nothing
 
 
@@ -36,23 +44,19 @@ zero_with_derivative = per_platform(_zero, _as_of)
 """Zero, with the first derivative of what is given, and no second one."""
 
 
-def _derivative(primals, tangents, *, orders):
+def _derivative(primals, tangents, *, name, orders):
     del tangents
     if not orders:
-        raise NotImplementedError(
-            "eigenvectors: wanted at most second derivatives, and first ones of what tells single "
-            "eigenvectors apart (empirical Bayes, shrinkage, ranks as arrays), got higher ones"
-        )
+        raise NotImplementedError(f"{name}: derivatives of this order are not available")
     (x,) = primals
-    return _constant.bind(x, orders=orders - 1), jnp.zeros_like(x)
+    return _constant.bind(x, name=name, orders=orders - 1), jnp.zeros_like(x)
 
 
-def _batched(arguments, axes, *, orders):
-    return _constant.bind(*arguments, orders=orders), axes[0]
+def _batched(arguments, axes, **how):
+    return _constant.bind(*arguments, **how), axes[0]
 
 
-def _same(x, *, orders):
-    del orders
+def _same(x, **_):
     return x
 
 

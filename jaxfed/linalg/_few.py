@@ -11,12 +11,12 @@ from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one
 from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.basis import orthonormalize_once
+from jaxfed.linalg.division import reciprocal
 from jaxfed.linalg.eigen import (
     Decomposition,
     Eigen,
     descending,
     perturbed,
-    reciprocal,
     top_eigenvectors,
     with_sign,
 )
@@ -72,7 +72,7 @@ def _values(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) ->
 
 
 def _rule(primals, tangents, rank):
-    rows, basis = constant(primals[0]), constant(primals[1])
+    rows, basis = (constant(x, "eigenvectors") for x in primals)
     known = min(rank, len(rows))
     spectrum, scores = checkpoint_name(descending(_gram(rows, basis)), DECOMPOSITION)
     values, vectors = _completed(rows, basis, spectrum[:known], scores[:, :known], rank)

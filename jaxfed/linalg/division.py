@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxfed._checks import checked_array
 
@@ -51,3 +51,8 @@ def _(primals, tangents):
     quotient = _ratio(x, y)
     clear = jnp.abs(y) > 1e5 * float(jnp.finfo(y.dtype).tiny)
     return quotient, _ratio(x_change - quotient * y_change, jnp.where(clear, y, 0))
+
+
+def reciprocal(x: Float[Array, "..."], wanted: Bool[Array, "..."]) -> Float[Array, "..."]:
+    """`1 / x` where it is wanted, else zero, with a finite derivative."""
+    return jnp.where(wanted, 1 / jnp.where(wanted, x, 1), 0)

@@ -16,6 +16,7 @@ from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one, repeated
 from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.basis import orthonormalize
+from jaxfed.linalg.division import reciprocal
 
 Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
 
@@ -179,7 +180,7 @@ Resolvent = Callable[[PyTree, Decomposition, Array], Array]
 
 def _rule(primals, tangents, rank):
     matrix, change = ((x + x.T) / 2 for (x,) in (primals, tangents))
-    values, vectors = checkpoint_name(descending(constant(matrix)), DECOMPOSITION)
+    values, vectors = checkpoint_name(descending(constant(matrix, "eigenvectors")), DECOMPOSITION)
     gaps = values[:rank] - values[rank:, None]
     size = jnp.maximum(jnp.abs(values[0]), jnp.abs(values[-1]))
     info = jnp.finfo(matrix.dtype)
@@ -236,7 +237,6 @@ def perturbed(
 
     size = jnp.max(jnp.abs(found.values))
     size = jnp.where(size > found.least, size, 1)
-
     turned = lax.custom_linear_solve(equation, beyond(moved), solution, symmetric=True)
     # A single eigenvalue sees how its vector turns within the span.
     gaps = found.values - found.values[:, None]
@@ -264,10 +264,5 @@ def _first_change(primals, tangents, *, image, resolvent):
     return _at(of, found, image=image, resolvent=resolvent), (inner, turned)
 
 
-# What it is differentiated by again is not seen to: `constant` refuses.
+# Its own rule has no second derivative: before that `constant` refuses.
 _turning = per_platform(_at, _first_change)
-
-
-def reciprocal(x: Float[Array, "..."], wanted: Bool[Array, "..."]) -> Float[Array, "..."]:
-    """`1 / x` where it is wanted, else zero."""
-    return jnp.where(wanted, 1 / jnp.where(wanted, x, 1), 0)

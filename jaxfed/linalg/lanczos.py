@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed._checks import check_callable, check_whole, checked_array
+from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import matmul
 from jaxfed.linalg.eigen import top_eigenvectors
 
@@ -24,6 +26,7 @@ def largest_eigenvalue(
 
     Its derivative with respect to the operator is that of the quotient `vᵀ S v` at the vector
     found, which is the eigenvalue's where it is single; nothing of the iteration is kept for it.
+    There is no second derivative.
 
     Args:
         product: `(operator, vector) -> S vector`, for the symmetric matrix S.
@@ -43,7 +46,7 @@ def largest_eigenvalue(
     check_callable("product", product)
     start = checked_array("start", start, "d", whole=False)
     check_whole("steps", steps)
-    fixed = lax.stop_gradient(operator)
+    fixed = jax.tree.map(lambda x: constant(x, "largest_eigenvalue"), operator)
 
     def step(k, state):
         basis, images = state

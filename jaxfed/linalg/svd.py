@@ -8,6 +8,7 @@ from jaxfed._checks import check_list, check_whole, checked_array
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
 from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.division import reciprocal
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
 
@@ -92,9 +93,8 @@ def _rule(primals, tangents):
     rounding = jnp.finfo(w.dtype).eps * max(w.shape) * singular[0]
     gaps, sums = singular - singular[:, None], singular + singular[:, None]
     clear = some & (jnp.abs(gaps) > rounding)
-    by_gaps = jnp.where(clear, 1 / jnp.where(clear, gaps, 1), 0)
-    by_sums = jnp.where(some, 1 / jnp.where(some, sums, 1), 0)
-    reciprocals = jnp.where(kept, 1 / jnp.where(kept, singular, 1), 0)
+    by_gaps, by_sums = reciprocal(gaps, clear), reciprocal(sums, some)
+    reciprocals = reciprocal(singular, kept)
 
     images, preimages = matmul(change, right.T), matmul(change.T, left)
     inner = matmul(left.T, images)

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_name, check_whole, checked_array, checked_key, refuse
+from jaxfed.linalg._constant import constant
 
 
 class KernelDistance(NamedTuple):
@@ -53,7 +54,7 @@ def frechet_distance(
     of squares it is never negative and keeps its digits near zero and where covariances are
     singular, as they are with fewer samples than features.
 
-    The derivative is exact, and finite at singular covariances; there are no second ones.
+    The derivative is exact, and finite at singular covariances; a second one is an error.
 
     Args:
         features_a: of one set of samples, at least two.
@@ -81,7 +82,7 @@ def frechet_distance(
         q = jnp.linalg.qr(lax.stop_gradient(root_a))[0]
         root_a = _product(q.T, root_a)
     # The best rotation is a polar factor. Held fixed, because the distance is stationary in it.
-    overlap = lax.stop_gradient(_product(root_a, root_b.T))
+    overlap = constant(_product(root_a, root_b.T), "frechet_distance")
     left, values, right = jnp.linalg.svd(overlap, full_matrices=False)
     rounding = jnp.finfo(values.dtype).eps * max(overlap.shape) * values[0]
     # What belongs to no singular value has no direction, and is left where it is.

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed._checks import checked_array
+from jaxfed.linalg._constant import constant
 
 
 def projector_distance(
@@ -86,7 +87,8 @@ def misalignment(local: Float[Array, "m d r"]) -> Float[Array, ""]:
     Zero where a direction lies in every client's local subspace. With `v` the top eigenvector,
     `θ = mean_i ||(I - P_Vi) v||^2`; in this form θ is never negative, an error of `v` enters only
     squared, and values far below the rounding error of one are still told apart. Differentiable
-    along orthonormal `local`, also where `λ_max` is repeated (then one of the subgradients).
+    along orthonormal `local`, also where `λ_max` is repeated (then one of the subgradients); once,
+    a second derivative is an error.
 
     Source: Shi & Kontar (2024), (11).
 
@@ -102,7 +104,7 @@ def misalignment(local: Float[Array, "m d r"]) -> Float[Array, ""]:
     local = _local(local)
     m, d, r = local.shape
     # The eigenvector is held fixed: θ is stationary in it, and it has no derivative at a tie.
-    fixed = lax.stop_gradient(local)
+    fixed = constant(local, "misalignment")
     stacked = jnp.moveaxis(fixed, 0, 1).reshape(d, m * r)
     # The mean projector is `stacked stacked^T / m`; the smaller of its two Gram matrices will do.
     if d <= m * r:
