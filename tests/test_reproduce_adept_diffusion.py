@@ -1,6 +1,7 @@
 """The targets of ADEPT's diffusion models: sizes, how images are dealt, a small run."""
 
 import gzip
+from itertools import combinations, product
 
 import jax
 import numpy as np
@@ -151,8 +152,10 @@ def found(digits, tmp_path_factory):
 
 
 def test_every_method_is_measured(found):
-    assert list(found.outcomes) == [target.REAL, *target.METHODS]
-    for method in target.METHODS:
+    methods = target.methods(SMALL)
+    assert {target.PRINTED, target.PROGRAM} < set(methods)
+    assert list(found.outcomes) == [target.REAL, *methods]
+    for method in methods:
         (outcome,) = found.outcomes[method]
         assert outcome.samples.shape == (20, 5, PIXELS)
         assert outcome.samples.min() >= 0 and outcome.samples.max() <= 1
@@ -160,7 +163,7 @@ def test_every_method_is_measured(found):
         assert np.isfinite(outcome.validation).any()
         assert outcome.last.shape == outcome.kernel.shape and np.isfinite(outcome.last).all()
     kept = [outcomes[0].samples for outcomes in found.outcomes.values()][1:]
-    assert not any((a == b).all() for a, b in ((kept[0], kept[1]), (kept[1], kept[2])))
+    assert not any((a == b).all() for a, b in combinations(kept, 2))
     assert "0.003 for ADEPT-DGM" in found.notes[2] and "50% on fine-tuning" in found.notes[2]
     assert "20 clients" in found.notes[0] and "scale 0.5" in found.notes[0]
 
@@ -179,13 +182,14 @@ def test_reports_hold_what_was_measured(name, found, tmp_path):
     claimed = {"adept/figure4": "worst client's KID"}.get(name, quantity)
     worst = {m: o[0].kernel.max() for m, o in found.outcomes.items()}
     values = worst if claimed.startswith("worst") else values
-    for other in (target.LOCAL, target.AVERAGED):
-        cell = cells[f"{claimed}, {other} by {target.ADEPT}", ""]
-        assert cell.measured == pytest.approx([values[other] / values[target.ADEPT]])
+    adept = (target.ADEPT, target.PRINTED, target.PROGRAM)
+    for own, other in product(adept, (target.LOCAL, target.AVERAGED)):
+        cell = cells[f"{claimed}, {other} by {own}", ""]
+        assert cell.measured == pytest.approx([values[other] / values[own]])
         assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
         if name == "adept/table3":  # of the last round, too, which nothing was chosen by
-            last = [found.outcomes[m][0].last.mean() for m in (other, target.ADEPT)]
-            cell = cells[f"mean KID of the last round, {other} by {target.ADEPT}", ""]
+            last = [found.outcomes[m][0].last.mean() for m in (other, own)]
+            cell = cells[f"mean KID of the last round, {other} by {own}", ""]
             assert cell.measured == pytest.approx([last[0] / last[1]])
             assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
     paths = {path.name for path in write(report, tmp_path / "out")}
@@ -203,13 +207,20 @@ def test_full_images_are_trained_on_as_published():
     model = UNet((28, 28, 1), widths=(2, 2, 2), key=jax.random.key(0))
     algorithm = target.adaptive(model, full, full.rounds)
     assert algorithm.preset == "published"
+    assert target.methods(full) == (target.LOCAL, target.AVERAGED, target.ADEPT)
     assert (float(algorithm.initial_spread), algorithm.prior_weight) == (pytest.approx(0.8), None)
     assert float(algorithm.step_size) == pytest.approx(1e-3)
     assert float(target._averaging(model, full, target.AVERAGED).step_size) == pytest.approx(1e-3)
     assert target._averaged_rounds(target.ADEPT, full) == 0
     assert target._averaged_rounds(target.AVERAGED, full) == full.rounds // 2
-    small = target.adaptive(UNet((8, 8, 1), widths=(2, 2, 2), key=jax.random.key(0)), SMALL, 3)
+    net = UNet((8, 8, 1), widths=(2, 2, 2), key=jax.random.key(0))
+    small = target.adaptive(net, SMALL, 3)
     assert small.prior_step == "proximal"
+    for method, preset in ((target.PRINTED, "text"), (target.PROGRAM, "published")):
+        own = target.adaptive(net, SMALL, 3, method)
+        assert (own.preset, own.prior_step, own.prior_weight) == (preset, "gradient", None)
+        assert float(own.step_size) == target._step_size(method, SMALL) == pytest.approx(1e-3)
+        assert target._averaged_rounds(method, SMALL) == 0
     assert float(small.prior_weight) == pytest.approx(2 * target.MISSED / SMALL.samples)
 
 

@@ -1,5 +1,7 @@
 """Second derivatives, by all four ways to nest the two modes, beside differences of first ones."""
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -52,7 +54,34 @@ def of_singular_vectors(x):
     return energy(left @ left.T) + singular.sum()
 
 
-FUNCTIONS = (of_eigenvectors, of_few_samples, of_polar, of_turned_eigenvectors, of_singular_vectors)
+def of_minimum(x):
+    """Of a quartic of a point on the Grassmannian, found by trust regions."""
+    matrix = x @ x.T + jnp.diag(jnp.arange(SIZE))
+
+    def function(u):
+        return jnp.sum((u.T @ matrix @ u) ** 2) - 3 * jnp.trace(u.T @ matrix @ u)
+
+    start = jax.lax.stop_gradient(top_eigenvectors(-matrix, RANK)[1])
+    found = jf.manifolds.minimise(
+        function, start, manifold="grassmann", solver="trust_regions", tol=1e-10
+    )
+    return energy(found.point @ found.point.T)
+
+
+def of_fixed_point(x):
+    """Of subspace iteration, implicitly."""
+    clients = jf.Clients.from_moments((x @ x.T + jnp.diag(3.0 ** jnp.arange(SIZE)))[None])
+    run = jf.rollout(
+        jf.pca.SubspaceIteration(RANK), clients, rounds=60, key=jax.random.key(0),
+        adjoint=jf.adjoint.implicit(throw=False),
+    )  # fmt: skip
+    return energy(run.result.shared @ run.result.shared.T)
+
+
+FUNCTIONS = (
+    of_eigenvectors, of_few_samples, of_polar, of_turned_eigenvectors, of_singular_vectors,
+    of_minimum, of_fixed_point,
+)  # fmt: skip
 
 
 def in_a_loop(function):
@@ -96,6 +125,40 @@ def test_all_modes_equal_differences_of_first_derivatives(function, around):
     found = jax.jit(lambda x: by_all_modes(function, x, first, second))(x)
     chex.assert_trees_all_close(found, [expected] * 4, rtol=1e-6)
     chex.assert_trees_all_close(found, [found[0]] * 4, rtol=1e-8)
+
+
+@pytest.mark.parametrize("around", [lambda function: function, in_a_loop], ids=["once", "loop"])
+def test_what_goes_straight_through_does_so_in_second_derivatives(around):
+    """They are those of the sum of what was meant and of an error that is constant."""
+
+    def rounded(x):
+        return jax.lax.stop_gradient(jnp.round(4 * x) / 4)
+
+    def ours(x):
+        return energy(jf.channel.straight_through(rounded(x), jnp.sin(x))[:, :1] @ x[:, :1].T)
+
+    def theirs(x):
+        sent = jnp.sin(x) + jax.lax.stop_gradient(rounded(x) - jnp.sin(x))
+        return energy(sent[:, :1] @ x[:, :1].T)
+
+    given = RNG.normal(size=(3, SIZE, 4))
+    found, expected = (jax.jit(partial(by_all_modes, around(f)))(*given) for f in (ours, theirs))
+    chex.assert_trees_all_close(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("channel", [jf.channel.quantize(8), jf.channel.top_k(0.9)], ids=str)
+def test_the_second_derivative_of_a_run_through_a_channel(channel):
+    """Of what is nearly lossless, near that of the run without."""
+    clients = jf.Clients.from_samples(RNG.normal(size=(3, 20, SIZE)) / np.arange(1, SIZE + 1))
+
+    def objective(step_size, channel):
+        algorithm = jf.pca.PerPCA(2, 1, step_size=step_size, start="random")
+        run = jf.rollout(algorithm, clients, rounds=3, key=jax.random.key(0), channel=channel)
+        return run.history["objective"][-1]
+
+    second = jax.jit(jax.hessian(objective), static_argnums=1)
+    found, exact = second(0.1, channel), second(0.1, jf.channel.lossless())
+    assert abs(found - exact) < 0.2 * abs(exact)
 
 
 def test_third_derivatives_of_eigenvectors_are_refused():

@@ -12,11 +12,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
+from jaxfed.linalg._rule import with_rule
+
 # (value, its cotangent) -> what goes on in place of the cotangent
 Look = Callable[[PyTree, PyTree], PyTree]
 
 
-@eqx.filter_custom_jvp
 def hooked(value: PyTree, look: Look) -> PyTree:
     """The value, whose cotangent is replaced in reverse mode; forward mode sees the identity.
 
@@ -25,17 +26,14 @@ def hooked(value: PyTree, look: Look) -> PyTree:
         look: what comes in place of the cotangent. It is traced where that is known, and
             differentiated as it stands where that is.
     """
-    del look
-    return value
 
+    def rule(value, given, change):
+        zeros = jax.tree.map(jnp.zeros_like, value)
+        operands = jax.tree.leaves((eqx.combine(change, zeros), value))
+        out = _hook.bind(*operands, look=_Looked(look, value))
+        return given, jax.tree.unflatten(jax.tree.structure(value), out)
 
-@hooked.def_jvp
-def _(primals: tuple[PyTree, Look], tangents: tuple[PyTree, None]) -> tuple[PyTree, PyTree]:
-    (value, look), (change, _) = primals, tangents
-    zeros = jax.tree.map(jnp.zeros_like, value)
-    operands = jax.tree.leaves((eqx.combine(change, zeros), value))
-    out = _hook.bind(*operands, look=_Looked(look, value))
-    return value, jax.tree.unflatten(jax.tree.structure(value), out)
+    return with_rule(value, value, rule)
 
 
 class _Looked:

@@ -32,6 +32,7 @@ from jaxfed.core.reduction import contributions, plain, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared, result_of
 from jaxfed.core.solution import Solution
 from jaxfed.linalg._factor import DECOMPOSITION
+from jaxfed.linalg._rule import with_rule
 
 LOSSLESS = channel.lossless()
 States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
@@ -229,16 +230,24 @@ def _look(
 # --- the linear system ---------------------------------------------------------------------------
 
 
-@eqx.filter_custom_jvp
 def _fixed_point(point: States, function: _Round, report: Report, settings: Settings) -> States:
     """The point, with the derivatives of the fixed point that it is."""
-    del function, report, settings
-    return point
+    arrays, others = eqx.partition((function, report), eqx.is_array)
+
+    def rule(point, arrays, changes):
+        return _moved(point, eqx.combine(arrays, others), changes, settings)
+
+    return with_rule(point, arrays, rule)
 
 
-@_fixed_point.def_jvp
-def _(primals: tuple, tangents: tuple) -> tuple[States, States]:
-    (point, function, report, settings), (_, change, told, _) = primals, tangents
+def _moved(
+    point: States,
+    by: tuple[_Round, Report],
+    changes: tuple[PyTree, PyTree],
+    settings: Settings,
+) -> tuple[States, States]:
+    """The fixed point and its change."""
+    (function, report), (change, told) = by, changes
     # With a derivative of its own, for derivatives of this one.
     point = _fixed_point(point, function, report, settings)
     image, derivative = jax.linearize(function, point)
@@ -283,7 +292,8 @@ def _(primals: tuple, tangents: tuple) -> tuple[States, States]:
             jnp.zeros_like(like.turning),
         )
 
-    found, _ = jax.lax.custom_linear_solve(product, (right, told), forward, backward)
+    # Tied again for the cotangents, when the backward pass is differentiated backwards.
+    found, _ = _tied(jax.lax.custom_linear_solve(product, (right, told), forward, backward))
     return point, jax.tree.map(lambda x: sure.astype(x.dtype) * x, found)
 
 

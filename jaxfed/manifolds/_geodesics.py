@@ -90,7 +90,7 @@ def log(
     def end(v, points):
         return _exp(points[0], _tangent(points[0], v), metric) - points[1]
 
-    def slope(v, points):
+    def slope(v, points, _=None):
         """Of the squared miss and of what is not tangent; zero where neither is left."""
         missed, pull = jax.vjp(lambda v: end(v, points), v)
         return pull(missed)[0] + v - _tangent(points[0], v)

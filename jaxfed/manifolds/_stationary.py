@@ -8,37 +8,43 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from jaxfed.linalg._rule import with_rule
 
-@eqx.filter_custom_jvp
-def stationary(point: PyTree, parameters: PyTree, slope: Callable[[PyTree, Any], PyTree]) -> PyTree:
-    """The point, with the derivatives that the equation slope(point, parameters) = 0 gives it.
+Slope = Callable[[PyTree, Any, PyTree], PyTree]
+
+
+def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
+    """The point, with the derivatives that the equation of a slope of zero gives it.
 
     Args:
         point: where the slope is zero, a tree of arrays.
         parameters: all that the point depends on.
-        slope: has the shapes of the point; its derivative by the point is symmetric there, and
-            positive.
+        slope: `(point, parameters, base) -> slope`, with the shapes of the point; its derivative by
+            the point is symmetric there, and positive. The base is the point itself, about which
+            the slope may take coordinates. It holds no traced arrays.
     """
-    del parameters, slope
-    return point
+    arrays, others = eqx.partition(parameters, eqx.is_array)
+
+    def rule(point, arrays, changes):
+        point = with_rule(point, arrays, rule)
+        moving = jax.tree.map(lambda c, x: None if c is None else x, changes, arrays, is_leaf=_none)
+
+        def of(moved):
+            return slope(point, eqx.combine(moved, arrays, others), point)
+
+        _, right = jax.jvp(of, (moving,), (changes,))
+        parameters = eqx.combine(arrays, others)
+        _, product = jax.linearize(lambda x: slope(x, parameters, point), point)
+        found = jax.lax.custom_linear_solve(
+            product, jax.tree.map(jnp.negative, right), conjugate_gradients, symmetric=True
+        )
+        return point, found
+
+    return with_rule(point, arrays, rule)
 
 
-@stationary.def_jvp
-def _(primals: tuple, tangents: tuple) -> tuple[PyTree, PyTree]:
-    (point, parameters, slope), (_, change, _) = primals, tangents
-    # With a derivative of its own, for derivatives of this one.
-    point = stationary(point, parameters, slope)
-    moving, fixed = eqx.partition(
-        parameters, jax.tree.map(lambda x: x is not None, change, is_leaf=lambda x: x is None)
-    )
-    if not jax.tree.leaves(change):
-        return point, jax.tree.map(jnp.zeros_like, point)
-    _, right = jax.jvp(lambda p: slope(point, eqx.combine(p, fixed)), (moving,), (change,))
-    _, product = jax.linearize(lambda x: slope(x, parameters), point)
-    found = jax.lax.custom_linear_solve(
-        product, jax.tree.map(jnp.negative, right), conjugate_gradients, symmetric=True
-    )
-    return point, found
+def _none(x: object) -> bool:
+    return x is None
 
 
 def conjugate_gradients(product: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:

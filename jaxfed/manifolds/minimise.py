@@ -131,7 +131,11 @@ def minimise(
 
 
 def _slope(
-    pure: Callable[..., Array], space: Space, point: PyTree, given: tuple[Any, Bool[Array, ""]]
+    pure: Callable[..., Array],
+    space: Space,
+    point: PyTree,
+    given: tuple[Any, Bool[Array, ""]],
+    base: PyTree,
 ) -> PyTree:
     """The gradient, zero at a minimum, and what is normal of a move; NaN where there is no minimum.
 
@@ -139,11 +143,10 @@ def _slope(
     normals.
     """
     closed, converged = given
-    still = jax.lax.stop_gradient(point)
-    move = combined(1, point, -1, still)
-    tangent = space.project(still, move)
+    move = combined(1, point, -1, base)
+    tangent = space.project(base, move)
     surface = Surface(lambda x: pure(x, *closed), space)
-    gradient = space.project(still, surface.gradient(combined(1, still, 1, tangent)))
+    gradient = space.project(base, surface.gradient(combined(1, base, 1, tangent)))
     slope = combined(1, gradient, 1, combined(1, move, -1, tangent))
     return jax.tree.map(lambda x: x / converged.astype(x.dtype), slope)
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from papers.adept._diffusion import (
-    METHODS,
     Run,
     compared,
     measure,
+    methods,
     outcome_arrays,
     samples_drawn,
 )
@@ -15,7 +15,10 @@ from papers.report import Found, Target, at_least
 
 def run(found: Run) -> Found:
     """Compare what every method found for every seed."""
-    samples = {f"samples | {m}": found.outcomes[m][0].samples.astype(np.float16) for m in METHODS}
+    samples = {
+        f"samples | {method}": found.outcomes[method][0].samples.astype(np.float16)
+        for method in methods(found.size)
+    }
     return Found(
         compared(found, ("noise",), {"noise": at_least(1.0)}),
         found.notes,

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree, UInt16, UInt32
 
 from jaxfed.core.checks import shown
 from jaxfed.core.clients import Clients
+from jaxfed.linalg._rule import with_rule
 
 
 class Context(NamedTuple):
@@ -123,17 +124,6 @@ class Link(eqx.Module):
     receiver: PyTree
 
 
-@jax.custom_jvp
-def _in_place(value: Array, standin: Array) -> Array:
-    del standin
-    return value
-
-
-@_in_place.defjvp
-def _in_place_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
-    return primals[0], tangents[1]
-
-
 def straight_through(value: PyTree, standin: PyTree) -> PyTree:
     """The value, with the derivative of what it stands for.
 
@@ -147,7 +137,10 @@ def straight_through(value: PyTree, standin: PyTree) -> PyTree:
 
     def one(value, standin):
         inexact = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
-        return _in_place(value, standin) if inexact else value
+        return with_rule(value, standin, rule) if inexact else value
+
+    def rule(value, standin, change):
+        return with_rule(value, standin, rule), change
 
     return jax.tree.map(one, value, standin)
 
