@@ -26,6 +26,13 @@ TABLES = {
     "What was not measured again": Made(
         f"{_REPRODUCE} gcca/table1", "2", "all but the last row, of the code before",
     ),
+    "Before the contract was rebuilt": Made(
+        "python bench/perpca_round.py; python bench/polar.py; python bench/sweep.py; "
+        "python bench/many_clients.py; python bench/consensus.py rounds; "
+        "python bench/consensus.py solves; python bench/gcca.py; "
+        "python bench/hierarchical_sweep.py; python bench/channels.py",
+        "60", "before: the same of the earlier revision",
+    ),
     "Tries to break it": Made(
         "python bench/properties.py --cases 100000; python -m bench.fuzz --cases 50000; "
         "python bench/kills.py --runs 100", "120",
