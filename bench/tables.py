@@ -75,7 +75,7 @@ TABLES = {
     "Personal autoencoders": Made(
         f"{_REPRODUCE} adept/table1; {_REPRODUCE} adept/table2 --data DIR", "60"
     ),
-    "Personal diffusion models": Made(f"{_REPRODUCE} adept/table3 --data DIR", "14"),
+    "Personal diffusion models": Made(f"{_REPRODUCE} adept/table3 --data DIR", "20"),
     "Deep GCCA": Made(
         f"{_REPRODUCE} gcca/figure11; {_REPRODUCE} gcca/figure10; "
         f"{_REPRODUCE} gcca/deep_digits --data DIR", "20",
