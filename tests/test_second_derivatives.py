@@ -118,7 +118,8 @@ def by_all_modes(function, x, first, second):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_all_modes_equal_differences_of_first_derivatives(function, around):
     function = around(function)
-    x, first, second = RNG.normal(size=(3, SIZE, 4))
+    # The same whatever ran before, as a minimum may be flat at others.
+    x, first, second = np.random.default_rng(1).normal(size=(3, SIZE, 4))
     slope = jax.jit(lambda x: jax.jvp(function, (x,), (first,))[1])
     step = 1e-5
     expected = (slope(x + step * second) - slope(x - step * second)) / (2 * step)
@@ -149,7 +150,8 @@ def test_what_goes_straight_through_does_so_in_second_derivatives(around):
 @pytest.mark.parametrize("channel", [jf.channel.quantize(8), jf.channel.top_k(0.9)], ids=str)
 def test_the_second_derivative_of_a_run_through_a_channel(channel):
     """Of what is nearly lossless, near that of the run without."""
-    clients = jf.Clients.from_samples(RNG.normal(size=(3, 20, SIZE)) / np.arange(1, SIZE + 1))
+    samples = np.random.default_rng(1).normal(size=(3, 20, SIZE)) / np.arange(1, SIZE + 1)
+    clients = jf.Clients.from_samples(samples)
 
     def objective(step_size, channel):
         algorithm = jf.pca.PerPCA(2, 1, step_size=step_size, start="random")
