@@ -52,18 +52,19 @@ def _iteration(
     # Its transpose beside it because a product with the right factor transposed takes a processor
     # three times as long, and the compiler would make it that.
     def step(state):
-        q, transposed, inverse, _, count = state
+        q, inverse, _, count = state
+        transposed = lax.optimization_barrier(q.T)
         e = eye - (product(q, transposed) if is_wide(q) else product(transposed, q))
         t = _series(product, padded(e))[:r, :r]
         q, size = times(q, t), squared_norm(e)
         error = jnp.where(size > 0.01, jnp.inf, size**4.5)
-        return q, q.T, product(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
+        return q, product(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
 
     most = int(math.log(0.1 / float(r * jnp.finfo(q.dtype).eps)) / math.log(3.3)) + 3
-    q, _, inverse, error, _ = lax.while_loop(
-        lambda state: (state[3] > tolerance) & (state[4] < most),
+    q, inverse, error, _ = lax.while_loop(
+        lambda state: (state[2] > tolerance) & (state[3] < most),
         step,
-        (q, q.T, inverse, error, 0),
+        (q, inverse, error, 0),
     )
     return q, inverse, error
 
