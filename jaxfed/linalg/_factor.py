@@ -57,11 +57,15 @@ def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array,
     w = checked_array("w", w, "d r")
     d, r = w.shape
     x = checked_array("x", x, f"{r} s")
-    # As in `gram`: with few columns the sum is 2 to 7 times faster than a batched product.
-    if r <= 5 or (r <= 10 and d >= 64):
+    if by_sums(d, r):
         first, *rest = (w[:, i : i + 1] * x[i] for i in range(r))
         return sum(rest, first)
     return matmul(w, x)
+
+
+def by_sums(d: int, r: int) -> bool:
+    """Whether `thin_product` adds outer products: 2 to 7 times faster than a batched product."""
+    return r <= 5 or (r <= 10 and d >= 64)
 
 
 def is_wide(w: Float[Array, "m n"]) -> bool:

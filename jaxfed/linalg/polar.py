@@ -20,6 +20,7 @@ from jaxfed.linalg import _jacobi
 from jaxfed.linalg._dispatch import inverse_sqrt_of_many
 from jaxfed.linalg._factor import (
     Factors,
+    by_sums,
     checked_matrix,
     checked_method,
     for_derivatives,
@@ -199,7 +200,11 @@ def _tangent(
     def derivative(change, solve):
         m = inner(q, change)
         n = matmul(inverse, m) if is_wide(q) else matmul(m, inverse)
-        return times(change, inverse) + times(q, rotation(inverse, m, solve) - n)
+        k = rotation(inverse, m, solve) - n
+        if not is_wide(q) and by_sums(*q.shape):
+            # Stored by a product, or the compiler computes its entries again in every sum.
+            k = matmul(k, jnp.eye(len(k), dtype=k.dtype))
+        return times(change, inverse) + times(q, k)
 
     return lax.custom_linear_solve(
         lambda pair: jnp.stack([pair[1] - derivative(pair[0], differentiable_sylvester), pair[0]]),
