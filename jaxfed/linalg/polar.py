@@ -96,6 +96,9 @@ def _polar(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
 
 def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     """The smaller of the two Gram matrices."""
+    if w.shape[0] == w.shape[1]:
+        # Both stored: a processor is slow where a transpose becomes part of the product.
+        return matmul(*lax.optimization_barrier((w, w.T)))
     return matmul(w, w.T) if is_wide(w) else gram(w)
 
 
