@@ -125,8 +125,11 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         # Products of tiny entries are lost beyond what rounding says.
         error += max(w.shape) * jnp.finfo(w.dtype).tiny * squared_norm(inverse)
         good = error < eps**0.5
-        inverse = jnp.where(good, inverse, eye / length)
-        start = times(w, inverse), inverse, jnp.where(good, error, unknown)
+        start = (
+            jnp.where(good, times(w, inverse), w / length),
+            jnp.where(good, inverse, eye / length),
+            jnp.where(good, error, unknown),
+        )
     q, inverse, error = iterated(*start, tolerance)
 
     # What the loop changes keeps the compiler from decomposing before it, and thus every time.
