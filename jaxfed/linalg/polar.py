@@ -206,11 +206,12 @@ def _tangent(
     def derivative(change, solve):
         m = inner(q, change)
         n = matmul(inverse, m) if is_wide(q) else matmul(m, inverse)
-        k = rotation(inverse, m, solve) - n
+        factors = inverse, rotation(inverse, m, solve) - n
         if not is_wide(q) and by_sums(*q.shape):
-            # Stored by a product, or the compiler computes its entries again in every sum.
-            k = matmul(k, jnp.eye(len(k), dtype=k.dtype))
-        return times(change, inverse) + times(q, k)
+            # Stored by a product, or the compiler computes their entries again in every sum.
+            both = matmul(jnp.concatenate(factors), jnp.eye(len(m), dtype=m.dtype))
+            factors = both[: len(m)], both[len(m) :]
+        return times(change, factors[0]) + times(q, factors[1])
 
     return lax.custom_linear_solve(
         lambda pair: jnp.stack([pair[1] - derivative(pair[0], differentiable_sylvester), pair[0]]),
