@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
-from jaxfed.linalg import eigen, orthonormalize, polar, thin_product, top_eigenvectors
+from jaxfed.linalg import (
+    eigen,
+    orthonormalize,
+    polar,
+    thin_product,
+    top_eigenvectors,
+    transposed_product,
+)
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 METHODS = ["cholesky", "qr"]
@@ -275,6 +283,23 @@ def test_thin_products_are_products(shape, x64):
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=(3, *shape)), rng.normal(size=(3, shape[1], 4))
     chex.assert_trees_all_close(jax.vmap(thin_product)(w, x), w @ x, rtol=1e-13)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_transposed_products_are_products_whatever_is_mapped(axes, x64):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 20, 6)), rng.normal(size=(3, 20, 2))
+    x, y = (a if axis == 0 else a[0] for a, axis in zip((x, y), axes, strict=True))
+    mapped = jax.vmap(transposed_product, axes)
+    product = jax.jit(mapped)(x, y)
+    chex.assert_trees_all_close(product, np.swapaxes(x, -1, -2) @ y, rtol=1e-12)
+    chex.assert_trees_all_close(jax.vmap(mapped, (None, 0))(x, y[None])[0], product, rtol=1e-12)
+    check_grads(mapped, (x, y), order=2, modes=("fwd", "rev"), rtol=1e-6)
+
+
+def test_transposed_products_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"^y: wanted"):
+        transposed_product(jnp.ones((9, 3)), jnp.ones((4, 2)))
 
 
 def test_thin_products_refuse_what_does_not_fit():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.sparse
 
 import jaxfed as jf
 from jaxfed.core.compiling import compiler_options
@@ -421,6 +422,8 @@ def test_options_of_the_compiler_leave_to_the_user_what_the_user_has_set(monkeyp
     assert options[level] == 1 and options[threads] is False
     assert threads not in compiler_options(jf.pca.PerPCA(1, 2), wide)
     assert compiler_options(network, wide) == {}  # whose rounds would be slower
+    views = jf.gcca.Views.from_sparse([scipy.sparse.eye_array(9, 4, format="coo")] * 2)
+    assert level not in compiler_options(jf.gcca.MaxVar(2), views)  # so would these
     on_gpus = compiler_options(jf.pca.PerPCA(1, 2), small, "cuda")
     jax.jit(jnp.sin, compiler_options=options | on_gpus)(1.0)  # this version knows them
 

@@ -886,6 +886,7 @@ def _functions(right) -> list[Target]:
         Target("linalg.ratio", {"numerator": right["frame"], "denominator": 2.0}, {"numerator": reals, "denominator": beside}, cheap=True),
         Target("linalg.svd", frame, {"w": array(None, None)}),
         Target("linalg.thin_product", frame | {"x": np.ones((RANK, 2), np.float32)}, {"w": real(None, RANK), "x": real(RANK, None)}),
+        Target("linalg.transposed_product", {"x": frame["w"], "y": np.ones((len(frame["w"]), 2), np.float32)}, {"x": real(len(frame["w"]), None), "y": real(len(frame["w"]), None)}),
         Target("linalg.top_eigenvectors", {"matrix": right["square"], "rank": 1}, {
             "matrix": lambda v: array(None, None)(v) and len(v) == np.shape(v)[1], "rank": whole(1, d),
         }),
@@ -933,7 +934,10 @@ def _functions(right) -> list[Target]:
             target
             for kind in ("stiefel", "grassmann")
             for target in (
-                Target(f"manifolds.{kind}.random_tangent", {"key": right["key"], "x": right["frame"]}, {"key": key, "x": base}),
+                Target(f"manifolds.{kind}.random_tangent", {"key": right["key"], "x": right["frame"]}, {
+                    "key": key,
+                    "x": lambda v, kind=kind: tall(v) and np.shape(v)[0] > (np.shape(v)[1] if kind == "grassmann" else 1),
+                }),
                 Target(f"manifolds.{kind}.ehess2rhess", {"x": right["frame"], **dict.fromkeys("ghv", right["other"])}, dict.fromkeys("xghv", base)),
                 Target(f"manifolds.{kind}.transport_differential", {"x": right["frame"], "v": right["other"], "u": right["other"]}, {
                     "x": base, "v": base, "u": base, "retraction": one_of("polar", "qr", "cayley"),

@@ -52,13 +52,18 @@ def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | 
     options: dict[str, bool | int] = {}
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
     # short way, which takes half the time (bench/first_call.py); the elementwise work of training
-    # networks is not.
-    if _numbers(algorithm) <= 10_000:
+    # networks is not, nor are the sums by index of sparse data.
+    if _numbers(algorithm) <= 10_000 and not _has_lists_of_indices(clients):
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
     # Threads cost more than they bring for products this small.
     if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False
     return options
+
+
+def _has_lists_of_indices(clients: Clients) -> bool:
+    leaves = jax.tree.leaves(clients.parts)
+    return any(np.ndim(x) > 1 and np.issubdtype(x.dtype, np.integer) for x in leaves)
 
 
 def _numbers(tree: PyTree) -> int:

@@ -22,7 +22,15 @@ from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases, without_bat
 from jaxfed.core.gauge import Bases
 from jaxfed.core.shuffle import shuffled
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
-from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, ratio, should_densify
+from jaxfed.linalg import (
+    Moment,
+    largest_eigenvalue,
+    matmul,
+    polar,
+    ratio,
+    should_densify,
+    transposed_product,
+)
 
 
 class Member(NamedTuple):
@@ -227,7 +235,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
             values = view.values[rows]
             residual = matmul(values, weights) / length**0.5 - downlink[rows]
-            return matmul(values.T, residual) * (length**0.5 / batch)
+            return transposed_product(values, residual) * (length**0.5 / batch)
 
         def step(weights, key):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)

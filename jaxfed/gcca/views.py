@@ -16,7 +16,7 @@ from jaxfed.core.client_checks import check_tables, checked_array
 from jaxfed.core.clients import Clients
 from jaxfed.core.samples import Ragged, padded, widened
 from jaxfed.core.source import is_source
-from jaxfed.linalg import matmul, not_rounding, ratio, svd
+from jaxfed.linalg import matmul, not_rounding, ratio, svd, transposed_product
 from jaxfed.linalg.sparse import checked_rows
 
 Scores = Float[Array, "entities rank"]
@@ -58,7 +58,7 @@ class View(Ragged):
 
     def rmv(self, scores: Scores) -> Weights:
         """The product `X' Y` of ONE view."""
-        return matmul(self.values.T, scores)
+        return transposed_product(self.values, scores)
 
 
 @final
@@ -127,7 +127,8 @@ class Factors(NamedTuple):
         # Twice, and not as `/ unit / unit`, which a compiler makes a division by a lost square.
         squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
         shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
-        return matmul(self.right, shrunk[:, None] * matmul(self.left.T, scores)) * length**0.5
+        along = shrunk[:, None] * transposed_product(self.left, scores)
+        return matmul(self.right, along) * length**0.5
 
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q`."""

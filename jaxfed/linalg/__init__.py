@@ -1,6 +1,6 @@
 """Linear algebra of the rounds: polar factors, bases, singular values, second moments."""
 
-from jaxfed.linalg._factor import matmul, thin_product
+from jaxfed.linalg._factor import matmul, thin_product, transposed_product
 from jaxfed.linalg.basis import orthonormalize
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.eigen import top_eigenvectors
@@ -21,4 +21,5 @@ __all__ = [
     "svd",
     "thin_product",
     "top_eigenvectors",
+    "transposed_product",
 ]

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_name, checked_array, refuse
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of
 
 Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 
@@ -66,6 +66,31 @@ def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array,
 def by_sums(d: int, r: int) -> bool:
     """Whether `thin_product` adds outer products: 2 to 7 times faster than a batched product."""
     return r <= 5 or (r <= 10 and d >= 64)
+
+
+def transposed_product(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[Array, "d r"]:
+    """The product X^T Y of a large matrix with one of few columns, at full precision.
+
+    As `x.T @ y`, but mapped over many matrices of which none is transposed: a processor would copy
+    them for that, which takes it two thirds of the time.
+
+    Raises:
+        ValueError: if the two do not fit.
+    """
+    x = checked_array("x", x, "n d")
+    return _transposed_product(x, checked_array("y", y, f"{len(x)} r"))
+
+
+def _as_it_lies(
+    maps: Maps, x: Float[Array, "*clients n d"], y: Float[Array, "*clients n r"]
+) -> Float[Array, "*clients d r"]:
+    xs, ys = in_one_row(maps, [x, y])
+    # Behind the barrier, or the compiler would turn the product around.
+    product = lax.optimization_barrier(matmul(ys.mT, xs)).mT
+    return product.reshape(*sizes_of(maps, [x, y]), *product.shape[1:])
+
+
+_transposed_product = per_platform(lambda x, y: matmul(x.T, y), kernels={"cpu": _as_it_lies})
 
 
 def is_wide(w: Float[Array, "m n"]) -> bool:
