@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
-from jaxfed.linalg._factor import matmul, squared_norm
+from jaxfed.linalg._factor import cross, matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
 from jaxfed.linalg._precision import data_matmul
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
@@ -102,7 +102,10 @@ class Moment(eqx.Module):
     def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
         """`S W` and `Wᵀ S W` together."""
         product = self.mv(w)
-        return product, matmul(w.T, product)
+        if self.dense is not None:
+            return product, cross(w, product)
+        # It lies there transposed, see `second_moment_product`.
+        return product, matmul(product.T, w)
 
     def row_products(
         self, w: Float[Array, "r d"]
