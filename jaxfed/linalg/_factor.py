@@ -78,7 +78,11 @@ def transposed_product(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[
         ValueError: if the two do not fit.
     """
     x = checked_array("x", x, "n d")
-    return _transposed_product(x, checked_array("y", y, f"{len(x)} r"))
+    return _product_of_transposed(x, checked_array("y", y, f"{len(x)} r"))
+
+
+def _as_written(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[Array, "d r"]:
+    return matmul(x.T, y)
 
 
 def _as_it_lies(
@@ -90,7 +94,7 @@ def _as_it_lies(
     return product.reshape(*sizes_of(maps, [x, y]), *product.shape[1:])
 
 
-_transposed_product = per_platform(lambda x, y: matmul(x.T, y), kernels={"cpu": _as_it_lies})
+_product_of_transposed = per_platform(_as_written, kernels={"cpu": _as_it_lies})
 
 
 def is_wide(w: Float[Array, "m n"]) -> bool:
