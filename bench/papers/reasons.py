@@ -130,8 +130,6 @@ REASONS = (
     Reason("gcca/figure6", "150 takes less time than 500", "Claim",
            "full gradients are of second moments of 25 x 25 here, which are made once and cost "
            "less than a batch's own products."),
-    Reason("gcca/figure6", "10, cost / least cost", "Chance",
-           "four draws beside ten of the reference, of which 10 per cent are accepted."),
     Reason("hierarchical/figure1a", "rounds: ", "Chance",
            "one data set and start beside the reference's six, whose range is accepted; forty of "
            "them take 11 to 29 and 70 to 180 rounds of global training at 0.04, 38 to 584 and 175 "
