@@ -1,4 +1,4 @@
-"""What makes each table of `bench/RESULTS.md`, and how long that takes.
+"""What makes each table of `bench/RESULTS.md` and of the documentation, and how long that takes.
 
 python bench/tables.py     # the list, as it stands in RESULTS.md
 """
@@ -10,7 +10,7 @@ class Made(NamedTuple):
     """How a table is made again.
 
     Attributes:
-        command: what prints it; empty for what nothing does.
+        command: what prints it.
         minutes: about how many, on two quiet cores.
         note: what is not of that command.
     """
@@ -51,9 +51,8 @@ TABLES = {
     ),
     "Algorithms on separate machines": Made("python bench/machines.py --rounds 10", "20"),
     "Clients that took no part": Made("python bench/unseen_clients.py", "2"),
-    "Rounds to the optimum": Made("", "", "a prototype's; tests/test_varpro.py asserts a fifth"),
-    "Shared components that stay true": Made("python bench/small_tables.py shrinkage", "10",
-                                             "the last two rows are a prototype's"),
+    "Rounds to the optimum": Made("python bench/small_tables.py optimum", "1"),
+    "Shared components that stay true": Made("python bench/small_tables.py shrinkage", "2"),
     "Reproductions": Made(f"{_REPRODUCE} all --full --out DIR", "100"),
     "Federated eigensolvers": Made("python bench/small_tables.py eigensolvers", "3",
                                    "arithmetic spectra and 2 10^-2.5 are of longer runs"),
@@ -82,13 +81,28 @@ TABLES = {
     ),
 }  # fmt: skip
 
+# Pages with measured tables.
+PAGES = {
+    "README.md": Made("jaxfed demo --force", "1"),
+    "docs/guides/bits.md": Made("python bench/channel_table.py", "10"),
+    "docs/guides/consensus.md": Made(
+        f"{_REPRODUCE} faps/table4 --seeds 3; python bench/small_tables.py eigensolvers", "5"
+    ),
+    "docs/guides/hardware.md": Made(
+        "python -m pytest tests/accelerators; python bench/accelerator.py", "40",
+        "the compilers are wanted, and an H100",
+    ),
+    "docs/guides/privacy.md": Made("python bench/privacy_table.py", "5"),
+    "docs/guides/sharing.md": Made("python bench/start_table.py", "1"),
+    "docs/guides/views.md": Made(f"{_REPRODUCE} gcca/digits --seeds 2 --data DIR", "4"),
+}  # fmt: skip
+
 
 def listed() -> str:
     """The list as a table in Markdown."""
     lines = ["| table | command | minutes | not of it |", "| --- | --- | --- | --- |"]
-    for name, made in TABLES.items():
-        command = f"`{made.command}`" if made.command else "none"
-        lines.append(f"| {name} | {command} | {made.minutes} | {made.note} |")
+    for name, made in (TABLES | {f"`{page}`": made for page, made in PAGES.items()}).items():
+        lines.append(f"| {name} | `{made.command}` | {made.minutes} | {made.note} |")
     return "\n".join(lines)
 
 

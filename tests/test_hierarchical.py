@@ -14,6 +14,7 @@ from jaxfed.linalg import Moment
 from jaxfed.pca import _likelihood as likelihood
 from jaxfed.pca import empirical_bayes
 from jaxfed.pca import hierarchical_theory as theory
+from tests.references import empirical_bayes as reference_of_bayes
 from tests.references import hierarchical as reference
 
 FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
@@ -391,6 +392,20 @@ def test_thin_and_dense_posteriors_agree(samples, frames, x64):
     downlink = empirical_bayes.Downlink(jnp.asarray(frames[0]), jnp.asarray(7.0))
     step = jax.jit(lambda moment: algorithm.client_step(jax.random.key(0), downlink, None, moment))
     chex.assert_trees_all_close(step(thin), step(thin.densified()), rtol=1e-9)
+
+
+def test_expectation_maximization_round_by_round(samples, x64):
+    rounds = 30
+    solution = solve(
+        jf.pca.EmpiricalBayesPCA(RANK, NOISE), jf.Clients.from_samples(samples), rounds=rounds
+    )
+    shared, own, objectives, variances = reference_of_bayes.expectation_maximization(
+        samples, RANK, NOISE, rounds
+    )
+    np.testing.assert_allclose(solution.history["prior_variance"], variances, rtol=1e-8)
+    np.testing.assert_allclose(solution.history["objective"], objectives, rtol=1e-10)
+    assert_same_subspaces(solution, shared, own)
+    assert abs(variances[-1] / variances[0] - 1) > 0.1
 
 
 @jax.jit

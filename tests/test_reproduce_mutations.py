@@ -10,16 +10,18 @@ import pytest
 from xarray import Dataset
 
 import jaxfed as jf
+import papers
 from papers.adept import _diffusion
 from papers.faps import _problems, figure1
 from papers.faps import figure4 as faps_figure4
 from papers.faps import steps as faps_steps
-from papers.gcca import figure6
+from papers.gcca import _linear, figure6
+from papers.gcca import figure4 as gcca_figure4
 from papers.hierarchical import _laws, figure1a, figure1b
-from papers.perpca import figure3, figure7, figure8, table2
+from papers.perpca import _growth, _pair, figure3, figure5, figure7, figure8, figure10, table2
 from papers.perpca import figure4 as perpca_figure4
 from papers.perpca import steps as perpca_steps
-from papers.report import Cell, Report, at_least
+from papers.report import Cell, Interval, Report, at_least
 from papers.runs import Seeds
 
 DATA = (0.04, 0.2)
@@ -32,6 +34,24 @@ def differing(report: Report) -> set:
         for row in report.rows
         if "cell" in row and row["cell"].verdict.startswith("differs")
     }
+
+
+# Sizes of which even a factor of three either way is accepted, as the reference's draws have it.
+WIDE = {
+    # As many equations as unknowns, whose condition is a matter of the start.
+    ("faps/figure1", (_problems.SSI, "after 10 rounds")),
+    # Random components are nearly as good: 38 to 584 rounds in forty draws.
+    ("hierarchical/figure1a", (0.2, "global", "rounds")),
+}
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_no_size_may_be_off_by_more_than_a_factor_of_three(name):
+    target = papers.find(name)
+    for labels, known in [*target.reference.items(), *target.paper.items()]:
+        if isinstance(known, Interval) and known.low > 0 and np.isfinite(known.high):
+            wide = known.high > 9 * known.low
+            assert wide == ((name, labels) in WIDE), (labels, known.accepted)
 
 
 # --- PerPCA --------------------------------------------------------------------------------------
@@ -78,6 +98,37 @@ def test_the_spectrum_in_the_place_of_the_projector_differs_in_figure4(monkeypat
     rows = differing(run())
     for size in ("n = 1,000", "n = 10,000"):
         assert (perpca_figure4.TEXT, "distPCA", size) in rows
+
+
+@pytest.mark.slow
+def test_a_start_at_the_largest_eigenvalues_differs_in_figure5(monkeypatch):
+    few = {_growth.PUBLISHED: (15, 20), _growth.WELL_POSED: (15, 30)}
+    run = partial(figure5.TARGET, Seeds(1), dimensions=few)
+
+    def published(report):
+        return {row for row in differing(report) if _growth.AUTHORS in row[1]}
+
+    # A slope over two dimensions is another one than over four.
+    assert all(labels[-1] == _growth.SLOPE for labels in published(run()))
+    smallest_first = _growth.smallest_first
+    monkeypatch.setattr(
+        _growth, "smallest_first", lambda moments: smallest_first(moments)[:, :, ::-1]
+    )
+    for d in few[_growth.PUBLISHED]:
+        assert (_growth.PUBLISHED, _growth.AUTHORS, _growth.BOTH, d) in published(run())
+        assert ("claim", f"{_growth.AUTHORS}, smaller than distPCA", _growth.BOTH, d) in published(
+            run()
+        )
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cut_short_differs_in_figure10(monkeypatch):
+    assert not differing(figure10.TARGET(Seeds(1)))
+    jax.clear_caches()
+    monkeypatch.setattr(_pair, "ROUNDS", 60)
+    # Where the gap is small.
+    assert len(differing(figure10.TARGET(Seeds(1)))) == 6
+    jax.clear_caches()
 
 
 def test_one_run_of_many_is_not_enough_in_figures_7_and_8(monkeypatch):
@@ -145,20 +196,17 @@ def test_rule_25_a_round_early_differs(monkeypatch):
     }
 
 
-@pytest.mark.parametrize("factor", [1, 8])
-def test_a_violation_several_times_as_large_differs_in_figure4(monkeypatch, factor):
-    """Curves that end at the reference's medians, or above."""
+@pytest.mark.parametrize("factor", [1, 0.5, 1.5])
+def test_half_as_many_rounds_again_differ_in_figure4(monkeypatch, factor):
+    """Curves that fall to each violation after the reference's rounds, or half of them more."""
+    known = faps_figure4.TARGET.reference
+    quantities = dict.fromkeys(labels[2] for labels in known)
 
     def outcome(name, condition):
-        at = {200: 1.0, 400: 1.0, 600: 1.0}
-        for rounds in at:
-            known = faps_figure4.TARGET.reference.get(
-                (condition, name, f"KKT after {rounds} rounds")
-            )
-            at[rounds] = 1.0 if known is None else float(known.text.split()[0])
         curve = np.ones((1, 600))
-        for rounds, value in at.items():
-            curve[:, rounds - 1] = factor * value
+        for quantity in quantities:
+            text = known[condition, name, quantity].text
+            curve[:, round(factor * float(text.split()[0])) - 1 :] = float(quantity.split()[-1])
         return SimpleNamespace(curve=curve)
 
     names = {"LocalPower": _problems.POWER, "FAPS": _problems.FIVE}
@@ -173,11 +221,11 @@ def test_a_violation_several_times_as_large_differs_in_figure4(monkeypatch, fact
             else names[type(algorithm).__name__], values,
         ),
     )  # fmt: skip
-    found = differing(faps_figure4.TARGET(Seeds(1)))
-    known = set(faps_figure4.TARGET.reference)
-    assert len(known) >= 14
-    wanted = {labels[:2] for labels in known} if factor > 1 else set()
-    assert {labels[:2] for labels in found} == wanted
+    found = {labels for labels in differing(faps_figure4.TARGET(Seeds(1))) if labels[0] != "claim"}
+    assert len(known) == 36
+    wanted = set(known) if factor != 1 else set()
+    assert found <= wanted and len(found) >= 0.9 * len(wanted)
+    assert {labels[:2] for labels in found} == {labels[:2] for labels in wanted}
 
 
 def test_as_many_rounds_are_no_fewer():
@@ -186,10 +234,13 @@ def test_as_many_rounds_are_no_fewer():
     assert _problems.fewer([300, 290], [337, 300], 55, 337).verdict.startswith("differs")
 
 
-def test_an_error_ten_times_as_large_differs_in_figure1():
-    known = figure1.TARGET.reference[_problems.SSI, "after 10 rounds"]
-    assert Cell([1.5e-5], known).verdict == "reproduced"
-    assert Cell([1e-4], known, by="median").verdict.startswith("differs")
+@pytest.mark.parametrize("k", [11, 12, 15, 40])
+def test_an_error_three_times_as_large_differs_in_figure1(k):
+    known = figure1.TARGET.reference[_problems.SSI, f"after {k} rounds"]
+    middle = float(known.text.split()[0])
+    assert Cell([middle], known, by="median").verdict == "reproduced"
+    for factor in (1 / 3, 3):
+        assert Cell([factor * middle], known, by="median").verdict.startswith("differs")
 
 
 # --- hierarchical-Bayes PCA ----------------------------------------------------------------------
@@ -244,6 +295,17 @@ def test_batches_that_are_ignored_differ_in_figure6(monkeypatch, ignored):
     assert rows & steps == (steps if ignored else set())
     slower = ("claim", "150 takes less time than 500: share of it")
     assert {labels for labels in rows if "time" in labels[1]} == (set() if ignored else {slower})
+
+
+@pytest.mark.slow
+def test_a_bit_less_differs_in_figure4(monkeypatch):
+    run = partial(gcca_figure4.TARGET, Seeds(1), rounds=20)
+    fine = {row for row in differing(run()) if row[0] == "3 bits"}
+    wire_of = _linear.wire_of
+    fewer = {None: None, 2: 2, 3: 2, 4: 3, 5: 4}
+    monkeypatch.setattr(_linear, "wire_of", lambda bits, *rest: wire_of(fewer[bits], *rest))
+    rows = {row for row in differing(run()) if row[0] == "3 bits"}
+    assert not fine and len(rows) >= 3
 
 
 def test_a_claim_that_fails_with_one_seed_differs_in_table3():

@@ -48,12 +48,47 @@ def test_every_table_says_what_makes_it(scripts):
     assert scripts("tables").listed() in RESULTS
 
 
+def test_every_measured_table_of_the_documentation_says_what_makes_it(scripts):
+    root, found = BENCH.parent, set()
+    for page in [root / "README.md", *(root / "docs").rglob("*.md")]:
+        if {"_build", "_generated"} & set(page.parts):
+            continue
+        for table in re.findall(r"(?:^\|.*\n){3,}", page.read_text(encoding="utf-8"), re.MULTILINE):
+            rows = (line.strip("|").split("|")[1:] for line in table.splitlines()[2:])
+            cells = [cell for row in rows for cell in row]
+            if 2 * sum(bool(re.search(r"\d", cell)) for cell in cells) > len(cells) > 2:
+                found.add(page.relative_to(root).as_posix())
+    assert found - {"docs/reference/by_algorithm.md"} == set(scripts("tables").PAGES)
+
+
 def test_what_makes_the_tables_is_there(scripts):
-    for made in scripts("tables").TABLES.values():
+    tables = scripts("tables")
+    for made in (*tables.TABLES.values(), *tables.PAGES.values()):
         for script in re.findall(r"bench/(\w+\.py)", made.command):
             assert (BENCH / script).is_file(), script
         for target in re.findall(r"jaxfed reproduce (\w+/\w+)", made.command):
             assert target in papers.names(), target
+
+
+def test_what_holds_and_what_does_not(scripts):
+    check = scripts("still_hold")
+    head = "| name | a | b |\n| --- | --- | --- |\n"
+    page = f"{head}| `x` | 0.3 | **<1e-9** |\n| y | 4 | refused |\n\nText"
+    printed = check.rows_of(page, "| name | a")
+    assert printed == {"x": ["0.3", "**<1e-9**"], "y": ["4", "refused"]}
+
+    def made(x="0.35  <1e-8", y="4.02  refused"):
+        return check.differences(printed, check.rows_of(f"jax 1\nname  a  b\n`x`  {x}\ny  {y}\n"))
+
+    assert made() == []
+    assert made(x="0.41  <1e-9") == ["x: 0.3 is printed, 0.41 was made"]
+    assert made(x="0.3  <1e-6") == ["x: **<1e-9** is printed, <1e-6 was made"]
+    assert made(y="4  3.1") == ["y: refused is printed, 3.1 was made"]
+    assert check.differences(printed, {"x": printed["x"]}) == ["y: not made"]
+    for table in check.TABLES:
+        text = (BENCH.parent / table.page).read_text(encoding="utf-8")
+        assert len(check.rows_of(text, table.head)) > 2
+        assert (BENCH / table.script.split()[0]).is_file()
 
 
 @pytest.mark.slow

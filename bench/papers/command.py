@@ -36,7 +36,7 @@ def add_parser(subparsers) -> None:
     length.add_argument(
         "--quick",
         action="store_true",
-        help=f"of {ALL} what is done within {QUICK // 60} minutes, the quickest first",
+        help=f"of {ALL} what is done within {round(QUICK / 60)} minutes, the quickest first",
     )
     length.add_argument(
         "--full", action="store_true", help=f"of {ALL} each one, however long it takes"

@@ -79,12 +79,10 @@ def draws(low: float, middle: float, high: float) -> Interval:
     return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
 
 
-def few_draws(low: float, middle: float, high: float) -> Interval:
-    """A size of which the reference has a few draws: half of their range more on each side, of
-    the logarithms.
-    """
+def few_draws(low: float, high: float) -> Interval:
+    """`between` for a size that scatters by a factor: the same of the logarithms."""
     room = math.sqrt(high / low)
-    return Interval(low / room, high * room, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
+    return Interval(low / room, high * room, f"{low:.3g} to {high:.3g}")
 
 
 def about(value: float, factor: float = 2.0) -> Interval:

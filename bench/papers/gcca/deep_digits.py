@@ -1,7 +1,7 @@
 """Six views of handwritten digits: classification from what networks have in common."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxfed import fit
+from jaxfed._optional import require
 from jaxfed.gcca import MVLSA, DeepMaxVar, MaxVar, Views
 from jaxfed.metrics import svm_accuracy
 from jaxfed.models import Perceptron
+from jaxfed.plot._figure import colour
+from papers.drawing import graphs
 from papers.gcca._deep import ADAM, BITS, CHANNELS, FULL, QUANTIZED
 from papers.gcca._digits import NAMES, OFF, SPLITS, off, read_digits, splits
 from papers.gcca._linear import first_at, saved
@@ -63,6 +66,7 @@ def run(
         inner_epochs=inner_epochs, batch_size=batch_size,
     )  # fmt: skip
     arrays: dict[str, Any] = {}
+    embedded: dict[str, Any] = {f"a raw view, {NAMES[0]}": tables[0]}  # of the first seed
     for seed in seeds:
         for name, rows in known.items():
             note(name, "accuracy", np.mean(_accuracies(rows, labels, seed)))
@@ -79,6 +83,7 @@ def run(
                 chunk_rounds=1,
             )  # fmt: skip
             found[name] = each[-1]
+            embedded.setdefault(name, np.asarray(solution.result.shared * root))
             # Upside down, and a round more for the start, which is not classified.
             at[name] = 1 + first_at(-np.mean(each, axis=1), -GOAL)
             note(name, AT, at[name])
@@ -104,8 +109,22 @@ def run(
             f"Networks d-{sizes}, batches of {batch_size}, {inner_epochs} passes a round, {rounds} "
             "rounds, Adam with step size 0.001. The linear methods have the same rank.",
         ],
+        figures={"figure12": functools.partial(_draw_points, embedded, labels)},
         arrays=arrays,
     )
+
+
+def _draw_points(embedded: Mapping[str, Any], labels: Int[np.ndarray, " n"]) -> Any:
+    """The paper's picture: a plane by t-SNE, coloured by what no method has seen."""
+    manifold, figure = require("sklearn.manifold", extra="data"), None
+    titles = [(name, "", "") for name in embedded]
+    for rows, axes in zip(embedded.values(), graphs(titles, 2.9), strict=True):
+        x, y = manifold.TSNE(init="pca", random_state=0).fit_transform(rows).T
+        for digit in np.unique(labels):
+            at = labels == digit
+            axes.scatter(x[at], y[at], s=2, color=colour(int(digit)), linewidths=0)
+        figure = axes.figure
+    return figure
 
 
 def _accuracies(

@@ -29,7 +29,7 @@ from papers.runs import Seeds
 CLUSTERED, GAMMA = 1000, 5.0  # new entities to cluster, and the width of their affinities
 
 
-def run(seeds: Seeds, *, scale: float = 0.2, rounds: int = 50) -> Found:
+def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = 50) -> Found:
     """Learn with both channels, and cluster views and representations."""
     entities = entities_at(scale)
     algorithm = algorithm_of(entities)

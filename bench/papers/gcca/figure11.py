@@ -38,7 +38,7 @@ CLASSIFIED = 2000  # new entities, half of them to learn a classifier from
 ROUNDS = 50
 
 
-def run(seeds: Seeds, *, scale: float = 0.2, rounds: int = ROUNDS) -> Found:
+def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = ROUNDS) -> Found:
     """Learn with both channels and both scales of the networks' outputs."""
     entities = entities_at(scale)
     measured: dict[Labels, list[float]] = {}

@@ -13,7 +13,7 @@ from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.perpca._statistics import drawn_moments
 from papers.perpca._synthetic import AUTHORS, Keys, gaussian, one_shots, smallest_first
-from papers.report import Found, Interval, Labels, Target, ahead, between, near, within
+from papers.report import Found, Interval, Labels, Target, ahead, between, few_draws, near, within
 from papers.runs import Seeds, learned
 
 _SIZES = (300, 1000, 10_000, 100_000)  # samples of a rich client
@@ -188,7 +188,7 @@ def _reference() -> dict[Labels, Interval]:
     reference[PUBLISHED, "PerPCA, spectrum start", "slope"] = near(0, 0.05)
     for labels, values in _DRAWS.items():
         for n, ends in zip(_SIZES, values, strict=True):
-            reference[*labels, f"n = {n:,}"] = between(*ends)
+            reference[*labels, f"n = {n:,}"] = few_draws(*ends)
         # The law of large numbers: beyond the first size errors fall as 1/n.
         reference[*labels, "slope"] = near(_slope(values), 0.1)
     return reference

@@ -1,0 +1,109 @@
+"""Whether printed tables still hold: makes them again, and compares them cell by cell.
+
+    python bench/still_hold.py             # all of them, a quarter of an hour
+    python bench/still_hold.py privacy     # those whose script or page has this in its name
+
+A number holds if it is off by no more than one in its last printed digit, a bound or a size like
+1e-9 if it is by no more than a factor of a hundred: that is what limits it, rounding, which differs
+from one processor to the next. Timings are not here, nor what `jaxfed reproduce` compares itself.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FACTOR = 100
+NUMBER = re.compile(r"(?<![\w.])-?\d*\.?\d+(?:e-?\d+)?")
+
+
+class Printed(NamedTuple):
+    """A table that a script makes.
+
+    Attributes:
+        page: where it is printed.
+        head: the beginning of its first line there.
+        script: what makes it, with its arguments.
+        minutes: about how many.
+    """
+
+    page: str
+    head: str
+    script: str
+    minutes: str
+
+
+TABLES = (
+    Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy_table.py", "3"),
+    Printed("docs/guides/sharing.md", "| start | 1 round |", "start_table.py", "1"),
+    Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channel_table.py", "8"),
+    Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients.py", "2"),
+    Printed("bench/RESULTS.md", "| update | rounds |", "small_tables.py variants", "1"),
+)
+
+
+def rows_of(text: str, head: str = "") -> dict[str, list[str]]:
+    """The cells of a table by their row's name, of Markdown or of aligned text."""
+    lines = text[text.index(head) :].splitlines()
+    if head:
+        end = next((i for i, line in enumerate(lines) if not line.startswith("|")), len(lines))
+        lines = lines[2:end]
+    rows = {}
+    for line in lines:
+        inside = line.strip().strip("|") if "|" in line else re.sub(r"\s{2,}", "|", line.strip())
+        name, *cells = (cell.strip() for cell in inside.split("|"))
+        if cells:
+            rows[name.replace("`", "")] = cells
+    return rows
+
+
+def unlike(printed: str, made: str) -> bool:
+    """Whether two cells say something else."""
+    printed, made = (re.sub(r"[*`]", "", text) for text in (printed, made))
+    if NUMBER.sub("#", printed) != NUMBER.sub("#", made):
+        return True
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(made), strict=True)
+    return any(off(*pair) for pair in pairs)
+
+
+def off(printed: str, made: str) -> bool:
+    """Whether a number is not the printed one."""
+    known, now = float(printed), float(made)
+    if "e" in printed:
+        return not known / FACTOR <= now <= known * FACTOR
+    digits = len(printed.partition(".")[2])
+    return abs(now - known) > 1.01 * 10**-digits
+
+
+def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> list[str]:
+    """The cells that do not hold, and the rows that nothing makes."""
+    found = [f"{name}: not made" for name in printed if name not in made]
+    for name in printed.keys() & made.keys():
+        for before, now in zip(printed[name], made[name], strict=True):
+            if unlike(before, now):
+                found.append(f"{name}: {before} is printed, {now} was made")
+    return sorted(found)
+
+
+def main() -> int:
+    """Compare them; one if any does not hold."""
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    failed = False
+    for table in TABLES:
+        if wanted not in table.page + table.script:
+            continue
+        script, *arguments = table.script.split()
+        command = [sys.executable, str(ROOT / "bench" / script), *arguments]
+        made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        page = (ROOT / table.page).read_text(encoding="utf-8")
+        found = differences(rows_of(page, table.head), rows_of(made))
+        failed |= bool(found)
+        print(f"{table.page}, {table.script}: {'differs' if found else 'holds'}", flush=True)
+        print("".join(f"    {line}\n" for line in found), end="", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
