@@ -174,8 +174,8 @@ def _send(way: channel.Channel, key: Key[Array, ""], message: PyTree, *memory: P
 def _broken(message: PyTree) -> Bool[Array, ""]:
     """Whether a client sends what is not finite."""
     numbers = [x for x in jax.tree.leaves(message) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    finite = [jnp.isfinite(x).all() for x in numbers]
-    return ~jnp.asarray([True, *finite]).all()
+    # Zero times what is not finite is NaN; a sum is faster than a conjunction.
+    return ~jnp.isfinite(sum((jnp.sum(x * 0) for x in numbers), jnp.zeros(())))
 
 
 def _one_more(broken: Bool[Array, ""], like: Float[Array, ""]) -> PyTree:
