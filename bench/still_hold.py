@@ -1,7 +1,7 @@
 """Whether printed tables still hold: makes them again, and compares them cell by cell.
 
-    python bench/still_hold.py             # all of them, a quarter of an hour
-    python bench/still_hold.py privacy     # those whose script or page has this in its name
+    python bench/still_hold.py                 # all of them, a quarter of an hour
+    python bench/still_hold.py privacy start   # whose script or page has one of these in its name
 
 A number holds if it is off by no more than one in its last printed digit, a bound or a size like
 1e-9 if it is by no more than a factor of a hundred: that is what limits it, rounding, which differs
@@ -89,10 +89,10 @@ def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> li
 
 def main() -> int:
     """Compare them; one if any does not hold."""
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    wanted = sys.argv[1:] or [""]
     failed = False
     for table in TABLES:
-        if wanted not in table.page + table.script:
+        if not any(name in table.page + table.script for name in wanted):
             continue
         script, *arguments = table.script.split()
         command = [sys.executable, str(ROOT / "bench" / script), *arguments]
