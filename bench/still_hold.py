@@ -90,6 +90,10 @@ def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> li
 def main() -> int:
     """Compare them; one if any does not hold."""
     wanted = sys.argv[1:] or [""]
+    for name in wanted:
+        if not any(name in table.page + table.script for table in TABLES):
+            known = ", ".join(table.script for table in TABLES)
+            raise SystemExit(f"wanted part of the name of a script or page ({known}), got {name!r}")
     failed = False
     for table in TABLES:
         if not any(name in table.page + table.script for name in wanted):

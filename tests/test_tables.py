@@ -70,7 +70,7 @@ def test_what_makes_the_tables_is_there(scripts):
             assert target in papers.names(), target
 
 
-def test_what_holds_and_what_does_not(scripts):
+def test_what_holds_and_what_does_not(scripts, monkeypatch):
     check = scripts("still_hold")
     head = "| name | a | b |\n| --- | --- | --- |\n"
     page = f"{head}| `x` | 0.3 | **<1e-9** |\n| y | 4 | refused |\n\nText"
@@ -85,6 +85,9 @@ def test_what_holds_and_what_does_not(scripts):
     assert made(x="0.3  <1e-6") == ["x: **<1e-9** is printed, <1e-6 was made"]
     assert made(y="4  3.1") == ["y: refused is printed, 3.1 was made"]
     assert check.differences(printed, {"x": printed["x"]}) == ["y: not made"]
+    with pytest.raises(SystemExit, match=r"wanted part of the name .* got 'privcy'"):
+        monkeypatch.setattr("sys.argv", ["still_hold.py", "privcy"])
+        check.main()
     for table in check.TABLES:
         text = (BENCH.parent / table.page).read_text(encoding="utf-8")
         assert len(check.rows_of(text, table.head)) > 2

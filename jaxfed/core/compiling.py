@@ -63,7 +63,8 @@ def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | 
 
 def _has_lists_of_indices(clients: Clients) -> bool:
     leaves = jax.tree.leaves(clients.parts)
-    return any(np.ndim(x) > 1 and np.issubdtype(x.dtype, np.integer) for x in leaves)
+    # Signed, as unsigned ones are pictures.
+    return any(np.ndim(x) > 1 and jax.numpy.issubdtype(x.dtype, np.signedinteger) for x in leaves)
 
 
 def _numbers(tree: PyTree) -> int:
