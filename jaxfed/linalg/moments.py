@@ -8,9 +8,9 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
-from jaxfed.linalg._factor import cross, matmul, squared_norm
+from jaxfed.linalg._factor import matmul, small_product, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg._precision import data_matmul
+from jaxfed.linalg._precision import chosen_precision, data_matmul
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
 
 
@@ -99,20 +99,12 @@ class Moment(eqx.Module):
             return data_matmul(self.dense, w)
         return second_moment_product(self._kept, w, wide=False) / self._divisor
 
-    def products(self, w: Float[Array, "d r"]) -> tuple[Float[Array, "d r"], Float[Array, "r r"]]:
-        """`S W` and `Wᵀ S W` together."""
-        product = self.mv(w)
-        if self.dense is not None:
-            return product, cross(w, product)
-        # It lies there transposed, see `second_moment_product`.
-        return product, matmul(product.T, w)
-
     def row_products(
         self, w: Float[Array, "r d"]
     ) -> tuple[Float[Array, "r d"], Float[Array, "r r"]]:
         """`W S` and `W S Wᵀ` for a wide matrix."""
         if self.dense is not None:
-            product = data_matmul(w, self.dense)
+            product = small_product(w, self.dense, chosen_precision())
         else:
             product = second_moment_product(self._kept, w, wide=True) / self._divisor
         return product, matmul(product, w.T)

@@ -14,6 +14,7 @@ from jaxfed.linalg import Moment, matmul, polar, ratio
 from jaxfed.manifolds import stiefel
 from jaxfed.pca._components import (
     Frame,
+    Rows,
     check_data,
     check_fits,
     moment_behind,
@@ -26,9 +27,6 @@ Scalar = Float[Array, ""]
 Number = float | Scalar
 RandomKey = Key[Array, ""]
 Start = Personalized | None
-# Here components are rows, and what the formulas call U is the transpose of the arrays: batches of
-# such small matrices are multiplied two to four times as fast.
-Rows = Float[Array, "rank features"]
 
 
 # --- the terms of the objective ------------------------------------------------------------------

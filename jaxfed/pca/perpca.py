@@ -20,17 +20,17 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
-from jaxfed.linalg import Moment, ratio
+from jaxfed.linalg import Moment, matmul, ratio
+from jaxfed.linalg._factor import small_product
 from jaxfed.pca._components import (
     RETRACTIONS,
-    Frame,
+    Rows,
     activated,
     beside,
     best_local,
     check_data,
     check_fits,
     check_start,
-    deflate,
     moment_message,
     moment_of,
     moment_received,
@@ -50,16 +50,16 @@ class Member(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Uplink and downlink: the shared components and what the step rule needs."""
+    """Uplink and downlink: the shared components, in rows, and what the step rule needs."""
 
-    shared: Frame
+    shared: Rows
     scalar: Float[Array, ""] | None  # up: the objective; down: the curvature
 
 
 class Server(NamedTuple):
     """The server's state."""
 
-    shared: Frame
+    shared: Rows
     curvature: Float[Array, ""] | None  # one over the step size; None: all know it, given and fixed
     objective: Float[Array, ""] | None  # of the round before, where the step rule compares
 
@@ -203,12 +203,12 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
     def server_init(self, key, first, like, start):
         """The shared components and the first curvature."""
         if start is not None:
-            shared = start.shared
+            shared = start.shared.T
         elif self.start == "local_first":
-            shared = moment_received(first["moment"]).top(self.shared_rank)[1]
+            shared = moment_received(first["moment"]).top(self.shared_rank)[1].T
         else:
             shape = like.moment.dim, self.shared_rank
-            shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype), "qr")
+            shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype).T, "qr")
         curvature = objective = None
         if self.step_size is None:
             curvature = first["curvature"].astype(shared.dtype)
@@ -223,12 +223,12 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
         moment, unshrunk, active = data
         if start is not None and start.local is not None:
             # What the shared ones take away of them must not be completed by those in the rounds.
-            return beside(downlink.shared, start.local, active)
+            return beside(downlink.shared.T, start.local, active).T
         if start is None and self.start == "random":
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
-            return retract(draw, "qr", active)
+            return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk
-        return best_local(moment, downlink.shared, self._width, active)
+        return best_local(moment, downlink.shared.T, self._width, active).T
 
     # --- a round (Algorithm 2) -----------------------------------------------------------------
 
@@ -242,13 +242,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
         moment, _, active = data
         shared, curvature = downlink
 
-        local = retract(deflate(local, shared), self.retraction, active)
-        w = jnp.concatenate([shared, local], axis=1)
-        sw, wsw = moment.products(w)
+        deflated = local - matmul(matmul(local, shared.T), shared)
+        local = retract(deflated, self.retraction, active)
+        w = jnp.concatenate([shared, local])
+        sw, wsw = moment.row_products(w)
         objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
-            moved = w + self._step(sw - w @ wsw, curvature)
+            moved = w + self._step(sw - small_product(wsw, w), curvature)
             # The paper retracts the local part here and, deflated, when the next round begins.
             # Their span is all that matters, and one retraction gives the same as two.
         else:
@@ -258,7 +259,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
             # Always the polar factor: QR would keep the span of the shared copy alone, and the
             # average would drift to pooled PCA.
             moved = retract(w + self._step(sw, curvature), "polar", used)
-        copy, local = moved[:, : self.shared_rank], moved[:, self.shared_rank :]
+        copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
         return uplink, local, {"objective": objective}
 
@@ -286,12 +287,12 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
     def client_result(self, downlink, local, data):
         """The local components, deflated by the final shared ones and retracted."""
         if data.unshrunk is not None:
-            return best_local(data.unshrunk, downlink.shared, self._width, data.active)
-        return beside(downlink.shared, local, data.active)
+            return best_local(data.unshrunk, downlink.shared.T, self._width, data.active)
+        return beside(downlink.shared.T, local.T, data.active)
 
     def shared_result(self, server):
         """The shared components."""
-        return server.shared
+        return server.shared.T
 
     def through(self) -> Algorithm:
         """The same problem in the shared components alone; of `"polar"` steps, these themselves.
@@ -300,6 +301,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
         """
         return Reduced(self, self._width) if self.variant == "tangent" else self
 
-    def bases(self, server: Server, local: Frame) -> Bases:
+    def bases(self, server: Server, local: Rows) -> Bases:
         """The shared components, and each client's own."""
-        return Bases(shared=(server.shared,), own=(local,))
+        return Bases(shared=(server.shared.T,), own=(local.mT,))
