@@ -17,7 +17,6 @@ from papers.faps._problems import (
     SSI,
     alone,
     arithmetic,
-    few_of,
     power,
     printed,
     starts_of,
@@ -45,13 +44,12 @@ def run(
     methods: dict[str, Callable[[int], Algorithm]]
     methods = {POWER: power, PRINTED: printed, FIVE: FAPS}
     found: dict[tuple[int, str], np.ndarray] = {}
-    few = few_of(seeds)
     with jax.enable_x64(True):
         for condition in conditions:
             values = arithmetic(features, condition)
             found[condition, SSI] = alone(10, values, seeds, rounds, None).curve
             for name, make in methods.items():
-                runs = together(make(10), values, sizes, few, rounds, None)
+                runs = together(make(10), values, sizes, seeds, rounds, None)
                 found[condition, name] = runs.curve
     measured: dict[Labels, Any] = {}
     for (condition, name), curve in found.items():
@@ -73,7 +71,7 @@ def run(
         notes=[
             f"Scaled: n = {features}, m = 3000 and 8 clients instead of 1000, 160000 and 128; "
             f"{rounds} rounds. {SSI.capitalize()}: {len(starts_of(seeds))} starts; the others: "
-            f"{len(few)} draw(s).",
+            f"{len(seeds)}.",
         ],
         figures={"figure4": curves(panels, ("linear", "log"))},
         arrays={f"condition {c} | {name}": curve for (c, name), curve in found.items()},
