@@ -12,7 +12,10 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Float
+
+from jaxfed.linalg import _jacobi
+from jaxfed.linalg._platform import per_platform
 
 
 def _chosen() -> str | None:
@@ -39,6 +42,20 @@ def chosen_precision() -> lax.Precision:
     return lax.Precision.HIGHEST
 
 
-def data_matmul(a: Array, b: Array) -> Array:
+def data_matmul(a: Float[Array, "m k"], b: Float[Array, "k n"]) -> Float[Array, "m n"]:
     """The product of two matrices, one of them data, as precisely as the user has chosen."""
-    return jnp.matmul(a, b, precision=chosen_precision())
+    return client_matmul(a, b, chosen_precision())
+
+
+def client_matmul(
+    a: Float[Array, "m k"],
+    b: Float[Array, "k n"],
+    precision: lax.Precision = lax.Precision.HIGHEST,
+) -> Float[Array, "m n"]:
+    """The product of two matrices of one client, small ones of many without the matrix unit."""
+    if not _jacobi.are_small(a, b):
+        return jnp.matmul(a, b, precision=precision)
+    return _chosen_product(a, b, precision=precision)
+
+
+_chosen_product = per_platform(jnp.matmul, tpu=lambda a, b, precision: _jacobi.product(a, b))

@@ -10,7 +10,7 @@ from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import cross, matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg._precision import data_matmul
+from jaxfed.linalg._precision import client_matmul, data_matmul
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
 
 
@@ -105,7 +105,7 @@ class Moment(eqx.Module):
         if self.dense is not None:
             return product, cross(w, product)
         # It lies there transposed, see `second_moment_product`.
-        return product, matmul(product.T, w)
+        return product, client_matmul(product.T, w)
 
     def row_products(
         self, w: Float[Array, "r d"]
@@ -115,7 +115,7 @@ class Moment(eqx.Module):
             product = data_matmul(w, self.dense)
         else:
             product = second_moment_product(self._kept, w, wide=True) / self._divisor
-        return product, matmul(product, w.T)
+        return product, client_matmul(product, w.T)
 
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
@@ -140,7 +140,7 @@ class Moment(eqx.Module):
             half = matmul(product - matmul(basis, matmul(basis.T, product)) / 2, basis.T)
             rest = self.dense - half - half.T
             return type(self)(rest, None, self.count, jnp.trace(rest))
-        rest = self._rows - matmul(matmul(self._rows, basis), basis.T)
+        rest = self._rows - client_matmul(client_matmul(self._rows, basis), basis.T)
         return type(self)(None, rest, self.count, squared_norm(rest) / self._divisor)
 
     def top(

@@ -21,6 +21,7 @@ from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
 from jaxfed.linalg import Moment, ratio
+from jaxfed.linalg._precision import data_matmul
 from jaxfed.pca._components import (
     RETRACTIONS,
     Frame,
@@ -248,7 +249,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
         objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
-            moved = w + self._step(sw - w @ wsw, curvature)
+            moved = w + self._step(sw - data_matmul(w, wsw), curvature)
             # The paper retracts the local part here and, deflated, when the next round begins.
             # Their span is all that matters, and one retraction gives the same as two.
         else:
