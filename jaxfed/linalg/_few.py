@@ -3,6 +3,7 @@
 Nothing of the size of the samples is kept for the derivative but the samples themselves.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from jaxfed.linalg.eigen import (
     with_sign,
 )
 
+Product = Callable[[Array, Array], Array]
+
 
 def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
     """The largest eigenvalues of `(I - B Bᵀ) Yᵀ Y (I - B Bᵀ)`, descending, and eigenvectors.
@@ -42,26 +45,27 @@ def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int)
 
 # A processor makes what is left of one client's samples at a time.
 _kernel = one_by_one(
-    lambda given: (_of_rest(*given),), tpu=lambda given: (_of_rest(*given, _jacobi.product),)
+    lambda given: (_of_rest(*given),),
+    tpu=lambda given: (_of_rest(*given, product=_jacobi.product),),
 )
 
 
-def _of_rest(rows, basis, product=matmul):
+def _of_rest(rows, basis, product: Product = matmul):
     rest = rows - product(product(rows, basis), basis.T)
     return product(rest, rest.T)
 
 
-def _gram(rows, basis, product=matmul):
+def _gram(rows, basis, product: Product = matmul):
     return _kernel((rows, basis))[0] if basis.shape[1] else product(rows, rows.T)
 
 
-def _beyond(basis, vectors, product=matmul):
+def _beyond(basis, vectors, product: Product = matmul):
     if not basis.shape[1]:
         return vectors
     return vectors - product(basis, product(basis.T, vectors))
 
 
-def _completed(rows, basis, values, scores, rank, product=matmul):
+def _completed(rows, basis, values, scores, rank, product: Product = matmul):
     """Eigenvalues and eigenvectors of the features' side from those of the samples'."""
     missing = rank - scores.shape[1]
     vectors = _beyond(basis, _back(rows, scores, product), product)
@@ -69,13 +73,13 @@ def _completed(rows, basis, values, scores, rank, product=matmul):
     return jnp.pad(values, (0, missing)), with_sign(orthonormalize_once(vectors))
 
 
-def _back(rows, scores, product=matmul):
+def _back(rows, scores, product: Product = matmul):
     """`Yᵀ C`; the samples as they lie, which a processor would copy to transpose them."""
     return product(scores.T, rows).T
 
 
 def _values(
-    rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int, product=matmul
+    rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int, product: Product = matmul
 ) -> Eigen:
     values, scores = top_eigenvectors(_gram(rows, basis, product), min(rank, len(rows)))
     return _completed(rows, basis, values, scores, rank, product)
