@@ -10,6 +10,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.eigen import with_sign
 
 SHAPES = [(1, 1), (5, 5), (32, 5), (5, 32), (3, 2), (40, 33)]
 
@@ -99,3 +100,23 @@ def test_no_library_is_called_on_a_tpu():
     w = jax.ShapeDtypeStruct((4, 9, 3), jnp.float32)
     text = jax.export.export(mapped, platforms=["tpu"])(w).mlir_module()
     assert set(re.findall(r"custom_call @(\w+)", text)) <= {"tpu_custom_call"}  # own kernels
+
+
+def test_many_are_made_orthonormal_as_one_is():
+    w = jax.random.normal(jax.random.key(0), (2, 3, 4, 9))
+    w = w.at[0, 1, 2].set(w[0, 1, 0]).at[1, 0, 1].set(0)  # dependent, and zero
+    many = jax.vmap(jax.vmap(_jacobi.gram_schmidt))(w)
+    for index in np.ndindex(2, 3):
+        for of_many, of_one in zip(many, _jacobi.gram_schmidt(w[index]), strict=True):
+            np.testing.assert_allclose(of_many[index], of_one, atol=1e-6)
+
+
+def test_order_and_first_among_equals():
+    keys, rows = jnp.asarray([2.0, 1, 2, 0, 1]), jnp.arange(10.0).reshape(5, 2)
+    found = _jacobi._sorted(keys, rows)
+    order = np.argsort(keys, kind="stable")
+    assert (found[0] == keys[order]).all() and (found[1] == rows[order]).all()
+    vectors = jnp.asarray([[0.5, -2, 0], [-2, 1, 0], [2, 2, 0], [0, 0, 0]])
+    signs = with_sign(vectors) * vectors
+    assert (signs[:, :2] <= 0).all() and (with_sign(vectors)[:, 2] == 0).all()
+    assert (_jacobi.first_of(vectors == 2).sum(0) == jnp.asarray([1, 1, 0])).all()

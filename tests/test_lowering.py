@@ -1,9 +1,14 @@
 """Every algorithm is lowered for TPUs and GPUs, which needs neither them nor their compilers."""
 
+import re
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 import accelerator_matrix as matrix
+import jaxfed as jf
+from jaxfed.linalg import Moment
 
 # Networks and what has many decompositions take seconds to trace.
 QUICK = {
@@ -28,3 +33,43 @@ def test_lowers_for_accelerators(kind):
     # Neither a call back to Python nor a processor's library.
     text = exported.mlir_module()
     assert "callback" not in text and "lapack" not in text
+
+
+def test_small_matrices_of_many_clients_keep_to_elementwise_work_on_a_tpu():
+    # What takes a TPU's compiler up to a minute each: products, sorts, gathers and reductions of
+    # pairs, as `argmax` is one, of a thousand small matrices.
+    def start(samples):
+        moment = Moment.from_samples(samples)
+        values, vectors = moment.top(2)
+        rest = moment.deflate(vectors)
+        return values, rest.samples, rest.row_products(vectors.T)
+
+    traced = jax.jit(jax.vmap(start)).trace(jnp.zeros((1000, 8, 32)))
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "while" in text
+    for operation in ("dot_general", "stablehlo.sort", "gather", "custom_call"):
+        assert operation not in text
+    # A reduction of pairs has two results.
+    assert not re.search(r"%\S+:2 = stablehlo.reduce", text)
+    text = traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert "dot_general" in text
+
+
+def test_blocks_of_clients_are_laid_out_along_them_on_a_tpu():
+    def solve(samples):
+        clients = jf.Clients.from_samples(samples)
+        return jf.rollout(
+            jf.pca.SubspaceIteration(2), clients, rounds=2, key=jax.random.key(0),
+            backend=jf.backend.chunked(64),
+        ).result  # fmt: skip
+
+    def layouts(*shape):
+        traced = jax.jit(solve).trace(jax.ShapeDtypeStruct(shape, jnp.float32))
+        return [
+            traced.lower(lowering_platforms=(platform,)).as_text().count("LayoutConstraint")
+            for platform in ("tpu", "cpu")
+        ]
+
+    assert layouts(256, 8, 32)[0] > 0 and layouts(256, 8, 32)[1] == 0
+    # Arrays that fill their tiles stay as they are.
+    assert layouts(256, 8, 128) == [0, 0]

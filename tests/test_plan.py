@@ -78,7 +78,12 @@ def test_blocks_are_sought_where_they_should_fit(monkeypatch):
     assert asked == [None, 128] and plan.fits and plan.chunk_size == 128
     assert planned(monkeypatch, fixed=10, each=0.01)[1] == [None]
     plan, asked = planned(monkeypatch, fixed=200, each=0.5)
-    assert asked == [None] and plan.fits is False and "devices" in plan.advice
+    assert (
+        asked == [None] and plan.fits is False and plan.advice.startswith("about 23 such devices")
+    )
+    # Of what is refused by its arguments nothing more is known.
+    plan, _ = planned(monkeypatch, fixed=250, each=0)
+    assert plan.advice.startswith("more than 3 such devices")
     plan, asked = planned(monkeypatch, fixed=10, each=90)
     assert asked == [None] and plan.fits is False
 

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxfed as jf
 from jaxfed.core.samples import Samples
+from jaxfed.linalg._precision import client_matmul
 
 HIGHEST, HIGH, DEFAULT = lax.Precision.HIGHEST, lax.Precision.HIGH, lax.Precision.DEFAULT
 
@@ -125,3 +127,30 @@ def test_less_precise_products_keep_the_constraint_and_nearly_the_solution(bench
     found = check(bench, jf.pca.SubspaceIteration, 30)
     everywhere = bench.measured(found["one pass everywhere"], found["highest"])
     assert everywhere[2] > 1e-4  # which is why some products are always full
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 2, 700), (4, 16, 5), (3, 17, 5), (1, 3, 1)])
+@pytest.mark.parametrize("once", [False, True])
+def test_products_of_many_clients_matrices(m, k, n, once, x64):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 4, m, k)), rng.normal(size=(2, 4, k, n))
+
+    def product(a, b):
+        return client_matmul(a, b, once=once)
+
+    # Both mapped, one of them, and over runs besides that share the other.
+    for axes, left, right in (
+        ([(0, 0)], a[0], b[0]),
+        ([(0, None)], a[0], b[0, 0]),
+        ([(None, 0)], a[0, 0], b[0]),
+        ([(0, 0), (0, None)], a, b[0]),
+        ([(0, None), (None, 0)], a[0], b[0]),
+        ([], a[0, 0], b[0, 0]),
+    ):
+        mapped, plain = product, jnp.matmul
+        for each in axes:
+            mapped, plain = jax.vmap(mapped, each), jax.vmap(plain, each)
+        expected = plain(left, right)
+        chex.assert_trees_all_close(jax.jit(mapped)(left, right), expected, atol=1e-13)
+        found, known = (jax.vjp(function, left, right)[1](expected) for function in (mapped, plain))
+        chex.assert_trees_all_close(found, known, atol=1e-11)

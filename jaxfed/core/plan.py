@@ -298,7 +298,9 @@ def _reported(place: Target, best: _Attempt, each: int, seconds: float) -> Plan:
     advice = None
     if best.fits is False and place.memory is not None:
         least = math.ceil(len(place.devices) * best.needed / place.memory)
-        advice = f"about {least:,} such devices would hold it, or fewer samples on each"
+        # What was not compiled is known by its arguments alone.
+        about = "more than" if best.needed == best.held else "about"
+        advice = f"{about} {least:,} such devices would hold it, or fewer samples on each"
     recomputed = ()
     if best.size is not None and best.size < each:
         recomputed = ("in a reverse derivative, the steps of each block: only results are kept",)

@@ -14,7 +14,7 @@ from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_mom
 from jaxtyping import Array, Float
 
 from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of, with_all_axes
-from jaxfed.linalg._precision import chosen_precision
+from jaxfed.linalg._precision import chosen_precision, client_matmul
 
 # Features from which a processor takes a third of the time for `(X W)ᵀ X` that it takes for
 # `Xᵀ (X W)`, whose left side it copies (bench/larger_than_memory.py).
@@ -35,16 +35,16 @@ def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Ar
         wide: which of the two, because processors take half as long again for the other's product.
     """
     (n, d), rank = x.shape, w.shape[0 if wide else 1]
-    if w.dtype != jnp.float32 or not second_moment_reads_less(n, d, rank, x.dtype):
-        return _two_products(x, w, wide=wide, precision=chosen_precision())
-    return _product(x, w, wide)
+    if w.dtype == jnp.float32 and second_moment_reads_less(n, d, rank, x.dtype):
+        return _product(x, w, wide)
+    return _two_products(x, w, wide=wide, precision=chosen_precision())
 
 
 def _two_products(
     x: Float[Array, "n d"], w: Array, *, wide: bool, precision: lax.Precision
 ) -> Array:
     x = x.astype(jnp.promote_types(x.dtype, w.dtype))
-    dot = partial(jnp.matmul, precision=precision)
+    dot = partial(client_matmul, precision=precision)
     if x.shape[1] < _MANY:
         return dot(dot(w, x.T), x) if wide else dot(x.T, dot(x, w))
     scores = dot(x, w.T if wide else w)

@@ -16,13 +16,13 @@ from jaxtyping import Array, Bool, Float
 
 from jaxfed._checks import check_name, checked_array, refuse
 from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of
+from jaxfed.linalg._precision import client_matmul
 
 Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
 
 # Whatever the user has chosen for products with data (`jaxfed.linalg._precision`): any less would
 # lose the constraint Q^T Q = I.
-FULL = lax.Precision.HIGHEST
-matmul = partial(jnp.matmul, precision=FULL)
+matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 # Marks what costs most to compute, for `jax.checkpoint` to keep.
@@ -69,39 +69,6 @@ def by_sums(d: int, r: int) -> bool:
     return r <= 5 or (r <= 10 and d >= 64)
 
 
-def small_product(
-    x: Float[Array, "m k"], y: Float[Array, "k n"], precision: lax.Precision = FULL
-) -> Float[Array, "m n"]:
-    """The product of two matrices of which `jax.vmap` makes many small ones.
-
-    Of those a processor adds outer products where that takes a quarter to two thirds of the time.
-    The compiler makes the sums part of what follows, so what follows should need them once.
-    """
-    k, n = y.shape
-    if k <= 5 or (k <= 16 and n <= 512):
-        return _small_product(x, y, precision=precision)
-    return jnp.matmul(x, y, precision=precision)
-
-
-def _as_one(x: Array, y: Array, *, precision: lax.Precision) -> Array:
-    return jnp.matmul(x, y, precision=precision)
-
-
-def _by_outer_products(
-    maps: Maps, x: Float[Array, "*clients m k"], y: Float[Array, "*clients k n"], *,
-    precision: lax.Precision,
-) -> Float[Array, "*clients m n"] | None:  # fmt: skip
-    del precision  # processors have but one
-    if not all(any(which) for which in zip(*maps, strict=True)) or not maps:
-        return None  # one side is the same for all: one large product
-    xs, ys = in_one_row(maps, [x, y])
-    first, *rest = (xs[:, :, i : i + 1] * ys[:, i : i + 1] for i in range(xs.shape[2]))
-    return sum(rest, first).reshape(*sizes_of(maps, [x, y]), x.shape[-2], y.shape[-1])
-
-
-_small_product = per_platform(_as_one, kernels={"cpu": _by_outer_products})
-
-
 def transposed_product(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[Array, "d r"]:
     """The product X^T Y of a large matrix with one of few columns, at full precision.
 
@@ -138,12 +105,12 @@ def is_wide(w: Float[Array, "m n"]) -> bool:
 
 def inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     """The smaller of the products of one with the other: Q^T W, or W Q^T if they are wide."""
-    return matmul(w, q.T) if is_wide(q) else cross(q, w)
+    return client_matmul(w, q.T) if is_wide(q) else cross(q, w)
 
 
 def times(w: Float[Array, "m n"], x: Float[Array, "r r"]) -> Float[Array, "m n"]:
     """The product with a small matrix, on the side where it fits."""
-    return small_product(x, w) if is_wide(w) else thin_product(w, x)
+    return client_matmul(x, w, once=True) if is_wide(w) else thin_product(w, x)
 
 
 def normalized(w: Float[Array, "d 1"]) -> Factors:

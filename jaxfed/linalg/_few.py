@@ -3,10 +3,14 @@
 Nothing of the size of the samples is kept for the derivative but the samples themselves.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxfed.linalg import _jacobi
 from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one
 from jaxfed.linalg._platform import per_platform
@@ -20,6 +24,8 @@ from jaxfed.linalg.eigen import (
     top_eigenvectors,
     with_sign,
 )
+
+Product = Callable[[Array, Array], Array]
 
 
 def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
@@ -38,37 +44,45 @@ def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int)
 
 
 # A processor makes what is left of one client's samples at a time.
-_kernel = one_by_one(lambda given: (_of_rest(*given),))
+_kernel = one_by_one(
+    lambda given: (_of_rest(*given),),
+    tpu=lambda given: (_of_rest(*given, product=_jacobi.product),),
+)
 
 
-def _of_rest(rows, basis):
-    rest = rows - matmul(matmul(rows, basis), basis.T)
-    return matmul(rest, rest.T)
+def _of_rest(rows, basis, product: Product = matmul):
+    rest = rows - product(product(rows, basis), basis.T)
+    return product(rest, rest.T)
 
 
-def _gram(rows, basis):
-    return _kernel((rows, basis))[0] if basis.shape[1] else matmul(rows, rows.T)
+def _gram(rows, basis, product: Product = matmul):
+    return _kernel((rows, basis))[0] if basis.shape[1] else product(rows, rows.T)
 
 
-def _beyond(basis, vectors):
-    return vectors - matmul(basis, matmul(basis.T, vectors)) if basis.shape[1] else vectors
+def _beyond(basis, vectors, product: Product = matmul):
+    if not basis.shape[1]:
+        return vectors
+    return vectors - product(basis, product(basis.T, vectors))
 
 
-def _completed(rows, basis, values, scores, rank):
+def _completed(rows, basis, values, scores, rank, product: Product = matmul):
     """Eigenvalues and eigenvectors of the features' side from those of the samples'."""
     missing = rank - scores.shape[1]
-    vectors = jnp.pad(_beyond(basis, _back(rows, scores)), ((0, 0), (0, missing)))
+    vectors = _beyond(basis, _back(rows, scores, product), product)
+    vectors = jnp.pad(vectors, ((0, 0), (0, missing)))
     return jnp.pad(values, (0, missing)), with_sign(orthonormalize_once(vectors))
 
 
-def _back(rows, scores):
+def _back(rows, scores, product: Product = matmul):
     """`Yᵀ C`; the samples as they lie, which a processor would copy to transpose them."""
-    return matmul(scores.T, rows).T
+    return product(scores.T, rows).T
 
 
-def _values(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
-    values, scores = top_eigenvectors(_gram(rows, basis), min(rank, len(rows)))
-    return _completed(rows, basis, values, scores, rank)
+def _values(
+    rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int, product: Product = matmul
+) -> Eigen:
+    values, scores = top_eigenvectors(_gram(rows, basis, product), min(rank, len(rows)))
+    return _completed(rows, basis, values, scores, rank, product)
 
 
 def _rule(primals, tangents, rank):
@@ -105,4 +119,4 @@ def _resolvent(moment, found, y):
     return z + _beyond(found.vectors, _beyond(basis, more))
 
 
-_top = per_platform(_values, _rule)
+_top = per_platform(_values, _rule, tpu=partial(_values, product=_jacobi.product))

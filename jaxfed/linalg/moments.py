@@ -8,9 +8,9 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
-from jaxfed.linalg._factor import matmul, small_product, squared_norm
+from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg._precision import chosen_precision, data_matmul
+from jaxfed.linalg._precision import client_matmul, data_matmul
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
 
 
@@ -104,10 +104,10 @@ class Moment(eqx.Module):
     ) -> tuple[Float[Array, "r d"], Float[Array, "r r"]]:
         """`W S` and `W S Wᵀ` for a wide matrix."""
         if self.dense is not None:
-            product = small_product(w, self.dense, chosen_precision())
+            product = data_matmul(w, self.dense, once=True)
         else:
             product = second_moment_product(self._kept, w, wide=True) / self._divisor
-        return product, matmul(product, w.T)
+        return product, client_matmul(product, w.T)
 
     def quadratic(self, w: Float[Array, "d r"]) -> Float[Array, ""]:
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
@@ -132,7 +132,7 @@ class Moment(eqx.Module):
             half = matmul(product - matmul(basis, matmul(basis.T, product)) / 2, basis.T)
             rest = self.dense - half - half.T
             return type(self)(rest, None, self.count, jnp.trace(rest))
-        rest = self._rows - matmul(matmul(self._rows, basis), basis.T)
+        rest = self._rows - client_matmul(client_matmul(self._rows, basis), basis.T)
         return type(self)(None, rest, self.count, squared_norm(rest) / self._divisor)
 
     def top(

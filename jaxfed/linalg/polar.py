@@ -36,6 +36,7 @@ from jaxfed.linalg._factor import (
 )
 from jaxfed.linalg._newton_schulz import iterated, newton_schulz, scale_of
 from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg._precision import client_matmul
 from jaxfed.linalg._sylvester import differentiable_sylvester, rotation, sylvester
 from jaxfed.linalg.eigen import eigh
 
@@ -99,7 +100,7 @@ def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     if w.shape[0] == w.shape[1]:
         # Both stored: a processor is slow where a transpose becomes part of the product.
         return matmul(*lax.optimization_barrier((w, w.T)))
-    return matmul(w, w.T) if is_wide(w) else gram(w)
+    return client_matmul(w, w.T) if is_wide(w) else gram(w)
 
 
 def _values(w: Float[Array, "m n"], method: str) -> Factors:
@@ -155,7 +156,7 @@ def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Fa
     kept = s > jnp.finfo(w.dtype).eps * min(w.shape) * s[0]
     reciprocal = jnp.where(kept, 1 / (jnp.where(kept, s, 1) * scale), 0)
     small = u.T if is_wide(w) else vt
-    return matmul(u, vt), matmul(small.T * reciprocal, small)
+    return client_matmul(u, vt), client_matmul(small.T * reciprocal, small)
 
 
 def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Array, ""]]:

@@ -20,8 +20,8 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
-from jaxfed.linalg import Moment, matmul, ratio
-from jaxfed.linalg._factor import small_product
+from jaxfed.linalg import Moment, ratio
+from jaxfed.linalg._precision import client_matmul, data_matmul
 from jaxfed.pca._components import (
     RETRACTIONS,
     Rows,
@@ -242,14 +242,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
         moment, _, active = data
         shared, curvature = downlink
 
-        deflated = local - matmul(matmul(local, shared.T), shared)
+        deflated = local - client_matmul(client_matmul(local, shared.T), shared)
         local = retract(deflated, self.retraction, active)
         w = jnp.concatenate([shared, local])
         sw, wsw = moment.row_products(w)
         objective = uncaptured(moment, jnp.trace(wsw))
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
-            moved = w + self._step(sw - small_product(wsw, w), curvature)
+            moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
             # The paper retracts the local part here and, deflated, when the next round begins.
             # Their span is all that matters, and one retraction gives the same as two.
         else:
