@@ -329,6 +329,16 @@ def fedavg(**options):
 
 REFUSED = {
     "a minibatch": (lambda: fedavg(batch_size=2), {}, "^adjoint: wanted FedAvg.batch_size=None"),
+    "some entities": (
+        lambda: jf.gcca.MaxVar(2, batch_size=2), {}, "^adjoint: wanted MaxVar.batch_size=None"
+    ),
+    "some entities for networks": (
+        lambda: jf.gcca.DeepMaxVar(
+            functools.partial(jf.models.Perceptron, outputs=2, hidden=(4,)), SGD, rank=2,
+            batch_size=2,
+        ),
+        {}, "^adjoint: wanted DeepMaxVar.batch_size=None",
+    ),
     "no rounds": (lambda: jf.pca.Pooled(2), {}, "^adjoint: .* Pooled has no rounds"),
     "sampled clients": (
         lambda: jf.pca.PerPCA(1, 1), {"participation": jf.participation.uniform(2)},
@@ -349,6 +359,10 @@ REFUSED = {
         lambda: jf.pca.PerPCA(1, 1),
         {"channel": (jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())}, "^channel: ",
     ),
+    "a stochastic channel down": (
+        lambda: jf.pca.PerPCA(1, 1),
+        {"channel": (jf.channel.lossless(), jf.channel.quantize(3))}, "^channel: .*difference",
+    ),
     "error feedback": (
         lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},
         "^channel: ",
@@ -359,9 +373,22 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_runs_without_a_fixed_point_are_refused(name, key):
     make, options, message = REFUSED[name]
-    clients = jf.Clients.from_samples(drawn(0)[0])
+    algorithm, values = make(), drawn(0)[0]
+    views = "gcca" in type(algorithm).__module__
+    clients = jf.gcca.Views.from_arrays(list(values)) if views else jf.Clients.from_samples(values)
     with pytest.raises(ValueError, match=message):
-        jf.rollout(make(), clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options)
+        jf.rollout(algorithm, clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options)
+
+
+def test_a_given_round_without_a_fixed_point_is_refused(key):
+    clients, adjoint = jf.Clients.from_samples(drawn(0)[0]), jf.adjoint.implicit
+    for through, message in (
+        (jf.pca.Pooled(1), "Pooled has no rounds"), (fedavg(batch_size=2), "batches at random"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^adjoint: .*{message}"):
+            jf.rollout(
+                jf.pca.PerPCA(1, 1), clients, rounds=1, key=key, adjoint=adjoint(through=through)
+            )
 
 
 @pytest.mark.parametrize(
