@@ -35,7 +35,6 @@ from jaxfed.linalg._factor import DECOMPOSITION
 from jaxfed.linalg._rule import with_rule
 
 LOSSLESS = channel.lossless()
-FIRST = 8  # rounds before the residual of a linear system is looked at
 States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
 
 
@@ -303,38 +302,35 @@ def _solved(
 ) -> tuple[PyTree, tuple[Array, Array]]:
     """The solution of a linear system, with the rounds that it took and the residual that is left.
 
-    Restarts are those of GMRES(memory), but for a short first cycle: many systems want no more, and
-    a cycle does not end within. Between them the true residual decides.
+    Restarts are those of GMRES(memory); between them the true residual decides.
     """
     lineax = require("lineax", extra="adjoint")
     tol = _or_precision(settings.tol, right, 1e-5, 1e-10)
     size = _norm(right)
     scale = jnp.where(size > 0, size, 1)
     operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
-    longest = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
+    length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
+    # Its first step only finds out what the residual is.
+    solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=_norm, restart=length, max_steps=2)
 
     def unfinished(carry):
         _, residual, rounds, falling = carry
         return (residual > tol) & (rounds < settings.max_rounds) & falling
 
-    def cycle(length, carry):
+    def cycle(carry):
         before, old, rounds, _ = carry
-        # Its first step only finds out what the residual is.
-        solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=_norm, restart=length, max_steps=2)
         new = lineax.linear_solve(
             operator, right, solver, options={"y0": before}, throw=False
         ).value
         residual = _norm(_minus(right, product(new))) / scale
         better = residual < old
         kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before)
-        falling = better & ((residual < old / 2) | (length < longest))
+        # As slow as a half in twenty rounds.
+        falling = better & (residual < 0.7 * old)
         return kept, jnp.minimum(residual, old), rounds + length + 3, falling
 
-    state = _zeros(right), size / scale, jnp.zeros((), jnp.int32), jnp.ones((), bool)
-    state = jax.lax.while_loop(
-        lambda carry: unfinished(carry) & (carry[2] == 0), partial(cycle, min(FIRST, longest)), state
-    )
-    found, residual, rounds, _ = jax.lax.while_loop(unfinished, partial(cycle, longest), state)
+    first = _zeros(right), size / scale, jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    found, residual, rounds, _ = jax.lax.while_loop(unfinished, cycle, first)
     found = _refused(
         found, ~(residual <= 100 * tol), settings.throw,
         "adjoint: the linear system of an implicit derivative could not be solved in max_rounds "
