@@ -445,6 +445,50 @@ def test_an_algorithm_that_says_nothing_is_differentiated_by_its_own_round(key):
     np.testing.assert_allclose(gradient, wanted, atol=1e-12)
 
 
+class Turned(jf.Algorithm, jf.adjoint.HasBases):
+    """Subspace iteration whose basis turns by an angle, at zero a fixed point, in each round."""
+
+    angle: jax.Array
+
+    def server_init(self, key, first, like, start):
+        return start.shared
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return None
+
+    def client_step(self, key, downlink, local, data):
+        product = data.values.T @ (data.values @ downlink)
+        return product, local, {"objective": -jnp.vdot(downlink, product)}
+
+    def server_step(self, key, server, uplink):
+        skew = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+        return jf.linalg.polar(uplink @ (jnp.eye(2) + self.angle * skew)), {}
+
+    def bases(self, server, local):
+        return jf.adjoint.Bases(shared=(server,))
+
+
+def test_forward_mode_leaves_out_how_bases_turn(key):
+    """What turns them has no solution to move, and would leave the linear system without one."""
+    values, weights, direction = drawn(0)
+    frame = jnp.asarray(top(values))
+
+    def value(angle, values):
+        run = jf.rollout(
+            Turned(angle), jf.Clients.from_samples(values), rounds=1, key=key,
+            warm_start=jf.Personalized(frame, None), adjoint=jf.adjoint.implicit(throw=False),
+        )  # fmt: skip
+        shared = run.result.shared
+        return jnp.tanh(weights * (shared @ shared.T)).sum()
+
+    slope = jax.jit(lambda *u: jax.jvp(value, (jnp.zeros(()), jnp.asarray(values)), u)[1])
+    both = slope(jnp.ones(()), direction)
+    np.testing.assert_allclose(both, along(reference, values, direction), rtol=1e-7)
+
+
 def test_an_adjoint_is_wanted(key):
     clients = jf.Clients.from_samples(drawn(0)[0])
     with pytest.raises(ValueError, match=r"^adjoint: wanted one of .*adjoint, got 'implicit'"):
