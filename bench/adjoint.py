@@ -9,6 +9,8 @@ single precision. Memory is what XLA allots beside arguments and results, and wi
 derivative by them are of one size. The rivals:
 
 * "plain JAX, unrolled": `bench/plain_jax.py`, PerPCA without a library, differentiated as it is.
+* "PyTorch, unrolled": the same rounds in PyTorch, clients in a batch, on one thread; of the small
+  problem, and where PyTorch is installed.
 * "by hand": what a user of an implicit differentiation library writes: the gradient of the
   objective by all components, and conjugate gradients on the normal equations of its Jacobian
   (JAXopt's default), which knows nothing of bases and does not eliminate the local components. It
@@ -30,6 +32,11 @@ import plain_jax
 from timing import every_turn, machine, table
 
 import jaxfed as jf
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 SHAPES = {False: (50, 120, 784, 10, 10), True: (6, 40, 30, 3, 3)}
 
@@ -118,6 +125,36 @@ def in_plain_jax(held_out, rounds, step_size):
     return loss
 
 
+def in_pytorch(held_out, rounds, step_size):
+    """The rounds of `plain_jax.perpca` in PyTorch: the gradient of the loss by samples."""
+    assert torch is not None
+    torch.set_num_threads(1)
+
+    def factor(w):
+        q, r = torch.linalg.qr(w)
+        return q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1)).unsqueeze(-2)
+
+    def gradient(values, weights, start):
+        del weights  # all the same
+        samples = torch.tensor(np.asarray(values), requires_grad=True)
+        shared, local = (torch.tensor(np.asarray(x)) for x in (start.shared, start.local))
+        rank = shared.shape[1]
+        moments = samples.mT @ samples / samples.shape[1]
+        for _ in range(rounds):
+            local = factor(local - shared @ (shared.mT @ local))
+            w = torch.cat([shared.expand(len(local), -1, -1), local], 2)
+            product = moments @ w
+            w = w + step_size * (product - w @ (w.mT @ product))
+            shared, local = factor(w[:, :, :rank].mean(0)), factor(w[:, :, rank:])
+        local = factor(local - shared @ (shared.mT @ local))
+        fresh = torch.tensor(np.asarray(held_out))
+        captured = ((fresh @ shared) ** 2).sum() + ((fresh @ local) ** 2).sum()
+        (slope,) = torch.autograd.grad(1 - captured / (fresh**2).sum(), samples)
+        return slope.numpy()
+
+    return gradient
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
@@ -190,7 +227,11 @@ def main() -> None:
     if given.small:
         accuracy(algorithm, double, others, weights, given.rounds, start, step_size)
     timed = [name for name, size in beside.items() if size < 4e9]
-    took = every_turn({n: lambda n=n: programs[n](*given_to) for n in timed}, given.repeats)
+    runs = {n: lambda n=n: programs[n](*given_to) for n in timed}
+    if torch is not None and given.small and given.ways == [""]:
+        slope = in_pytorch(held_out, given.rounds, step_size)
+        runs["PyTorch, unrolled, by samples"] = lambda: slope(*given_to)
+    took = every_turn(runs, given.repeats)
     print(table(
         [
             {
@@ -200,7 +241,7 @@ def main() -> None:
                     for clock, x in took[name].items()
                 },
             }
-            for name in timed
+            for name in runs
         ]
     ))  # fmt: skip
 
@@ -229,9 +270,11 @@ def accuracy(algorithm, values, held_out, weights, rounds, start, step_size):
         "plain JAX, unrolled": jax.grad(plain),
         "by hand": lambda v, w, start: hand(v, w, (start.shared, start.local))[0],
     }
+    slopes = {name: jax.jit(way)(*single) for name, way in ways.items()}
+    if torch is not None:
+        slopes["PyTorch, unrolled"] = in_pytorch(held_out, rounds, step_size)(*single)
     errors = {
-        name: abs(float((jax.jit(way)(*single) * direction).sum() / wanted) - 1)
-        for name, way in ways.items()
+        name: abs(float((slope * direction).sum() / wanted) - 1) for name, slope in slopes.items()
     }
     print(table([{"way": name, "error": f"{x:.1e}"} for name, x in errors.items()]), flush=True)
 

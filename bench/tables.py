@@ -70,6 +70,9 @@ TABLES = {
         "jupyter execute notebooks/how_much_to_share.ipynb", "2",
     ),
     "Memory of derivatives at a solution": Made("python bench/adjoint.py", "15", "the code before"),
+    "Manifolds beside Pymanopt and geoopt": Made(
+        "python bench/manifolds.py", "1", "Pymanopt, autograd, PyTorch and geoopt are wanted"
+    ),
     "Fifty clients' autoencoders": Made("python bench/autoencoders.py", "5", "PyTorch is wanted"),
     "Personal autoencoders": Made(
         f"{_REPRODUCE} adept/table1; {_REPRODUCE} adept/table2 --data DIR", "60"

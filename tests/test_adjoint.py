@@ -329,6 +329,16 @@ def fedavg(**options):
 
 REFUSED = {
     "a minibatch": (lambda: fedavg(batch_size=2), {}, "^adjoint: wanted FedAvg.batch_size=None"),
+    "some entities": (
+        lambda: jf.gcca.MaxVar(2, batch_size=2), {}, "^adjoint: wanted MaxVar.batch_size=None"
+    ),
+    "some entities for networks": (
+        lambda: jf.gcca.DeepMaxVar(
+            functools.partial(jf.models.Perceptron, outputs=2, hidden=(4,)), SGD, rank=2,
+            batch_size=2,
+        ),
+        {}, "^adjoint: wanted DeepMaxVar.batch_size=None",
+    ),
     "no rounds": (lambda: jf.pca.Pooled(2), {}, "^adjoint: .* Pooled has no rounds"),
     "sampled clients": (
         lambda: jf.pca.PerPCA(1, 1), {"participation": jf.participation.uniform(2)},
@@ -349,6 +359,10 @@ REFUSED = {
         lambda: jf.pca.PerPCA(1, 1),
         {"channel": (jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())}, "^channel: ",
     ),
+    "a stochastic channel down": (
+        lambda: jf.pca.PerPCA(1, 1),
+        {"channel": (jf.channel.lossless(), jf.channel.quantize(3))}, "^channel: .*difference",
+    ),
     "error feedback": (
         lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},
         "^channel: ",
@@ -359,9 +373,22 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_runs_without_a_fixed_point_are_refused(name, key):
     make, options, message = REFUSED[name]
-    clients = jf.Clients.from_samples(drawn(0)[0])
+    algorithm, values = make(), drawn(0)[0]
+    views = "gcca" in type(algorithm).__module__
+    clients = jf.gcca.Views.from_arrays(list(values)) if views else jf.Clients.from_samples(values)
     with pytest.raises(ValueError, match=message):
-        jf.rollout(make(), clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options)
+        jf.rollout(algorithm, clients, rounds=1, key=key, adjoint=jf.adjoint.implicit(), **options)
+
+
+def test_a_given_round_without_a_fixed_point_is_refused(key):
+    clients, adjoint = jf.Clients.from_samples(drawn(0)[0]), jf.adjoint.implicit
+    for through, message in (
+        (jf.pca.Pooled(1), "Pooled has no rounds"), (fedavg(batch_size=2), "batches at random"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^adjoint: .*{message}"):
+            jf.rollout(
+                jf.pca.PerPCA(1, 1), clients, rounds=1, key=key, adjoint=adjoint(through=through)
+            )
 
 
 @pytest.mark.parametrize(
@@ -416,6 +443,50 @@ def test_an_algorithm_that_says_nothing_is_differentiated_by_its_own_round(key):
     wanted = np.zeros(gradient.shape)
     wanted[..., 0] = 0.8 / (CLIENTS * SAMPLES)
     np.testing.assert_allclose(gradient, wanted, atol=1e-12)
+
+
+class Turned(jf.Algorithm, jf.adjoint.HasBases):
+    """Subspace iteration whose basis turns by an angle, at zero a fixed point, in each round."""
+
+    angle: jax.Array
+
+    def server_init(self, key, first, like, start):
+        return start.shared
+
+    def downlink(self, server):
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        return None
+
+    def client_step(self, key, downlink, local, data):
+        product = data.values.T @ (data.values @ downlink)
+        return product, local, {"objective": -jnp.vdot(downlink, product)}
+
+    def server_step(self, key, server, uplink):
+        skew = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+        return jf.linalg.polar(uplink @ (jnp.eye(2) + self.angle * skew)), {}
+
+    def bases(self, server, local):
+        return jf.adjoint.Bases(shared=(server,))
+
+
+def test_forward_mode_leaves_out_how_bases_turn(key):
+    """What turns them has no solution to move, and would leave the linear system without one."""
+    values, weights, direction = drawn(0)
+    frame = jnp.asarray(top(values))
+
+    def value(angle, values):
+        run = jf.rollout(
+            Turned(angle), jf.Clients.from_samples(values), rounds=1, key=key,
+            warm_start=jf.Personalized(frame, None), adjoint=jf.adjoint.implicit(throw=False),
+        )  # fmt: skip
+        shared = run.result.shared
+        return jnp.tanh(weights * (shared @ shared.T)).sum()
+
+    slope = jax.jit(lambda *u: jax.jvp(value, (jnp.zeros(()), jnp.asarray(values)), u)[1])
+    both = slope(jnp.ones(()), direction)
+    np.testing.assert_allclose(both, along(reference, values, direction), rtol=1e-7)
 
 
 def test_an_adjoint_is_wanted(key):

@@ -111,9 +111,10 @@ CASES = {
 }  # fmt: skip
 
 
-def compiled(name, adjoint):
+def compiled(name, adjoint, rounds=None):
     """Value and derivatives of a run by its algorithm's numbers, samples and weights."""
-    make, rounds, _ = CASES[name]
+    make, enough, _ = CASES[name]
+    rounds = enough if rounds is None else rounds
     numbers, settings = eqx.partition(make(), eqx.is_inexact_array)
 
     def value(at):
@@ -129,8 +130,8 @@ def compiled(name, adjoint):
     return jax.jit(jax.value_and_grad(value)), at
 
 
-def check(name, adjoint):
-    function, at = compiled(name, adjoint)
+def check(name, adjoint, rounds=None):
+    function, at = compiled(name, adjoint, rounds)
     _, gradient = function(at)
     rng = np.random.default_rng(1)
     for place in range(3):
@@ -180,11 +181,16 @@ def test_implicit_derivatives_are_those_of_whole_solves(name):
     check(name, jf.adjoint.implicit())
 
 
+# Steps made of differences go on after these have become rounding, and so do their derivatives;
+# FAPS amplifies roundings from the beginning.
+UNROLLED = {name: None for name in CASES if name != "FAPS"} | {"VarProPerPCA": 60}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["PerPCA polar", "AdaptivePCA log", "MaxVar exact"])
+@pytest.mark.parametrize("name", UNROLLED)
 @pytest.mark.parametrize("adjoint", [jf.adjoint.unrolled(), jf.adjoint.checkpointed()], ids=repr)
 def test_unrolled_derivatives_are_those_of_whole_solves(name, adjoint):
-    check(name, adjoint)
+    check(name, adjoint, UNROLLED[name])
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def implicit(
     tol: float | None = None,
     max_rounds: int = 200,
     through: Algorithm | None = None,
-    memory: int = 20,
+    memory: int = 10,
     fixed_point_tol: float | None = None,
     turning_tol: float = 1e-3,
     report: Report | None = None,
@@ -214,7 +214,8 @@ def implicit(
         through: an algorithm by whose round to differentiate, which has the same solutions; by
             default the one that the algorithm itself names. If it is another one than that of the
             run, `result` has derivatives and the states have none.
-        memory: rounds between restarts of GMRES, and how many states it keeps.
+        memory: rounds between restarts of GMRES, and how many states it keeps. The residual is
+            looked at then: more may be needed where restarts hinder, less saves rounds.
         fixed_point_tol: by how much of its norm a round may move any part of the states. By default
             1e-6 in double and 1e-4 in single precision.
         turning_tol: the share of a cotangent that may ask how bases are turned.
