@@ -131,28 +131,29 @@ def compiled(name, adjoint, rounds=None):
 
 
 def check(name, adjoint, rounds=None):
+    """Against differences along random directions, one for each number, samples and weights."""
     function, at = compiled(name, adjoint, rounds)
-    _, gradient = function(at)
+    gradient = jax.tree.leaves(function(at)[1])
     rng = np.random.default_rng(1)
-    for place in range(3):
-        direction = jax.tree.map(jnp.zeros_like, at)
-        own = jax.tree.map(lambda x: x * rng.normal(size=x.shape), at[place])
-        direction = (*direction[:place], own, *direction[place + 1 :])
+    places, structure = jax.tree.flatten_with_path(at)
+    leaves = [leaf for _, leaf in places]
+    for i, (path, leaf) in enumerate(places):
+        direction = leaf * rng.normal(size=leaf.shape)
 
-        def value(step, direction=direction):
-            return function(jax.tree.map(lambda x, u: x + step * u, at, direction))[0]
+        def value(step, i=i, moved=leaf, direction=direction):
+            moved = moved + step * direction
+            return function(jax.tree.unflatten(structure, [*leaves[:i], moved, *leaves[i + 1 :]]))[
+                0
+            ]
 
         step = 2e-4
         near, far = (value(h) - value(-h) for h in (step, 2 * step))
-        wanted = (8 * near - far) / (12 * step)
-        products = jax.tree.map(lambda g, u: jnp.sum(g * u), gradient, direction)
-        found = sum(jax.tree.leaves(products), start=jnp.zeros(()))
         np.testing.assert_allclose(
-            found,
-            wanted,
+            jnp.sum(gradient[i] * direction),
+            (8 * near - far) / (12 * step),
             rtol=CASES[name][2],
             atol=1e-9,
-            err_msg=("numbers", "samples", "weights")[place],
+            err_msg=jax.tree_util.keystr(path),
         )
 
 
@@ -179,6 +180,20 @@ def test_every_algorithm_is_differentiated_or_refused():
 @pytest.mark.parametrize("name", CASES)
 def test_implicit_derivatives_are_those_of_whole_solves(name):
     check(name, jf.adjoint.implicit())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_single_precision_is_near_double(name):
+    function, at = compiled(name, jf.adjoint.implicit())
+    double = jax.tree.leaves(function(at)[1])
+    single = jax.tree.leaves(function(jax.tree.map(lambda x: x.astype(jnp.float32), at))[1])
+    largest = max(float(jnp.max(jnp.abs(y))) for y in double)
+    for x, y in zip(single, double, strict=True):
+        assert x.dtype == jnp.float32
+        # What is near zero beside the others has their rounding.
+        size = max(float(jnp.max(jnp.abs(y))), 0.1 * largest)
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * size)
 
 
 # Steps made of differences go on after these have become rounding, and so do their derivatives;
