@@ -120,6 +120,21 @@ def per_platform(
         found = by_rule(*arrays, tree=tree, maps=maps, static=static)
         return found[: len(found) // 2], found[len(found) // 2 :]
 
+    def transpose(changes, *arrays, tree, maps, static):
+        """Of what is linear in those of its arrays that are not known, as a product is in one."""
+        unknown = [i for i, x in enumerate(arrays) if ad.is_undefined_primal(x)]
+
+        def function(*given):
+            all_of_them = list(arrays)
+            for i, x in zip(unknown, given, strict=True):
+                all_of_them[i] = x
+            return plain(*all_of_them, tree=tree, maps=maps, static=static)
+
+        like = [arrays[i].aval for i in unknown]
+        changes = [ad.instantiate_zeros(change) for change in changes]
+        found = dict(zip(unknown, jax.linear_transpose(function, *like)(changes), strict=True))
+        return [found.get(i) for i in range(len(arrays))]
+
     plain = mapped(default)
     by_rule = None if rule is None else mapped(rule)
     choice = Choice(getattr(default, "__name__", "per_platform"), plain)
@@ -127,6 +142,8 @@ def per_platform(
     choice.def_abstract_eval(shapes)
     batching.primitive_batchers[choice] = batched
     ad.primitive_jvps[choice] = jvp
+    if rule is None:
+        ad.primitive_transposes[choice] = transpose
     by_default = mlir.lower_fun(plain, multiple_results=True)
     mlir.register_lowering(choice, by_default)
     for platform, function in others.items():
