@@ -188,12 +188,11 @@ def test_single_precision_is_near_double(name):
     function, at = compiled(name, jf.adjoint.implicit())
     double = jax.tree.leaves(function(at)[1])
     single = jax.tree.leaves(function(jax.tree.map(lambda x: x.astype(jnp.float32), at))[1])
+    # What is small beside the others has their rounding.
     largest = max(float(jnp.max(jnp.abs(y))) for y in double)
     for x, y in zip(single, double, strict=True):
         assert x.dtype == jnp.float32
-        # What is near zero beside the others has their rounding.
-        size = max(float(jnp.max(jnp.abs(y))), 0.1 * largest)
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * size)
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * largest)
 
 
 # Steps made of differences go on after these have become rounding, and so do their derivatives;
