@@ -81,7 +81,7 @@ def test_figure4_small(monkeypatch, tmp_path, capsys):
     curves = np.load(out / "result.npz")
     assert len(curves.files) == 4
     for name in curves.files:
-        assert curves[name].shape == (20 if _problems.SSI in name else 1, 20)
+        assert curves[name].shape == (20 if _problems.SSI in name else 2, 20)
         assert np.all(curves[name][:, -1] < curves[name][:, 0])
     assert jnp.ones(1).dtype == jnp.float32
 
