@@ -96,9 +96,9 @@ def retract(w: Rows, retraction: str, active: Float[Array, " rank"] | None = Non
         return polar(w) if retraction == "polar" else RETRACTIONS[retraction](w.T).T
     # An inactive row is given a direction of its own beyond the features, where it is orthonormal
     # to everything and disturbs nothing.
-    active = active[:, None]
-    extended = jnp.concatenate([w * active, jnp.diag(1 - active[:, 0])], axis=1)
-    return retract(extended, retraction)[:, : w.shape[1]] * active
+    used, beyond = active[:, None], jnp.diag(1 - active)
+    extended = jnp.concatenate([w * used, beyond], axis=1)
+    return retract(extended, retraction)[:, : w.shape[1]] * used
 
 
 def deflate(w: Frame, basis: Frame) -> Frame:
