@@ -25,14 +25,22 @@ def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tup
     return over_devices(sent, axis), kept
 
 
+def _rows(backend: "_Shard | _Pmap", clients: int) -> int:
+    devices = backend.device_count
+    return devices * backend.inner.rows(-(-clients // devices))
+
+
 class _Shard(Backend):
     mesh: Mesh = eqx.field(static=True)
     axis: str = eqx.field(static=True)
     inner: Backend
 
     @property
-    def multiple(self):
+    def device_count(self):
         return self.mesh.shape[self.axis]
+
+    def rows(self, clients):
+        return _rows(self, clients)
 
     @property
     def processes(self):
@@ -62,8 +70,11 @@ class _Pmap(Backend):
     inner: Backend
 
     @property
-    def multiple(self):
+    def device_count(self):
         return len(self.devices)
+
+    def rows(self, clients):
+        return _rows(self, clients)
 
     @property
     def processes(self):
@@ -78,7 +89,7 @@ class _Pmap(Backend):
         return False
 
     def over_parts(self, work, shared, parts):
-        count = self.multiple
+        count = self.device_count
         parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
         # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
         # where the arguments have as many, though `shared` has none.
