@@ -127,13 +127,14 @@ def test_a_plan_finds_blocks_that_fit():
     assert plan.needed > plan.available and "devices" in plan.advice
 
 
-def test_a_million_small_clients_fit_one_chip():
+@pytest.mark.parametrize("clients", [10**6, 8 * 10**6])
+def test_millions_of_small_clients_fit_one_chip(clients):
     place("v5e")
     begun = time.process_time()
     plan = jf.plan(
-        jf.pca.PerPCA(3, 2), jf.shapes_of(2**20, 8, 32), topology="v5e", rounds=10,
+        jf.pca.PerPCA(3, 2), jf.shapes_of(clients, 8, 32), topology="v5e", rounds=10,
         chunk_size=1024,
     )  # fmt: skip
     assert plan.fits and plan.memory is not None
     assert plan.memory.temporaries < 3e9 and plan.memory.code < 20e6
-    assert time.process_time() - begun < 60  # some 17; minutes where something goes wrong
+    assert time.process_time() - begun < 60  # some 13; minutes where something goes wrong

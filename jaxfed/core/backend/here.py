@@ -105,19 +105,21 @@ class _Chunked(_HereAlone):
         size = _block(clients, self.size)
         full = clients // size * size
         own = jax.tree.map(_dense, own)
-        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
-        blocks = jax.tree.map(lambda x: x[:full].reshape(full // size, size, *x.shape[1:]), own)
         one = jax.tree.map(lambda x: x[:1], own)
         sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
 
         @partial(
             jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
         )
-        def step(total, block):
+        def step(total, start):
+            # Sliced here and not by the scan, for which a TPU would keep a copy in another layout.
+            block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
             part, kept = _at_once(work, shared, block)
             return combined(total, part), kept
 
-        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), blocks)
+        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
+        starts = jnp.arange(0, full, size)
+        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), starts)
         kept = jax.tree.map(lambda x: _dense(x.reshape(full, *x.shape[2:])), kept)
         if full < clients:
             rest = jax.tree.map(lambda x: x[full:], own)
@@ -171,11 +173,14 @@ class _Auto(_HereAlone):
 def _block(clients: int, most: int, spare: int = 0) -> int:
     """The size of blocks, from half the most allowed, that leaves the last one least empty.
 
-    Of those that leave no more than `spare` places one of which a TPU cuts blocks without a copy,
-    if there is any.
+    Up to `spare` empty places do not count as much as what a TPU cuts out without a copy.
     """
-    sizes = range(most, most // 2, -1)
-    return min(sizes, key=lambda size: (max(-clients % size, spare), size % LANES > 0))
+
+    def cost(size: int) -> tuple:
+        empty = -clients % size
+        return max(empty, spare), size % LANES > 0, empty > 0
+
+    return min(range(most, most // 2, -1), key=cost)
 
 
 def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
