@@ -25,9 +25,9 @@ def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tup
     return over_devices(sent, axis), kept
 
 
-def _rows(backend: "_Shard | _Pmap", clients: int) -> int:
-    devices = backend.device_count
-    return devices * backend.inner.rows(-(-clients // devices))
+def _rows(clients: int, devices: int) -> int:
+    # As many on each. Blocks of a device are not filled up, which would move clients to others.
+    return clients + -clients % devices
 
 
 class _Shard(Backend):
@@ -40,7 +40,7 @@ class _Shard(Backend):
         return self.mesh.shape[self.axis]
 
     def rows(self, clients):
-        return _rows(self, clients)
+        return _rows(clients, self.device_count)
 
     @property
     def processes(self):
@@ -74,7 +74,7 @@ class _Pmap(Backend):
         return len(self.devices)
 
     def rows(self, clients):
-        return _rows(self, clients)
+        return _rows(clients, self.device_count)
 
     @property
     def processes(self):
