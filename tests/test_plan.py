@@ -51,17 +51,13 @@ def test_the_command_plans(capsys):
     assert "memory of a device" in capsys.readouterr().out
 
 
-def test_blocks_are_filled_up_with_few_clients():
-    rows = {m: jf.backend.chunked(4096).rows(m) for m in (4096, 8192, 10**6, 8 * 10**6)}
-    assert rows == {4096: 4096, 8192: 8192, 10**6: 245 * 4096, 8 * 10**6: 8 * 10**6}
-    assert [jf.backend.chunked(100).rows(m) for m in (99, 150, 10007)] == [99, 150, 10100]
-    assert jf.backend.shard(4, inner=jf.backend.chunked(4)).rows(42) == 44  # none moves
-    for clients in (5, 150, 1030, 10007, 10**6):
+def test_blocks_share_few_clients():
+    assert [_block(m, 4096) for m in (8192, 10**6, 8 * 10**6)] == [4096, 4096, 3200]
+    assert [_block(m, 100) for m in (150, 10007, 130)] == [75, 100, 65]
+    for clients in (1030, 10007, 10**6):
         for most in (1, 3, 100, 1024):
-            rows = jf.backend.chunked(most).rows(clients)
-            assert clients <= rows <= clients * 1.5
-            if rows > most:
-                assert rows % _block(rows, most) == 0
+            size = _block(clients, most)
+            assert most / 2 < size <= most and -clients % size <= clients / 100
 
 
 def planned(monkeypatch, fixed, each):

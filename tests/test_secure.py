@@ -92,7 +92,7 @@ def test_masks_cancel_on_every_backend(key):
     keys = jax.random.split(key, CLIENTS)
     _, wanted = compiled(channel, messages, key)
     for backend in (jf.backend.chunked(2), jf.backend.pmap(4), jf.backend.shard(4)):
-        filled = jnp.arange(CLIENTS + -CLIENTS % backend.device_count)
+        filled = jnp.arange(CLIENTS + -CLIENTS % backend.multiple)
         own = (filled, messages[filled % CLIENTS], keys[filled % CLIENTS])
         added, _ = jax.jit(lambda own, b=backend: b.map_reduce(work, (), own))(own)
         told = channel.receive(added, None)

@@ -106,7 +106,7 @@ def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
     if clients.blocks is None:
         return
     wanted = mapped.sharding
-    fits = wanted is not None and mapped.device_count == len(clients.blocks)
+    fits = wanted is not None and mapped.multiple == len(clients.blocks)
     for leaf in jax.tree.leaves(clients.data):
         if fits and not isinstance(leaf, Tracer):
             fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -144,15 +143,13 @@ def take(data: PyTree, indices: Int[ArrayLike, " chosen"]) -> PyTree:
     return Buckets(parts, places, tuple(map(len, places)))
 
 
-def filled(
-    data: PyTree, clients: int, rows: Callable[[int], int]
-) -> tuple[PyTree, Int[Array, " all"]]:
+def filled(data: PyTree, clients: int, multiple: int) -> tuple[PyTree, Int[Array, " all"]]:
     """Data with copies of clients after the others, so that each part divides among devices.
 
     Args:
         data: of all clients.
         clients: how many.
-        rows: how many clients a part of so many is to have.
+        multiple: what the number of clients of each part is to be a multiple of.
 
     Returns:
         The data, and whose copies they are, beginning with the clients themselves.
@@ -161,10 +158,10 @@ def filled(
     parts, places, whose = [], [], [jnp.arange(clients)]
     end = clients
     for part, own in zip(layout.parts, layout.places, strict=True):
-        shortage = rows(len(own)) - len(own)
+        shortage = -len(own) % multiple
         index = jnp.arange(len(own) + shortage) % len(own)
         if shortage:
-            part = jax.tree.map(partial(_filled, index), part)
+            part = jax.tree.map(lambda x, index=index: x[index], part)
         parts.append(part)
         places.append(jnp.append(own, jnp.arange(end, end + shortage)))
         whose.append(own[index[len(own) :]])
@@ -172,12 +169,6 @@ def filled(
     if not is_buckets(data):
         return parts[0], jnp.concatenate(whose)
     return Buckets(tuple(parts), tuple(places), layout.sizes), jnp.concatenate(whose)
-
-
-def _filled(index: Int[Array, " all"], x: Array) -> Array:
-    """With copies of the first entries after all, or of all several times where they are few."""
-    more = len(index) - len(x)
-    return x[index] if more > len(x) else jnp.concatenate([x, x[:more]])
 
 
 def picked(

@@ -267,7 +267,7 @@ def grid(
     points = {name: column.ravel() for name, column in zip(checked, columns, strict=True)}
     total = math.prod(sizes)
     # Every device has as many points as the others.
-    size = -(-min(block or total, total) // backend.device_count) * backend.device_count
+    size = -(-min(block or total, total) // backend.multiple) * backend.multiple
 
     first = {name: jnp.asarray(column[0]) for name, column in points.items()}
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)

@@ -55,10 +55,10 @@ from jaxfed.core.release import Release
 
 def prepared(problem: Problem, rounds: int) -> Problem:
     """Pad the clients to what the backend needs and let the algorithm prepare their data."""
-    clients, rows = problem.clients, problem.backend.rows
-    if clients.blocks is None and (rows(problem.size) > problem.size or is_buckets(clients.data)):
+    clients, multiple = problem.clients, problem.backend.multiple
+    if len(clients.ids) % multiple or is_buckets(clients.data):
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
-        data, whose = filled(clients.data, problem.size, rows)
+        data, whose = filled(clients.data, problem.size, multiple)
         weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
         clients = eqx.tree_at(
             lambda c: (c.data, c.ids, c.weights), clients, (data, clients.ids[whose], weights)

@@ -28,12 +28,8 @@ class Backend(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def device_count(self) -> int:
-        """How many devices the clients are spread over, as many on each."""
-
-    @abc.abstractmethod
-    def rows(self, clients: int) -> int:
-        """How many rows so many clients take, with those that fill up devices and blocks."""
+    def multiple(self) -> int:
+        """Client counts are padded to a multiple of this."""
 
     @property
     @abc.abstractmethod

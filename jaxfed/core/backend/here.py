@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from jaxfed.core.backend.base import Backend, Work
 from jaxfed.core.buckets import split, unlike
@@ -23,7 +23,7 @@ class _HereAlone(Backend):
 
     @property
     @final
-    def device_count(self):
+    def multiple(self):
         return 1
 
     @property
@@ -43,20 +43,29 @@ class _HereAlone(Backend):
 
 
 class _Vmap(_HereAlone):
-    def rows(self, clients):
-        return clients
-
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(_at_once, work, shared), parts)
 
 
 def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    sent, kept = _of_all(work, shared, own)
+    return each(lambda part: part.over_clients(), sent), kept
+
+
+def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
     if _length(own) == 1:  # which takes longer as a batch of one
         alone = work(shared, jax.tree.map(lambda x: x[0], own))
-        sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
-    else:
-        sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-    return each(lambda part: part.over_clients(), sent), kept
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+    return jax.vmap(work, in_axes=(None, 0))(shared, own)
+
+
+def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
+    """Contributions, and of those that do not count nothing."""
+
+    def chosen(x, nothing):
+        return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, nothing)
+
+    return jax.tree.map(chosen, part, part.neutral())
 
 
 def _in_turn(
@@ -79,9 +88,6 @@ def _described(tree: PyTree) -> tuple:
 class _Separate(_HereAlone):
     apart = True
 
-    def rows(self, clients):
-        return clients
-
     def over_parts(self, work, shared, parts):
         return _Vmap().over_parts(work, shared, parts)
 
@@ -89,11 +95,6 @@ class _Separate(_HereAlone):
 class _Chunked(_HereAlone):
     size: int = eqx.field(static=True)
     remembered: tuple[str, ...] = eqx.field(static=True, default=())  # for derivatives, by name
-
-    def rows(self, clients):
-        if clients <= self.size:
-            return clients
-        return clients + -clients % _block(clients, self.size, clients // 100)
 
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(self._one, work, shared), parts)
@@ -103,7 +104,6 @@ class _Chunked(_HereAlone):
         if clients <= self.size:
             return _at_once(work, shared, own)
         size = _block(clients, self.size)
-        full = clients // size * size
         own = jax.tree.map(_dense, own)
         one = jax.tree.map(lambda x: x[:1], own)
         sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
@@ -111,22 +111,29 @@ class _Chunked(_HereAlone):
         @partial(
             jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
         )
-        def step(total, start):
-            # Sliced here and not by the scan, for which a TPU would keep a copy in another layout.
+        def step(total, first):
+            # Cut out here and not by the scan, for which a TPU would keep a copy of everything in
+            # another layout. The last block begins with clients of the one before, if it has to.
+            start = jnp.minimum(first, clients - size)
             block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
-            part, kept = _at_once(work, shared, block)
-            return combined(total, part), kept
+            parts, kept = _of_all(work, shared, block)
+            if clients % size:
+                which = start + jnp.arange(size) >= first
+                parts = each(lambda part: _counted(part, which), parts)
+            return combined(total, each(lambda part: part.over_clients(), parts)), kept
 
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
-        starts = jnp.arange(0, full, size)
-        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), starts)
-        kept = jax.tree.map(lambda x: _dense(x.reshape(full, *x.shape[2:])), kept)
-        if full < clients:
-            rest = jax.tree.map(lambda x: x[full:], own)
-            part, last = _at_once(work, shared, rest)
-            total = combined(total, part)
-            kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
-        return total, kept
+        firsts = jnp.arange(0, clients, size)
+        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), firsts)
+
+        def in_order(x):
+            whole = _dense(x.reshape(-1, *x.shape[2:]))
+            twice = len(whole) - clients
+            if not twice:
+                return whole
+            return jnp.concatenate([whole[: len(whole) - size], whole[len(whole) - size + twice :]])
+
+        return total, jax.tree.map(in_order, kept)
 
 
 # A TPU keeps the last two axes in tiles of 8 x 128, where small ones take up to 64 times their
@@ -153,9 +160,6 @@ LANES = 128  # columns of a TPU's tile
 
 
 class _Auto(_HereAlone):
-    def rows(self, clients):
-        return clients
-
     def over_parts(self, work, shared, parts):
         return _in_turn(partial(self._one, work, shared), parts)
 
@@ -170,15 +174,15 @@ class _Auto(_HereAlone):
         return reduced, kept
 
 
-def _block(clients: int, most: int, spare: int = 0) -> int:
-    """The size of blocks, from half the most allowed, that leaves the last one least empty.
+def _block(clients: int, most: int) -> int:
+    """The size of blocks, from half the most allowed, of which the last two share the fewest.
 
-    Up to `spare` empty places do not count as much as what a TPU cuts out without a copy.
+    But first, up to a hundredth of all, one that a TPU has whole tiles of.
     """
 
     def cost(size: int) -> tuple:
-        empty = -clients % size
-        return max(empty, spare), size % LANES > 0, empty > 0
+        shared = -clients % size
+        return max(shared, clients // 100), size % LANES > 0, shared > 0
 
     return min(range(most, most // 2, -1), key=cost)
 
@@ -194,7 +198,7 @@ def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
         remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of what is kept; all else is
             computed again.
     """
-    if backend.device_count > 1 or backend.processes > 1:
+    if backend.multiple > 1 or backend.processes > 1:
         return backend
     sizes = [_length(part) for part in split(own)]
     each = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(own)) / sum(sizes)
@@ -226,9 +230,8 @@ def separate() -> Backend:
 def chunked(size: int) -> Backend:
     """Clients in blocks of at most `size`, one block after the other, in bounded memory.
 
-    The last block is filled up with copies of clients, which count nothing, and all clients' data
-    are then copied once. A number of clients that some number from half of `size` to `size`
-    divides needs neither; on a TPU that number is best a multiple of 128.
+    Blocks are of one size, from half of `size` on. Where no such number divides that of the
+    clients, the last block begins with some of the one before, which count once.
 
     Raises:
         ValueError: if `size` is not a positive whole number.

@@ -25,22 +25,14 @@ def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tup
     return over_devices(sent, axis), kept
 
 
-def _rows(clients: int, devices: int) -> int:
-    # As many on each. Blocks of a device are not filled up, which would move clients to others.
-    return clients + -clients % devices
-
-
 class _Shard(Backend):
     mesh: Mesh = eqx.field(static=True)
     axis: str = eqx.field(static=True)
     inner: Backend
 
     @property
-    def device_count(self):
+    def multiple(self):
         return self.mesh.shape[self.axis]
-
-    def rows(self, clients):
-        return _rows(clients, self.device_count)
 
     @property
     def processes(self):
@@ -70,11 +62,8 @@ class _Pmap(Backend):
     inner: Backend
 
     @property
-    def device_count(self):
+    def multiple(self):
         return len(self.devices)
-
-    def rows(self, clients):
-        return _rows(clients, self.device_count)
 
     @property
     def processes(self):
@@ -89,7 +78,7 @@ class _Pmap(Backend):
         return False
 
     def over_parts(self, work, shared, parts):
-        count = self.device_count
+        count = self.multiple
         parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
         # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
         # where the arguments have as many, though `shared` has none.
