@@ -51,9 +51,13 @@ def test_the_command_plans(capsys):
     assert "memory of a device" in capsys.readouterr().out
 
 
-def test_blocks_divide_the_clients_where_they_can():
-    assert [_block(m, 4096) for m in (10**6, 8 * 10**6, 8192)] == [4000, 4000, 4096]
-    assert _block(10007, 100) == 100  # a prime number
+def test_blocks_share_few_clients():
+    assert [_block(m, 4096) for m in (8192, 10**6, 8 * 10**6)] == [4096, 4096, 3200]
+    assert [_block(m, 100) for m in (150, 10007, 130)] == [75, 100, 65]
+    for clients in (1030, 10007, 10**6):
+        for most in (1, 3, 100, 1024):
+            size = _block(clients, most)
+            assert most / 2 < size <= most and -clients % size <= clients / 100
 
 
 def planned(monkeypatch, fixed, each):

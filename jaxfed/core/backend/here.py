@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from jaxfed.core.backend.base import Backend, Work
 from jaxfed.core.buckets import split, unlike
@@ -48,12 +48,24 @@ class _Vmap(_HereAlone):
 
 
 def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    sent, kept = _of_all(work, shared, own)
+    return each(lambda part: part.over_clients(), sent), kept
+
+
+def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
     if _length(own) == 1:  # which takes longer as a batch of one
         alone = work(shared, jax.tree.map(lambda x: x[0], own))
-        sent, kept = jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
-    else:
-        sent, kept = jax.vmap(work, in_axes=(None, 0))(shared, own)
-    return each(lambda part: part.over_clients(), sent), kept
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+    return jax.vmap(work, in_axes=(None, 0))(shared, own)
+
+
+def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
+    """Contributions, and of those that do not count nothing."""
+
+    def chosen(x, nothing):
+        return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, nothing)
+
+    return jax.tree.map(chosen, part, part.neutral())
 
 
 def _in_turn(
@@ -92,28 +104,36 @@ class _Chunked(_HereAlone):
         if clients <= self.size:
             return _at_once(work, shared, own)
         size = _block(clients, self.size)
-        full = clients // size * size
         own = jax.tree.map(_dense, own)
-        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
-        blocks = jax.tree.map(lambda x: x[:full].reshape(full // size, size, *x.shape[1:]), own)
         one = jax.tree.map(lambda x: x[:1], own)
         sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
 
         @partial(
             jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
         )
-        def step(total, block):
-            part, kept = _at_once(work, shared, block)
-            return combined(total, part), kept
+        def step(total, first):
+            # Cut out here and not by the scan, for which a TPU would keep a copy of everything in
+            # another layout. The last block begins with clients of the one before, if it has to.
+            start = jnp.minimum(first, clients - size)
+            block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
+            parts, kept = _of_all(work, shared, block)
+            if clients % size:
+                which = start + jnp.arange(size) >= first
+                parts = each(lambda part: _counted(part, which), parts)
+            return combined(total, each(lambda part: part.over_clients(), parts)), kept
 
-        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), blocks)
-        kept = jax.tree.map(lambda x: _dense(x.reshape(full, *x.shape[2:])), kept)
-        if full < clients:
-            rest = jax.tree.map(lambda x: x[full:], own)
-            part, last = _at_once(work, shared, rest)
-            total = combined(total, part)
-            kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
-        return total, kept
+        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
+        firsts = jnp.arange(0, clients, size)
+        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), firsts)
+
+        def in_order(x):
+            whole = _dense(x.reshape(-1, *x.shape[2:]))
+            twice = len(whole) - clients
+            if not twice:
+                return whole
+            return jnp.concatenate([whole[: len(whole) - size], whole[len(whole) - size + twice :]])
+
+        return total, jax.tree.map(in_order, kept)
 
 
 # A TPU keeps the last two axes in tiles of 8 x 128, where small ones take up to 64 times their
@@ -136,6 +156,7 @@ def _dense(x: Array) -> Array:
 # Measured on a processor with 2 MiB of cache a core: clients' data in a block, the least
 # number of clients that is worth one, and how many blocks there must be.
 BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
+LANES = 128  # columns of a TPU's tile
 
 
 class _Auto(_HereAlone):
@@ -154,14 +175,16 @@ class _Auto(_HereAlone):
 
 
 def _block(clients: int, most: int) -> int:
-    """The size of blocks: one that leaves no rest, if there is any from half the most allowed.
+    """The size of blocks, from half the most allowed, of which the last two share the fewest.
 
-    A rest is a second program beside that of the blocks, and takes copies of everything.
+    But first, up to a hundredth of all, one that a TPU has whole tiles of.
     """
-    for size in range(most, most // 2, -1):
-        if clients % size == 0:
-            return size
-    return most
+
+    def cost(size: int) -> tuple:
+        shared = -clients % size
+        return max(shared, clients // 100), size % LANES > 0, shared > 0
+
+    return min(range(most, most // 2, -1), key=cost)
 
 
 def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
@@ -207,8 +230,8 @@ def separate() -> Backend:
 def chunked(size: int) -> Backend:
     """Clients in blocks of at most `size`, one block after the other, in bounded memory.
 
-    A number of clients that some number from half of `size` to `size` divides needs least: a
-    remainder is computed by itself, from copies.
+    Blocks are of one size, from half of `size` on. Where no such number divides that of the
+    clients, the last block begins with some of the one before, which count once.
 
     Raises:
         ValueError: if `size` is not a positive whole number.
