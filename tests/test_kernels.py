@@ -129,8 +129,9 @@ def kernels_in(program):
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("kernel", None), ("LoweringSemantics", object), ("CompilerParams", object)],
-)
+    [("kernel", None), ("kernel", lambda body, out_shape: body),
+     ("LoweringSemantics", object), ("CompilerParams", object)],
+)  # fmt: skip
 def test_does_without_where_pallas_has_changed(name, instead, monkeypatch):
     """A name is gone, or what it has or takes."""
     monkeypatch.delitem(sys.modules, "jaxfed_kernels.inverse_sqrt_cuda")
@@ -141,8 +142,10 @@ def test_does_without_where_pallas_has_changed(name, instead, monkeypatch):
     assert not kernels_in(program_of_polars("pallas", 5, "cuda"))
 
 
-@pytest.mark.parametrize(("capability", "count"), [("8.0", 0), ("9.0", 1), ("10.0", 1)])
-def test_does_without_on_older_gpus(capability, count):
+@pytest.mark.parametrize(
+    ("capability", "count"), [("8.0", 0), ("9.0", 1), ("10.3", 1), ("12.0", 0)]
+)
+def test_does_without_on_gpus_that_pallas_does_not_compile_for(capability, count):
     here = mock.Mock(compute_capability=capability)
     with mock.patch.object(jax, "devices", return_value=[here]):
         assert len(kernels_in(program_of_polars("pallas", 5, "cuda"))) == count

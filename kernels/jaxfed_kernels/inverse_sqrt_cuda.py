@@ -1,12 +1,12 @@
 """Inverse square roots by the coupled Newton-Schulz iteration, in one kernel for CUDA devices.
 
-A thread has one column of one matrix, in its registers. What a product needs of its left factor
-all threads of a matrix read at once, from the chip's shared memory, where the iterates stay through
-all steps; 4 to 16 matrices share a group of 128 threads.
+Each thread keeps one column of one matrix in its registers. For a product, the threads of a matrix
+read the left factor's columns together from shared memory, where the iterates stay through all
+steps. Four to sixteen matrices share a group of 128 threads.
 
-Compiled for H100s, where up to 32 x 32 no register is spilled, as the assembler reports, and run in
-interpret mode; never yet run on a device. It is written for Pallas' Mosaic GPU, which is new and
-changes: what is imported of it here may go, and callers should be able to do without.
+Compiled for an H100, where the assembler reports no spilled register up to 32 x 32, and run in
+interpret mode; never yet run on a device. It is written for Pallas' Mosaic GPU, which changes from
+one version of JAX to the next: importing or calling this may fail, and `jaxfed` does without then.
 """
 
 from functools import partial
@@ -30,16 +30,28 @@ from jaxfed_kernels.inverse_sqrt import check_rank, scale_of, tolerance
 
 # Threads that work on an array together, and those of them that form a warp.
 _THREADS, _WARP = 128, 32
-# Layouts as they are given here. The other semantics infer some, and JAX 0.12.0 by them stores
-# matrices in another order than that in which it reads their columns.
+# Layouts are as given here. The other semantics infers some, and JAX 0.12.0 then stores matrices in
+# another order than it reads their columns in.
 _AS_GIVEN = CompilerParams(lowering_semantics=LoweringSemantics.Lane)
+
+
+def compiles_here() -> bool:
+    """Whether Mosaic GPU compiles for the CUDA devices of this process; also where it has none.
+
+    It does for compute capabilities 9 and 10: for 8 it ends the process, for 12 it raises.
+    """
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:
+        return True
+    return all(device.compute_capability.split(".")[0] in ("9", "10") for device in devices)
 
 
 @partial(jax.jit, static_argnames=("steps", "interpret"))
 def inverse_sqrt_cuda(
     gram: Float[Array, "b r r"], *, steps: int = 16, interpret: bool = False
 ) -> tuple[Float[Array, "b r r"], Float[Array, " b"]]:
-    """The same as `inverse_sqrt`, for CUDA devices from compute capability 9.0 on.
+    """The same as `inverse_sqrt`, for CUDA devices of compute capability 9 or 10.
 
     Args:
         gram: symmetric positive definite matrices, no larger than `LARGEST_RANK`.
@@ -106,8 +118,8 @@ def inverse_sqrt_cuda(
         compiler_params=_AS_GIVEN,
         interpret=interpret,
     )
-    # Identities fill up the last group and the first column beyond a single one, zeros the others:
-    # none of it changes.
+    # Identities fill up the last group, and rows and columns are added as an identity has them:
+    # none of that changes.
     scale = scale_of(gram)
     groups = pl.cdiv(batch, many)
     a = jnp.broadcast_to(jnp.eye(rows, columns, dtype=gram.dtype), (groups * many, rows, columns))

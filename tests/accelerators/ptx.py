@@ -19,9 +19,7 @@ _NOBODY, _SEVERAL = -1, -2
 
 _TYPES = {"pred": np.uint8, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32,
           "b64": np.uint64, "u64": np.uint64, "s64": np.int64}  # fmt: skip
-# Comparisons that end in u are true of what is not a number.
-_COMPARED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
-             "le": operator.le, "ge": operator.ge, "leu": lambda x, y: ~(x > y)}  # fmt: skip
+_COMPARED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt}
 _COMPUTED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
              "or": operator.or_, "xor": operator.xor, "shl": operator.lshift,
              "shr": operator.rshift}  # fmt: skip
@@ -61,13 +59,12 @@ class Group:
 
     def take(self, line: str, following: int) -> int:
         """Does one instruction, and tells which is the next."""
-        guard, name, arguments = re.fullmatch(r"(@!?%p\d+)?\s*([\w.:]+)\s*(.*)", line).groups()
+        guard, name, arguments = re.fullmatch(r"(?:@(%p\d+))?\s*([\w.:]+)\s*(.*)", line).groups()
         given = re.findall(r"{[^}]*}|\[[^]]*\]|[^,\s]+", arguments)
         if name.startswith("bra"):
-            taken = np.ones(1, bool) if guard is None else self.of(guard.strip("@!"), "pred") > 0
-            taken = taken ^ ("@!" in (guard or ""))
-            assert taken.all() or not taken.any(), f"some threads take {line}"
-            return self.labels[given[0]] if taken.all() else following
+            taken = [1] if guard is None else self.of(guard, "pred")
+            assert len(set(taken)) == 1, f"some threads take {line}"
+            return self.labels[given[0]] if taken[0] else following
         assert guard is None, line
         kind, *parts = name.split(".")
         if kind == "bar":
@@ -91,7 +88,7 @@ class Group:
             return of(given[0], parts[-1])
         if kind == "selp":
             return np.where(of(given[2], "pred") > 0, *(of(x, parts[-1]) for x in given[:2]))
-        if kind == "fma":  # rounded once
+        if kind == "fma":  # the product exact
             x, y, z = (of(x, "f32").astype(np.float64) for x in given)
             return (x * y + z).astype(np.float32)
         if kind == "bfe":
@@ -100,9 +97,7 @@ class Group:
         if kind == "shfl":
             lane = of(given[1], "s32")
             return of(given[0], "b32")[_FIRST_LANE + (_LANE ^ lane if "bfly" in parts else lane)]
-        wide = "u64" if "wide" in parts else parts[-1]
-        x, y = (of(x, wide) for x in given)
-        return _COMPUTED[kind](x, y)
+        return _COMPUTED[kind](*(of(x, "u64" if "wide" in parts else parts[-1]) for x in given))
 
     def of(self, name: str, kind: str) -> np.ndarray:
         """A register or constant, of all threads."""
@@ -147,9 +142,12 @@ class Group:
             return self.memory[words]
         writers = self.writers[words]
         assert np.all((writers == _NOBODY) | (writers == _THREAD)), "read without a barrier"
-        for thread, word in enumerate(words):
-            alone = self.readers[word] in (_NOBODY, thread)
-            self.readers[word] = thread if alone else _SEVERAL
+        readers = self.readers[words]
+        self.readers[words] = np.where(
+            (readers == _NOBODY) | (readers == _THREAD), _THREAD, _SEVERAL
+        )
+        found, times = np.unique(words, return_counts=True)
+        self.readers[found[times > 1]] = _SEVERAL
         return self.shared[words]
 
     def write(self, words: np.ndarray, values: np.ndarray, shared: bool) -> None:
