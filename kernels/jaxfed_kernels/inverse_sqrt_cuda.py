@@ -10,6 +10,7 @@ one version of JAX to the next: importing or calling this may fail, and `jaxfed`
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def inverse_sqrt_cuda(
     tiles = (1, columns, many), (_WARP // many, many), (1,)
     layout = Layout.TILED(Tiling(tiles), (-5,), (-3, -2), -1)
 
-    def laid_out(x, layout=layout):
+    def laid_out(x, layout: Any = layout):
         return x if interpret else layout_cast(x, layout)
 
     def product(left, right):
