@@ -124,9 +124,9 @@ def _tpu_kernel(kernel):
 
 def _root_kernel():
     if PLATFORM == "gpu":
-        from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
+        from jaxfed_kernels.inverse_sqrt_cuda import compiles_here, inverse_sqrt_cuda
 
-        return inverse_sqrt_cuda
+        return inverse_sqrt_cuda if compiles_here() else inverse_sqrt_reference
     return _tpu_kernel(inverse_sqrt)
 
 

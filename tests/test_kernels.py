@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+from jax.experimental.pallas import mosaic_gpu
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, inverse_sqrt_reference
 from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
 
@@ -104,15 +104,6 @@ def test_refuses_what_does_not_fit(kernel):
         kernel(jnp.zeros((2, 33, 33)))
 
 
-def test_can_be_lowered_for_the_accelerator():
-    gram = jax.ShapeDtypeStruct((100, 12, 12), jnp.float32)
-    target = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-    mesh = AbstractMesh((1,), ("x",), axis_types=AxisType.Auto, abstract_device=target)
-    with use_abstract_mesh(mesh):
-        program = inverse_sqrt_cuda.trace(gram).lower(lowering_platforms=("cuda",)).as_text()
-    assert "triton" in program
-
-
 @pytest.mark.parametrize(
     ("method", "rank", "calls"),
     [(None, 5, {"tpu": 1, "cuda": 0, "cpu": 0}), ("pallas", 5, {"tpu": 1, "cuda": 1, "cpu": 0}),
@@ -120,12 +111,44 @@ def test_can_be_lowered_for_the_accelerator():
 )  # fmt: skip
 def test_is_chosen_where_a_program_is_lowered(method, rank, calls):
     """Mapped twice it is one call on one batch; what is too large has another way."""
+    for platform, count in calls.items():
+        program = program_of_polars(method, rank, platform)
+        assert len(kernels_in(program)) == count, platform
+        assert "callback" not in program, "interpreted by the machine that lowered it"
+
+
+def program_of_polars(method, rank, platform):
     w = jax.ShapeDtypeStruct((2, 3, 50, rank), jnp.float32)
     traced = jax.jit(jax.vmap(jax.vmap(lambda w: polar(w, method)))).trace(w)
-    for platform, count in calls.items():
-        program = traced.lower(lowering_platforms=(platform,)).as_text()
-        found = re.findall(r"custom_call @(tpu_custom_call|__gpu\$xla.gpu.triton)", program)
-        assert len(found) == count, platform
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+def kernels_in(program):
+    return re.findall(r"custom_call @(tpu_custom_call|mosaic_gpu_v2)\b", program)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("kernel", None), ("kernel", lambda body, out_shape: body),
+     ("LoweringSemantics", object), ("CompilerParams", object)],
+)  # fmt: skip
+def test_does_without_where_pallas_has_changed(name, instead, monkeypatch):
+    """A name is gone, or what it has or takes."""
+    monkeypatch.delitem(sys.modules, "jaxfed_kernels.inverse_sqrt_cuda")
+    if instead is None:
+        monkeypatch.delattr(mosaic_gpu, name)
+    else:
+        monkeypatch.setattr(mosaic_gpu, name, instead)
+    assert not kernels_in(program_of_polars("pallas", 5, "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "count"), [("8.0", 0), ("9.0", 1), ("10.3", 1), ("12.0", 0)]
+)
+def test_does_without_on_gpus_that_pallas_does_not_compile_for(capability, count):
+    here = mock.Mock(compute_capability=capability)
+    with mock.patch.object(jax, "devices", return_value=[here]):
+        assert len(kernels_in(program_of_polars("pallas", 5, "cuda"))) == count
 
 
 @pytest.mark.parametrize("kernel", ["tpu", pytest.param("cuda", marks=pytest.mark.slow)])

@@ -140,8 +140,9 @@ def _inverse_sqrts(
 def _inverse_sqrts_on_cuda(
     maps: Maps, gram: Float[Array, "*batch r r"]
 ) -> tuple[Array, Array] | None:
-    try:  # a way through Triton that JAX deprecates
-        from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
-    except ImportError:
+    try:  # by what Pallas changes from one version of JAX to the next
+        from jaxfed_kernels.inverse_sqrt_cuda import compiles_here, inverse_sqrt_cuda
+
+        return _inverse_sqrts(inverse_sqrt_cuda, maps, gram) if compiles_here() else None
+    except (AttributeError, ImportError, TypeError):
         return None
-    return _inverse_sqrts(inverse_sqrt_cuda, maps, gram)

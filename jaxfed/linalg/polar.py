@@ -70,9 +70,10 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
         w: the matrix; products of batches of small matrices are faster if it is wide.
         method: `"newton_schulz"` (the default) or `"eigh"`, by which the inverse square root of
             the Gram matrix is found; `"svd"`, a singular value decomposition of `w` throughout; or
-            `"pallas"`, Newton-Schulz in a kernel of `jaxfed_kernels` on CUDA devices too, which
-            took 0.3 to 0.8 of the time on an H100. On TPUs Newton-Schulz of many matrices up to
-            32 x 32 is a kernel anyway: it reads and writes far less by the compiler's count.
+            `"pallas"`, Newton-Schulz in a kernel of `jaxfed_kernels` on CUDA devices of compute
+            capability 9 or 10 too, compiled for them and never yet run on one. On TPUs
+            Newton-Schulz of many matrices up to 32 x 32 is a kernel anyway: it reads and writes
+            far less by the compiler's count.
 
     Returns:
         The orthonormal factor, of the dtype of `w` (half precisions are computed in single).

@@ -4,13 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import ptx
 import pytest
-from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, inverse_sqrt_reference
+from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, inverse_sqrt_cuda, inverse_sqrt_reference
 from tpu_compiler import array, compiled
 
 from jaxfed.linalg import polar
@@ -53,32 +56,64 @@ from jax.experimental import topologies
 from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
 device = topologies.get_topology_desc(
     platform="cuda", target_config=sys.argv[1], topology="1x1x1").devices[0]
-for rank in map(int, sys.argv[2:]):
-    place = jax.sharding.SingleDeviceSharding(device)
-    gram = jax.ShapeDtypeStruct((1000, rank, rank), "float32", sharding=place)
-    inverse_sqrt_cuda.trace(gram).lower(lowering_platforms=("cuda",)).compile()
+place = jax.sharding.SingleDeviceSharding(device)
+gram = jax.ShapeDtypeStruct((1000, int(sys.argv[2]), int(sys.argv[2])), "float32", sharding=place)
+inverse_sqrt_cuda.trace(gram).lower(lowering_platforms=("cuda",)).compile()
 """
 
 
-@pytest.mark.timeout(600)
-def test_stays_in_registers_on_an_h100(tmp_path, environment):
-    """For all that it takes; what is larger it refuses, see tests/test_kernels.py."""
+@pytest.fixture(params=[1, 3, 10, 16, 20, LARGEST_RANK], ids="rank {}".format)
+def for_an_h100(request, tmp_path, environment):
+    """A rank; the kernel for it; and what the assembler says of that."""
     for package in ("jax_cuda12_plugin", "nvidia.cuda_nvcc"):
         if find_spec(package.split(".")[0]) is None or find_spec(package) is None:
             pytest.skip(f"compiling for GPUs needs {package}: pip install 'jax[cuda12]'")
     (folder,) = find_spec("nvidia.cuda_nvcc").submodule_search_locations
-    ranks = [str(rank) for rank in (3, 10, 16, 20, LARGEST_RANK)]
-    flags = f"--xla_dump_to={tmp_path} --xla_gpu_cuda_data_dir={folder}"
     subprocess.run(
-        [sys.executable, "-c", COMPILE, H100, *ranks],
+        [sys.executable, "-c", COMPILE, H100, str(request.param)],
         check=True,
-        env=environment | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment
+        | {"XLA_FLAGS": f"--xla_gpu_cuda_data_dir={folder}"}
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "MOSAIC_GPU_DUMP_TO": str(tmp_path)}
+        | {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"},
     )
-    spilled = []
-    programs = [path for path in tmp_path.glob("*.ptx") if ".entry kernel(" in path.read_text()]
-    for path in programs:
-        binary = path.with_suffix(".cubin")
-        ptxas = [Path(folder) / "bin" / "ptxas", "-v", "-arch=sm_90a", "-o", binary, path]
-        report = subprocess.run(ptxas, check=True, capture_output=True, text=True).stderr
-        spilled += re.findall(r"(\d+) bytes spill stores", report)
-    assert spilled == ["0"] * len(ranks)
+    (kernel,), (report,) = tmp_path.glob("*.ptx"), tmp_path.glob("*.ptxas")
+    return request.param, kernel.read_text(), report.read_text()
+
+
+@pytest.mark.timeout(600)
+def test_stays_in_registers_on_an_h100(for_an_h100):
+    """For all that it takes; what is larger it refuses, see tests/test_kernels.py."""
+    report = for_an_h100[2]
+    assert re.findall(r"(\d+) bytes spill (?:stores|loads)", report) == ["0", "0"]
+
+
+@pytest.mark.timeout(600)
+def test_its_instructions_for_an_h100_are_right(for_an_h100):
+    """One by one by NumPy, as there is no device: every thread's, and every barrier needed."""
+    rank, text, _ = for_an_h100
+
+    def group_by_group(a):
+        # In one row, in the order of the kernel's arguments, which is that of their first use.
+        sizes = np.cumsum([0, a.size, a.shape[0] * ptx.THREADS, a.size])
+        memory = np.zeros(sizes[-1], np.uint32)
+        memory[: a.size] = np.asarray(a, order="C").view(np.uint32).ravel()
+        for place in range(len(a)):
+            ptx.Group(text, place, list(ptx.BASE + 4 * sizes[:3]), memory).run()
+        squares, inverse = np.split(memory.view(np.float32), sizes[1:3])[1:]
+        return inverse.reshape(a.shape), squares.reshape(len(a), *a.shape[2:])
+
+    def instead(kernel, out_type, **_):
+        return partial(jax.pure_callback, group_by_group, out_type, vmap_method="broadcast_all")
+
+    batch = 2 * ptx.THREADS // max(8, 2 ** (rank - 1).bit_length()) - 1  # the last group not full
+    w = np.random.default_rng(rank).normal(size=(batch, 2 * rank + 1, rank))
+    gram = (w.mT @ w).astype(np.float32)
+    gram[0], gram[1], gram[2] = np.nan, 0, np.diag(np.arange(rank))
+    with mock.patch.object(inverse_sqrt_cuda, "kernel", instead):
+        inverse, defect = inverse_sqrt_cuda.inverse_sqrt_cuda.__wrapped__(gram)
+    expected, error = inverse_sqrt_reference(gram)
+    assert np.all(error[3:] < 1e-5) and np.all(defect[3:] < 1e-5)
+    assert not np.any(defect[:3] < 0.5)
+    size = np.linalg.norm(expected[3:], axis=(1, 2))
+    assert np.all(np.linalg.norm(inverse[3:] - expected[3:], axis=(1, 2)) < 1e-6 * size)
