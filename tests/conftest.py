@@ -71,11 +71,11 @@ def pytest_runtest_setup(item):
 def forget_compiled_functions():
     """Each compiled function holds memory maps, and a process may hold only so many.
 
-    65,530 on Linux by default. Below that they stay, as the next module needs most of them too.
+    65,530 on Linux by default. So much as fits into 2 GB stays: the next module needs most of it.
     """
     yield
     maps = Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") > 20_000:
+    if not maps.exists() or maps.read_bytes().count(b"\n") > 8_000:
         jax.clear_caches()
 
 
