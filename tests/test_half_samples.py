@@ -13,7 +13,7 @@ import accelerator_matrix as matrix
 import jaxfed as jf
 from jaxfed.linalg import Moment
 
-QUICK = {"PerPCA", "VarProPerPCA", "FAPS", "SubspaceIteration", "FedAvg"}
+QUICK = {"PerPCA", "SubspaceIteration", "FedAvg"}
 KINDS = [kind for kind in matrix.CASES if kind.__module__.split(".")[1] != "gcca"]
 
 

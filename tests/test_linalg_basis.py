@@ -259,6 +259,7 @@ def test_the_derivative_of_few_eigenvectors_of_large_matrices(x64):
     matrix, change = half.T @ half, rng.normal(size=(eigen.LARGE, eigen.LARGE))
     change = change + change.T
 
+    @jax.jit
     def energy(t):
         _, vectors = top_eigenvectors(jnp.asarray(matrix) + t * change, 3)
         return jnp.sum((vectors.T @ weights) ** 2)
