@@ -71,7 +71,7 @@ def pytest_runtest_setup(item):
 def forget_compiled_functions():
     """Each compiled function holds memory maps, and a process may hold only so many.
 
-    65,530 on Linux by default. So much as fits into 2 GB stays: the next module needs most of it.
+    65,530 on Linux by default. Before that come 3 GB of memory; what fits the next module uses.
     """
     yield
     maps = Path("/proc/self/maps")
