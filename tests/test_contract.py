@@ -419,6 +419,7 @@ every_example = pytest.mark.parametrize("name", GOOD)
 LONG = {
     jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA, jf.pca.VarProPerPCA,
     jf.pca.LocalProbabilisticPCA, jf.pca.GlobalProbabilisticPCA, jf.pca.FAPS, jf.pca.LocalPower,
+    jf.pca.BlockLanczos,
     jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.generative.AdaptiveTraining,
     jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from test_contract import CLIENTS, GOOD, family, first_example
+from test_contract import CLIENTS, GOOD, LONG, family, first_example
 
 import jaxfed as jf
 
@@ -14,8 +14,6 @@ from flwr.app import Context, RecordDict
 from jaxfed.deploy import flower
 
 SEPARATE = jf.backend.separate()
-# What compiles or computes for longer than the others, here with every function by itself.
-LONG = frozenset({jf.gcca.DeepMaxVar, jf.generative.AdaptiveDiffusion})
 
 
 def alone(clients, number):

@@ -1,6 +1,6 @@
 """Orthonormal bases by Gram-Schmidt, and leading eigenvectors."""
 
-from functools import partial
+from functools import cache, partial
 
 import chex
 import jax
@@ -160,8 +160,13 @@ def test_refuses_unknown_methods():
 # ---- leading eigenvectors
 
 
+@cache
+def rotation_of(size, seed=0):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+
+
 def symmetric(values, seed=0):
-    rotation = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(values), len(values))))[0]
+    rotation = rotation_of(len(values), seed)
     return (rotation * np.asarray(values)) @ rotation.T
 
 
@@ -211,6 +216,9 @@ def test_derivative_is_finite_where_the_subspace_is_not_differentiable():
     chex.assert_tree_all_finite(gradient)
 
 
+leading = jax.jit(top_eigenvectors, static_argnums=1)
+
+
 def spectrum(name, size):
     falling = 0.9 ** np.arange(size)
     return {
@@ -231,9 +239,9 @@ def spectrum(name, size):
 def test_few_eigenvectors_of_large_matrices_are_those_of_a_decomposition(name, dtype, x64):
     size, rank = eigen.LARGE, 4
     values = np.sort(spectrum(name, size))[::-1]
-    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
+    turn = rotation_of(size)
     matrix = jnp.asarray((turn * values) @ turn.T, dtype)
-    found, vectors = top_eigenvectors(matrix, rank)
+    found, vectors = leading(matrix, rank)
     assert found.dtype == vectors.dtype == dtype
     eps = np.finfo(dtype).eps
     largest = np.abs(values).max()
@@ -251,6 +259,7 @@ def test_the_derivative_of_few_eigenvectors_of_large_matrices(x64):
     matrix, change = half.T @ half, rng.normal(size=(eigen.LARGE, eigen.LARGE))
     change = change + change.T
 
+    @jax.jit
     def energy(t):
         _, vectors = top_eigenvectors(jnp.asarray(matrix) + t * change, 3)
         return jnp.sum((vectors.T @ weights) ** 2)

@@ -10,22 +10,8 @@ import accelerator_matrix as matrix
 import jaxfed as jf
 from jaxfed.linalg import Moment
 
-# Networks and what has many decompositions take seconds to trace.
-QUICK = {
-    "Pooled", "Local", "SubspaceIteration", "BlockLanczos", "OneShot", "MVLSA", "PerPCA",
-}  # fmt: skip
 
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, id=kind.__name__,
-            marks=[] if kind.__name__ in QUICK else [pytest.mark.slow],
-        )
-        for kind in matrix.CASES
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", matrix.CASES, ids=lambda kind: kind.__name__)
 def test_lowers_for_accelerators(kind):
     function, arguments = matrix.program(kind, "lossless", "forward", rounds=2)
     exported = jax.export.export(function, platforms=("tpu", "cuda"))(*arguments)

@@ -31,9 +31,15 @@ def test_rows_are_packed_into_the_same_bytes(case, seed):
     shape = (times * together * (8 if width < 8 else 1), *rest)
     assert stays_in_rows(shape, symbols)
     codes = np.random.default_rng(seed).integers(0, symbols, shape).astype(np.uint8)
-    packed = pack_rows(jnp.asarray(codes), symbols)
-    np.testing.assert_array_equal(packed, pack_symbols(jnp.asarray(codes.reshape(-1)), symbols))
-    np.testing.assert_array_equal(unpack_rows(packed, shape, symbols), codes)
+
+    @jax.jit
+    def both(codes):
+        packed = pack_rows(codes, symbols)
+        return packed, pack_symbols(codes.reshape(-1), symbols), unpack_rows(packed, shape, symbols)
+
+    packed, wanted, unpacked = both(codes)
+    np.testing.assert_array_equal(packed, wanted)
+    np.testing.assert_array_equal(unpacked, codes)
 
 
 @given(
@@ -43,23 +49,25 @@ def test_rows_are_packed_into_the_same_bytes(case, seed):
 def test_messages_are(levels, shape, clients, nearest, seed):
     """Of any shape, none at all included, and what is made of them again."""
     shape, rng = tuple(shape), np.random.default_rng(seed)
-    x = jnp.asarray(rng.normal(size=(clients, *shape)), jnp.float32)
-    peaks = jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)))
-    seeds = None if nearest else jnp.asarray(rng.integers(0, 2**32, (clients, 2)), jnp.uint32)
+    x = rng.normal(size=(clients, *shape)).astype(np.float32)
+    peaks = np.max(np.abs(x), axis=tuple(range(1, x.ndim)))
+    seeds = None if nearest else rng.integers(0, 2**32, (clients, 2)).astype(np.uint32)
 
-    def packed(function):
-        return jax.jit(jax.vmap(partial(function, levels=levels)))(x, levels / peaks, seeds)
+    @jax.jit
+    def packed(x, scales, seeds):
+        ways = q._quantized_in_rows, q._quantized_in_turn
+        return [jax.vmap(partial(way, levels=levels))(x, scales, seeds) for way in ways]
 
-    rows = packed(q._quantized_in_rows)
-    np.testing.assert_array_equal(rows, packed(q._quantized_in_turn))
+    rows, turn = packed(x, levels / peaks, seeds)
+    np.testing.assert_array_equal(rows, turn)
 
-    def restored(function):
-        return jax.jit(jax.vmap(partial(function, shape=shape, levels=levels)))(
-            rows, peaks / levels
-        )
+    @jax.jit
+    def restored(rows, steps):
+        ways = q._restored_in_rows, q._restored_in_turn
+        return [jax.vmap(partial(way, shape=shape, levels=levels))(rows, steps) for way in ways]
 
-    again = restored(q._restored_in_rows)
-    np.testing.assert_array_equal(again, restored(q._restored_in_turn))
+    again, turn = restored(rows, peaks / levels)
+    np.testing.assert_array_equal(again, turn)
     assert np.all(np.abs(again - x) <= 1.001 * (peaks / levels).reshape(-1, *[1] * len(shape)))
 
 

@@ -105,7 +105,8 @@ def inside(names, lines):
 
 FUNCTIONS = (bits, consensus, data, derivatives, devices, fitted, inside, models, sweeps)
 SAID = {f.__name__: f for f in FUNCTIONS}
-LONG = {"derivatives", "estimators", "inside", "models", "sharing"}  # compile much
+# Those that compile much.
+LONG = {"derivatives", "estimators", "inside", "models", "sharing", "sweeps", "views"}
 SHOWN = [
     pytest.param(
         page.relative_to(DOCS).with_suffix("").as_posix(),

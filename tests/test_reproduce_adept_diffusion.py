@@ -151,6 +151,7 @@ def found(digits, tmp_path_factory):
         return target.measure(Seeds(1), data=folder, scale=0.5)
 
 
+@pytest.mark.slow
 def test_every_method_is_measured(found):
     methods = target.methods(SMALL)
     assert {target.PRINTED, target.PROGRAM} < set(methods)

@@ -54,7 +54,9 @@ def objective(make, step, clients, key, rounds, channel=None, few=True, devices=
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "PerPCA")) for name in CASES]
+)
 def test_a_run_of_few_bits_and_few_participants_converges(name, key):
     """To within two per cent of the run without loss in which all take part."""
     make, step = CASES[name]
