@@ -217,18 +217,18 @@ def test_a_run_counts_what_is_written():
     def run(clients):
         return jf.rollout(
             jf.pca.SubspaceIteration(3), clients, rounds=4, key=jax.random.key(0),
-            channel=(up, down, jf.channel.lossless()), participation=jf.participation.uniform(3),
+            channel=(up, down, jf.channel.lossless()), participation=jf.participation.uniform(4),
             backend=jf.backend.chunked(2),
         )  # fmt: skip
 
     history = run(clients).history
     jax.effects_barrier()
     # The last broadcast is for a round that does not come.
-    assert len(up.log) == 3 * 4 and len(down.log) == 4
+    assert len(up.log) == 4 * 4 and len(down.log) == 4
     assert len(set(up.log)) > 4
     np.testing.assert_allclose(history["bits_up"][-1], 8 * sum(up.log) / CLIENTS, rtol=1e-6)
     # The first broadcast is from before the rounds, and exact.
-    broadcast = 32 * 180 + 8 * sum(down.log[:-1]) * 3 / CLIENTS
+    broadcast = 32 * 180 + 8 * sum(down.log[:-1]) * 4 / CLIENTS
     np.testing.assert_allclose(history["bits_down"][-1], broadcast, rtol=1e-6)
 
 

@@ -231,7 +231,7 @@ def chunked(size: int) -> Backend:
     """Clients in blocks of at most `size`, one block after the other, in bounded memory.
 
     Blocks are of one size, from half of `size` on. Where no such number divides that of the
-    clients, the last block begins with some of the one before, which count once.
+    clients, the last block begins with some of the one before, which are computed twice and count once.
 
     Raises:
         ValueError: if `size` is not a positive whole number.
