@@ -231,7 +231,8 @@ def chunked(size: int) -> Backend:
     """Clients in blocks of at most `size`, one block after the other, in bounded memory.
 
     Blocks are of one size, from half of `size` on. Where no such number divides that of the
-    clients, the last block begins with some of the one before, which are computed twice and count once.
+    clients, the last block begins with some of the one before: they are computed twice, and count
+    once.
 
     Raises:
         ValueError: if `size` is not a positive whole number.
