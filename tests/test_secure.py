@@ -91,12 +91,13 @@ def test_masks_cancel_on_every_backend(key):
 
     keys = jax.random.split(key, CLIENTS)
     _, wanted = compiled(channel, messages, key)
+    unit = 3.0 / channel.levels  # by which programs may round a message differently
     for backend in (jf.backend.chunked(2), jf.backend.pmap(4), jf.backend.shard(4)):
         filled = jnp.arange(CLIENTS + -CLIENTS % backend.multiple)
         own = (filled, messages[filled % CLIENTS], keys[filled % CLIENTS])
         added, _ = jax.jit(lambda own, b=backend: b.map_reduce(work, (), own))(own)
         told = channel.receive(added, None)
-        np.testing.assert_array_equal(told["x"].value, wanted)
+        np.testing.assert_allclose(told["x"].value, wanted, rtol=0, atol=1.1 * CLIENTS * unit)
 
 
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (100, 32), (100, 9)])
