@@ -39,6 +39,9 @@ TABLES = {
     ),
     "Polar factor": Made("python bench/polar.py", "3"),
     "First calls": Made("python bench/first_call.py", "10", "before, and the last starts"),
+    "Results before first calls": Made(
+        "python bench/verdicts.py BEFORE AFTER", "60", "before: the earlier revision's targets",
+    ),
     "A round of PerPCA": Made("python bench/perpca_round.py", "2", "the earlier run"),
     "Minibatches": Made("python bench/minibatches.py", "2", "the sort's are of the code before"),
     "Sweeps and many clients": Made(

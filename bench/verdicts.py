@@ -10,6 +10,7 @@ otherwise differs by more than rounding.
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -39,7 +40,11 @@ def compared(before: Path, after: Path) -> dict[str, Any]:
     differences = [
         abs(a["mean"] - b["mean"]) / max(abs(a["mean"]), abs(b["mean"]), 1e-300) for a, b in both
     ]
-    counts = [Counter(row["verdict"] for row in side) for side in zip(*both, strict=True)]
+    # What follows says by how much.
+    counts = [
+        Counter(re.split("[ ;:]", row["verdict"])[0] for row in side)
+        for side in zip(*both, strict=True)
+    ]
     return {
         "target": before.name.replace("-", "/", 1), "rows": len(both),
         "the same": sum(x == 0 for x in differences),
