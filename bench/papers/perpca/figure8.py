@@ -41,7 +41,9 @@ def run(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> Found:
         )
         places = {"random": slice(len(keys)), "spectrum": slice(len(keys), None)}
         for extra in range(4):
-            drawn = gaussian(keys, *window.shared.shape[1:2], 1 + extra, dtype=jnp.float64)
+            # Not by the keys of the local components, whose first one would be the same.
+            own = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+            drawn = gaussian(own, *window.shared.shape[1:2], 1 + extra, dtype=jnp.float64)
             shared = [jax.vmap(orthonormalize)(drawn), spectrum(random, keys, 1 + extra)]
             solution = descend(
                 both, jnp.concatenate(shared), run_keys, 1, rounds=rounds, every=EVERY
