@@ -177,7 +177,7 @@ class _Auto(_HereAlone):
 def _block(clients: int, most: int) -> int:
     """The size of blocks, from half the most allowed, of which the last two share the fewest.
 
-    But first, up to a hundredth of all, one that a TPU has whole tiles of.
+    Whole tiles of a TPU are worth sharing a hundredth of all clients.
     """
 
     def cost(size: int) -> tuple:
