@@ -1,6 +1,6 @@
 """What two revisions make of the papers' tables and figures, target by target.
 
-    python -m jaxfed reproduce TARGET --seeds 1 --out BEFORE/TARGET    # in each checkout
+    jaxfed reproduce perpca/figure3 --seeds 1 --out BEFORE/perpca-figure3   # in each checkout
     python bench/verdicts.py BEFORE AFTER
 
 For every target in both folders: rows that both have, how many of them hold the same number to the
@@ -59,7 +59,9 @@ def compared(before: Path, after: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print the table of two folders."""
-    before, after = map(Path, sys.argv[1:3])
+    if len(sys.argv) != 3 or not all(Path(given).is_dir() for given in sys.argv[1:]):
+        sys.exit(f"wanted two folders of results, got {sys.argv[1:]}")
+    before, after = map(Path, sys.argv[1:])
     names = sorted(p.name for p in before.iterdir() if (p / "result.json").exists())
     print(table([compared(before / n, after / n) for n in names if (after / n).exists()]))
 

@@ -1,6 +1,7 @@
 """The measured tables: each says what makes it, and what is quick to make is what is printed."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -115,3 +116,23 @@ def test_the_eigensolvers_rounds_are_those_printed(scripts):
     for row in rows:
         low, high = ranges[row["p"], row["ratio"]]
         assert all(low <= int(count) <= high for count in row["BlockLanczos"].split(" to ")), row
+
+
+def test_verdicts_of_two_revisions_are_compared_row_by_row(scripts, tmp_path, monkeypatch):
+    def write(name, *rows):
+        folder = tmp_path / name / "perpca-figure3"
+        folder.mkdir(parents=True)
+        rows = [
+            {"angle": angle, "paper": "", "verdict": verdict, "mean": mean}
+            for angle, mean, verdict in rows
+        ]
+        (folder / "result.json").write_text(json.dumps({"rows": rows}))
+
+    write("before", ("1", 2.0, "reproduced"), ("2", 1.0, "differs by +1"), ("3", None, None))
+    write("after", ("1", 2.0, "reproduced"), ("2", 1.5, "reproduced; from the paper by 1"))
+    verdicts = scripts("verdicts")
+    line = verdicts.compared(*(tmp_path / x / "perpca-figure3" for x in ("before", "after")))
+    assert list(line.values()) == ["perpca/figure3", 2, 1, 1, "0.3", 1, 2, 1, 0]
+    monkeypatch.setattr("sys.argv", ["verdicts.py", str(tmp_path / "before"), "nowhere"])
+    with pytest.raises(SystemExit, match=r"wanted two folders of results, got .*nowhere"):
+        verdicts.main()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import final
 
 import equinox as eqx
@@ -174,6 +174,7 @@ class _Auto(_HereAlone):
         return reduced, kept
 
 
+@cache
 def _block(clients: int, most: int) -> int:
     """The size of blocks, from half the most allowed, of which the last two share the fewest.
 
