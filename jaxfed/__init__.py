@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxfed.core.checkpoint import Checkpoint as Checkpoint
     from jaxfed.core.clients import Clients as Clients
     from jaxfed.core.compiling import enable_compilation_cache as enable_compilation_cache
+    from jaxfed.core.energies import EnergyWarning as EnergyWarning
     from jaxfed.core.grid import grid as grid
     from jaxfed.core.grid import stack as stack
     from jaxfed.core.grid import sweep as sweep
@@ -86,6 +87,7 @@ _PLACES = {
     "Checkpoint": "jaxfed.core.checkpoint:Checkpoint",
     "Clients": "jaxfed.core.clients:Clients",
     "Samples": "jaxfed.core.samples:Samples",
+    "EnergyWarning": "jaxfed.core.energies:EnergyWarning",
     "enable_compilation_cache": "jaxfed.core.compiling:enable_compilation_cache",
     "grid": "jaxfed.core.grid:grid",
     "stack": "jaxfed.core.grid:stack",

@@ -1,5 +1,6 @@
 """Public names that are imported when they are asked for, and old ones, with their successors."""
 
+import contextlib
 import os
 import pkgutil
 import sys
@@ -49,8 +50,9 @@ def lazy_names(
 
 def caller() -> int:
     """The `stacklevel` of a warning at which it is told of whoever called this package."""
-    level, frame, house = 1, sys._getframe(1), os.path.dirname(__file__)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(house):
+    # A context manager that is used as a decorator calls from within its own module.
+    level, frame, inside = 1, sys._getframe(1), (os.path.dirname(__file__), contextlib.__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level
 

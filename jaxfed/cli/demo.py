@@ -86,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
     best = min(rows, key=lambda row: row["residual, held out"])["method"]
     _report.show(rows)
+    for remark in solutions["PerPCA"].remarks():
+        print(f"\nPerPCA: {remark}")
     print(
         "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "

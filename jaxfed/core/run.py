@@ -22,6 +22,7 @@ from jaxfed.core.checkpoint import Checkpoint, fingerprint
 from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
+from jaxfed.core.energies import energies, warn_of_large
 from jaxfed.core.loop import Metrics, Options, advance, finish, prepare, with_bits
 from jaxfed.core.problem import State
 from jaxfed.core.processes import exchanged, on_host, watched
@@ -157,6 +158,10 @@ def fit(
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
         jaxfed.ProcessError: if another process of the run has ended.
+
+    Warns:
+        jaxfed.EnergyWarning: if the algorithm weights clients by the energy of their samples, and
+            some clients' energy is more than ten times the median client's.
     """
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
@@ -167,6 +172,8 @@ def fit(
         check_count("every", every)
         chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
+    if algorithm.energy_weighted and not is_source(clients.data):
+        warn_of_large(energies(clients), clients)
     made = apart.programs if backend.apart else programs
     if is_source(clients.data):
         made = streamed

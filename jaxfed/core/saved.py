@@ -10,6 +10,7 @@ The file is an uncompressed `.npz`. Its entry `header` is a text, a JSON object:
     status       how the run ended, a name of `jaxfed.Status`
     parts        for `shared` and `local`: null where there is none, else the paths of its arrays
     types        the type of each array
+    remarks      what to know before relying on the result; files of before have none
 
 The other entries are arrays: `shared` and `local` where such a part is one array, `shared.encoder`
 and the like where it is a tree of them, and `history_NAME`. A file may have entries beside these,
@@ -38,6 +39,8 @@ from jaxfed.core.files import replacing
 LAYOUT = ["jaxfed.solution", 1]
 PARTS = Personalized._fields
 HISTORY = "history_"
+# A relative fall of the objective in the second half of a run that is worth a remark.
+FALL = 1e-3
 
 
 class Saved(NamedTuple):
@@ -54,6 +57,7 @@ class Saved(NamedTuple):
         algorithm: the algorithm as it is printed.
         clients: how many there were.
         versions: of Python, jaxfed and the packages that computed, by name.
+        remarks: what to know before relying on the result, as `Solution.remarks` has it.
     """
 
     result: Personalized
@@ -63,6 +67,7 @@ class Saved(NamedTuple):
     algorithm: str
     clients: int
     versions: dict[str, str]
+    remarks: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """What ran, how it ended and what it cost, in two columns of text."""
@@ -88,7 +93,33 @@ def story(run: Any) -> dict[str, str]:
     for name in PARTS:
         leaves = jax.tree.leaves(getattr(run.result, name))
         rows[name] = ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves) or "nothing"
+    for number, remark in enumerate(run.remarks, 1):
+        rows["remark" if len(run.remarks) == 1 else f"remark {number}"] = remark
     return rows
+
+
+def still_falling(run: Saved) -> tuple[str, ...]:
+    """A remark if the objective was still falling when the rounds were over.
+
+    The fall of the second half of the rounds is what the next ones may well bring again. Tenths of
+    the rounds are compared, so that what scatters from round to round does not count as a fall.
+    """
+    objective = np.asarray(run.history.get("objective", ()), float)
+    objective = objective[np.isfinite(objective)]
+    rounds = len(objective)
+    if rounds < 10:
+        return ()
+    tenth = max(2, rounds // 10)
+    middle, last = objective[rounds // 2 - tenth : rounds // 2], objective[-tenth:]
+    before = objective[-2 * tenth : -tenth]
+    scale = max(abs(objective[-1]), 1e-3 * abs(objective).max())
+    fall = (middle.min() - last.max()) / scale if scale else 0.0
+    if not (fall > FALL and before.mean() - last.mean() > 1e-2 * FALL * scale):
+        return ()
+    return (
+        f"The objective still fell by {100 * fall:.2g} % in the second half of the rounds: the run "
+        "has not converged; run more rounds (warm_start=) or choose a faster solver.",
+    )
 
 
 def write(path: str | os.PathLike[str], run: Saved) -> None:
@@ -121,6 +152,7 @@ def entries(run: Saved) -> dict[str, np.ndarray]:
         "status": run.status,
         "parts": parts,
         "types": {name: str(values.dtype) for name, values in arrays.items()},
+        "remarks": list(run.remarks),
     }
     # NumPy's files have no half precision but IEEE's: others are written as the bytes they are.
     plain = {k: x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for k, x in arrays.items()}
@@ -159,6 +191,7 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
         parts[name] = _part(name, own, None if like is None else (getattr(like, name),))
     history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
     kept = {name: header[name] for name in Saved._fields if name in header}
+    kept["remarks"] = tuple(header.get("remarks", ()))
     return Saved(result=Personalized(**parts), history=history, **kept)
 
 
@@ -192,8 +225,11 @@ def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     missing = {p for name in PARTS for p in header["parts"][name] or ()} - header["types"].keys()
     if missing:
         raise ValueError(f"parts without arrays: {sorted(missing)}")
-    if not header["algorithm"].isprintable():  # it goes to terminals
-        raise ValueError(f"algorithm: wanted text that can be printed, got {header['algorithm']!r}")
+    texts = {"algorithm": header["algorithm"]}
+    texts |= {f"remarks[{i}]": text for i, text in enumerate(header.get("remarks", ()))}
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text.isprintable():  # they go to terminals
+            raise ValueError(f"{name}: wanted text that can be printed, got {text!r}")
     for name, array in arrays.items():
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
             raise ValueError(f"{name}: wanted numbers, got {array.dtype}")

@@ -68,7 +68,20 @@ class Solution(eqx.Module):
         Raises:
             ValueError: for the solutions of several runs, and one that is traced.
         """
-        return columns(saved.story(self._saved("summary")))
+        return columns(saved.story(self._saved("summary")._replace(remarks=self.remarks())))
+
+    def remarks(self) -> tuple[str, ...]:
+        """What to know before relying on the result, in sentences; empty if there is nothing.
+
+        They say whether the objective was still falling when the rounds were over, and what the
+        algorithm finds wrong with the result. `summary` and `save` include them.
+
+        Raises:
+            ValueError: for the solutions of several runs, and one that is traced.
+        """
+        run = self._saved("remarks")
+        found = saved.still_falling(run) if self.status == Status.round_limit else ()
+        return (*found, *self.algorithm.remarks(self.result))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result and the history to a file, which `jaxfed.load` reads.
@@ -81,7 +94,7 @@ class Solution(eqx.Module):
             ValueError: for what is no path, the solutions of several runs, and one that is traced.
             OSError: if it cannot be written.
         """
-        saved.write(path, self._saved("save"))
+        saved.write(path, self._saved("save")._replace(remarks=self.remarks()))
 
     def entries(self) -> dict[str, np.ndarray]:
         """What `save` writes, by name, for a file that holds more.
@@ -89,7 +102,7 @@ class Solution(eqx.Module):
         Raises:
             ValueError: as `save`.
         """
-        return saved.entries(self._saved("entries"))
+        return saved.entries(self._saved("entries")._replace(remarks=self.remarks()))
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
@@ -113,7 +126,7 @@ class Solution(eqx.Module):
         """The summary as a table, for notebooks."""
         if not self._is_one:
             return None
-        rows = saved.story(self._saved("repr")).items()
+        rows = saved.story(self._saved("repr")._replace(remarks=self.remarks())).items()
         cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
         return f"<table>{''.join(cells)}</table>"
 

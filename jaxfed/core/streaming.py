@@ -19,6 +19,7 @@ from jaxfed.core import contract
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.buckets import first_of, unlike
 from jaxfed.core.ends import Opening, opened, remembers_first, server_round
+from jaxfed.core.energies import warn_of_large
 from jaxfed.core.loop import Metrics, Options, evaluated, finish, with_bits
 from jaxfed.core.problem import Costs, Problem, State, blank, zeros_of
 from jaxfed.core.reduction import combined, joined, separated
@@ -63,8 +64,12 @@ class Streamed:
         each = [_one(problem, block, local_start) for block in _kinds(reader)]
         first: list[PyTree] = []
         broken = np.zeros(problem.size, bool)
+        energies = np.zeros(problem.size)
 
         def announce(block, data):
+            if problem.algorithm.energy_weighted:
+                values, counts = data
+                energies[block.places] = np.einsum("mnd,mnd->m", values, values) / counts
             own = (data, *_whose(problem, block), block.places, rows(local_start, block.places))
             return self._announced(problem, shared_start, own)
 
@@ -75,6 +80,7 @@ class Streamed:
 
         needed = any(_reads(partial(_first_message, problem, start), *one) for one in each)
         heard = self._over(reader, range(len(blocks)), announce, remember, needed)
+        warn_of_large(energies, problem.clients)
         opening = self._opened(problem, start, heard)
 
         begin_one = partial(_client_init, problem, start, opening.downlink)

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_instance
 from jaxfed.core.clients import Clients
+from jaxfed.core.described import is_known
 from jaxfed.core.processes import finite
 from jaxfed.core.reduction import Gram, Symmetric, unfolded
 from jaxfed.core.samples import Samples
@@ -20,6 +22,9 @@ Frame = Float[Array, "features rank"]
 # Where components are rows, what the formulas call U is the transpose of the arrays: batches of
 # such small matrices are multiplied two to four times as fast.
 Rows = Float[Array, "rank features"]
+
+# The misalignment from which on local components count as different.
+COMMON = 0.05
 
 RETRACTIONS: dict[str, Callable[[Frame], Frame]] = {"polar": polar, "qr": orthonormalize}
 
@@ -185,6 +190,30 @@ def moment_received(reduced: Array) -> Moment:
     if reduced.shape[0] != reduced.shape[1]:  # a factor of it, as `Gram` may leave it
         return Moment.from_samples(reduced.T, 1)
     return Moment.from_dense(reduced)
+
+
+def common_local(result: Personalized) -> tuple[str, ...]:
+    """A remark if some direction lies in almost every client's local part.
+
+    The measure is the misalignment θ of `jaxfed.metrics.misalignment`.
+    """
+    from scipy.sparse.linalg import svds  # here: it takes longer to import than most runs need
+
+    if not is_known(result.local) or len(result.local) < 2:
+        return ()
+    local = np.asarray(result.local, float)
+    stacked = np.moveaxis(local, 0, 1).reshape(local.shape[1], -1)
+    if not np.isfinite(stacked).all() or not stacked.any():
+        return ()
+    first = np.random.default_rng(0).standard_normal(min(stacked.shape))
+    largest = svds(stacked, 1, v0=first, tol=1e-4, return_singular_vectors=False)[0]
+    theta = max(0.0, 1 - largest**2 / len(local))
+    if theta > COMMON:
+        return ()
+    return (
+        f"The local components are common to all clients (misalignment {theta:.2g}) and so not "
+        "local at all: learn more shared or fewer local components.",
+    )
 
 
 def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:

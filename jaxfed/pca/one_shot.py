@@ -21,6 +21,7 @@ from jaxfed.pca._components import (
     change_within,
     check_data,
     check_fits,
+    common_local,
     moment_message,
     moment_of,
     moment_received,
@@ -220,6 +221,11 @@ class OneShot(OneExchange):
         del key, like, start
         return moment_received(first).top(self.shared_rank)[1]
 
+    @property
+    def energy_weighted(self) -> bool:
+        """Whether components count by their variances: not in a mean of projectors."""
+        return self.method != "projector"
+
     def client_init(self, key, downlink, data, start):
         """The personal second shot."""
         del key, start
@@ -228,3 +234,7 @@ class OneShot(OneExchange):
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
         return uncaptured(data, captured(data, downlink) + captured(data, local))
+
+    def remarks(self, result):
+        """Whether the local components are common to all clients."""
+        return common_local(result)

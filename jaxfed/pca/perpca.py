@@ -31,6 +31,7 @@ from jaxfed.pca._components import (
     check_data,
     check_fits,
     check_start,
+    common_local,
     moment_message,
     moment_of,
     moment_received,
@@ -77,6 +78,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     step_size: Float[Array, ""] | None
     decay: Float[Array, ""] | None
+    energy_weighted = True
+
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     variant: Literal["tangent", "polar"] = eqx.field(static=True)
@@ -293,6 +296,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
     def shared_result(self, server):
         """The shared components."""
         return server.shared.T
+
+    def remarks(self, result):
+        """Whether the local components are common to all clients."""
+        return common_local(result)
 
     def through(self) -> Algorithm:
         """The same problem in the shared components alone; of `"polar"` steps, these themselves.

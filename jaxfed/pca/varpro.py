@@ -35,6 +35,7 @@ from jaxfed.pca._components import (
     check_data,
     check_fits,
     check_start,
+    common_local,
     deflate,
     moment_message,
     moment_of,
@@ -75,6 +76,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough):
 
     shared_rank: int = eqx.field(static=True)
     local_rank: int = eqx.field(static=True)
+    energy_weighted = True
 
     def __init__(self, shared_rank: int, local_rank: int):
         """Set up the algorithm.
@@ -186,6 +188,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough):
         """The best local components for the final shared ones."""
         del local
         return best_local(data, downlink, self.local_rank)
+
+    def remarks(self, result: Personalized) -> tuple[str, ...]:
+        """Whether the local components are common to all clients."""
+        return common_local(result)
 
     def through(self) -> Algorithm:
         """Gradient ascent of the same function: a line search remembers more than a point."""

@@ -86,7 +86,7 @@ class Given:
 
 def summary(given: Given) -> str:
     """What ran and how it ended."""
-    run = given.solution._saved("report")
+    run = given.solution._saved("report")._replace(remarks=given.solution.remarks())
     return facts(story(run)) + folded("Versions", facts(versions()))
 
 

@@ -1,7 +1,7 @@
 """What fitting any algorithm has in common: where from, where to, and runs taken up again."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -259,6 +259,15 @@ class Run(NamedTuple):
         settings = {name: value for name, value in vars(arguments).items() if name != "run"}
         _report.write(self.folder, arrays, {"settings": settings, **summary})
         print(f"Written to {self.folder.path}: {', '.join(written)}.")
+
+
+def show(rows: Sequence[Mapping[str, Any]], solution: Solution) -> None:
+    """Print a run's table, and below it what to know before relying on the result."""
+    print()
+    _report.show(rows)
+    for remark in solution.remarks():
+        print(f"\n{remark}")
+    print()
 
 
 def traffic(*solutions: Solution | None) -> dict[str, int]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from jaxfed import data, pca, plot, report
 from jaxfed._optional import require
-from jaxfed.cli import _evaluate, _report
+from jaxfed.cli import _evaluate
 from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _processes
 from jaxfed.core.algorithm import Algorithm, Personalized
@@ -191,9 +191,7 @@ def run(arguments: argparse.Namespace, *, build: Callable[[argparse.Namespace], 
 
     solution = together.own(solution, clients)
     rows = _table(solution, start, own, split)
-    print()
-    _report.show(rows)
-    print()
+    _common.show(rows, solution)
     arrays = {**solution.entries(), "names": split.names, "mean": split.mean}
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     summary = {"seconds": seconds, "samples": samples, "table": rows}

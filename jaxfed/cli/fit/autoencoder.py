@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed import plot, report
 from jaxfed._optional import require
-from jaxfed.cli import _report
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -124,9 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = _reconstructions(algorithm, solution.result, measured)
     energies = _energies(measured, found)
     rows = _table(solution, energies, arguments)
-    print()
-    _report.show(rows)
-    print()
+    _common.show(rows, solution)
     drawn = _drawn(solution, measured, found, images)
     saved = solution.entries() | {
         "energies": energies, "names": images.names, "image_shape": images.shape,

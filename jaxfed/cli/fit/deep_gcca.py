@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from jaxfed import gcca, models, plot, report
 from jaxfed._optional import require
-from jaxfed.cli import _report
 from jaxfed.cli.fit import _common, _signature, _views
 from jaxfed.core import channel
 from jaxfed.core.run import Solution
@@ -128,9 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         held_out = gcca.Views.from_arrays(split.held_out)
         others = algorithm.outputs(solution.result.local, held_out)
     rows = _table(solution, scores, split.names, shares, others)
-    print()
-    _report.show(rows)
-    print()
+    _common.show(rows, solution)
     drawn = _drawn(solution, split.names, shares)
     widest = views.features
     arrays = {

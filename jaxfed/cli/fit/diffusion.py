@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from jaxfed import plot, report
 from jaxfed._optional import require
-from jaxfed.cli import _report
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.clients import Clients
@@ -153,9 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     )(jax.random.key(arguments.seed + 1), arrays)  # fmt: skip
     samples = np.asarray(drawn).clip(0, 1).reshape(len(names), arguments.samples, -1)
     rows = _table(solution, samples, images, arguments)
-    print()
-    _report.show(rows)
-    print()
+    _common.show(rows, solution)
     drawn = _drawn(solution, samples, names, images.shape)
     saved = solution.entries() | {
         "samples": samples, "names": images.names, "image_shape": images.shape,

@@ -14,7 +14,6 @@ from jaxtyping import Float
 
 from jaxfed import gcca, plot, report
 from jaxfed._optional import require
-from jaxfed.cli import _report
 from jaxfed.cli.fit import _common, _signature, _views
 from jaxfed.core import channel
 from jaxfed.core.algorithm import Algorithm
@@ -132,9 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
     fits = _fits(solution, views)
     rows = _table(solution, start, views, split, arguments.ridge, least, fits)
-    print()
-    _report.show(rows)
-    print()
+    _common.show(rows, solution)
     drawn = _drawn(solution, split.names, fits, least)
     widest = views.features
     arrays = {
