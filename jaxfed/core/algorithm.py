@@ -62,10 +62,6 @@ class Algorithm(eqx.Module):
     needs_everybody: ClassVar[bool] = False
     """Whether every client must take part in each round."""
 
-    energy_weighted: ClassVar[bool] = False
-    """Whether a client's influence grows with the energy of its samples; `fit` then warns of
-    clients whose energy is far above the others'."""
-
     @abc.abstractmethod
     def server_init(
         self, key: Key[Array, ""], first: PyTree, like: PyTree, start: Personalized | None
@@ -153,6 +149,14 @@ class Algorithm(eqx.Module):
     def shared_result(self, server: PyTree) -> PyTree:
         """The shared model, once the rounds are over; what would be sent next by default."""
         return self.downlink(server)
+
+    @property
+    def energy_weighted(self) -> bool:
+        """Whether a client's influence grows with the energy of its samples; no by default.
+
+        Then `fit` warns of clients whose energy is far above the others'.
+        """
+        return False
 
     def remarks(self, result: Personalized) -> tuple[str, ...]:
         """What a reader of this result should know, in sentences; nothing by default.

@@ -24,10 +24,10 @@ class EnergyWarning(UserWarning):
     """Some clients' data are so much larger than the others' that they decide what is shared."""
 
 
-def energies(clients: Clients) -> Float[np.ndarray, " clients"] | None:
-    """Each client's mean squared norm of a sample; None for data that are not samples."""
+def energies(clients: Clients) -> Float[np.ndarray, " clients"]:
+    """Each client's mean squared norm of a sample; zero for data that are not samples."""
     if not all(isinstance(part, Samples | Moment) for part in clients.parts):
-        return None
+        return np.zeros(len(clients))
     found = over_parts(_of_part, clients.data)
     return on_host(in_order(layout_of(found), parts_of(found)))[clients.layout.rows]
 

@@ -206,7 +206,7 @@ def common_local(result: Personalized) -> tuple[str, ...]:
     if not np.isfinite(stacked).all() or not stacked.any():
         return ()
     first = np.random.default_rng(0).standard_normal(min(stacked.shape))
-    largest = svds(stacked, 1, v0=first, tol=1e-4, return_singular_vectors=False)[0]
+    (largest,) = np.asarray(svds(stacked, 1, v0=first, return_singular_vectors=False))
     theta = max(0.0, 1 - largest**2 / len(local))
     if theta > COMMON:
         return ()

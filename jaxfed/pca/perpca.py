@@ -78,8 +78,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
 
     step_size: Float[Array, ""] | None
     decay: Float[Array, ""] | None
-    energy_weighted = True
-
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     variant: Literal["tangent", "polar"] = eqx.field(static=True)
@@ -296,6 +294,11 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
     def shared_result(self, server):
         """The shared components."""
         return server.shared.T
+
+    @property
+    def energy_weighted(self) -> bool:
+        """Yes: the objective is a mean of second moments."""
+        return True
 
     def remarks(self, result):
         """Whether the local components are common to all clients."""

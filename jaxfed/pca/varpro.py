@@ -76,7 +76,6 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough):
 
     shared_rank: int = eqx.field(static=True)
     local_rank: int = eqx.field(static=True)
-    energy_weighted = True
 
     def __init__(self, shared_rank: int, local_rank: int):
         """Set up the algorithm.
@@ -188,6 +187,11 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough):
         """The best local components for the final shared ones."""
         del local
         return best_local(data, downlink, self.local_rank)
+
+    @property
+    def energy_weighted(self) -> bool:
+        """Yes: the objective is a mean of second moments."""
+        return True
 
     def remarks(self, result: Personalized) -> tuple[str, ...]:
         """Whether the local components are common to all clients."""
