@@ -152,15 +152,15 @@ class NodeMasks:
             part.write_text(json.dumps(self.known), "utf8")
 
 
-def secret_key(folder: Path, question: str) -> jax.Array:
-    """A random key that only this machine has, another one for each question."""
+def secret_key(folder: Path, history: str) -> jax.Array:
+    """A random key that only this machine has, another one for each history of questions."""
     path = folder / "secret"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.touch(0o600)
             part.write_bytes(os.urandom(masks.KEY))
-    seed = hashlib.blake2b(question.encode(), key=path.read_bytes(), digest_size=8).digest()
+    seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
     return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
 
 
