@@ -26,7 +26,7 @@ from jaxfed.core.files import replacing
 from jaxfed.core.reduction import Mean, is_part
 from jaxfed.deploy import masks
 from jaxfed.deploy.exchange import RefusedError
-from jaxfed.deploy.wire import Packet
+from jaxfed.deploy.wire import Packet, check_name
 
 Numbers = UInt32[np.ndarray, " n"]
 SHARES = ("seed", "masking")  # of what a client gives shares, in this order
@@ -41,8 +41,7 @@ class NodeMasks:
         Raises:
             ValueError: for an attempt whose name is none.
         """
-        if not attempt or set(attempt) - set("0123456789abcdef"):
-            raise ValueError(f"attempt: wanted hexadecimal digits, got {attempt!r}")
+        check_name("attempt", attempt)
         self.client, self.purpose = client, f"{run} {attempt}"
         self.path = folder / f"{attempt}.json"
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +21,20 @@ from jaxfed.core.apart import of_client
 from jaxfed.core.channel.secure import adds_masks
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
+from jaxfed.core.described import in_bytes
 from jaxfed.core.problem import Problem
 from jaxfed.core.samples import Samples
 from jaxfed.core.saved import Saved, write
-from jaxfed.deploy.data import padded, sketched, told
+from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
 from jaxfed.deploy.store import Store
 from jaxfed.deploy.wire import Packet
+
+# Bytes of this machine; Windows does not tell.
+MEMORY = (
+    os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+)
 
 
 class Node:
@@ -97,6 +105,11 @@ class _Joined:
     def __init__(self, node: Node, words: Mapping[str, Any]):
         run = Run.read(words["run"])
         self.node, self.run = node, run
+        home, folder = node.folder.resolve(), (node.folder / run.name).resolve()
+        if not folder.is_relative_to(home):
+            raise ValueError(f"run: wanted a folder in {home}, got {folder}")
+        self.folder = folder / f"client-{node.id}"
+        self._check_size()
         data = padded(node.data, run.like)
         whole = Clients(
             jax.tree.map(lambda x: x[None], data), jnp.zeros(1, jnp.int32), node.weights
@@ -110,7 +123,6 @@ class _Joined:
             jnp.asarray(words["weight"], node.weights.dtype),
         )
         self.data = self.made.prepare(self.problem, data, self.place.id, run.rounds)
-        self.folder = node.folder / run.name / f"client-{node.id}"
         self.store = Store(self.folder)
         everybody: Personalized | None = None
         if node.start is not None:
@@ -121,6 +133,23 @@ class _Joined:
         if not words["base"]:  # nothing is computed yet
             self._check(everybody)
         self.shapes = steps.shapes(self.server, self.data, everybody)
+
+    def _check_size(self) -> None:
+        """Refuse shapes that are not those of its data, or that no memory here can hold.
+
+        Raises:
+            ValueError: as said above.
+        """
+        node, run = self.node, self.run
+        check_pads(node.data, run.like)
+        each = [node.weights, np.int32(0), *jax.tree.leaves(node.start and node.start.local)]
+        parts = [(run.size, x) for x in each] + [(1, x) for x in jax.tree.leaves(shaped(run.like))]
+        needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
+        if needed > MEMORY:
+            raise ValueError(
+                f"run: wanted data and clients of at most {in_bytes(MEMORY)}, which this machine "
+                f"has, got {in_bytes(needed)}"
+            )
 
     def _check(self, start: Personalized | None) -> None:
         """Refuse data, or a warm start of its own, that the algorithm cannot use.

@@ -1,6 +1,7 @@
 """What travels between machines: a few words about a message, and its bytes."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
+
+from jaxfed.core.checks import refuse
 
 VERSION = 1  # of all that is said here
 
@@ -52,6 +55,16 @@ class Packet(NamedTuple):
         ends = np.cumsum([0, *lengths]).tolist()
         parts = [body[a:b] for a, b in pairwise(ends)]
         return cls(words, parts)
+
+
+def check_name(argument: str, given: object) -> None:
+    """Refuse what is no name that becomes one of a file.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not isinstance(given, str) or not re.fullmatch("[0-9a-f]{1,64}", given):
+        raise refuse(argument, "1 to 64 hexadecimal digits", given)
 
 
 def key_to_words(key: Key[Array, ""]) -> dict[str, Any]:
