@@ -5,17 +5,22 @@ import json
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from test_contract import draw_samples
 
 import jaxfed as jf
 
 pytest.importorskip("flwr")
-from test_flower import alone
+from test_flower import Federation, alone
 
 from jaxfed.core.channel import ways
+from jaxfed.deploy import exchange
 from jaxfed.deploy import node as nodes
 from jaxfed.deploy.data import common, told
+from jaxfed.deploy.exchange import RefusedError
+from jaxfed.deploy.messages import HEAD, WORDS, packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.run import Run
 from jaxfed.deploy.wire import Packet
@@ -147,3 +152,141 @@ def test_a_run_survives_its_words(sparse):
     like = common({0: told(jax.tree.map(lambda x: x[0], clients.data))})
     run = Run.read(json.loads(json.dumps(Run("ab", 2, 2, like, jax.random.key(0)).words)))
     assert run.like == like == common({-1: run.like, 0: like})
+
+
+# --- packets -------------------------------------------------------------------------------------
+
+HEADS = {
+    "negative": '{"version": 1, "lengths": [5, -2]}',
+    "boolean": '{"version": 1, "lengths": [true, 2]}',
+    "fraction": '{"version": 1, "lengths": [1.0, 2]}',
+    "huge": '{"version": 1, "lengths": [9223372036854775807, 9223372036854775807, 5]}',
+    "number": '{"version": 1, "lengths": 3}',
+    "object": '{"version": 1, "lengths": {"3": 3}}',
+    "text": '{"version": 1, "lengths": "\\u0003"}',
+    "nothing": '{"version": 1, "lengths": null}',
+    "lists": '{"version": 1, "lengths": [[3]]}',
+    "too few": '{"version": 1, "lengths": [2]}',
+    "version 1.0": '{"version": 1.0, "lengths": [3]}',
+    "version true": '{"version": true, "lengths": [3]}',
+    "version 2": '{"version": 2, "lengths": [3]}',
+    "no version": '{"lengths": [3]}',
+    "list": "[]",
+    "whole number": "7",
+    "null": "null",
+    "deep list": "[" * 10**5,
+    "deep object": '{"a":' * 10**5,
+    "digits": '{"version": ' + "1" * 10**4 + ', "lengths": [3]}',
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_is_none_is_refused(name):
+    with pytest.raises(ValueError, match="message: wanted") as caught:
+        Packet.read(HEADS[name], b"abc")
+    assert len(str(caught.value)) < 400
+
+
+def check_total(head, body):
+    """What reads at all is a packet, which is written as it was read."""
+    try:
+        packet = Packet.read(head, body)
+    except ValueError:
+        return None
+    assert packet.body == body
+    assert all(type(part) is bytes for part in packet.parts)
+    again = Packet.read(packet.head, packet.body)
+    assert again.head == packet.head and again.parts == packet.parts
+    return packet
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+LENGTHS = JSON | st.lists(st.integers(-9, 9) | st.booleans() | st.integers())
+
+
+@given(
+    st.binary() | st.binary().map(lambda text: b'{"version": 1, "lengths": ' + text), st.binary()
+)
+def test_any_text_is_a_packet_or_refused(head, body):
+    check_total(head.decode("utf8", "surrogateescape"), body)
+
+
+@given(JSON, st.sampled_from([1, 1.0, True, 2]) | JSON, LENGTHS, st.binary(max_size=20))
+def test_any_object_is_a_packet_or_refused(words, version, lengths, body):
+    own = {"version": version, "lengths": lengths}
+    head = json.dumps(words | own if isinstance(words, dict) else own)
+    packet = check_total(head, body)
+    fits = (
+        type(version) is int and version == 1 and isinstance(lengths, list)
+        and all(type(n) is int and n >= 0 for n in lengths) and sum(lengths) == len(body)
+    )  # fmt: skip
+    assert (packet is not None) == fits
+
+
+@given(st.dictionaries(st.text(), JSON), st.lists(st.binary()), st.data())
+def test_what_is_written_is_read_and_what_was_changed_is_none_or_another(words, parts, data):
+    packet = Packet({k: v for k, v in words.items() if k not in ("version", "lengths")}, parts)
+    read = check_total(packet.head, packet.body)
+    assert read is not None and read.head == packet.head and read.parts == parts
+    head, body = bytearray(packet.head.encode()), packet.body
+    place = data.draw(st.integers(0, len(head) - 1))
+    head[place] = data.draw(st.integers(0, 127))
+    check_total(head.decode(), body)
+    check_total(packet.head[:place], body)
+    with pytest.raises(ValueError, match="message: wanted lengths of"):
+        Packet.read(packet.head, body + b"x")
+
+
+# --- replies -------------------------------------------------------------------------------------
+
+PARTS = [b"abc"]
+BAD = {
+    "hello": {
+        "text": "nonsense", "deep": "[" * 10**5, "no id": {"id": None}, "true": {"id": True},
+        "negative": {"id": -1}, "shapes": {"data": None}, "axes": {"data": {"kind": "Samples"}},
+        "samples": {"samples": "x"}, "weights": {"weights": "nonsense"}, "weight": {"weights": 7},
+        "run": {"run": None}, "other run": {"run": {}}, "versions": {"versions": []},
+    },
+    "first": {"short": PARTS, "broken": {"broken": None}},
+    "round": {
+        "deep": "[" * 10**5, "no id": {"id": None}, "number": {"round": "1"}, "no parts": [],
+        "short": PARTS,
+    },
+    "finish": {"text": "nonsense"},
+    "keys": {"no parts": [], "short": [b"a", b"b"]},
+    "shares": {"one": PARTS},
+    "masked": {"short": PARTS},
+    "unmask": {"no parts": [], "others": [b"abc"] * 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in BAD for name in BAD[kind]])
+def test_a_bad_reply_is_refused_with_its_sender(tmp_path, monkeypatch, kind, name):
+    monkeypatch.setattr(exchange, "PAUSE", 0.0)
+    bad, hidden = BAD[kind][name], kind in ("keys", "shares", "masked", "unmask")
+    wanted = "round" if kind == "masked" else kind
+
+    def trouble(node, message, answer):
+        if node != 103 or packet_of(message).words["kind"] != wanted:
+            return [answer]
+        if isinstance(bad, str):
+            answer.content[WORDS][HEAD] = bad
+            return [answer]
+        said = packet_of(answer)
+        if isinstance(bad, dict):
+            return [reply_of(said._replace(words={**said.words, **bad}), message)]
+        return [reply_of(said._replace(parts=bad), message)]
+
+    ways = (jf.channel.secure_sum(5, bits=24, bound=100.0), jf.channel.lossless())
+    algorithm = jf.pca.SubspaceIteration(2) if hidden else ALGORITHM
+    channel = ways if hidden else None
+    federation = Federation(tmp_path, algorithm, draw_samples(), channel=channel, trouble=trouble)
+    # Which one of all shares is wrong is not seen before they are put together.
+    sender = "node 103|client 3" if kind != "unmask" or name == "no parts" else "round 1"
+    with pytest.raises(RefusedError, match=sender) as caught:
+        federation.run(1, patience=5.0)
+    assert len(str(caught.value)) < 600
