@@ -1,6 +1,8 @@
 """Messages that nobody of jaxfed would write: refused before anything is computed or written."""
 
 import json
+import os
+import stat
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ pytest.importorskip("flwr")
 from test_flower import Federation, alone
 
 from jaxfed.core.channel import ways
+from jaxfed.core.files import replacing
 from jaxfed.deploy import exchange
 from jaxfed.deploy import node as nodes
 from jaxfed.deploy.data import common, told
@@ -290,3 +293,45 @@ def test_a_bad_reply_is_refused_with_its_sender(tmp_path, monkeypatch, kind, nam
     with pytest.raises(RefusedError, match=sender) as caught:
         federation.run(1, patience=5.0)
     assert len(str(caught.value)) < 600
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def modes(folder):
+    """Of all that is in a folder, and of the folder."""
+    found = [folder, *folder.rglob("*")]
+    return {(stat.S_ISDIR(x.stat().st_mode), stat.S_IMODE(x.stat().st_mode)) for x in found}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere files have no such modes")
+@pytest.mark.parametrize("there", [False, True])
+def test_what_a_node_keeps_is_its_owners_alone(node, tmp_path, monkeypatch, there):
+    before = os.umask(0o022)
+    monkeypatch.setattr(exchange, "PAUSE", 0.0)
+    noise = jf.channel.gaussian(1e3, 1e-3), jf.channel.lossless()
+    try:
+        if there:
+            (tmp_path / "nodes").mkdir(0o755)
+        federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=noise)
+        federation.run(2)
+        assert node.answer(question(node, "keys"))
+    finally:
+        os.umask(before)
+    kept = {path.name for path in (tmp_path / "nodes").rglob("*")}
+    assert {"000002.npz", "000000.npz", "secret", "result.npz", "ab.json"} <= kept
+    (run, other) = (tmp_path / "nodes").iterdir()
+    assert modes(run) | modes(other) == {(True, 0o700), (False, 0o600)}
+    # A folder that somebody made stays as it is.
+    assert stat.S_IMODE((tmp_path / "nodes").stat().st_mode) == (0o755 if there else 0o700)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere files have no such modes")
+def test_what_a_crash_left_does_not_open_a_file(tmp_path):
+    path = tmp_path / "secret"
+    part = tmp_path / ".part-secret"
+    part.touch(0o644)
+    with replacing(path, private=True) as place:
+        assert place == part
+        place.write_text("x")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

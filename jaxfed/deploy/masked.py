@@ -145,9 +145,8 @@ class NodeMasks:
 
     def _keep(self, **more: Any) -> None:
         self.known |= more
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as part:
-            part.touch(0o600)
+        self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        with replacing(self.path, private=True) as part:
             part.write_text(json.dumps(self.known), "utf8")
 
 
@@ -155,9 +154,7 @@ def secret_key(folder: Path, history: str) -> jax.Array:
     """A random key that only this machine has, another one for each history of questions."""
     path = folder / "secret"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.touch(0o600)
+        with replacing(path, private=True) as part:
             part.write_bytes(os.urandom(masks.KEY))
     seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
     return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")

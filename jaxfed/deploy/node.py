@@ -133,6 +133,8 @@ class _Joined:
         if not words["base"]:  # nothing is computed yet
             self._check(everybody)
         self.shapes = steps.shapes(self.server, self.data, everybody)
+        for place in (home, folder, self.folder):  # what is kept there is the client's alone
+            place.mkdir(0o700, parents=True, exist_ok=True)
 
     def _check_size(self) -> None:
         """Refuse shapes that are not those of its data, or that no memory here can hold.
@@ -218,6 +220,7 @@ class _Joined:
         write(
             self.folder / "result.npz",
             Saved(result, {}, rounds, "round_limit", repr(self.node.algorithm), 1, versions()),
+            private=True,
         )
         return Packet({"kind": "finish", "id": self.node.id})
 
