@@ -66,8 +66,9 @@ class Server:
             self._save()
             objective = float(self.records[-1]["objective"])
             LOG.info(
-                "round %d of %d: %d clients, objective %.6g",
-                self.state.round, self.settings.rounds, len(self.present[-1]), objective,
+                "round %d of %d: %d clients%s",
+                self.state.round, self.settings.rounds, len(self.present[-1]),
+                "" if np.isnan(objective) else f", objective {objective:.6g}",
             )  # fmt: skip
         return self._finish()
 
@@ -347,6 +348,9 @@ class Server:
 
     def _history(self) -> dict[str, np.ndarray]:
         history = {k: np.stack([x[k] for x in self.records]) for k in self.records[0]}
+        if self.settings.ways.uplink.private:  # what clients have told in no round is none
+            told = self.federation.shapes.diagnostics
+            history = {k: x for k, x in history.items() if k not in told or not np.isnan(x).all()}
         costs = jax.tree.map(np.asarray, self.costs)
         history = with_bits(history, costs, len(self.members), np)
         history["present"] = np.asarray(
