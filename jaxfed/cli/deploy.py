@@ -3,7 +3,7 @@
 import argparse
 import ast
 import contextlib
-import importlib
+import pkgutil
 import sys
 import time
 import tomllib
@@ -158,8 +158,7 @@ def _check_app(folder: Path) -> None:
         project = tomllib.loads((folder / "pyproject.toml").read_text("utf8"))
         components = project["tool"]["flwr"]["app"]["components"]
         for name in ("serverapp", "clientapp"):
-            module, _, attribute = components[name].partition(":")
-            getattr(importlib.import_module(module), attribute)
+            pkgutil.resolve_name(components[name])
     except Exception as error:
         raise ValueError(
             f"app: wanted one that can be imported, got {folder}: {type(error).__name__}: {error}"
