@@ -102,7 +102,7 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
         entities=min(SAMPLES) if views else None,
     )  # fmt: skip
     (app / "federation" / "app.py").write_text(source)
-    run = local.begin(app, {})
+    run = local.begin(app, {"out": str(app / "out")})
     states, end, begun = app / "out" / "server", time.monotonic() + limit, None
     asked = time.monotonic()
     while not (app / "out" / "solution.npz").exists():

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -836,3 +837,73 @@ def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):
     assert "algorithm: wanted one of" in refused(capsys, main(command))
     trial = ["deploy", "try", "--app", str(app), "--data", str(tmp_path)]
     assert "file for each of 3 nodes, got 1" in refused(capsys, main(trial))
+
+
+@pytest.fixture
+def app(tmp_path, capsys, monkeypatch):
+    """An app folder, data for one node, and the command that tries it as far as Flower."""
+    local = pytest.importorskip("jaxfed.deploy.local")
+
+    def start(*arguments):
+        raise ValueError("Flower starts")
+
+    def forget():
+        for name in [name for name in sys.modules if name.split(".")[0] == "federation"]:
+            del sys.modules[name]
+
+    monkeypatch.setattr(local, "Local", start)
+    folder = tmp_path / "app"
+    main(["deploy", "new", str(folder), "--algorithm", "pooled", "--set", "rank=2"])
+    np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))
+    capsys.readouterr()
+    path = list(sys.path)
+
+    def trial():
+        code = main(
+            ["deploy", "try", "--app", str(folder), "--data", str(tmp_path), "--nodes", "1"]
+        )
+        forget()
+        assert sys.path == path
+        return code, capsys.readouterr().err
+
+    forget()
+    return folder, trial
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("federation/app.py", "make_data)", "make_data, channel=jf.channel.secure_sum())",
+         "TypeError: secure_sum() missing 1 required positional argument: 'clients'"),
+        ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
+        ("federation/app.py", "server =", "service =", "no attribute 'server'"),
+        ("federation/app.py", "def ", "deaf ", "SyntaxError: invalid syntax"),
+        ("pyproject.toml", "serverapp =", "serverap =", "KeyError: 'serverapp'"),
+        ("pyproject.toml", "[tool.flwr.app.components]", "[components]", "KeyError: 'components'"),
+    ],
+    ids=("argument", "module", "name", "syntax", "component", "table"),
+)  # fmt: skip
+def test_deploy_imports_an_app_before_it_starts_flower(app, file, old, new, words):
+    folder, trial = app
+    path = folder / file
+    path.write_text(path.read_text().replace(old, new))
+    code, said = trial()
+    assert code == 2 and f"app: wanted one that can be imported, got {folder}" in said
+    assert words in said and "Flower starts" not in said
+
+
+def test_deploy_starts_flower_for_an_app_that_can_be_imported(app):
+    code, said = app[1]()
+    assert code == 2 and "Flower starts" in said
+
+
+def test_an_app_holds_no_path_of_the_machine_that_wrote_it(tmp_path, app, monkeypatch):
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    assert main(["deploy", "new", ".", "--algorithm", "pooled", "--set", "rank=2"]) == 0
+    for folder in (app[0], tmp_path / "new"):
+        for path in (folder / "pyproject.toml", folder / "federation" / "app.py"):
+            assert str(tmp_path) not in path.read_text()
+        with (folder / "pyproject.toml").open("rb") as file:
+            out = tomllib.load(file)["tool"]["flwr"]["app"]["config"]["out"]
+        assert out == f"{folder.name}/out"

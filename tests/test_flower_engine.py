@@ -89,7 +89,7 @@ def test_tls_and_node_authentication(tmp_path, environment, clients):
     with Local(
         tmp_path / "flower", nodes, secured=secured(tmp_path / "keys"), environment=environment
     ) as local:
-        run = local.begin(app, {})
+        run = local.begin(app, {"out": str(app / "out")})
         saved = finish(local, run, app / "out", 240)
     print(f"{time.monotonic() - started:.0f} seconds")
     algorithm = jf.pca.PerPCA(**settings)
@@ -121,14 +121,14 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     states = app / "out" / "server"
     with Local(tmp_path / "flower", configs(tmp_path, clients), environment=environment) as local:
-        local.begin(app, {})
+        local.begin(app, {"out": str(app / "out")})
         wait_for(states / "000001.npz", 200)
         local.kill_node(2)
         wait_for(states / "000002.npz", 200)
         local.start_node(2)
         wait_for(states / "000004.npz", 200)
         local.kill_server()
-        saved = finish(local, local.begin(app, {}), app / "out", 300)
+        saved = finish(local, local.begin(app, {"out": str(app / "out")}), app / "out", 300)
     present = np.asarray(saved.history["present"])
     assert not present[1:3, 2].all() and present[:, :2].all() and present[-1].all()
     solution = jf.fit(
@@ -150,14 +150,14 @@ def test_a_killed_superlink(tmp_path, environment, clients):
     with Local(
         tmp_path / "flower", nodes, secured=keys, database=True, environment=environment
     ) as local:
-        first = local.begin(app, {})
+        first = local.begin(app, {"out": str(app / "out")})
         wait_for(states / "000001.npz", 300)
         local.kill_link()
         assert all(node.poll() is None for node in local.nodes)
         assert not (app / "out" / "solution.npz").exists()
         before = max(int(path.stem) for path in states.glob("*.npz"))
         local.start_link()
-        second = local.begin(app, {})
+        second = local.begin(app, {"out": str(app / "out")})
         saved = finish(local, second, app / "out", 300)
         assert f"goes on after round {before}" in local.output(second)
         assert "failed" in local.status(first)

@@ -73,14 +73,18 @@ def test_agreed_secrets_are_those_of_two():
         masks.opened(agreed, sealed[:-5] + b"AAAA=")
 
 
-def test_the_server_sees_sums_alone(tmp_path, unmasked):
+def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
+    caplog.set_level("INFO", "jaxfed.deploy")
     clients = draw_samples()
     federation = Overheard(tmp_path, ALGORITHM, clients, channel=HIDDEN)
     saved = federation.run(2)
     solution = federation.fit(2)
     np.testing.assert_array_equal(saved.result.shared, solution.result.shared)
     # Objectives are hidden too; bits are those of the messages.
-    assert np.isnan(saved.history["objective"]).all()
+    assert saved.history.keys() == solution.history.keys() - {"objective"} | {"present"}
+    assert "objective" not in saved.summary() and "nan" not in saved.summary()
+    assert "round 2 of 2: 5 clients" in caplog.text
+    assert "objective" not in caplog.text and "nan" not in caplog.text
     np.testing.assert_array_equal(saved.history["bits_up"], solution.history["bits_up"])
     received = b"".join(federation.grid.seen)
     assert len(unmasked) == 10
@@ -177,3 +181,68 @@ def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
     assert not np.array_equal(one.result.shared, other.result.shared)
     lossless = Federation(tmp_path / "open", ALGORITHM, clients, channel=OPEN)
     check_equal(lossless, lossless.run(1), lossless.fit(1))
+
+
+def test_two_questions_never_share_noise(tmp_path):
+    """A server that falls back a round asks with an equal head, and another body."""
+    # Clipped to nothing under noise of deviation 1: what is sent is the noise.
+    ways = (jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
+    told, lost, stops = [], [], True
+
+    def trouble(node, message, answer):
+        asked = packet_of(message)
+        number = asked.words.get("round")
+        if node in lost:
+            return []
+        if number and node == 101:
+            told.append((asked, packet_of(answer)))
+        if stops and number == 3 and node == 100:  # the last that is asked
+            raise KeyboardInterrupt
+        return [answer]
+
+    federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=ways, trouble=trouble)
+    hurried = {"deadline": 0.01, "patience": 5.0}
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(3, **hurried)
+    (tmp_path / "out" / "server" / "000002.npz").write_bytes(b"damaged")
+    stops, lost = False, [104]
+    federation.run(3, **hurried)
+    by_round = {n: [x for x in told if x[0].words["round"] == n] for n in (1, 2, 3)}
+    assert [len(found) for found in by_round.values()] == [1, 2, 2]
+    # What was asked before is answered as before,
+    (asked, answer), (again, same) = by_round[2]
+    assert asked == again and answer == same
+    # and what was not, under noise of its own.
+    (asked, answer), (other, another) = by_round[3]
+    assert asked.head == other.head and asked.body != other.body
+    noises = [np.frombuffer(x.parts[0], np.float32) for x in (answer, another)]
+    assert np.abs(noises[0] - noises[1]).max() > 0.1
+
+
+def test_noise_is_another_where_the_state_is(tmp_path):
+    """Whoever has a client go back may ask as before: it starts from another state."""
+    ways = (jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
+    told = {}
+
+    def trouble(node, message, answer):
+        if node == 101:
+            told[packet_of(message).words.get("round")] = message, packet_of(answer)
+        return [answer]
+
+    federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=ways, trouble=trouble)
+    federation.run(2)
+    app, config = federation.grid.nodes[101]
+
+    def ask(number, changed):
+        packet = packet_of(told[number][0])
+        parts = [bytes(part) for part in packet.parts]
+        if changed:
+            parts[-1] = np.flip(np.frombuffer(parts[-1], np.float32)).tobytes()
+        message = message_of(packet._replace(parts=parts), 0, "round")
+        return packet_of(app(message, Context(1, 0, dict(config), RecordDict(), {})))
+
+    ask(2, changed=True)
+    assert ask(2, changed=False) == told[2][1]
+    ask(1, changed=True)
+    ask(2, changed=True)
+    assert ask(2, changed=False) != told[2][1]

@@ -109,7 +109,7 @@ def test_the_server_writes_no_unmasked_message(tmp_path, environment, messages):
             ("open", "(jf.channel.lossless(), jf.channel.lossless())"),
         ):  # fmt: skip
             write(app := tmp_path / "apps" / name, channel)
-            run, end = local.begin(app, {}), time.monotonic() + 300
+            run, end = local.begin(app, {"out": str(app / "out")}), time.monotonic() + 300
             found[name] = set()
             # Flower's state while it runs: what was delivered, it may remove.
             while not (app / "out" / "solution.npz").exists() and time.monotonic() < end:

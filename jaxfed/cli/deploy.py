@@ -3,11 +3,15 @@
 import argparse
 import ast
 import contextlib
+import pkgutil
+import sys
 import time
+import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from jaxfed._optional import require
 from jaxfed.core.checks import refuse
 from jaxfed.core.saved import load
 
@@ -101,7 +105,8 @@ def run_try(arguments: argparse.Namespace) -> int:
         The exit status, 0.
 
     Raises:
-        ValueError: for arguments that do not fit, and a run that fails, with its last words.
+        ValueError: for arguments that do not fit, an app that cannot be imported, and a run that
+            fails, with its last words.
         ImportError: if Flower is not installed.
     """
     from jaxfed.deploy.local import Local
@@ -120,6 +125,7 @@ def run_try(arguments: argparse.Namespace) -> int:
     out = (arguments.out or app / "out").absolute()
     if (out / "solution.npz").exists():
         raise refuse("out", "a folder without an earlier result", str(out))
+    _check_app(app)
     configs = [
         {
             "partition-id": number, "num-partitions": arguments.nodes, "data": str(file),
@@ -137,6 +143,28 @@ def run_try(arguments: argparse.Namespace) -> int:
     for path in sorted((out / "nodes").glob("*/client-*/result.npz")):
         print(f"the model of {path.parent.name}: {path}")
     return 0
+
+
+def _check_app(folder: Path) -> None:
+    """Refuse an app that cannot be imported: Flower's processes would take long to say so.
+
+    Raises:
+        ValueError: with what importing it raises.
+        ImportError: if Flower is not installed.
+    """
+    require("flwr", extra="flower")
+    sys.path.insert(0, str(folder))
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf8"))
+        components = project["tool"]["flwr"]["app"]["components"]
+        for name in ("serverapp", "clientapp"):
+            pkgutil.resolve_name(components[name])
+    except Exception as error:
+        raise ValueError(
+            f"app: wanted one that can be imported, got {folder}: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _watch(local: Any, run: int, out: Path, seconds: float) -> None:

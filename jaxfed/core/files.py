@@ -17,11 +17,12 @@ except ImportError:  # Windows, where folders are not locked
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     """A file beside the wanted one, put in its place once it is complete.
 
     Args:
         path: the wanted file.
+        private: whether its owner alone may read it.
 
     Yields:
         The path to write to. If an exception is raised, what was written there is removed.
@@ -31,6 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".part-{path.name}")
     try:
+        if private:
+            part.unlink(missing_ok=True)  # with whatever rights
+            part.touch(0o600)
         yield part
         part.replace(path)
     except OSError as error:

@@ -122,15 +122,20 @@ def still_falling(run: Saved) -> tuple[str, ...]:
     )
 
 
-def write(path: str | os.PathLike[str], run: Saved) -> None:
+def write(path: str | os.PathLike[str], run: Saved, *, private: bool = False) -> None:
     """Write a file: complete or not at all.
+
+    Args:
+        path: of the file.
+        run: what it holds.
+        private: whether its owner alone may read it.
 
     Raises:
         ValueError: for what is no path.
         OSError: if it cannot be written.
     """
     place = checked_path("path", path)
-    with replacing(place) as part, part.open("wb") as file:
+    with replacing(place, private=private) as part, part.open("wb") as file:
         np.savez(file, **entries(run))  # pyright: ignore[reportArgumentType]
 
 

@@ -1,6 +1,7 @@
 """The app folder that Flower runs: a few lines, for the user to change."""
 
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ publisher = "jaxfed"
 serverapp = "federation.app:server"
 clientapp = "federation.app:client"
 
-# What `flwr run --run-config` may change, and `config` below has.
+# What `flwr run --run-config` may change, and `make_algorithm` is given; `out` is a folder on the
+# server, below the one where the SuperLink was started.
 [tool.flwr.app.config]
-out = "{out}"
+out = {out}
 """
 
 APP = '''\
@@ -124,7 +126,7 @@ def write_app(
         settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),
         holder=holder,
     )  # fmt: skip
-    out = (folder / "out").absolute().as_posix()
+    out = json.dumps(f"{folder.resolve().name}/out", ensure_ascii=False)
     project = PROJECT.format(
         kind=kind.__name__, name=f"{kind.__name__.lower()}-federation", out=out
     )

@@ -1,6 +1,8 @@
 """What machines tell one another of the data that stay on them: kinds and shapes."""
 
+import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxfed.core.checks import check_count, refuse
 from jaxfed.core.clients import Clients
 from jaxfed.core.contract import alike
 from jaxfed.core.samples import Ragged, Samples
@@ -35,11 +38,11 @@ def told(data: PyTree) -> dict[str, Any]:
         raise ValueError(
             f"make_data: wanted clients that hold {', '.join(_NAMES)}, got {type(data).__name__}"
         )
-    fields = _KINDS[type(data)]
-    arrays = {name: x for name, x in vars(data).items() if name not in fields}
+    plain = _KINDS[type(data)]
+    arrays = {name: x for name, x in vars(data).items() if name not in plain}
     return {
         "kind": type(data).__name__,
-        "fields": {name: getattr(data, name) for name in fields},
+        "fields": {name: list(getattr(data, name)) for name in plain},
         "arrays": {
             name: None if x is None else [list(x.shape), np.dtype(x.dtype).name]
             for name, x in arrays.items()
@@ -48,15 +51,33 @@ def told(data: PyTree) -> dict[str, Any]:
 
 
 def shaped(words: Mapping[str, Any]) -> PyTree:
-    """What `told` tells of, as `jax.ShapeDtypeStruct`."""
-    kind = _NAMES[words["kind"]]
-    found = object.__new__(kind)
-    for name, value in words["arrays"].items():
-        array = value and jax.ShapeDtypeStruct(tuple(value[0]), jnp.dtype(value[1]))
-        object.__setattr__(found, name, array)
-    for name, value in words["fields"].items():
-        object.__setattr__(found, name, tuple(value) if isinstance(value, list) else value)
+    """What `told` tells of, as `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: for what it never tells.
+    """
+    try:
+        kind = _NAMES[words["kind"]]
+        found = object.__new__(kind)
+        for name, value in words["arrays"].items():
+            array = value and jax.ShapeDtypeStruct(_lengths(value[0]), jnp.dtype(value[1]))
+            object.__setattr__(found, name, array)
+        for name, value in words["fields"].items():
+            object.__setattr__(found, name, _lengths(value))
+        complete = vars(found).keys() == {field.name for field in fields(kind)}
+        if not complete or told(found) != words:
+            raise ValueError
+        if isinstance(found, Ragged):
+            _filled(found, found.lengths)  # which needs all axes
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise refuse("data", "the kind and the shapes of a client's data", words) from error
     return found
+
+
+def _lengths(given: Sequence[int]) -> tuple[int, ...]:
+    for length in given:
+        check_count("length", length, least=0)
+    return tuple(given)
 
 
 def sketched(
@@ -107,6 +128,21 @@ def _shown(words: Mapping[str, Any]) -> str:
     arrays = [f"{name} {kind}{shape}" for name, (shape, kind) in
               ((n, v) for n, v in words["arrays"].items() if v)]  # fmt: skip
     return f"{words['kind']}({', '.join(arrays)})"
+
+
+def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:
+    """Refuse shapes that one client's data do not get by padding.
+
+    Raises:
+        ValueError: as said above.
+    """
+    lengths = getattr(shaped(words), "lengths", ())
+    own = getattr(data, "lengths", ())
+    shorter = len(own) == len(lengths) and all(map(operator.le, own, lengths))
+    if not shorter or told(_filled(data, lengths)) != words:
+        raise ValueError(
+            f"data: wanted shapes that {_shown(told(data))} can be padded to, got {_shown(words)}"
+        )
 
 
 def padded(data: PyTree, words: Mapping[str, Any]) -> PyTree:

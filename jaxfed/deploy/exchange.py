@@ -2,9 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from jaxfed.core.checks import check_count, shown
 from jaxfed.deploy.wire import Packet
 
 LOG = logging.getLogger("jaxfed.deploy")
@@ -14,6 +16,24 @@ PAUSE = 0.2  # seconds between two looks for answers
 
 class RefusedError(ValueError):
     """A client that answers with an error of its own, which asking again would not mend."""
+
+
+@contextmanager
+def reading(sender: str) -> Iterator[None]:
+    """Read what somebody has sent.
+
+    Raises:
+        RefusedError: naming the sender, for whatever else is raised.
+    """
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise RefusedError(
+            f"{sender}: wanted an answer of jaxfed.deploy, got one that cannot be read "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 class Exchange:
@@ -95,7 +115,7 @@ class Exchange:
             patience: seconds after which too few answers are an error.
 
         Raises:
-            RefusedError: if a client answers with an error.
+            RefusedError: if a client answers with an error, or with what cannot be read.
             TimeoutError: if too few answer.
         """
         begun = self._clock()
@@ -121,13 +141,13 @@ class Exchange:
                 if reply.has_error():
                     self._failed(client, reply.error)
                     continue
-                answers[client] = self._packet(reply)
-            for packet_client in list(answers):
-                if answers[packet_client].words["id"] != packet_client:
-                    raise RefusedError(
-                        f"client {packet_client}: wanted its own answer, got one of client "
-                        f"{answers[packet_client].words['id']}; partition ids must differ"
-                    )
+                with reading(f"client {client}"):
+                    answers[client] = self._packet(reply)
+                    if (other := answers[client].words["id"]) != client:
+                        raise RefusedError(
+                            f"client {client}: wanted its own answer, got one of client "
+                            f"{shown(other)}; partition ids must differ"
+                        )
             passed = self._clock() - begun
             missing = [client for client in questions if client not in answers]
             # Who is not there at all is not waited for, if it need not be.
@@ -193,9 +213,11 @@ class Exchange:
                     raise RefusedError(f"a node refuses: {reply.error.reason}")
                 self._client_of.pop(node, None)
                 continue
-            words = self._packet(reply).words
-            self.accept(words)
-            client = words["id"]
+            with reading(f"node {node}"):
+                words = self._packet(reply).words
+                client = words["id"]
+                check_count("id", client, least=0)
+                self.accept(words)
             LOG.info("client %d is node %d", client, node)
             self._client_of[node] = client
             self._node_of[client] = node

@@ -25,8 +25,8 @@ from jaxfed.core.channel.secure import numbers_of, with_numbers
 from jaxfed.core.files import replacing
 from jaxfed.core.reduction import Mean, is_part
 from jaxfed.deploy import masks
-from jaxfed.deploy.exchange import RefusedError
-from jaxfed.deploy.wire import Packet
+from jaxfed.deploy.exchange import RefusedError, reading
+from jaxfed.deploy.wire import Packet, check_name
 
 Numbers = UInt32[np.ndarray, " n"]
 SHARES = ("seed", "masking")  # of what a client gives shares, in this order
@@ -41,8 +41,7 @@ class NodeMasks:
         Raises:
             ValueError: for an attempt whose name is none.
         """
-        if not attempt or set(attempt) - set("0123456789abcdef"):
-            raise ValueError(f"attempt: wanted hexadecimal digits, got {attempt!r}")
+        check_name("attempt", attempt)
         self.client, self.purpose = client, f"{run} {attempt}"
         self.path = folder / f"{attempt}.json"
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}
@@ -146,21 +145,18 @@ class NodeMasks:
 
     def _keep(self, **more: Any) -> None:
         self.known |= more
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as part:
-            part.touch(0o600)
+        self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        with replacing(self.path, private=True) as part:
             part.write_text(json.dumps(self.known), "utf8")
 
 
-def secret_key(folder: Path, question: str) -> jax.Array:
-    """A random key that only this machine has, another one for each question."""
+def secret_key(folder: Path, history: str) -> jax.Array:
+    """A random key that only this machine has, another one for each history of questions."""
     path = folder / "secret"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.touch(0o600)
+        with replacing(path, private=True) as part:
             part.write_bytes(os.urandom(masks.KEY))
-    seed = hashlib.blake2b(question.encode(), key=path.read_bytes(), digest_size=8).digest()
+    seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
     return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
 
 
@@ -198,19 +194,33 @@ def masked_sum(
 
     Raises:
         TimeoutError: if fewer than the threshold answer.
-        RefusedError: if the shares do not fit.
+        RefusedError: if what somebody sends cannot be read, or the shares do not fit.
     """
+
+    def heard_of(questions: Mapping[int, Packet], name: str, least: int, parts: int):
+        answers = ask(questions, name, least)
+        for client, answer in answers.items():
+            if len(answer.parts) != parts:
+                raise RefusedError(
+                    f"client {client}: wanted {parts} parts in {name}, got {len(answer.parts)}"
+                )
+        return answers
+
     attempt = secrets.token_hex(8)  # keys are never used for two messages
     least = len(questions) if everybody else threshold
-    keys = ask(
-        {c: question(c, "keys", attempt=attempt) for c in questions}, f"keys of {group}", least
+    keys = heard_of(
+        {c: question(c, "keys", attempt=attempt) for c in questions}, f"keys of {group}", least, 2
     )
+    for client, answer in keys.items():
+        if any(len(key) != masks.KEY for key in answer.parts):
+            raise RefusedError(f"client {client}: wanted keys of {masks.KEY} bytes")
     members = list(keys)
     publics = [part for c in members for part in keys[c].parts]
     words = {"attempt": attempt, "members": members, "threshold": threshold}
-    shares = ask(
-        {c: question(c, "shares", publics, **words) for c in members}, f"shares of {group}", least
-    )
+    shares = heard_of(
+        {c: question(c, "shares", publics, **words) for c in members},
+        f"shares of {group}", least, len(members),
+    )  # fmt: skip
     givers = list(shares)
 
     def whole(client: int) -> Packet:
@@ -220,17 +230,18 @@ def masked_sum(
         more = {"attempt": attempt, "givers": givers}
         return Packet({**asked.words, **more}, [*asked.parts, *sealed])
 
-    answers = ask({c: whole(c) for c in givers}, group, least)
-    heard = list(answers)
-    told = ask(
+    answers = heard_of({c: whole(c) for c in givers}, group, least, 1)
+    heard, numbers = list(answers), []
+    for client, answer in answers.items():
+        with reading(f"client {client}"):
+            numbers.append(number_of(answer.parts[0]))
+    told = heard_of(
         {c: question(c, "unmask", attempt=attempt, heard=heard) for c in heard},
-        f"unmasking of {group}", threshold,
+        f"unmasking of {group}", threshold, len(givers),
     )  # fmt: skip
-    total = np.zeros_like(number_of(answers[heard[0]].parts[0]))
-    for answer in answers.values():
-        total = total + number_of(answer.parts[0])
+    total = np.stack(numbers).sum(0, dtype=np.uint32)
     purpose, count = f"{run} {attempt}", len(total)
-    try:
+    with reading(f"{group}: shares"):
         for place, client in enumerate(givers):
             secret = masks.joined(each.parts[place] for each in list(told.values())[:threshold])
             if client in heard:
@@ -239,8 +250,6 @@ def masked_sum(
                 others = {c: keys[c].parts[1] for c in heard}
                 # What those who were heard have added for this one, it would have taken off.
                 total = total + masks.pair_masks(client, secret, others, purpose, count)
-    except ValueError as error:
-        raise RefusedError(f"{group}: the shares do not fit: {error}") from error
     return heard, total
 
 

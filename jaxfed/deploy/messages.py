@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed._optional import require
+from jaxfed.core.checks import refuse
 from jaxfed.deploy.wire import Packet
 
 ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"
@@ -51,6 +52,6 @@ def packet_of(message: Any) -> Packet:
     try:
         head = message.content[WORDS][HEAD]
         body = message.content[ARRAY][ARRAY].data
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"message: wanted one of jaxfed.deploy, got {message.content}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise refuse("message", "one of jaxfed.deploy", message.content) from error
     return Packet.read(head, body)

@@ -1,6 +1,9 @@
 """One client on its own machine: what it answers, and what it keeps."""
 
 import hashlib
+import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +21,20 @@ from jaxfed.core.apart import of_client
 from jaxfed.core.channel.secure import adds_masks
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
+from jaxfed.core.described import in_bytes
 from jaxfed.core.problem import Problem
 from jaxfed.core.samples import Samples
 from jaxfed.core.saved import Saved, write
-from jaxfed.deploy.data import padded, sketched, told
+from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
 from jaxfed.deploy.store import Store
 from jaxfed.deploy.wire import Packet
+
+# Bytes of this machine; Windows does not tell.
+MEMORY = (
+    os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+)
 
 
 class Node:
@@ -96,6 +105,11 @@ class _Joined:
     def __init__(self, node: Node, words: Mapping[str, Any]):
         run = Run.read(words["run"])
         self.node, self.run = node, run
+        home, folder = node.folder.resolve(), (node.folder / run.name).resolve()
+        if not folder.is_relative_to(home):
+            raise ValueError(f"run: wanted a folder in {home}, got {folder}")
+        self.folder = folder / f"client-{node.id}"
+        self._check_size()
         data = padded(node.data, run.like)
         whole = Clients(
             jax.tree.map(lambda x: x[None], data), jnp.zeros(1, jnp.int32), node.weights
@@ -109,7 +123,6 @@ class _Joined:
             jnp.asarray(words["weight"], node.weights.dtype),
         )
         self.data = self.made.prepare(self.problem, data, self.place.id, run.rounds)
-        self.folder = node.folder / run.name / f"client-{node.id}"
         self.store = Store(self.folder)
         everybody: Personalized | None = None
         if node.start is not None:
@@ -120,6 +133,25 @@ class _Joined:
         if not words["base"]:  # nothing is computed yet
             self._check(everybody)
         self.shapes = steps.shapes(self.server, self.data, everybody)
+        for place in (home, folder, self.folder):  # what is kept there is the client's alone
+            place.mkdir(0o700, parents=True, exist_ok=True)
+
+    def _check_size(self) -> None:
+        """Refuse shapes that are not those of its data, or that no memory here can hold.
+
+        Raises:
+            ValueError: as said above.
+        """
+        node, run = self.node, self.run
+        check_pads(node.data, run.like)
+        each = [node.weights, np.int32(0), *jax.tree.leaves(node.start and node.start.local)]
+        parts = [(run.size, x) for x in each] + [(1, x) for x in jax.tree.leaves(shaped(run.like))]
+        needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
+        if needed > MEMORY:
+            raise ValueError(
+                f"run: wanted data and clients of at most {in_bytes(MEMORY)}, which this machine "
+                f"has, got {in_bytes(needed)}"
+            )
 
     def _check(self, start: Personalized | None) -> None:
         """Refuse data, or a warm start of its own, that the algorithm cannot use.
@@ -134,7 +166,7 @@ class _Joined:
 
     def first(self, asked: Packet) -> Packet:
         """The message before the rounds."""
-        problem = self._noisy(self.problem.first_uplink, asked)
+        problem = self._noisy(self.problem.first_uplink, _digest(asked.head, asked.body.hex()))
         first = self.made.announce(problem, self.place, self.data, self.node.start)
         payload, _ = self._masked(self.node.ways.first_uplink, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
@@ -145,16 +177,19 @@ class _Joined:
     def round(self, asked: Packet) -> Packet:
         """One round."""
         number, base = asked.words["round"], asked.words["base"]
-        question = hashlib.sha256((asked.head + asked.body.hex()).encode()).hexdigest()
+        question = _digest(asked.head, asked.body.hex())
         # Asked once more, as by a server that was interrupted, it says the same once more.
         kept = self.store.load(number)
         if kept is not None and kept.words["question"] == question:
             *_, body = kept.leaves
             return Packet.read(kept.words["head"], body.tobytes())
         broadcasts = asked.parts[: len(asked.words["broadcasts"])]
-        local, memory, downlink = self._state(base, asked._replace(parts=broadcasts))
+        before, local, memory, downlink = self._state(base, asked._replace(parts=broadcasts))
         done = jnp.asarray(number - 1, jnp.int32)
-        problem = self._noisy(self.problem.uplink, asked)
+        # All that the message is computed from: equal noise on two messages gives away how they
+        # differ.
+        history = _digest(before, question)
+        problem = self._noisy(self.problem.uplink, history)
         went = self.made.step(problem, self.place, done, downlink, local, memory, self.data)
         words = {
             "kind": "round", "id": self.node.id, "round": number, "broken": bool(went.broken),
@@ -168,7 +203,7 @@ class _Joined:
         body = np.frombuffer(reply.body, np.uint8)
         self.store.save(
             number,
-            {"question": question, "head": reply.head},
+            {"question": question, "history": history, "head": reply.head},
             (went.local, went.memory, last, body),
         )
         self.store.forget_before(base)
@@ -177,7 +212,7 @@ class _Joined:
     def finish(self, asked: Packet) -> Packet:
         """The client's own model, which stays here."""
         *broadcasts, end = asked.parts
-        local, _, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
+        _, local, _, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
         downlink = channel.from_bytes(end, self.shapes.end)
         model = self.made.result(self.problem, downlink, local, self.data)
         result = Personalized(None, jax.tree.map(lambda x: x[None], model))
@@ -185,6 +220,7 @@ class _Joined:
         write(
             self.folder / "result.npz",
             Saved(result, {}, rounds, "round_limit", repr(self.node.algorithm), 1, versions()),
+            private=True,
         )
         return Packet({"kind": "finish", "id": self.node.id})
 
@@ -214,15 +250,18 @@ class _Joined:
         sealed = asked.parts[-len(givers) :]
         return self._masks(asked).masked(way, payload, givers, sealed), True
 
-    def _noisy(self, way: channel.Channel, asked: Packet) -> Problem:
+    def _noisy(self, way: channel.Channel, history: str) -> Problem:
         """The run; with a key that nobody else has, where noise is drawn from it."""
         if way.noise() is None:
             return self.problem
-        return replace(self.problem, key=secret_key(self.folder, asked.head))
+        return replace(self.problem, key=secret_key(self.folder, history))
 
-    def _state(self, base: int, asked: Packet) -> tuple[PyTree, PyTree, PyTree]:
-        """Its state after a round, its end of the uplink, and the downlink that now holds."""
-        local = memory = downlink = None
+    def _state(self, base: int, asked: Packet) -> tuple[str, PyTree, PyTree, PyTree]:
+        """Its state after a round: of what questions it came, and the state itself.
+
+        That is the client's own, its end of the uplink, and the downlink that now holds.
+        """
+        history, local, memory, downlink = "", None, None, None
         if base:
             kept = self.store.load(base)
             if kept is None:
@@ -233,11 +272,12 @@ class _Joined:
             last = steps.last_known(self.problem, self.shapes.downlink)
             whole = kept._replace(leaves=kept.leaves[:-1])
             local, memory, downlink = whole.tree((self.shapes.local, self.shapes.memory, last))
+            history = kept.words["history"]
         for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
             if local is None:
                 local, memory = self._begun(downlink)
-        return local, memory, downlink
+        return history, local, memory, downlink
 
     def _received(self, form: str, part: bytes, last: PyTree) -> PyTree:
         if form == "whole":
@@ -256,3 +296,7 @@ class _Joined:
         return self.made.begin(
             self.problem, self.place, downlink, self.data, self.node.start, first
         )
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()

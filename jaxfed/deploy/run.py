@@ -13,9 +13,11 @@ from jaxfed.core import backend, channel, participation
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.channel.secure import masks_apart
 from jaxfed.core.checkpoint import digest_of
+from jaxfed.core.checks import check_count, checked_key, refuse
 from jaxfed.core.clients import Clients
 from jaxfed.core.problem import Problem
-from jaxfed.deploy.wire import key_from_words, key_to_words
+from jaxfed.deploy.data import shaped
+from jaxfed.deploy.wire import check_name, key_from_words, key_to_words
 
 
 class Run(NamedTuple):
@@ -34,8 +36,21 @@ class Run(NamedTuple):
 
     @classmethod
     def read(cls, words: Mapping[str, Any]) -> Self:
-        """Inverse of `words`."""
-        return cls(**{**words, "key": key_from_words(words["key"])})
+        """Inverse of `words`.
+
+        Raises:
+            ValueError: for what no run has, above all a name that would be a path.
+        """
+        try:
+            run = cls(**{**words, "key": key_from_words(words["key"])})
+        except (LookupError, OverflowError, TypeError, ValueError) as error:
+            raise refuse("run", "the words of a run", words) from error
+        check_name("run", run.name)
+        check_count("rounds", run.rounds)
+        check_count("size", run.size)
+        checked_key("key", run.key)
+        shaped(run.like)
+        return run
 
 
 def problem_of_run(

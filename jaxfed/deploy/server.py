@@ -14,11 +14,12 @@ from jaxfed._versions import versions
 from jaxfed.core import apart, channel, steps
 from jaxfed.core.algorithm import Personalized
 from jaxfed.core.channel.secure import adds_masks, numbers_of, with_numbers
+from jaxfed.core.checks import check_count, check_flag, checked_dtype
 from jaxfed.core.loop import with_bits
 from jaxfed.core.problem import Costs, State
 from jaxfed.core.saved import Saved, write
-from jaxfed.deploy.data import common
-from jaxfed.deploy.exchange import Exchange, RefusedError
+from jaxfed.deploy.data import common, shaped
+from jaxfed.deploy.exchange import Exchange, RefusedError, reading
 from jaxfed.deploy.federation import Federation, Member, Settings, longer
 from jaxfed.deploy.masked import masked_sum, means_of, over_survivors
 from jaxfed.deploy.progress import Progress
@@ -65,8 +66,9 @@ class Server:
             self._save()
             objective = float(self.records[-1]["objective"])
             LOG.info(
-                "round %d of %d: %d clients, objective %.6g",
-                self.state.round, self.settings.rounds, len(self.present[-1]), objective,
+                "round %d of %d: %d clients%s",
+                self.state.round, self.settings.rounds, len(self.present[-1]),
+                "" if np.isnan(objective) else f", objective {objective:.6g}",
             )  # fmt: skip
         return self._finish()
 
@@ -79,9 +81,13 @@ class Server:
         """Refuse a client that does not fit the run.
 
         Raises:
-            RefusedError: naming what does not.
+            ValueError: naming what does not, a `RefusedError` where the client is named too.
         """
         client, asked = said["id"], self.settings
+        shaped(said["data"])
+        checked_dtype("weights", said["weights"])
+        if said["samples"] is not None:
+            check_count("samples", said["samples"])
         for name, value in description(asked.algorithm, asked.ways, asked.start).items():
             if said["run"][name] != value:
                 raise RefusedError(
@@ -161,19 +167,14 @@ class Server:
         }  # fmt: skip
         return Packet(own | words, parts)
 
-    def _said(self, answer: Packet) -> steps.Said:
-        payload, *rest = answer.parts
-        diagnostics = (
-            channel.from_bytes(rest[0], self.federation.shapes.diagnostics)
-            if rest
-            else _zeros(
-                self.federation.shapes.diagnostics
-            )  # of hidden messages nothing else is told
-        )
-        return steps.Said(
-            channel.from_bytes(payload, self.federation.shapes.up), diagnostics,
-            jnp.asarray(answer.words["broken"]),
-        )  # fmt: skip
+    def _said(self, client: int, answer: Packet, like: Any, told: Any) -> steps.Said:
+        """What a client has said; beside a hidden message it tells nothing."""
+        with reading(f"client {client}"):
+            payload, *rest = answer.parts
+            diagnostics = channel.from_bytes(rest[0], told) if rest else _zeros(told)
+            check_flag("broken", answer.words["broken"])
+            broken = jnp.asarray(answer.words["broken"])
+            return steps.Said(channel.from_bytes(payload, like), diagnostics, broken)
 
     def _hears(
         self, questions: Mapping[int, Packet], way: channel.Channel, like: Any, group: str,
@@ -238,11 +239,10 @@ class Server:
                 questions, asked.ways.first_uplink, federation.shapes.first, "first messages",
                 len(clients), 0,
             )  # fmt: skip
-            for client in clients:
-                (payload,) = answers[client].parts
-                broken = jnp.asarray(answers[client].words["broken"])
-                first = channel.from_bytes(payload, federation.shapes.first)
-                heard.append(steps.Said(first, None, broken))
+            heard += [
+                self._said(client, answers[client], federation.shapes.first, None)
+                for client in clients
+            ]
         else:
             heard += [steps.Said(federation.shapes.first, None, jnp.asarray(False))] * len(clients)
         opened = apart.opened(
@@ -278,7 +278,13 @@ class Server:
                     f"client {client}: wanted its answer of round {number}, got that of round "
                     f"{answer.words.get('round')}"
                 )
-        said = [self._said(answers[m.id]) if m.id in answers else None for m in self.members]
+        shapes = federation.shapes
+        said = [
+            self._said(m.id, answers[m.id], shapes.up, shapes.diagnostics)
+            if m.id in answers
+            else None
+            for m in self.members
+        ]
         problem = federation.problem
         if asked.deadline is not None:
             problem = federation.heard_from(np.asarray([one is not None for one in said]))
@@ -342,6 +348,9 @@ class Server:
 
     def _history(self) -> dict[str, np.ndarray]:
         history = {k: np.stack([x[k] for x in self.records]) for k in self.records[0]}
+        if self.settings.ways.uplink.private:  # what clients have told in no round is none
+            told = self.federation.shapes.diagnostics
+            history = {k: x for k, x in history.items() if k not in told or not np.isnan(x).all()}
         costs = jax.tree.map(np.asarray, self.costs)
         history = with_bits(history, costs, len(self.members), np)
         history["present"] = np.asarray(

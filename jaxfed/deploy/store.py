@@ -39,7 +39,7 @@ class Kept(NamedTuple):
 
 
 class Store:
-    """One folder of states, each with its number.
+    """One folder of states, each with its number, for their owner alone.
 
     A file is an uncompressed `.npz`: the entry `header`, a JSON text with the layout's name and
     number, types and what else is to be known, and the arrays `0000`, `0001`, ... Nothing in it
@@ -56,7 +56,7 @@ class Store:
         Raises:
             OSError: if it cannot be written; what was there stays.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
         types = [leaf.dtype.name for leaf in leaves]
         header = json.dumps({"format": LAYOUT, "types": types, "words": dict(words)})
@@ -65,7 +65,7 @@ class Store:
             f"{i:04d}": np.frombuffer(leaf.tobytes(), np.uint8) for i, leaf in enumerate(leaves)
         }
         shapes = {f"shape_{i:04d}": np.asarray(x.shape, np.int64) for i, x in enumerate(leaves)}
-        with replacing(self._path(number)) as part, part.open("wb") as file:
+        with replacing(self._path(number), private=True) as part, part.open("wb") as file:
             np.savez(file, header=np.asarray(header), **arrays, **shapes)  # pyright: ignore[reportArgumentType]
             file.flush()
             os.fsync(file.fileno())

@@ -1,14 +1,17 @@
 """What travels between machines: a few words about a message, and its bytes."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
+
+from jaxfed.core.checks import refuse, shown
 
 VERSION = 1  # of all that is said here
 
@@ -35,23 +38,35 @@ class Packet(NamedTuple):
         """Inverse of `head` and `body`.
 
         Raises:
-            ValueError: for what is none, is cut off, or comes from another version.
+            ValueError: for what is none, is cut off, or comes from another version; nothing else,
+                whatever the text and the bytes are.
         """
         try:
             words = json.loads(head)
             version, lengths = words.pop("version"), words.pop("lengths")
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"message: wanted one of jaxfed.deploy, got {head[:80]!r}") from error
-        if version != VERSION:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise refuse("message", "one of jaxfed.deploy", head) from error
+        if type(version) is not int or version != VERSION:
             raise ValueError(
-                f"message: wanted version {VERSION}, got {version}; install the same jaxfed on "
-                "all machines"
+                f"message: wanted version {VERSION}, got {shown(version)}; install the same jaxfed "
+                "on all machines"
             )
+        if type(lengths) is not list or not all(type(n) is int and n >= 0 for n in lengths):
+            raise refuse("message", "a list of lengths", lengths)
         if sum(lengths) != len(body):
-            raise ValueError(f"message: wanted {sum(lengths)} bytes, got {len(body)}")
-        ends = np.cumsum([0, *lengths]).tolist()
-        parts = [body[a:b] for a, b in pairwise(ends)]
+            raise refuse("message", f"lengths of {len(body)} bytes together", lengths)
+        parts = [body[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
         return cls(words, parts)
+
+
+def check_name(argument: str, given: object) -> None:
+    """Refuse what is no name that becomes one of a file.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not isinstance(given, str) or not re.fullmatch("[0-9a-f]{1,64}", given):
+        raise refuse(argument, "1 to 64 hexadecimal digits", given)
 
 
 def key_to_words(key: Key[Array, ""]) -> dict[str, Any]:
