@@ -285,6 +285,55 @@ def test_a_failure_keeps_the_round_before(x64):
     np.testing.assert_array_equal(error.value.solution.result.shared, np.zeros(FEATURES))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("tol", [None, 1e-9])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_first_message_that_is_not_finite_ends_the_run(value, tol):
+    """Before any round has a history, as clients in memory do."""
+    arrays = samples()
+    arrays[3][1, 1] = value
+    clients = jf.Clients.from_source(arrays, block_bytes=LARGE)
+    algorithm = jf.pca.BlockLanczos(1)
+    with pytest.raises(jf.DivergenceError, match="in round 1, at client 3;") as error:
+        jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0), tol=tol)
+    solution = error.value.solution
+    assert solution.rounds == 0 and solution.status == jf.Status.diverged
+    assert {x.shape for x in solution.history.values()} == {(0,)}
+    assert {"objective", "bits_up", "bits_down"} <= solution.history.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        jf.pca.PerPCA(1, 1),
+        jf.pca.VarProPerPCA(1, 1),
+        jf.pca.HierarchicalPCA(1, 0.5, 0.5),
+        jf.pca.Pooled(1),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_so_does_that_of_every_start(algorithm):
+    arrays = samples()
+    arrays[3][1, 1] = np.nan
+    with pytest.raises(jf.DivergenceError, match="in round 1, at client 3;"):
+        jf.fit(algorithm, jf.Clients.from_source(arrays), rounds=2, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_bytes_in_any_order_are_read(order, whole):
+    arrays = [array[:3].astype(f"{order}f4") for array in samples()]
+    clients = jf.Clients.from_source(np.stack(arrays) if whole else arrays)
+    reader = clients.data.reader
+    assert reader.dtype == jnp.float32 and reader.dtype.isnative
+    np.testing.assert_array_equal(reader.read(0, 0)[0], np.stack(arrays))
+    key = jax.random.key(0)
+    given = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
+    wanted = jf.fit(jf.pca.OneShot(1, 1), jf.Clients.from_samples(arrays), rounds=1, key=key)
+    chex.assert_trees_all_close(given.result, wanted.result, atol=1e-5)
+
+
 def test_files(tmp_path, x64):
     arrays = samples()
     folder = tmp_path / "clients"

@@ -42,7 +42,8 @@ class Reader:
         self.source, self.sizes, self.states = source, sizes, states
         self._bucket, self._block_bytes = bucket, block_bytes
         one = self._table(0)
-        self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(one.dtype)
+        native = one.dtype.newbyteorder("=")
+        self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
         for own in self.groups:
@@ -89,8 +90,7 @@ class Reader:
         shape = len(places), rows, self.features
         values = self._buffers[slot][: math.prod(shape)].reshape(shape)
         if part is not None:
-            np.copyto(values, part, casting="same_kind")
-            release(part)
+            _copy(part, values)
         else:
             for row, place in zip(values, places, strict=True):
                 self._fill(row, int(place))
@@ -107,9 +107,8 @@ class Reader:
         table, count = self._table(place), int(self.sizes[place])
         if table.shape != (count, self.features):
             raise refuse(f"source[{place}]", f"shape {(count, self.features)}", table)
-        np.copyto(row[:count], table, casting="same_kind")
+        _copy(table, row[:count])
         row[count:] = 0
-        release(table)
 
     def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
         """Of the clients at these positions."""
@@ -294,6 +293,13 @@ def release(array: Any) -> None:
     first, last = (address - start for address in byte_bounds(array))
     first -= first % mmap.PAGESIZE
     mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _copy(part: np.ndarray, into: np.ndarray) -> None:
+    """Copy a part of a source; what is too large for the type becomes infinite."""
+    with np.errstate(over="ignore"):
+        np.copyto(into, part, casting="same_kind")
+    release(part)
 
 
 def _usable(part: np.ndarray, dtype: np.dtype) -> bool:
