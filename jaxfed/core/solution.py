@@ -94,7 +94,7 @@ class Solution(eqx.Module):
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
             raise refuse(asked, "the solution of one run, not traced", self.rounds)
-        (status,) = [name for name in _STATUSES if self.status == getattr(Status, name)]
+        (status,) = [name for name in saved.STATUSES if self.status == getattr(Status, name)]
         return saved.saved(self, status)
 
     @property
@@ -116,9 +116,6 @@ class Solution(eqx.Module):
         rows = saved.story(self._saved("repr")).items()
         cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
         return f"<table>{''.join(cells)}</table>"
-
-
-_STATUSES = ("round_limit", "converged", "diverged", "stopped")
 
 
 class DivergenceError(FloatingPointError):
