@@ -147,7 +147,7 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
         The result and its history.
 
     Raises:
-        ValueError: for a file that `Solution.save` did not write, one of a later layout, and
+        ValueError: for a file that `Solution.save` did not write or that is damaged, and for
             a `like` of other parts, shapes or types.
         OSError: if the file cannot be read.
     """
