@@ -306,7 +306,7 @@ def checked_array(
 
 
 def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
-    """An array of NumPy, of whatever type.
+    """An array of NumPy, of whatever type, in the machine's order of bytes.
 
     Raises:
         ValueError: if nothing but an array of objects can be made of it.
@@ -318,7 +318,8 @@ def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
         array = None
     if array is None or array.dtype.kind == "O" or isinstance(given, np.ma.MaskedArray):
         raise refuse(argument, wanted, given)
-    return array
+    # JAX takes no other order of bytes.
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def checked_table(argument: str, given: object) -> np.ndarray:

@@ -3,11 +3,15 @@
 import platform
 from importlib import metadata
 
-VERSION = metadata.version("jaxfed")
-"""Of jaxfed, as it was installed."""
+try:
+    VERSION = metadata.version("jaxfed")
+    """Of jaxfed, as it was installed."""
+except metadata.PackageNotFoundError:  # its sources alone are on the path
+    VERSION = "0+unknown"
 
 
 def versions() -> dict[str, str]:
     """The versions of Python, jaxfed and the packages that compute, by name."""
-    packages = ("jaxfed", "jax", "jaxlib", "equinox", "numpy")
-    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
+    packages = ("jax", "jaxlib", "equinox", "numpy")
+    found = {"python": platform.python_version(), "jaxfed": VERSION}
+    return found | {package: metadata.version(package) for package in packages}

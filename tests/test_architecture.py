@@ -2,8 +2,10 @@
 
 import ast
 import graphlib
+import runpy
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import jaxfed_kernels
@@ -293,6 +295,21 @@ print("jax" in sys.modules)
     program = "import jaxfed, sys; print('jax' in sys.modules, callable(jaxfed.fit))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout == "False True\n", run.stderr
+
+
+def test_the_sources_need_not_be_installed(monkeypatch):
+    """Of a tree that is on the path alone, nothing says the version."""
+    installed = metadata.version
+
+    def version(name):
+        if name == "jaxfed":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    names = runpy.run_path(str(Path(jaxfed.__file__).with_name("_versions.py")))
+    assert names["VERSION"] == names["versions"]()["jaxfed"] == "0+unknown"
+    assert names["versions"]()["jax"] == installed("jax")
 
 
 def test_type_checkers_and_python_know_the_same_public_names():

@@ -599,6 +599,14 @@ def test_tables_are_aligned():
     ]
 
 
+def test_tables_move_no_cursor():
+    rows = [{"client\x1b[2J": "a\nb", "error": 1.0}]
+    assert _report.table(rows).splitlines()[::2] == [
+        r"client\x1b[2J  error",
+        "a\\nb               1",
+    ]
+
+
 # --- the folder of results -------------------------------------------------------------------
 
 

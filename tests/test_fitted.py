@@ -1,13 +1,16 @@
 """What is asked of a fitted model: against NumPy, on arrays made by hand where that will do."""
 
+import io
 import json
 import os
 import zipfile
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import jaxfed as jf
 
@@ -134,7 +137,7 @@ def test_what_is_saved_is_loaded(solution, tmp_path):
 
 def test_networks_are_loaded_into_what_they_are_like(solution, tmp_path):
     model = jf.models.Autoencoder(4, 2, key=jax.random.key(0))
-    halves = jax.tree.map(lambda x: x.astype("bfloat16"), model)
+    halves = jax.tree.map(lambda x: jnp.stack(M * [x.astype("bfloat16")]), model)
     result = jf.Personalized(model, {"half": halves})
     tree = type(solution)(**{**vars(solution), "result": result})
     tree.save(tmp_path / "result.npz")
@@ -156,9 +159,6 @@ def test_other_files_are_refused(solution, tmp_path):
         jf.load(path)
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=REFUSED):
-        jf.load(path)
-    np.savez(path, header=np.asarray(json.dumps({"format": ["jaxfed.solution", 2]})))
-    with pytest.raises(ValueError, match="wanted format"):
         jf.load(path)
     np.savez_compressed(path, shared=np.zeros(10**6))
     with pytest.raises(ValueError, match="not compressed"):
@@ -186,23 +186,100 @@ def test_entities_seen_later_are_represented(model):
         jf.gcca.transform(model[1], jf.gcca.Views.from_arrays(views[:1]))
 
 
+ESCAPE = "\x1b[2J"  # empties a terminal
 DAMAGE = {
     "a history of two axes": ({}, {"history_objective": np.ones((1, 2))}, "one number a round"),
+    "histories of two lengths": ({}, {"history_objective": np.ones(2)}, "one number a round"),
     "words": ({}, {"shared": np.array(["a"])}, "wanted numbers"),
-    "other clients": ({"clients": 2}, {}, "wanted at most 2 clients"),
-    "what moves a terminal's cursor": ({"algorithm": "PCA\x1b[2J"}, {}, "can be printed"),
+    "other clients": ({"clients": 2}, {}, "at most 2 clients"),
+    "clients beyond number": ({"clients": 10**18}, {}, "clients: wanted a whole number from 1"),
+    "no client": ({"clients": 0}, {}, "clients: wanted a whole number of at least 1"),
+    "more participants": ({}, {"history_participants": np.array([4])}, "participants: wanted at"),
+    "rounds below zero": ({"rounds": -1}, {}, "rounds: wanted a whole number of at least 0"),
+    "a part of a round": ({"rounds": 1.0}, {}, "rounds: wanted a whole number"),
+    "an algorithm": ({"algorithm": f"PCA{ESCAPE}"}, {}, "can be printed"),
+    "a status": ({"status": f"converged{ESCAPE}"}, {}, "status: wanted one of"),
+    "a version": ({"versions": {"jax": ESCAPE}}, {}, "can be printed"),
+    "a package": ({"versions": {ESCAPE: "1"}}, {}, "can be printed"),
+    "a version that is no text": ({"versions": {"jax": 1}}, {}, "can be printed"),
+    "an array's name": ({}, {f"history_{ESCAPE}": np.ones(1)}, "can be printed"),
     "pickled objects": ({}, {"shared": np.array([{}], object)}, "allow_pickle"),
-}
+    "whole numbers": ({"types": {"shared": "int32"}}, {}, "shared: wanted numbers of int32"),
+    "other bytes": ({"types": {"shared": "bfloat16"}}, {}, "shared: wanted numbers of bfloat16"),
+    "NaN": ({}, {"shared": np.full((D, 2), np.nan)}, "shared: wanted orthonormal"),
+    "no frame": ({}, {"shared": np.ones((D, 2))}, "shared: wanted orthonormal"),
+    "frames of zeros": ({}, {"local": np.zeros((M, D, 1))}, "local: wanted orthonormal"),
+    "a part within another": (
+        {"parts": {"shared": ["local"], "local": ["shared"]}}, {}, "parts: wanted paths"
+    ),
+    "a layout of before": ({"format": ["jaxfed.solution", -5]}, {}, "wanted format"),
+    "a later layout": ({"format": ["jaxfed.solution", 2]}, {}, "wanted format"),
+    "no number of a layout": ({"format": ["jaxfed.solution", np.nan]}, {}, "wanted format"),
+    "a truth value": ({"format": ["jaxfed.solution", True]}, {}, "wanted format"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_forged_files_are_refused(name, solution, tmp_path):
     changed, forged, message = DAMAGE[name]
     arrays = solution.entries() | forged
-    header = json.loads(str(arrays["header"])) | changed
-    header["types"] |= {key: str(x.dtype) for key, x in forged.items()}
+    header = json.loads(str(arrays["header"]))
+    types = {key: str(x.dtype) for key, x in forged.items()} | changed.get("types", {})
+    header |= changed | {"types": header["types"] | types}
     np.savez(tmp_path / "result.npz", **arrays | {"header": np.asarray(json.dumps(header))})
-    with pytest.raises(ValueError, match=f"{REFUSED}.*{message}"):
+    with pytest.raises(ValueError, match=f"{REFUSED}.*{message}") as error:
+        jf.load(tmp_path / "result.npz")
+    assert str(error.value).isprintable()
+
+
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    ATOMS, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3)
+)
+
+
+@hypothesis.settings(max_examples=50, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
+def test_whatever_a_header_says_is_refused_or_true(data, solution, tmp_path_factory):
+    """One value of it, at any depth, is another."""
+    arrays = solution.entries()
+    header = json.loads(str(arrays["header"]))
+    part = header
+    while True:
+        key = data.draw(st.sampled_from(sorted(part)))
+        if not isinstance(part[key], dict) or data.draw(st.booleans()):
+            break
+        part = part[key]
+    part[key] = data.draw(VALUES)
+    path = tmp_path_factory.getbasetemp() / "forged.npz"
+    np.savez(path, **arrays | {"header": np.asarray(json.dumps(header))})
+    try:
+        found = jf.load(path)
+    except ValueError as error:
+        assert "not a file that Solution.save wrote" in str(error)
+        return
+    assert 0 <= found.rounds < 2**31 and M <= found.clients < 2**31
+    assert hasattr(jf.Status, found.status)
+    for text in (found.algorithm, *found.versions, *found.versions.values()):
+        assert text.isprintable()
+    assert all(line.isprintable() for line in found.summary().splitlines())
+    for part, wanted in zip(found.result, solution.result, strict=True):
+        if part is not None:  # a header may say that there is none
+            np.testing.assert_array_equal(part, wanted)
+
+
+def test_an_array_is_no_larger_than_its_entry(solution, tmp_path):
+    """What a header claims is compared with the bytes that are there, before room is made."""
+    entry = io.BytesIO()
+    claimed = {"descr": "<f4", "fortran_order": False, "shape": (10**10, 100)}
+    np.lib.format.write_array_header_1_0(entry, claimed)
+    entry.write(bytes(40))
+    arrays = solution.entries()
+    del arrays["shared"]
+    np.savez(tmp_path / "result.npz", **arrays)
+    with zipfile.ZipFile(tmp_path / "result.npz", "a") as archive:
+        archive.writestr("shared.npy", entry.getvalue())
+    with pytest.raises(ValueError, match=rf"{REFUSED} \('shared\.npy': wanted float32\[10000"):
         jf.load(tmp_path / "result.npz")
 
 

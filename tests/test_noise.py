@@ -211,6 +211,7 @@ def test_where_all_take_part_it_is_exact(multiplier, rounds):
         np.testing.assert_allclose(back, multiplier, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_with_a_draw_it_is_that_of_dp_accounting():
     options = {"delta": 1e-5, "participants": 10, "clients": 100}
     epsilon = privacy.epsilon(4.0, 20, **options)

@@ -114,6 +114,7 @@ def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch
     assert cells()[few, figure9.END].verdict.startswith("differs")
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_goal_that_is_never_reached_differs(monkeypatch):
     costs, bits = np.full((2, 3), 1e9), np.ones((2, 2, 2))
     monkeypatch.setattr(table1, "costs_of", lambda *arguments, **options: costs)

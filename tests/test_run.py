@@ -366,6 +366,14 @@ def test_the_last_good_state_is_kept(every, key, x64):
     chex.assert_trees_all_close(one.value.solution.history, wanted.history, rtol=1e-12)
 
 
+@pytest.mark.parametrize("backend", [jf.backend.vmap(), jf.backend.separate()], ids=str)
+def test_a_run_with_a_tolerance_may_diverge_before_its_rounds(backend, key):
+    clients = jf.Clients.from_samples(1e30 * draw().data.values)  # their squares are infinite
+    with pytest.raises(jf.DivergenceError, match=r"in round 1, at clients 0, 1") as one:
+        jf.fit(jf.pca.BlockLanczos(1), clients, rounds=2, key=key, tol=1e-9, backend=backend)
+    assert one.value.solution.rounds == 0
+
+
 @pytest.mark.parametrize("chunk_rounds", [None, 2])
 def test_a_run_that_diverges_may_say_so_in_its_result(chunk_rounds, key):
     algorithm, clients = Bursts(1, 1, step_size=0.05), draw()

@@ -1,9 +1,11 @@
 """Clients that are read block by block: the results of those in memory, in less of it."""
 
+import os
 import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -14,6 +16,7 @@ from test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
 
 import jaxfed as jf
 from jaxfed.core import streaming
+from jaxfed.core.checkpoint import fingerprint
 from jaxfed.core.reduction import Mean
 from jaxfed.core.source import read_ahead
 
@@ -232,7 +235,8 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
     assert stopped.rounds == 2
     resumed = run(from_source(), rounds=4, checkpoint=checkpoint, **options)
     chex.assert_trees_all_equal(essence(resumed), essence(whole))
-    other = [2 * array for array in samples()]
+    other = samples()
+    other[4] = 2 * other[4]
     with pytest.raises(ValueError, match=r"belongs to another run; its clients"):
         run(
             jf.Clients.from_source(other, weights="samples", block_bytes=2 * LARGE),
@@ -285,6 +289,55 @@ def test_a_failure_keeps_the_round_before(x64):
     np.testing.assert_array_equal(error.value.solution.result.shared, np.zeros(FEATURES))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("tol", [None, 1e-9])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_first_message_that_is_not_finite_ends_the_run(value, tol):
+    """Before any round has a history, as clients in memory do."""
+    arrays = samples()
+    arrays[3][1, 1] = value
+    clients = jf.Clients.from_source(arrays, block_bytes=LARGE)
+    algorithm = jf.pca.BlockLanczos(1)
+    with pytest.raises(jf.DivergenceError, match="in round 1, at client 3;") as error:
+        jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0), tol=tol)
+    solution = error.value.solution
+    assert solution.rounds == 0 and solution.status == jf.Status.diverged
+    assert {x.shape for x in solution.history.values()} == {(0,)}
+    assert {"objective", "bits_up", "bits_down"} <= solution.history.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        jf.pca.PerPCA(1, 1),
+        jf.pca.VarProPerPCA(1, 1),
+        jf.pca.HierarchicalPCA(1, 0.5, 0.5),
+        jf.pca.Pooled(1),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_so_does_that_of_every_start(algorithm):
+    arrays = samples()
+    arrays[3][1, 1] = np.nan
+    with pytest.raises(jf.DivergenceError, match="in round 1, at client 3;"):
+        jf.fit(algorithm, jf.Clients.from_source(arrays), rounds=2, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_bytes_in_any_order_are_read(order, whole):
+    arrays = [array[:3].astype(f"{order}f4") for array in samples()]
+    clients = jf.Clients.from_source(np.stack(arrays) if whole else arrays)
+    reader = clients.data.reader
+    assert reader.dtype == jnp.float32 and reader.dtype.isnative
+    np.testing.assert_array_equal(reader.read(0, 0)[0], np.stack(arrays))
+    key = jax.random.key(0)
+    given = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=key)
+    wanted = jf.fit(jf.pca.OneShot(1, 1), jf.Clients.from_samples(arrays), rounds=1, key=key)
+    chex.assert_trees_all_close(given.result, wanted.result, atol=1e-5)
+
+
 def test_files(tmp_path, x64):
     arrays = samples()
     folder = tmp_path / "clients"
@@ -310,6 +363,113 @@ def test_files(tmp_path, x64):
     taken = jf.Clients.from_source(folder).take([4, 1])
     np.testing.assert_array_equal(taken.counts, [COUNTS[4], COUNTS[1]])
     np.testing.assert_array_equal(taken.data.reader.read(0, 0)[0][0, :17], arrays[4])
+
+
+def even():
+    """Clients of the same size, in the same order each time."""
+    return np.random.default_rng(0).normal(size=(5, 4, FEATURES))
+
+
+def array(folder):
+    return even()
+
+
+def arrays(folder):
+    return list(even())
+
+
+def whole_map(folder):
+    np.save(folder / "all.npy", even())
+    return np.load(folder / "all.npy", mmap_mode="r")
+
+
+def part_of_a_map(folder):
+    return whole_map(folder)[:, :3]
+
+
+def maps(folder):
+    return list(whole_map(folder))
+
+
+def npy_folder(folder):
+    for place, table in enumerate(even()):
+        np.save(folder / f"{place}.npy", table)
+    return jf.data.NpyFolder(folder)
+
+
+def parquet_groups(folder):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    tables = [pyarrow.table(dict(zip("abcd", table.T, strict=True))) for table in even()]
+    with parquet.ParquetWriter(folder / "all.parquet", tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    return jf.data.ParquetGroups(folder / "all.parquet")
+
+
+def others(folder):
+    return Watched(even())
+
+
+IN_FILES = [whole_map, part_of_a_map, maps, npy_folder, parquet_groups]
+
+
+def changed(source, folder, later=1):
+    """The same source with other samples of client 2, which is neither the first nor the last.
+
+    Its file says so many microseconds later, since the clocks of files are coarse.
+    """
+    if files := sorted(folder.iterdir()):
+        file = files[2] if len(files) > 1 else files[0]
+        content, time = bytearray(file.read_bytes()), file.stat().st_mtime_ns
+        content[len(content) // 2] ^= 1
+        with file.open("r+b") as opened:  # in its place, as who writes to a map does
+            opened.write(content)
+        os.utime(file, ns=(time, time + 1000 * later))
+    else:
+        getattr(source, "arrays", source)[2][0, 0] += 1
+    return source
+
+
+@pytest.mark.parametrize("later", [0, 1])
+@pytest.mark.parametrize("make", [array, arrays, others, *IN_FILES])
+def test_every_client_tells_sources_apart(make, later, tmp_path):
+    def identity(source):
+        clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
+        lowered = SimpleNamespace(as_text=lambda: "")
+        return fingerprint(None, clients, lowered, key=0, start=None)["clients"]
+
+    source = make(tmp_path)
+    before = identity(source)
+    assert identity(source) == before
+    unseen = make is parquet_groups and not later  # its samples would have to be read
+    assert (identity(changed(source, tmp_path, later)) == before) == unseen
+
+
+@pytest.mark.parametrize("make", IN_FILES)
+def test_files_that_change_end_the_run(make, tmp_path):
+    clients = jf.Clients.from_source(make(tmp_path), block_bytes=LARGE)
+    options = {"rounds": 3, "key": jax.random.key(0), "chunk_rounds": 1}
+    jf.fit(Lazy(), clients, **options)
+    with pytest.raises(ValueError, match=r"^source\[\d\]: wanted .* as it was for Clients.from_s"):
+        jf.fit(Lazy(), clients, callbacks=[lambda _: bool(changed(None, tmp_path))], **options)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_end_of_a_file_that_is_cut_is_not_looked_at(named, tmp_path):
+    """To look there would end Python itself."""
+    np.save(tmp_path / "all.npy", np.ones((8, 64, 64), np.float32))
+    mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
+    sources, message = [mapped, [*mapped]], "as it was for Clients.from_source"
+    if not named:  # as of a file that is known by its map alone
+        mapped.filename, message = None, "of 131,200 bytes, which is mapped, got 4,096"
+        sources = [mapped, [*mapped], Watched(mapped)]
+    readers = [jf.Clients.from_source(source).data.reader for source in sources]
+    os.truncate(tmp_path / "all.npy", 4096)
+    for reader in readers:
+        with pytest.raises(ValueError, match=rf"^source\[.*\]: wanted .*{message}"):
+            reader.read(0, 0)
+        with pytest.raises(ValueError, match=rf"^source\[.*\]: wanted .*{message}"):
+            reader.mark()
 
 
 @pytest.mark.parametrize(

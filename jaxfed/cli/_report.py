@@ -36,8 +36,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         rows: cells by the name of their column, the same columns in each; None is left empty.
     """
     names = list(rows[0])
-    cells = [[_cell(row[name]) for name in names] for row in rows]
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    heads, cells = [*map(_cell, names)], [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     words = [isinstance(rows[0][name], str) for name in names]
 
     def line(row: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         return "  ".join(padded).rstrip()
 
-    return "\n".join([line(names), "  ".join("-" * width for width in widths), *map(line, cells)])
+    return "\n".join([line(heads), "  ".join("-" * width for width in widths), *map(line, cells)])
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -68,7 +68,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     names = list(rows[0])
     for name in names:
         left = isinstance(rows[0][name], str)
-        drawn.add_column(Text(name), justify="left" if left else "right", overflow="fold")
+        drawn.add_column(Text(_cell(name)), justify="left" if left else "right", overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(_cell(row[name])) for name in names))  # names are no markup
     Console().print(drawn)
@@ -86,7 +86,8 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value)
+    # What would move a terminal's cursor comes from names of files, and from files of results.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def _plain(value: Any) -> Any:

@@ -117,7 +117,8 @@ def _advance(
 ) -> tuple[State, dict[str, np.ndarray]]:
     records: list[dict[str, Any]] = []
     for _ in range(options.rounds):
-        if options.stops:
+        # One round in any case, as in `Streamed.advance`.
+        if options.stops and records:
             assert tol is not None
             if state.measure <= tol or int(state.failure.round):
                 break

@@ -23,6 +23,7 @@ from jaxfed._optional import require
 from jaxfed.core.checks import check_count, checked_path
 from jaxfed.core.files import reason
 from jaxfed.core.processes import exchanged, is_here, spans
+from jaxfed.core.source import identified
 
 
 class CheckpointError(ValueError):
@@ -195,6 +196,7 @@ def fingerprint(
         start: the warm start.
         **arguments: the others, by name.
     """
+    clients = identified(clients)
     return {
         "algorithm": f"{_described(algorithm)} {digest_of(algorithm)}",
         "clients": f"{len(clients)} clients {digest_of(clients)}",

@@ -139,7 +139,7 @@ class Clients(eqx.Module):
             source: `len(source)` clients, of which `source[i]` gives one's samples,
                 `(samples_i, features)`: a memory map `(clients, samples, features)`, a list of
                 them, `jaxfed.data.NpyFolder`, `jaxfed.data.ParquetGroups`, or anything else that
-                can do this from another thread. It must not change.
+                can do this from another thread. It must not change; a run refuses files that do.
             weights: as in `from_samples`.
             counts: the clients' numbers of samples. Without, each client is looked at once, for
                 which a sequence may have to read it, unless it has `counts` of its own.
@@ -159,7 +159,7 @@ class Clients(eqx.Module):
         if folder is not None and not folder.is_dir():
             raise refuse("states", "a folder that is there", states)
         sizes = sizes_of(source, counts)
-        data = Source.of(Reader(source, sizes, bucket, block_bytes, folder))
+        data = Source(Reader(source, sizes, bucket, block_bytes, folder))
         shares = shares_of(weights, len(sizes), sizes, data.reader.dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 
@@ -340,7 +340,7 @@ class Clients(eqx.Module):
             indices = checked_positions(indices, len(self))
         if is_source(self.data):
             places = np.asarray(indices) % len(self)
-            data = Source.of(self.data.reader.taken(places))
+            data = Source(self.data.reader.taken(places))
         else:
             data = take(self.data, indices)
         ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))

@@ -10,7 +10,9 @@ The file is an uncompressed `.npz`. Its entry `header` is a text, a JSON object:
     status       how the run ended, a name of `jaxfed.Status`
     parts        for `shared` and `local`: null where there is none, else the paths of its arrays
     types        the type of each array
-    remarks      what to know before relying on the result; files of before have none
+    properties   what each array of `shared` and `local` was when it was saved: "orthonormal" (its
+                 columns are), "finite" or "any"; a file may have none
+    remarks      what to know before relying on the result, sentences; a file may have none
 
 The other entries are arrays: `shared` and `local` where such a part is one array, `shared.encoder`
 and the like where it is a tree of them, and `history_NAME`. A file may have entries beside these,
@@ -19,6 +21,7 @@ layout has another number, and `load` goes on reading this one.
 """
 
 import json
+import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -32,15 +35,16 @@ from jaxtyping import PyTree
 
 from jaxfed._versions import versions
 from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_instance, checked_path
+from jaxfed.core.checks import check_count, check_instance, checked_path
 from jaxfed.core.described import columns, in_bytes
 from jaxfed.core.files import replacing
 
 LAYOUT = ["jaxfed.solution", 1]
 PARTS = Personalized._fields
 HISTORY = "history_"
-# A relative fall of the objective in the second half of a run that is worth a remark.
-FALL = 1e-3
+STATUSES = ("round_limit", "converged", "diverged", "stopped")  # the names of `jaxfed.Status`
+PROPERTIES = ("any", "finite", "orthonormal")
+SLACK = 1e-3  # by which columns that are orthonormal may fail to be
 
 
 class Saved(NamedTuple):
@@ -98,30 +102,6 @@ def story(run: Any) -> dict[str, str]:
     return rows
 
 
-def still_falling(run: Saved) -> tuple[str, ...]:
-    """A remark if the objective was still falling when the rounds were over.
-
-    The fall of the second half of the rounds is what the next ones may well bring again. Tenths of
-    the rounds are compared, so that what scatters from round to round does not count as a fall.
-    """
-    objective = np.asarray(run.history.get("objective", ()), float)
-    objective = objective[np.isfinite(objective)]
-    rounds = len(objective)
-    if rounds < 10:
-        return ()
-    tenth = max(2, rounds // 10)
-    middle, last = objective[rounds // 2 - tenth : rounds // 2], objective[-tenth:]
-    before = objective[-2 * tenth : -tenth]
-    scale = max(abs(objective[-1]), 1e-3 * abs(objective).max())
-    fall = (middle.min() - last.max()) / scale if scale else 0.0
-    if not (fall > FALL and before.mean() - last.mean() > 1e-2 * FALL * scale):
-        return ()
-    return (
-        f"The objective still fell by {100 * fall:.2g} % in the second half of the rounds: the run "
-        "has not converged; run more rounds (warm_start=) or choose a faster solver.",
-    )
-
-
 def write(path: str | os.PathLike[str], run: Saved, *, private: bool = False) -> None:
     """Write a file: complete or not at all.
 
@@ -148,6 +128,7 @@ def entries(run: Saved) -> dict[str, np.ndarray]:
         arrays |= dict(leaves)
     arrays |= {HISTORY + name: values for name, values in run.history.items()}
     arrays = {name: np.asarray(values) for name, values in arrays.items()}
+    paths = [path for own in parts.values() for path in own or ()]
     header = {
         "format": LAYOUT,
         "versions": run.versions,
@@ -157,6 +138,7 @@ def entries(run: Saved) -> dict[str, np.ndarray]:
         "status": run.status,
         "parts": parts,
         "types": {name: str(values.dtype) for name, values in arrays.items()},
+        "properties": {path: _property(arrays[path], SLACK / 2) for path in paths},
         "remarks": list(run.remarks),
     }
     # NumPy's files have no half precision but IEEE's: others are written as the bytes they are.
@@ -176,7 +158,7 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
         The result and its history.
 
     Raises:
-        ValueError: for a file that `Solution.save` did not write, one of a later layout, and
+        ValueError: for a file that `Solution.save` did not write or that is damaged, and for
             a `like` of other parts, shapes or types.
         OSError: if the file cannot be read.
     """
@@ -205,47 +187,106 @@ def _read(file: Any, size: int) -> tuple[Mapping[str, Any], dict[str, np.ndarray
         # So that no file takes more memory than it has bytes, by entries that overlap neither.
         packed = [each.filename for each in archive.infolist() if each.compress_type]
         whole = sum(each.file_size for each in archive.infolist())
-    if packed:
-        raise ValueError(f"wanted entries that are not compressed, got {packed[0]}")
-    if whole > size:
-        raise ValueError(f"wanted entries of its {size:,} bytes, got {whole:,}")
+        if packed:
+            raise ValueError(f"wanted entries that are not compressed, got {packed[0]!r}")
+        if whole > size:
+            raise ValueError(f"wanted entries of its {size:,} bytes, got {whole:,}")
+        for each in archive.infolist():
+            if each.filename.endswith(".npy"):
+                _check_entry(archive, each)
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:
         header = json.loads(str(stored["header"]))
         name, number = header["format"]
-        if name != LAYOUT[0] or number > LAYOUT[1]:
-            raise ValueError(f"wanted format {LAYOUT}, got {header['format']}")
-        types = header["types"]
-        arrays = {key: stored[key].view(jnp.dtype(types[key])) for key in types}
-    _check(header, arrays)
+        if name != LAYOUT[0] or type(number) is not int or not 1 <= number <= LAYOUT[1]:
+            raise ValueError(f"wanted format {LAYOUT}, got {header['format']!r}")
+        _check_header(header)
+        arrays = {name: _typed(name, stored[name], kind) for name, kind in header["types"].items()}
+    _check_arrays(header, arrays)
     return header, arrays
 
 
-def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse a header and arrays that are not what they should be."""
-    wanted = {"rounds": int, "clients": int, "status": str, "algorithm": str, "versions": dict}
-    for name, kind in wanted.items():
-        if type(header[name]) is not kind:
-            raise ValueError(f"{name}: wanted {kind.__name__}, got {header[name]!r}")
-    missing = {p for name in PARTS for p in header["parts"][name] or ()} - header["types"].keys()
-    if missing:
-        raise ValueError(f"parts without arrays: {sorted(missing)}")
-    texts = {"algorithm": header["algorithm"]}
-    texts |= {f"remarks[{i}]": text for i, text in enumerate(header.get("remarks", ()))}
-    for name, text in texts.items():
-        if not isinstance(text, str) or not text.isprintable():  # they go to terminals
-            raise ValueError(f"{name}: wanted text that can be printed, got {text!r}")
+def _check_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Refuse an array that takes more memory than its entry has bytes."""
+    with archive.open(entry) as file:
+        first, _ = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+        shape, _, dtype = read[first > 1](file)
+        held = entry.file_size - file.tell()
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"{entry.filename!r}: wanted {dtype}{list(shape)}, got {held:,} bytes")
+
+
+def _typed(name: str, array: np.ndarray, kind: str) -> np.ndarray:
+    """An array in the type that the header names, which NumPy's files may not have."""
+    wanted = jnp.dtype(kind)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    plain = f"V{wanted.itemsize}" if wanted.kind == "V" else wanted
+    numbers = jnp.issubdtype(wanted, jnp.number) or wanted.kind == "b"
+    if array.dtype != plain or not numbers:
+        raise ValueError(f"{name}: wanted numbers of {kind}, got {array.dtype}")
+    return array.view(wanted)
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    """Refuse a header that says what no run does."""
+    check_count("rounds", header["rounds"], least=0)
+    check_count("clients", header["clients"])
+    if header["status"] not in STATUSES:
+        raise ValueError(f"status: wanted one of {STATUSES}, got {header['status']!r}")
+    versions, types, remarks = header["versions"], header["types"], header.get("remarks", [])
+    if not isinstance(remarks, list):
+        raise ValueError(f"remarks: wanted a list of sentences, got {remarks!r}")
+    # All of these go to terminals.
+    texts = header["algorithm"], *versions, *versions.values(), *types, *types.values(), *remarks
+    for text in texts:
+        if not isinstance(text, str) or not text.isprintable():
+            raise ValueError(f"wanted text that can be printed, got {text!r}")
+    for name in PARTS:
+        odd = [p for p in header["parts"][name] or () if p not in types or not p.startswith(name)]
+        if odd:
+            raise ValueError(f"parts: wanted paths of arrays within {name}, got {odd}")
+
+
+def _check_arrays(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse arrays that are not what their header says."""
+    clients, length = header["clients"], None
     for name, array in arrays.items():
-        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
-            raise ValueError(f"{name}: wanted numbers, got {array.dtype}")
+        if not name.startswith(HISTORY):
+            continue
+        length = array.shape[:1] if length is None else length
         # Who took part in a round is told of each client.
-        each = [(), (header["clients"],)] if array.dtype == bool else [()]
-        if name.startswith(HISTORY) and (not array.ndim or array.shape[1:] not in each):
+        each = [(), (clients,)] if array.dtype == bool else [()]
+        if array.shape[:1] != length or not array.ndim or array.shape[1:] not in each:
             raise ValueError(f"{name}: wanted one number a round, got shape {array.shape}")
-    local = arrays.get("local")
-    if local is not None and not 1 <= np.size(local, 0) <= header["clients"]:
-        wanted = f"at most {header['clients']} clients"
-        raise ValueError(f"local: wanted {wanted}, got shape {local.shape}")
+    participants = arrays.get(f"{HISTORY}participants", np.zeros(0))
+    if (participants < 0).any() or (participants > clients).any():
+        raise ValueError(f"participants: wanted at most {clients} clients")
+    local = [arrays[path] for path in header["parts"]["local"] or ()]
+    if any(x.shape[:1] != local[0].shape[:1] or not 1 <= np.size(x, 0) <= clients for x in local):
+        wanted = f"the same number of clients in each array, at most {clients} clients"
+        raise ValueError(f"local: wanted {wanted}, got shapes {[x.shape for x in local]}")
+    paths = [path for name in PARTS for path in header["parts"][name] or ()]
+    properties = header.get("properties", dict.fromkeys(paths, "any"))
+    for path in paths:
+        found = _property(arrays[path], SLACK)
+        if PROPERTIES.index(found) < PROPERTIES.index(properties[path]):
+            raise ValueError(f"{path}: wanted {properties[path]}, as it was saved, got {found}")
+
+
+def _property(array: np.ndarray, slack: float) -> str:
+    """The most that can be said of an array, of `PROPERTIES`."""
+    shape = array.shape
+    if jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(array).all():
+        return "any"
+    if array.dtype.kind != "f" or array.ndim < 2 or not 1 <= shape[-1] <= shape[-2]:
+        return "finite"
+    with np.errstate(all="ignore"):
+        # Lengths first: of a large matrix that is no frame, products would take long.
+        if not (np.abs((array * array).sum(-2) - 1) <= slack).all():
+            return "finite"
+        gram = array.swapaxes(-1, -2) @ array
+    return "orthonormal" if (np.abs(gram - np.eye(shape[-1])) <= slack).all() else "finite"
 
 
 def _part(name: str, arrays: Mapping[str, Any], like: tuple[PyTree] | None) -> PyTree:

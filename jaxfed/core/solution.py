@@ -15,6 +15,7 @@ from jaxfed.core.checks import refuse
 from jaxfed.core.described import columns, is_known
 from jaxfed.core.problem import Failure, State
 from jaxfed.core.release import Release
+from jaxfed.core.remarks import still_falling
 
 
 class Status(eqx.Enumeration):
@@ -80,7 +81,9 @@ class Solution(eqx.Module):
             ValueError: for the solutions of several runs, and one that is traced.
         """
         run = self._saved("remarks")
-        found = saved.still_falling(run) if self.status == Status.round_limit else ()
+        found = ()
+        if run.status == "round_limit":
+            found = still_falling(np.asarray(run.history.get("objective", ()), float))
         return (*found, *self.algorithm.remarks(self.result))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -107,7 +110,7 @@ class Solution(eqx.Module):
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
             raise refuse(asked, "the solution of one run, not traced", self.rounds)
-        (status,) = [name for name in _STATUSES if self.status == getattr(Status, name)]
+        (status,) = [name for name in saved.STATUSES if self.status == getattr(Status, name)]
         return saved.saved(self, status)
 
     @property
@@ -129,9 +132,6 @@ class Solution(eqx.Module):
         rows = saved.story(self._saved("repr")._replace(remarks=self.remarks())).items()
         cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
         return f"<table>{''.join(cells)}</table>"
-
-
-_STATUSES = ("round_limit", "converged", "diverged", "stopped")
 
 
 class DivergenceError(FloatingPointError):

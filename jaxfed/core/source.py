@@ -4,17 +4,19 @@ import ctypes
 import hashlib
 import math
 import mmap
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float, Int, PyTree
 from numpy.lib.array_utils import byte_bounds
 
 from jaxfed.core.buckets import Buckets, grouped
@@ -40,9 +42,12 @@ class Reader:
     ):  # fmt: skip
         """Lay out the blocks; nothing is read but the first client's type and width."""
         self.source, self.sizes, self.states = source, sizes, states
+        self.files = files_of(source)
         self._bucket, self._block_bytes = bucket, block_bytes
         one = self._table(0)
-        self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(one.dtype)
+        native = one.dtype.newbyteorder("=")
+        self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
+        self._mapped = isinstance(_base(one)[0], mmap.mmap)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
         for own in self.groups:
@@ -51,6 +56,11 @@ class Reader:
             # As equal as can be, since each size is compiled for itself.
             for places in np.array_split(own, -(-len(own) // many)):
                 self.blocks.append(Block(places, rows))
+        self._within = [
+            {self.files[place]: place for place in block.places if self.files[place] is not None}
+            for block in self.blocks
+        ]
+        self._stamps = {file: _stamp(file) for own in self._within for file in own}
         largest = max(len(block.places) * block.rows for block in self.blocks)
         self._buffers = [_aligned(largest * self.features, self.dtype) for _ in range(2)]
 
@@ -65,7 +75,40 @@ class Reader:
             raise refuse(
                 f"source[{place}]", "an array (samples, features) of float32 or float64", table
             )
+        _check_end(f"source[{place}]", table)
         return table
+
+    def check(self, number: int) -> None:
+        """Refuse a block whose files are not as they were when the clients were made.
+
+        Raises:
+            ValueError: for one whose size or time of change is another, with its client.
+        """
+        for file, place in self._within[number].items():
+            if _stamp(file) != self._stamps[file]:
+                raise ValueError(
+                    f"source[{place}]: wanted {file} as it was for Clients.from_source, got it "
+                    "changed since, or gone"
+                )
+
+    def mark(self) -> Int[np.ndarray, " words"]:
+        """What tells sources apart, without reading all of each client.
+
+        It is a digest of all sizes and, of each client, of the size and the time of change of its
+        file, and of its first, middle and last sample. Those in a file that is not mapped are left
+        out, since to have them is to read it.
+        """
+        digest = hashlib.sha256(self.sizes.tobytes())
+        for number in range(len(self.blocks)):
+            self.check(number)
+        for place, file in enumerate(self.files):
+            digest.update(f"{file and self._stamps[file]}".encode())
+            if file is None or self._mapped:
+                table = self._table(place)
+                for row in (0, len(table) // 2, -1):
+                    digest.update(table[row].tobytes())
+                release(table)
+        return np.frombuffer(digest.digest(), np.int32)
 
     def read(self, number: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of a block, padded with zeros, and how many each client has.
@@ -78,19 +121,22 @@ class Reader:
             slot: 0 or 1; what was read there before may be overwritten.
 
         Raises:
-            ValueError: for a client whose samples are not what they were said to be.
+            ValueError: for a client whose samples are not what they were said to be, or whose file
+                has changed.
         """
         places, rows = self.blocks[number]
+        self.check(number)
         counts = self.sizes[places].astype(self.dtype)
         part = self._stretch(places)
+        if part is not None:
+            _check_end(f"source[{places[0]}:{places[-1] + 1}]", part)
         if part is not None and _usable(part, self.dtype):
             _fault_in(part)
             return part, counts
         shape = len(places), rows, self.features
         values = self._buffers[slot][: math.prod(shape)].reshape(shape)
         if part is not None:
-            np.copyto(values, part, casting="same_kind")
-            release(part)
+            _copy(part, values)
         else:
             for row, place in zip(values, places, strict=True):
                 self._fill(row, int(place))
@@ -107,9 +153,8 @@ class Reader:
         table, count = self._table(place), int(self.sizes[place])
         if table.shape != (count, self.features):
             raise refuse(f"source[{place}]", f"shape {(count, self.features)}", table)
-        np.copyto(row[:count], table, casting="same_kind")
+        _copy(table, row[:count])
         row[count:] = 0
-        release(table)
 
     def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
         """Of the clients at these positions."""
@@ -124,6 +169,8 @@ class _Chosen(Sequence[Any]):
 
     def __init__(self, source: Sequence[Any], places: Int[np.ndarray, " chosen"]):
         self._source, self._places = source, places
+        files = files_of(source)
+        self.files = [files[place] for place in places]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -135,16 +182,7 @@ class _Chosen(Sequence[Any]):
 class Source(eqx.Module):
     """Samples of clients that are in no memory; the place of data in `Clients`."""
 
-    mark: Int[Array, " words"]  # tells sources apart, as far as that can be had without reading all
     reader: Reader = eqx.field(static=True)
-
-    @classmethod
-    def of(cls, reader: Reader) -> Self:
-        """With a digest of all sizes and of the first and the last client."""
-        digest = hashlib.sha256(reader.sizes.tobytes())
-        for place in (0, len(reader.sizes) - 1):
-            digest.update(np.ascontiguousarray(reader.source[place]).tobytes())
-        return cls(np.frombuffer(digest.digest(), np.int32), reader)  # pyright: ignore
 
     def __repr__(self) -> str:
         sizes, reader = self.reader.sizes, self.reader
@@ -159,6 +197,13 @@ class Source(eqx.Module):
 def is_source(data: Any) -> bool:
     """Whether clients' data are read block by block."""
     return isinstance(data, Source)
+
+
+def identified(clients: Any) -> Any:
+    """Clients with what tells their source apart in the place of data that are in no memory."""
+    if not is_source(clients.data):
+        return clients
+    return eqx.tree_at(lambda own: own.data, clients, clients.data.reader.mark())
 
 
 def check_in_memory(what: str, clients: Any) -> None:
@@ -229,6 +274,9 @@ def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, 
     """Blocks with their samples and counts, the next one read while one is in use.
 
     Who asks for the next one must be done with the one before.
+
+    Raises:
+        ValueError: as `Reader.read`, also for a file that has changed while a block was in use.
     """
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(reader.read, numbers[0], 0)
@@ -238,6 +286,7 @@ def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, 
                 ahead = pool.submit(reader.read, numbers[position + 1], (position + 1) % 2)
             yield reader.blocks[number], found
             release(found[0])
+            reader.check(number)
 
 
 class States:
@@ -294,6 +343,55 @@ def release(array: Any) -> None:
     first, last = (address - start for address in byte_bounds(array))
     first -= first % mmap.PAGESIZE
     mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _copy(part: np.ndarray, into: np.ndarray) -> None:
+    """Copy a part of a source; what is too large for the type becomes infinite."""
+    with np.errstate(over="ignore"):
+        np.copyto(into, part, casting="same_kind")
+    release(part)
+
+
+def files_of(source: Sequence[Any]) -> list[str | os.PathLike[str] | None]:
+    """The file that each client lies in, as far as a source says or its arrays are mapped."""
+    if isinstance(source, np.ndarray):
+        return [_base(source)[1]] * len(source)
+    if isinstance(source, list | tuple):
+        return [_base(member)[1] for member in source]
+    files = getattr(source, "files", None)
+    if not isinstance(files, list | tuple) or len(files) != len(source):
+        return [None] * len(source)
+    return [file if isinstance(file, str | os.PathLike) else None for file in files]
+
+
+def _stamp(file: Any) -> tuple[int, int] | None:
+    """What changes with a file: its size in bytes, and the time of its last change."""
+    with suppress(OSError):
+        found = os.stat(file)
+        return found.st_size, found.st_mtime_ns
+    return None
+
+
+def _base(array: Any) -> tuple[Any, str | None, int]:
+    """What an array's numbers lie in; of a memory map its file, and where in there it begins."""
+    file, offset = None, 0
+    while isinstance(array, np.ndarray):
+        file = getattr(array, "filename", None) or file
+        offset = getattr(array, "offset", None) or offset
+        array = array.base
+    return array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY
+
+
+def _check_end(name: str, array: np.ndarray) -> None:
+    """Refuse an array beyond whose file's end it is mapped: Python would die of a look at it."""
+    mapping, _, start = _base(array)
+    if isinstance(mapping, mmap.mmap):
+        with suppress(OSError):  # of memory without a file
+            if mapping.size() < (end := start + len(mapping)):
+                raise ValueError(
+                    f"{name}: wanted a file of {end:,} bytes, which is mapped, got "
+                    f"{mapping.size():,}"
+                )
 
 
 def _usable(part: np.ndarray, dtype: np.dtype) -> bool:

@@ -117,8 +117,11 @@ class Streamed:
     ) -> tuple[State, dict[str, np.ndarray]]:
         """So many more rounds, with their history."""
         records: list[dict[str, np.ndarray]] = []
-        while len(records) < options.rounds and not int(state.failure.round):
-            if options.stops and float(state.measure) <= tol:
+        while len(records) < options.rounds:
+            # One round in any case, even of a run whose first messages are not finite: it says
+            # what the history has.
+            met = options.stops and float(state.measure) <= tol
+            if records and (met or int(state.failure.round)):
                 break
             state, record = self._round(problem, state)
             if options.metrics is not None:
@@ -126,7 +129,7 @@ class Streamed:
                     problem, state, record, options.metrics, options.metrics_every
                 )
             records.append(jax.tree.map(np.asarray, record))
-        none = {k: np.asarray(blank((), x.dtype)) for k, x in (records or [{}])[0].items()}
+        none = {k: np.asarray(blank((), x.dtype)) for k, x in records[0].items()}
         records += [none] * (options.rounds - len(records))
         return state, {name: np.stack([one[name] for one in records]) for name in none}
 

@@ -56,6 +56,7 @@ class ParquetGroups(Sequence[Table]):
 
     Attributes:
         counts: their numbers of rows, which are known without reading them.
+        files: the file, for each of them.
     """
 
     def __init__(self, path: StrPath):
@@ -69,23 +70,24 @@ class ParquetGroups(Sequence[Table]):
             ImportError: if pyarrow is not installed.
             ValueError: if it is no such file.
         """
-        self._path = existing(checked_path("path", path))
+        path = existing(checked_path("path", path))
         arrow = require("pyarrow", extra="data")
         parquet = require("pyarrow.parquet", extra="data")
         try:
-            contents = parquet.ParquetFile(self._path)
+            contents = parquet.ParquetFile(path)
         except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f"{self._path}: not a Parquet file ({error})") from error
+            raise ValueError(f"{path}: not a Parquet file ({error})") from error
         types = {str(kind) for kind in contents.schema_arrow.types}
         if len(types) != 1 or not types <= {"float", "double"}:
             raise ValueError(
-                f"{self._path}: wanted columns of float or of double alone, got "
+                f"{path}: wanted columns of float or of double alone, got "
                 f"{', '.join(sorted(types)) or 'none'}"
             )
         groups = range(contents.num_row_groups)
         self.counts: Int[np.ndarray, " clients"] = np.asarray(
             [contents.metadata.row_group(i).num_rows for i in groups], int
         )
+        self.files = [path] * len(self.counts)
         self._contents = contents
 
     def __len__(self) -> int:

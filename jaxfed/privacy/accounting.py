@@ -285,7 +285,9 @@ def _losses(ratio: float, part: _Part, step: float, delta: float) -> Any:
     one = pld.pld_pmf.create_pmf_pessimistic_connect_dots(
         step, places, _profile(places * step, ratio, part.share)
     )
-    return pld.privacy_loss_distribution.PrivacyLossDistribution(one).self_compose(part.times)
+    whole = pld.privacy_loss_distribution.PrivacyLossDistribution(one)
+    with np.errstate(over="ignore"):  # of bounds on the losses, infinite ones are passed over
+        return whole.self_compose(part.times)
 
 
 def _profile(
