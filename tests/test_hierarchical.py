@@ -595,6 +595,17 @@ def test_expected_error_is_that_of_many_samples(key, frames):
         jf.metrics.expected_reconstruction_error(local, data.shared, NOISE)
 
 
-def test_the_prior_variance_is_a_traced_leaf():
+def test_the_prior_variance_is_a_traced_leaf(samples):
     leaves = jax.tree.leaves(eqx.filter(Hierarchical(), eqx.is_array))
-    assert len(leaves) == 2
+    assert sorted(map(float, leaves)) == pytest.approx([VARIANCE, NOISE])
+    clients, traced = jf.Clients.from_samples([x.astype(np.float32) for x in samples]), []
+
+    @jax.jit
+    def spread(algorithm):
+        traced.append(algorithm.prior_variance)
+        solution = jf.rollout(algorithm, clients, rounds=3, key=jax.random.key(0))
+        return solution.history["distance"][-1]
+
+    near, far = (spread(jf.pca.HierarchicalPCA(RANK, NOISE, x)) for x in (VARIANCE, 9 * VARIANCE))
+    assert len(traced) == 1 and isinstance(traced[0], jax.core.Tracer)
+    assert 0 < near < far  # a wide prior lets components go their own ways
