@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import runpy
 import subprocess
 import sys
@@ -318,3 +319,52 @@ def test_type_checkers_and_python_know_the_same_public_names():
     imported = {alias.asname for node in block.body for alias in node.names}
     assert imported == jaxfed._PLACES.keys() <= set(dir(jaxfed))
     assert all(getattr(jaxfed, name) is not None for name in imported)
+
+
+ASSERTS = re.compile("assert_.*|raises|warns|check_algorithm")
+
+
+def asserting(tree: ast.AST, helpers: dict[str, ast.AST]) -> set[str]:
+    """The functions of a module that assert, or name one that does.
+
+    Args:
+        tree: the module.
+        helpers: others, by the names of their modules.
+    """
+    found, names = set(), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in helpers:
+            found |= asserting(helpers[node.module], {}) & {alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef):
+            within = list(ast.walk(node))
+            named = {n.attr for n in within if isinstance(n, ast.Attribute)}
+            names[node.name] = {n.id for n in within if isinstance(n, ast.Name)}
+            plain = any(isinstance(n, ast.Assert) for n in within)
+            if plain or any(map(ASSERTS.fullmatch, named | names[node.name])):
+                found.add(node.name)
+    while more := {name for name, used in names.items() if used & found} - found:
+        found |= more
+    return found
+
+
+def test_every_test_asserts_something():
+    trees = {path: ast.parse(path.read_text()) for path in Path(__file__).parent.rglob("*.py")}
+    helpers = {path.stem: tree for path, tree in trees.items()}
+    tests = {
+        (path.name, node.name)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    spoken = {(path.name, name) for path, t in trees.items() for name in asserting(t, helpers)}
+    assert len(tests) > 1000 and sorted(tests - spoken) == []
+
+
+def test_what_asserts_is_seen():
+    code = """
+def helper(): assert 1
+def through(): helper()
+def test_loud(): through()
+def test_quiet(): print(helper2())
+"""
+    assert asserting(ast.parse(code), {}) == {"helper", "through", "test_loud"}

@@ -268,7 +268,7 @@ def test_what_differs_between_processes_is_refused(environment):
 
 
 TWO_CORES = """
-import jax, jaxfed as jf
+import jax, jaxfed as jf, numpy as np
 
 jax.config.update("jax_num_cpu_devices", 2)
 samples = jax.random.normal(jax.random.key(0), (200, 40, 30))
@@ -276,11 +276,18 @@ clients = jf.Clients.from_samples(samples)
 algorithm, two = jf.pca.HierarchicalPCA(10, 0.5, 0.1), jf.backend.shard(2)
 run = jax.jit(lambda c: jf.rollout(algorithm, c, rounds=2, key=jax.random.key(0), backend=two))
 for _ in range(20):
-    jax.block_until_ready(run(clients).result)
+    local = jax.block_until_ready(run(clients).result.local)
+alone = jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0)).result.local
+projectors = [np.asarray(x) @ np.asarray(x).mT for x in (local, alone)]
+print(len(local.sharding.device_set), np.allclose(*projectors, atol=1e-4))
 """
 
 
 def test_decompositions_on_several_devices_do_not_wait_for_each_other(environment):
     """Two devices of a processor that each decompose a batch used to hang in almost every run."""
     settings = environment | {"NPROC": "2"}  # as many threads as devices, on every machine
-    subprocess.run([sys.executable, "-c", TWO_CORES], env=settings, check=True, timeout=200)
+    ended = subprocess.run(
+        [sys.executable, "-c", TWO_CORES], env=settings, timeout=200,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stdout == "2 True\n", ended.stderr

@@ -17,6 +17,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.core import rounds as contract
 from jaxfed.core.run import problem_of
+from jaxfed.core.samples import Samples
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
 
@@ -636,12 +637,12 @@ def test_every_exported_algorithm_has_examples():
 
 @every_example
 def test_what_depends_on_settings(name):
-    run_checks(name, EVERY)
+    assert not run_checks(name, EVERY).skipped
 
 
 @first_example(slow=LONG)
 def test_numbers_and_derivatives(name):
-    run_checks(name, FIRST)
+    assert not run_checks(name, FIRST).skipped
 
 
 @first_example(slow=LONG)
@@ -654,7 +655,8 @@ def test_runs(name):
 @pytest.mark.slow
 @every_example
 def test_sizes(name):
-    run_checks(name, SIZES)
+    of_samples = isinstance(family(GOOD[name].make(CLIENTS)).draw().data, Samples)
+    assert run_checks(name, SIZES).skipped.keys() == (set() if of_samples else set(SIZES))
 
 
 @every_example

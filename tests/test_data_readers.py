@@ -6,12 +6,14 @@ import struct
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 import pytest
 import scipy.sparse
 from PIL import Image
 
 from jaxfed.data import (
     SPOKEN_FILLERS,
+    ParquetGroups,
     bag_of_words,
     english_stop_words,
     paragraphs,
@@ -165,6 +167,63 @@ def test_csv_header_that_counts_is_a_header(tmp_path):
     wide = np.hstack([A, A])
     pd.DataFrame(wide).to_csv(tmp_path / "a.csv", index=False)
     check(read_table(tmp_path), [wide], ["a"], dtype=np.float64)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("table", "index"),
+    [
+        (pd.DataFrame(A, ["u", "v", "w"], ["x", "y"]), "'__index_level_0__'|''"),
+        (pd.DataFrame(A, [2, 0, 5], ["x", "y"]), "'__index_level_0__'|''"),
+        (pd.DataFrame(A, [[1, 1, 2], [3, 4, None]], ["x", "y"]), "'__.*1__'|'', ''"),
+        (
+            pd.DataFrame({"Unnamed: 0": [0, 1, 2], "x": A[:, 0], "y": A[:, 1]}),
+            "'', '.*|'Unnamed: 0'",
+        ),
+    ],
+    ids=["names", "numbers", "levels", "read before"],
+)
+def test_the_index_of_a_data_frame_is_no_feature(tmp_path, suffix, table, index):
+    path = tmp_path / f"a.{suffix}"
+    table.to_csv(path) if suffix == "csv" else table.to_parquet(path)
+    with pytest.warns(UserWarning, match=f"{tmp_path.name}: left out ({index})") as caught:
+        read = read_folder(tmp_path)
+    check(read, [A], ["a"], np.float64 if suffix == "csv" else np.float32)
+    assert caught[0].filename == __file__ and "index=False" in str(caught[0].message)
+    (tmp_path / f"b.{suffix}").write_bytes(path.read_bytes())
+    with pytest.warns(UserWarning, match=index):
+        views, _ = read_views(tmp_path)
+    assert [view.shape for view in views] == [(3, 2)] * 2
+
+
+def test_an_index_may_tell_whose_a_row_is_and_an_unnamed_one_stands_above_numbers(tmp_path):
+    pd.DataFrame(A, pd.Index(["s2", "s1", "s2"], name="site")).rename(columns=str).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    read = read_table(tmp_path / "a.parquet", client_column="site")
+    check(read, [A[1:2], A[[0, 2]]], ["s1", "s2"])
+    with pytest.warns(UserWarning, match="left out 'site', the index"):
+        check(read_table(tmp_path), [A], ["a"])
+    wide = np.hstack([A, A])
+    pd.DataFrame(wide).to_csv(tmp_path / "b.csv")
+    (tmp_path / "a.parquet").unlink()
+    with pytest.warns(UserWarning, match="left out '', the index"):
+        check(read_table(tmp_path), [wide], ["b"], dtype=np.float64)
+    pd.DataFrame(A, [0.5, 1.5, 2.5]).rename(columns=str).to_parquet(tmp_path / "c.parquet")
+    with pytest.warns(UserWarning, match="left out '__index_level_0__'"):
+        np.testing.assert_array_equal(ParquetGroups(tmp_path / "c.parquet")[0], A)
+    (tmp_path / "c.parquet").unlink()
+    (tmp_path / "b.csv").write_text("Unnamed: 0\n0\n1\n")
+    with pytest.raises(ValueError, match=r"b\.csv: has no column besides the index"):
+        read_table(tmp_path)
+
+
+@pytest.mark.parametrize("said", ["[5]", "{", '{"index_columns": 5}'])
+def test_what_pandas_says_of_columns_may_be_damaged(tmp_path, said):
+    table = pyarrow.table({"x": A[:, 0]}).replace_schema_metadata({"pandas": said})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: what pandas says of its columns is damaged"):
+        read_table(tmp_path)
 
 
 @pytest.mark.parametrize(("row", "cell"), [("NA,NA", "NA"), (",", ""), ("null, N/A", "null")])

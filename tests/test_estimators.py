@@ -1,6 +1,7 @@
 """Estimators in scikit-learn's form, on clients with two shared and two own components."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -67,7 +68,8 @@ def test_scores_restore_samples_of_known_clients(data, fitted):
 
 def test_a_sample_of_nobody_known_has_shared_scores_alone(data, fitted):
     X, groups, _ = data
-    scores = fitted.transform(X)
+    with pytest.warns(UserWarning, match=r"^groups: got none"):
+        scores = fitted.transform(X)
     np.testing.assert_array_equal(scores[:, 2:], 0)
     np.testing.assert_allclose(scores[:, :2], fitted.transform(X, groups)[:, :2])
 
@@ -88,12 +90,13 @@ def test_a_new_client_is_personalized(data, fitted):
     np.testing.assert_allclose(restored, new, atol=1e-4)
     assert known.local_components_.shape == (M + 1, 2, D)
     assert fitted.local_components_.shape == (M, 2, D)
-    np.testing.assert_allclose(known.transform(X), fitted.transform(X))
+    groups = np.repeat(np.arange(M), N)
+    np.testing.assert_allclose(known.transform(X, groups), fitted.transform(X, groups))
 
 
 def test_a_single_client_is_scored_as_scikit_learn_scores_it(data):
     X = data[0][:N]
-    ours = estimators.FederatedPCA(2, rounds=10).fit(X)
+    ours = estimators.FederatedPCA(2, rounds=10).fit(X, groups=np.zeros(len(X)))
     theirs = PCA(2).fit(X)
     np.testing.assert_allclose(
         np.abs(np.sum(ours.components_ * theirs.components_, axis=1)), 1, atol=1e-3
@@ -151,6 +154,71 @@ def test_bad_groups_are_refused(data):
         estimators.PersonalizedPCA().fit(data[0], groups=data[1][:, None])
 
 
+ROUTING = r"enable_metadata_routing=True.*set_{}_request\(groups=True\)"
+
+
+def test_a_fit_that_is_not_told_of_clients_says_so(data):
+    X, groups, _ = data
+    model = estimators.FederatedPCA(1, rounds=2, random_state=0)
+    said = "^groups: got none.*" + ROUTING.format("fit")
+    with pytest.warns(UserWarning, match=said) as caught:
+        model.fit(X)
+    assert caught[0].filename == __file__ and len(model.groups_) == 1
+    search = GridSearchCV(model, {"n_components": [1]}, cv=GroupKFold(2))
+    with pytest.warns(UserWarning, match=said):
+        search.fit(X, groups=groups)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, groups=np.zeros(len(X)))
+        model.transform(X)  # there is one client
+        model.fit(X, groups=groups).transform(X)  # nothing is any client's own
+
+
+@pytest.mark.parametrize("ask", ["transform", "score"])
+def test_samples_whose_clients_are_not_told_say_so(data, fitted, ask):
+    X, groups, _ = data
+    said = f"^groups: got none, .*{M} clients.*" + ROUTING.format(ask)
+    with pytest.warns(UserWarning, match=said) as caught:
+        getattr(fitted, ask)(X)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(fitted, ask)(X, groups=groups)
+        getattr(fitted, ask)(X, groups=groups + M)
+
+
+def test_labels_of_another_type_are_of_nobody_known_and_say_so(data, fitted):
+    X, groups, _ = data
+    names = [str(label) for label in groups]
+    with pytest.warns(UserWarning, match=r"^groups: wanted numbers, as in fit, got names"):
+        scores = fitted.transform(X, groups=names)
+    np.testing.assert_allclose(scores, fitted.transform(X, groups + M))
+    with pytest.raises(ValueError, match=r"^groups: wanted numbers, as in fit, got names"):
+        fitted.personalize(X, groups=names)
+    by_name = estimators.FederatedPCA(1, rounds=2).fit(X, groups=np.array(names, object))
+    np.testing.assert_array_equal(by_name.groups_, ["0", "1", "2", "3"])
+    with pytest.warns(UserWarning, match=r"^groups: wanted names, as in fit, got numbers"):
+        by_name.score(X, groups=groups)
+
+
+@pytest.mark.parametrize("odd", [None, "1", (1,)])
+def test_labels_of_several_types_are_refused(data, fitted, odd):
+    X, groups, _ = data
+    labels = [*groups[:-1].tolist(), odd]
+    listed = np.empty(len(labels), object)
+    listed[:] = labels
+    said = rf"^groups: wanted labels that are all numbers or all names, got .*{type(odd).__name__}"
+    for given in [listed, *([] if isinstance(odd, tuple) else [labels])]:
+        with pytest.raises(ValueError, match=said):
+            estimators.FederatedPCA().fit(X, groups=given)
+        with pytest.raises(ValueError, match=said):
+            fitted.transform(X, groups=given)
+    with pytest.raises(ValueError, match=r"^groups: wanted labels .*got NoneType"):
+        estimators.FederatedPCA().fit(X, groups=[None] * len(X))
+    with pytest.raises(ValueError, match=r"^groups: wanted one label for each row"):
+        fitted.personalize(X, groups=None)
+
+
 def test_views_agree_on_what_they_share():
     rng = np.random.default_rng(0)
     common = rng.normal(size=(60, 2))
@@ -177,6 +245,7 @@ def test_a_search_that_holds_out_whole_clients_finds_the_ranks():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:groups. got none")
 @pytest.mark.parametrize("name", ["PersonalizedPCA", "FederatedPCA", "HierarchicalPCA"])
 def test_scikit_learns_own_checks_pass(name):
     results = check_estimator(getattr(estimators, name)(rounds=2), on_skip=None)

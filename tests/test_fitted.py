@@ -60,6 +60,32 @@ def test_scores_reconstructions_and_anomalies_are_those_of_the_joint_basis(model
     np.testing.assert_allclose(ragged[1], scores[1, :3], atol=1e-6)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("ask", [jf.pca.transform, jf.pca.inverse_transform, jf.pca.anomaly_score])
+def test_numbers_that_are_not_finite_are_refused(model, ask, bad):
+    samples, result = model
+    given = samples if ask is not jf.pca.inverse_transform else samples[..., :3]
+    given = np.where(np.arange(N)[:, None] == 2, bad, given)
+    argument = "scores" if ask is jf.pca.inverse_transform else "samples"
+    said = "wanted finite numbers, got NaN or infinity"
+    with pytest.raises(ValueError, match=f"^{argument}: {said}"):
+        ask(result, given)
+    with pytest.raises(ValueError, match=rf"^{argument}\[0\]: {said}"):
+        ask(result, list(given))
+    with pytest.raises(ValueError, match=f"^{argument}: {said}"):
+        ask(result, given[1], client=1)
+    # Traced numbers are not known.
+    assert not np.isfinite(jax.jit(lambda x: ask(result, x))(given)).all()
+
+
+def test_the_variance_of_numbers_that_are_not_finite_is_refused(model):
+    samples, result = model
+    with pytest.raises(ValueError, match=r"^samples: wanted finite numbers"):
+        jf.pca.explained_variance(result, samples * np.nan)
+    total = jax.jit(lambda x: jf.pca.explained_variance(result, x).total)(samples * np.nan)
+    assert np.isnan(total).all()
+
+
 def test_components_around_shared_ones_are_whole_by_themselves(model):
     samples, _ = model
     rng = np.random.default_rng(1)

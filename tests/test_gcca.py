@@ -195,6 +195,17 @@ def test_batches_average_to_the_gradient(x64):
     assert jnp.all(jnp.abs(many.mean(0) - exact) <= 5 * error + 1e-12)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_entities_that_are_alike_make_every_batch_the_whole(batch, key):
+    rows = [np.array([2.0, -1.0, 0.5]), np.array([1.0, 3.0])]
+    clients = jf.gcca.Views.from_arrays([np.tile(row, (8, 1)).astype(np.float32) for row in rows])
+    warm = jf.Personalized(jnp.full((8, 1), 8**-0.5), None)
+    run = functools.partial(jf.fit, clients=clients, rounds=1, key=key, warm_start=warm)
+    whole = run(jf.gcca.MaxVar(1, inner_steps=2)).result.local
+    found = run(jf.gcca.MaxVar(1, inner_steps=2, batch_size=batch)).result.local
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_padding_changes_nothing(x64):
     views = arrays(features=(5, 5, 5))

@@ -12,7 +12,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.linalg import Moment
 from jaxfed.pca import _likelihood as likelihood
-from jaxfed.pca import empirical_bayes
+from jaxfed.pca import adaptive, empirical_bayes
 from jaxfed.pca import hierarchical_theory as theory
 from tests.references import empirical_bayes as reference_of_bayes
 from tests.references import hierarchical as reference
@@ -512,6 +512,40 @@ def test_spread_minimizer_and_gradient(x64):
     np.testing.assert_allclose(jax.grad(regularizer)(best), 0, atol=1e-10)
 
 
+@pytest.mark.parametrize("variance", [0.02, 0.5])  # below the minimum and above it
+@pytest.mark.parametrize("spread", ["closed_form", "log", "gradient"])
+def test_a_step_of_the_variance_is_down_its_gradient(spread, variance, key, x64):
+    """By log σ², by σ, or to where there is none, on either side of the minimum."""
+    hyper_prior, distance, dimension, step = 0.4, 1.3, 1 * 5, 0.01
+    coordinate, inverse = {"log": (jnp.log, jnp.exp), "gradient": (jnp.sqrt, jnp.square)}.get(
+        spread, (lambda x: x, lambda x: x)
+    )
+
+    def regularizer(x):
+        deviation = jnp.sqrt(inverse(x))
+        bound = 2 * hyper_prior + distance
+        return dimension * jnp.log(deviation) + bound / (2 * deviation**2)
+
+    algorithm = jf.pca.AdaptivePCA(
+        1, NOISE, variance, hyper_prior=hyper_prior, spread=spread, spread_step_size=step
+    )
+    shared = jnp.eye(1, 6)
+    server = adaptive.Server(shared, jnp.asarray(variance), jnp.asarray(hyper_prior))
+    moved, record = algorithm.server_step(
+        key, server, adaptive.Message(shared, jnp.asarray(distance))
+    )
+    assert record["prior_variance"] == moved.prior_variance
+    slope = jax.grad(regularizer)
+    if spread == "closed_form":
+        np.testing.assert_allclose(slope(moved.prior_variance), 0, atol=1e-10)
+        return
+    before = coordinate(jnp.asarray(variance))
+    np.testing.assert_allclose(
+        coordinate(moved.prior_variance), before - step * slope(before), rtol=1e-10
+    )
+    assert (moved.prior_variance - variance) * slope(before) < 0
+
+
 def test_spread_never_falls_below_its_floor(x64):
     hyper_prior, dimension = 0.4, 12
     floor = theory.spread_floor(hyper_prior, dimension)
@@ -561,6 +595,17 @@ def test_expected_error_is_that_of_many_samples(key, frames):
         jf.metrics.expected_reconstruction_error(local, data.shared, NOISE)
 
 
-def test_the_prior_variance_is_a_traced_leaf():
+def test_the_prior_variance_is_a_traced_leaf(samples):
     leaves = jax.tree.leaves(eqx.filter(Hierarchical(), eqx.is_array))
-    assert len(leaves) == 2
+    assert sorted(map(float, leaves)) == pytest.approx([VARIANCE, NOISE])
+    clients, traced = jf.Clients.from_samples([x.astype(np.float32) for x in samples]), []
+
+    @jax.jit
+    def spread(algorithm):
+        traced.append(algorithm.prior_variance)
+        solution = jf.rollout(algorithm, clients, rounds=3, key=jax.random.key(0))
+        return solution.history["distance"][-1]
+
+    near, far = (spread(jf.pca.HierarchicalPCA(RANK, NOISE, x)) for x in (VARIANCE, 9 * VARIANCE))
+    assert len(traced) == 1 and isinstance(traced[0], jax.core.Tracer)
+    assert 0 < near < far  # a wide prior lets components go their own ways

@@ -267,6 +267,23 @@ def test_what_runs_have_spent(key):
     assert spent(best) == pytest.approx(spent(once))
 
 
+def test_what_several_solutions_count_is_counted_once(key):
+    """Those of a chain of warm starts know of each other; runs that are only alike do not."""
+    noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
+    keys = jax.random.split(key, 4)
+    run = functools.partial(
+        jf.fit, jf.pca.SubspaceIteration(2), draw(), rounds=2, channel=(noise, LOSSLESS)
+    )
+    first = run(key=keys[0])
+    second = run(key=keys[1], warm_start=first)
+    third, beside = run(key=keys[2], warm_start=second), run(key=keys[3], warm_start=first)
+    runs = {count: pytest.approx(privacy.epsilon(2.0, 2 * count, delta=1e-5)) for count in (2, 3)}
+    assert spent(first, second) == spent(second, first) == spent(second) == runs[2]
+    assert spent(first, second, third) == spent(third) == runs[3]
+    assert spent(second, beside) == runs[3]
+    assert spent(first, run(key=keys[0])) == runs[2]
+
+
 @pytest.mark.slow
 def test_who_took_part_counts(key):
     clients, alone = draw(), (jf.channel.gaussian(1.0, 2.0), LOSSLESS)

@@ -210,12 +210,13 @@ def test_bits_count_participants_only(key):
 
 
 @contextlib.contextmanager
-def nothing_compiles(caplog):
+def compiled(caplog):
+    """What is compiled within, as a list."""
+    found = []
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         caplog.clear()
-        yield
-        compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
-    assert not compiled, compiled
+        yield found
+        found += [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
 
 
 def test_other_participants_compile_nothing(key, caplog):
@@ -224,12 +225,18 @@ def test_other_participants_compile_nothing(key, caplog):
     def fit(participation, key):
         return jf.fit(perpca(), clients, rounds=ROUNDS, key=key, participation=participation)
 
-    fit(jf.participation.mask(PRESENT), key)
-    fit(jf.participation.uniform(3), key)
-    other, another_key = jf.participation.mask(PRESENT[::-1]), jax.random.key(5)
-    with nothing_compiles(caplog):
-        fit(other, key)
-        fit(jf.participation.uniform(3), another_key)
+    jax.clear_caches()  # of other tests
+    with compiled(caplog) as first:
+        given = fit(jf.participation.mask(PRESENT), key)
+        drawn = fit(jf.participation.uniform(3), key)
+    assert first
+    flipped, another_key = jf.participation.mask(PRESENT[::-1]), jax.random.key(5)
+    with compiled(caplog) as again:
+        others = fit(flipped, key), fit(jf.participation.uniform(3), another_key)
+    assert not again
+    for one, other in zip((given, drawn), others, strict=True):
+        assert (one.result.local != other.result.local).any()
+    assert (others[0].history["participants"] == np.resize(PRESENT[::-1].sum(axis=1), ROUNDS)).all()
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "all", None])

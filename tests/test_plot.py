@@ -6,6 +6,7 @@ import jax
 import matplotlib.pyplot
 import numpy as np
 import pytest
+from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 
 from jaxfed import metrics, plot
@@ -217,7 +218,8 @@ def test_what_is_given_is_drawn_as_it_is_and_not_as_mathematics():
         plot.scree({name: [1.0]}, chosen={"b": 1}),
         plot.client_map(np.eye(2), [name, "b"]),
     ):
-        colours(figure)
+        drawn = {text.replace(r"\$", "$") for text in texts(figure) if not is_math_text(text)}
+        assert name in drawn and colours(figure).min() < WHITE
 
 
 EYE4 = {"shared": np.eye(4)}

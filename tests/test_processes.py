@@ -88,13 +88,19 @@ def test_what_is_composed_around_a_run(workers, count):
 
 
 @pytest.mark.slow
-def test_the_implicit_derivative_equals_that_of_one_process(workers):
+def test_the_implicit_derivative_equals_that_of_one_process(workers, tmp_path):
     workers("derivative", 2, timeout=500)
+    one, other, alone = (kept(tmp_path, "derivative", place) for place in (0, 1, "alone"))
+    assert np.abs(alone[2]) > 1e-3
+    np.testing.assert_allclose([one[2], other[2]], [alone[2]] * 2, rtol=1e-7)
+    for *parts, whole in zip(one[:2], other[:2], alone[:2], strict=True):
+        np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.slow
 def test_errors_of_one_are_errors_of_all(workers):
-    workers("refused", 2)
+    ended = workers("refused", 2)
+    assert [one.said.count("refused: True") for one in ended] == [10, 10], ended
 
 
 @pytest.mark.slow

@@ -38,6 +38,19 @@ def test_suggests_the_truth(key, truth):
     assert str(table).count("<- suggested") == 1
 
 
+def test_errors_are_of_samples_that_no_fit_has_seen():
+    """Three local components hold the three samples that are fitted, but not the fourth."""
+    clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(12, 4, 30)))
+    arguments = {"shared_ranks": (1,), "local_ranks": (3,), "rounds": 1, "key": jax.random.key(7)}
+    arguments |= {"algorithm": jf.pca.OneShot, "starts": ("local_first",)}
+    table = suggest_ranks(clients, held_out=0.25, **arguments)
+    assert table.held_out
+    assert table.error.item() == pytest.approx(1 - 4 / 30, abs=0.05)
+    seen = suggest_ranks(clients, held_out=0.0, **arguments)
+    assert not seen.held_out
+    assert seen.error.item() < 0.3
+
+
 def test_shared_direction_among_the_own_ones_shows_in_the_misalignment(key):
     table = suggest_ranks(_clients(key, 2, 1), **GRID)
     one_too_few = (table.shared_rank == 1) & (table.local_rank == 2)

@@ -58,13 +58,13 @@ def _place(problem: Problem, i: int) -> steps.Place:
 
 def of_client(problem: Problem) -> Problem:
     """The run as a client knows it."""
-    return replace(problem, clients=None, earlier=())
+    return replace(problem, clients=None)
 
 
 def of_server(problem: Problem) -> Problem:
     """The run as the server knows it."""
     clients = eqx.tree_at(lambda c: c.data, problem.clients, None, is_leaf=lambda x: x is None)
-    return replace(problem, clients=clients, earlier=())
+    return replace(problem, clients=clients)
 
 
 def stacked(trees: list[PyTree]) -> PyTree:

@@ -72,7 +72,6 @@ def problem_of(
     if clients.blocks is None:
         check_ids(clients.ids)
     check_rounds(rounds)
-    earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
     ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
     _check_layout(clients, mapped)
     participants.check(len(clients))
@@ -86,7 +85,7 @@ def problem_of(
         raise refuse(
             "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
         )
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, earlier, len(clients))
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
     if isinstance(warm_start, Solution):
         start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):

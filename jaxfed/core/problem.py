@@ -12,7 +12,6 @@ from jaxfed.core import channel, participation
 from jaxfed.core.algorithm import Algorithm
 from jaxfed.core.backend import Backend
 from jaxfed.core.clients import Clients
-from jaxfed.core.release import Release
 
 
 class Problem(eqx.Module):
@@ -27,7 +26,6 @@ class Problem(eqx.Module):
     participation: participation.Participation
     backend: Backend
     key: Key[Array, ""]
-    earlier: tuple[Release, ...]  # of the run whose solution is the warm start
     size: int = eqx.field(static=True)  # clients without the padding
 
     @property

@@ -298,13 +298,12 @@ def stepped(
 
 
 def released(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
-    """What has left the clients up to this state, the rounds' messages last."""
+    """What has left the clients in this run up to this state, the rounds' messages last."""
     weights = problem.clients.weights[problem.rows]
     everyone, some = participation.everybody(), problem.participation
     times = jnp.maximum(state.round, state.failure.round)
     kept = jax.tree.leaves((state.local, state.uplink.sender))
     return (
-        *problem.earlier,
         Release(problem.first_uplink, everyone, costs.first_up, 1, weights, stateless=True),
         Release(problem.uplink, some, costs.up, times, weights, stateless=not kept),
     )

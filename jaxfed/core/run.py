@@ -90,7 +90,7 @@ def rollout(
     check_in_memory("rollout", clients)
     adjoint.check(problem)
     options = Options(rounds, tol is not None, metrics, metrics_every, remat=False)
-    return adjoint.solve(problem, start, tol, options)
+    return _with_earlier(warm_start, adjoint.solve(problem, start, tol, options))
 
 
 @watched
@@ -188,7 +188,7 @@ def fit(
     if not watched and chunk_rounds == rounds:
         solution = compiled.run(problem, start, tol, options)
         if not int(solution.failure.round):
-            return _on_host(solution, int(solution.rounds))
+            return _with_earlier(warm_start, _on_host(solution, int(solution.rounds)))
 
     # Of a run that is spread over processes, one speaks for all.
     several = problem.backend.processes > 1 and jax.process_count() > 1
@@ -218,7 +218,8 @@ def fit(
         number = int(state.round)
         history = {k: np.concatenate([piece[k] for piece in pieces])[:number] for k in pieces[0]}
         history = with_bits(history, costs, problem.size, np)
-        return _on_host(compiled.finish(problem, state, costs, history, tol), done, stopped)
+        solution = compiled.finish(problem, state, costs, history, tol)
+        return _with_earlier(warm_start, _on_host(solution, done, stopped))
 
     stopped, done = False, int(run.state.round)
     bar = _bar(rounds) if progress and not quiet else None
@@ -333,6 +334,12 @@ def _on_host(solution: Solution, done: int, stopped: bool = False) -> Solution:
     last = replace(solution.releases[-1], times=max(done, int(failure.round)))
     releases = (*solution.releases[:-1], last)
     return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
+
+
+def _with_earlier(warm_start: Solution | Personalized | None, solution: Solution) -> Solution:
+    """With the releases of the warm start: the same objects, by which an account knows them."""
+    earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
+    return replace(solution, releases=(*earlier, *solution.releases))
 
 
 def _bar(rounds: int):

@@ -1,31 +1,74 @@
 """Tables in `.csv` and `.parquet` files."""
 
 import csv
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from jaxfed._names import caller
 from jaxfed._optional import require
-from jaxfed.data._files import TooLarge, allowed, check_size, existing
+from jaxfed.data._files import TooLarge, allowed, check_size, existing, listing
 
 TABLES = (".csv", ".parquet")
 #: What cells hold in the place of a missing number; a row of nothing else names no columns.
 _MISSING = frozenset(
     ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "n/a", "NULL", "null", "None", "nil", "?", "-", ".")
 )
+#: The header of a column without a name, and what pandas calls it once it has read it.
+_NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
 
 
 def load_table(
     path: Path, max_bytes: int, client_column: str | None = None
 ) -> tuple[list[str], list[Sequence]]:
-    """Column names and columns of one table, values as they are in the file."""
+    """Column names and columns of one table, values as they are in the file.
+
+    The index of a data frame, which is no feature, is left out with a warning.
+    """
     match path.suffix.lower():
         case ".csv":
             return _load_csv(path, client_column)
         case ".parquet":
-            return _load_parquet(path, max_bytes)
+            return _load_parquet(path, max_bytes, client_column)
     raise ValueError(f"{path}: wanted a .csv or .parquet file")
+
+
+def _places(
+    path: Path, names: list[str], client_column: str | None, index: Collection[str] = ()
+) -> list[int]:
+    """The places of all columns but those of an index.
+
+    An index has the names that are given, or none and comes first, as in `.csv` files.
+    """
+    places = [place for place, name in enumerate(names) if name != client_column]
+    first = list(takewhile(lambda place: _NAMELESS.fullmatch(names[place]), places))
+    out = [place for place in places if place in first or names[place] in index]
+    if len(out) == len(names):
+        raise ValueError(f"{path}: has no column besides the index of a data frame")
+    if out:
+        warnings.warn(
+            f"{path.parent}: left out {listing(repr(names[place]) for place in out)}, the index of "
+            "a data frame, which is no feature; write tables with index=False, or make it a named "
+            "column by reset_index()",
+            stacklevel=caller(),
+        )
+    return [place for place in range(len(names)) if place not in out]
+
+
+def places_in(path: Path, schema: Any, client_column: str | None = None) -> list[int]:
+    """The places of a `.parquet` file's columns, but those that pandas says are an index."""
+    try:
+        described = (schema.pandas_metadata or {}).get("index_columns", ())
+        # An index that counts the rows is no column: a range stands in place of its name.
+        index = [name for name in described if isinstance(name, str)]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: what pandas says of its columns is damaged ({error})") from error
+    return _places(path, schema.names, client_column, index)
 
 
 def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Sequence]]:
@@ -48,19 +91,25 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
             )
     table = [[cell.strip() for cell in row] for _, row in rows]
     names = [str(k) for k in range(width)]
+    # Below the index nothing counts.
+    counted = [cell for cell in table[0] if not _NAMELESS.fullmatch(cell)]
     is_header = (
         client_column in table[0]
         or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))
-        or (width > 2 and table[0] == names)
+        or (len(counted) > 2 and counted == names[: len(counted)])
     )
     if is_header:
         names = table.pop(0)
     if not table:
         raise ValueError(f"{path}: has a header and no rows")
-    return names, list(zip(*table, strict=True))
+    columns = list(zip(*table, strict=True))
+    places = _places(path, names, client_column)
+    return [names[place] for place in places], [columns[place] for place in places]
 
 
-def _load_parquet(path: Path, max_bytes: int) -> tuple[list[str], list[Sequence]]:
+def _load_parquet(
+    path: Path, max_bytes: int, client_column: str | None
+) -> tuple[list[str], list[Sequence]]:
     arrow = require("pyarrow", extra="data")
     parquet = require("pyarrow.parquet", extra="data")
     limit, size, batches = allowed(existing(path), max_bytes), 0, []
@@ -75,7 +124,7 @@ def _load_parquet(path: Path, max_bytes: int) -> tuple[list[str], list[Sequence]
         raise
     except Exception as error:  # of every kind, by what is damaged
         raise ValueError(f"{path}: not a Parquet file ({error})") from error
-    columns = []
+    table, columns = table.select(places_in(path, table.schema, client_column)), []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count:
             raise ValueError(f"{path}: column {name!r} has {column.null_count} missing values")

@@ -153,7 +153,9 @@ def read_table(
     that tells whose row it is. The first row of a `.csv` file is its header if it holds
     `client_column`, if no cell is a number and not all stand for missing values (`NA`, empty and
     the like), or if it counts 0, 1, 2, ... (three columns or more) as unnamed columns of data
-    frames do. Where tables have column names, all must have the same.
+    frames do. Where tables have column names, all must have the same. The index of a data frame is
+    no feature: it is left out with a warning, in `.parquet` the columns that pandas says are one,
+    else the first columns where they have no name.
 
     Args:
         path: a folder of tables or one table.

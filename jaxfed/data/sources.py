@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from jaxfed._checks import checked_path
 from jaxfed._optional import require
 from jaxfed.data._files import StrPath, existing, files_in
+from jaxfed.data._tables import places_in
 
 Table = Float[np.ndarray, "samples features"]
 
@@ -54,6 +55,8 @@ class NpyFolder(Sequence[Table]):
 class ParquetGroups(Sequence[Table]):
     """The row groups of a `.parquet` file, one client each, features in columns.
 
+    The index of a data frame is left out as by `read_table`.
+
     Attributes:
         counts: their numbers of rows, which are known without reading them.
         files: the file, for each of them.
@@ -77,7 +80,9 @@ class ParquetGroups(Sequence[Table]):
             contents = parquet.ParquetFile(path)
         except (arrow.ArrowException, OSError) as error:
             raise ValueError(f"{path}: not a Parquet file ({error})") from error
-        types = {str(kind) for kind in contents.schema_arrow.types}
+        schema = contents.schema_arrow
+        self._places = places_in(path, schema)
+        types = {str(schema.types[place]) for place in self._places}
         if len(types) != 1 or not types <= {"float", "double"}:
             raise ValueError(
                 f"{path}: wanted columns of float or of double alone, got "
@@ -98,4 +103,4 @@ class ParquetGroups(Sequence[Table]):
         if isinstance(place, slice):
             return [self[i] for i in range(len(self))[place]]
         table = self._contents.read_row_group(range(len(self))[place], use_threads=False)
-        return np.stack([column.to_numpy() for column in table.columns], axis=1)
+        return np.stack([table[place].to_numpy() for place in self._places], axis=1)

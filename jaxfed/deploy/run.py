@@ -66,7 +66,7 @@ def problem_of_run(
     chosen = participation.everybody() if participants is None else participants
     # Here masks come from keys that clients agree on, not from the run's.
     ways = channel.Ways(*map(masks_apart, ways))
-    return Problem(algorithm, clients, *ways, chosen, backend.separate(), run.key, (), run.size)
+    return Problem(algorithm, clients, *ways, chosen, backend.separate(), run.key, run.size)
 
 
 def description(algorithm: Algorithm, ways: channel.Ways, start: PyTree) -> dict[str, str]:

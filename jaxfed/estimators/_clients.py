@@ -1,8 +1,10 @@
 """What the estimators of principal components have in common."""
 
 import abc
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple, Self, final
 
 import jax
@@ -12,6 +14,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from jaxfed._names import caller
 from jaxfed.core.checks import check_flag, check_whole
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import Solution, fit
@@ -77,7 +80,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Args:
             X: samples as rows, `(n, d)`.
             y: nothing.
-            groups: whose each row is, `(n,)`, numbers or names; all of one client by default.
+            groups: whose each row is, `(n,)`, all numbers or all names. Without them all rows are
+                of one client, and a warning says so; one label for all rows is the way without.
 
         Returns:
             The estimator.
@@ -90,6 +94,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_flag("center", self.center)
         wanted = self._columns() + self._spare()
         X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=wanted)
+        if groups is None:
+            _warn("got none, so that all samples are taken for one client's", "fit")
         labels = np.zeros(len(X), int) if groups is None else _labels(groups, X)
         self.groups_, places = np.unique(labels, return_inverse=True)
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
@@ -128,7 +134,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         The own components of different clients are different ones, so their columns tell samples
         of one client apart and not clients. A client that was not there in `fit` gets own
         components from the samples at hand. Without `groups`, samples have scores in the shared
-        components alone, and zeros for the others, unless all were of one client in `fit`.
+        components alone, and zeros for the others, unless all were of one client in `fit`; where
+        clients have components of their own, a warning says so.
 
         Args:
             X: samples as rows, `(n, d)`.
@@ -233,6 +240,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Raises:
             ValueError: for samples or groups that do not fit.
         """
+        check_is_fitted(self)
+        if (said := self._other_type(_labels(groups, X))) is not None:
+            raise ValueError(f"groups: {said}")
         X, parts = self._parted(X, groups)
         labels = _labels(groups, X)
         new = {labels[rows[0]]: self._of_newcomer(X[rows]) for rows, law in parts if law is None}
@@ -264,22 +274,62 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X = checked_samples(self, X, reset=False)
         return X - self.mean_.astype(X.dtype), list(self._laws_of(X, groups))
 
+    def _other_type(self, labels: np.ndarray) -> str | None:
+        """What to say of labels that cannot be known, 0 being another label than "0"."""
+        wanted, got = _kind(self.groups_), _kind(labels)
+        return None if wanted == got else f"wanted {wanted}, as in fit, got {got}"
+
     def _laws_of(
         self, X: Table, groups: ArrayLike | None
     ) -> Iterator[tuple[np.ndarray, Normal | None]]:
         """The rows of each client and its law, None where it is not known."""
         if groups is None:
+            if len(self.groups_) > 1 and self.local_components_.shape[1]:
+                _warn(
+                    f"got none, so that samples are of none of the {len(self.groups_)} clients, "
+                    "without components of their own",
+                    "transform", "score",
+                )  # fmt: skip
             yield np.arange(len(X)), self._law
             return
         labels, places = np.unique(_labels(groups, X), return_inverse=True)
+        if (said := self._other_type(labels)) is not None:
+            warnings.warn(
+                f"groups: {said}, so that all samples are of clients that were not there",
+                stacklevel=caller(),
+            )
         known = dict(zip(self.groups_, self._laws, strict=True))
         for i, label in enumerate(labels):
             yield np.flatnonzero(places == i), known.get(label)
 
 
-def _labels(groups: ArrayLike | None, X: Table) -> np.ndarray:
-    labels = checked(groups, ensure_2d=False, dtype=None, input_name="groups")
-    if labels.ndim != 1:
-        raise ValueError(f"groups: wanted one label for each row, got shape {labels.shape}")
+def _labels(groups: ArrayLike | None, X: ArrayLike) -> np.ndarray:
+    # Of a list, NumPy would make texts of numbers beside texts.
+    given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)
+    if np.ndim(given) != 1:
+        raise ValueError(f"groups: wanted one label for each row, got shape {np.shape(given)}")
+    labels = checked(given, ensure_2d=False, dtype=None, input_name="groups")
+    if labels.dtype == object:
+        kinds = {next((k for k in (Real, str) if isinstance(x, k)), type(x)) for x in labels}
+        if len(kinds) > 1 or type(None) in kinds:
+            names = ", ".join(sorted({type(label).__name__ for label in labels}))
+            raise ValueError(
+                f"groups: wanted labels that are all numbers or all names, got {names}"
+            )
+        if kinds <= {Real, str}:
+            labels = np.asarray(labels.tolist())
     check_consistent_length(X, labels)
     return labels
+
+
+def _kind(labels: np.ndarray) -> str:
+    return "numbers" if labels.dtype.kind in "biuf" else "names"
+
+
+def _warn(what: str, *methods: str) -> None:
+    requests = ", ".join(f"set_{method}_request(groups=True)" for method in methods)
+    warnings.warn(
+        f"groups: {what}; give the label of each row's client. Pipelines and searches pass it on "
+        f"after sklearn.set_config(enable_metadata_routing=True) and the estimator's {requests}",
+        stacklevel=caller(),
+    )

@@ -66,8 +66,8 @@ def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> 
         Scores in the form of the samples, r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
 
     Raises:
-        ValueError: for what is no result of PCA, samples of other clients or features, and one
-            table without its client.
+        ValueError: for what is no result of PCA, samples of other clients or features, NaN and
+            infinite numbers unless they are traced, and one table without its client.
     """
     return _mapped("samples", lambda x, basis: x @ basis, fitted, samples, client, 0)
 
@@ -126,7 +126,8 @@ def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
         Variances along the shared and the local components, and in all.
 
     Raises:
-        ValueError: for what is no result of PCA, and samples of other clients or features.
+        ValueError: for what is no result of PCA, samples of other clients or features, and NaN and
+            infinite numbers unless they are traced.
     """
     shared, local = side_by_side(fitted)
     data = moments(samples, None)
@@ -137,6 +138,7 @@ def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
     if [data.dim] != features or clients not in ([], [len(data.count)]):
         wanted = f"samples of {features[0]} features{f', of {clients[0]} clients' * len(clients)}"
         raise refuse("samples", wanted, f"{len(data.count)} clients, {data.dim} features")
+    checked_array("samples", data.trace, "m", finite=True)
 
     def along(basis):
         return jnp.sum(basis * jax.vmap(Moment.mv)(data, basis), axis=-2)
@@ -263,18 +265,21 @@ def _mapped(
             raise refuse("client", "None where nothing is local", client)
         if local is not None and not (is_whole(client) and 0 <= client < len(local)):
             raise refuse("client", f"a position from 0 to {len(local) - 1}", client)
-        return function(checked_array(argument, tables, f"rows {width}"), basis(client or 0))
+        table = checked_array(argument, tables, f"rows {width}", finite=True)
+        return function(table, basis(client or 0))
     if is_list(tables):
         owners = len(tables) if local is None else len(local)
         if len(tables) != owners:
             raise refuse(argument, f"{owners} tables, one for each client", tables)
         checked = [
-            checked_array(f"{argument}[{i}]", x, f"rows {width}") for i, x in enumerate(tables)
+            checked_array(f"{argument}[{i}]", x, f"rows {width}", finite=True)
+            for i, x in enumerate(tables)
         ]
         return [function(x, basis(i)) for i, x in enumerate(checked)]
     if isinstance(tables, np.ndarray | jax.Array) and tables.ndim == 2:
         raise refuse("client", "the position of the client whose these are", client)
-    array = checked_array(argument, tables, f"{'m' if local is None else len(local)} n {width}")
+    shape = f"{'m' if local is None else len(local)} n {width}"
+    array = checked_array(argument, tables, shape, finite=True)
     if local is None:
         return jax.vmap(function, (0, None))(array, basis(0))
     return jax.vmap(lambda x, i: function(x, basis(i)))(array, jnp.arange(len(local)))

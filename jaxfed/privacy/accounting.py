@@ -93,7 +93,9 @@ def spent(
     What left the clients in all of these runs together, first messages included, is
     \((\varepsilon, \delta)\)-differentially private with respect to all that one client has; see
     `epsilon` for what that means and what is not covered. Runs are on the same clients, in the same
-    order. A solution counts the one that was its warm start, so the last of such a chain is enough.
+    order. A solution counts the one that was its warm start, so the last of such a chain is enough;
+    where several solutions count the same run, it counts once. A copy of a solution, such as one
+    that `jax.jit` returned, counts as a run of its own.
 
     A client counts as often as it may have taken part: in every round under `everybody` and
     `uniform`, in its own ones under `mask`.
@@ -122,7 +124,7 @@ def spent(
     check_name("adjacency", adjacency, ("replace", "zero_out"))
     if not solutions:
         raise ValueError("solutions: wanted at least one, got none")
-    releases = [release for solution in solutions for release in _releases(solution)]
+    releases = {id(each): each for solution in solutions for each in _releases(solution)}.values()
     sizes = {len(release.weights) for release in releases}
     if len(sizes) > 1:
         raise ValueError(f"solutions: wanted runs on the same clients, got {sorted(sizes)} of them")

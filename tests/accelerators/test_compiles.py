@@ -7,6 +7,7 @@ import importlib.util
 import re
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -39,12 +40,21 @@ KINDS = [
 ]  # fmt: skip
 
 
+def check_compiled(name, given):
+    """Compile a program, which one device runs by itself and which returns what it should."""
+    found = matrix.compile_for(place(name), given)
+    memory = found.program.memory_analysis()
+    assert memory.argument_size_in_bytes > 0 and found.all_reduces == 0
+    returned = jax.eval_shape(given.function, *given.arguments)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(returned))
+    assert memory.output_size_in_bytes >= size > 0
+    return found, returned
+
+
 @both
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs(name, kind):
-    found = matrix.compile_for(place(name), matrix.program(kind, "lossless", "forward"))
-    memory = found.program.memory_analysis()
-    assert memory.argument_size_in_bytes > 0 and found.all_reduces == 0
+    check_compiled(name, matrix.program(kind, "lossless", "forward"))
 
 
 @both
@@ -55,19 +65,24 @@ def test_eigenvectors_of_hierarchical_pca(name):
     def run(algorithm, clients):
         return jf.rollout(algorithm, clients, rounds=10, key=jax.random.key(0)).result
 
-    compiled(jax.jit(run), algorithm, clients, target=place(name))
+    check_compiled(name, matrix.Program(jax.jit(run), (algorithm, clients)))
 
 
 @both
 @pytest.mark.parametrize("way", [way for way in matrix.WAYS if way != "lossless"])
 def test_channels(name, way):
-    matrix.compile_for(place(name), matrix.program(jf.pca.SubspaceIteration, way, "forward"))
+    ways = [matrix.program(jf.pca.SubspaceIteration, each, "forward") for each in ("lossless", way)]
+    plain, found = (check_compiled(name, given)[0].program.as_text() for given in ways)
+    # What becomes of messages is in the program too.
+    assert found.count(" = ") > plain.count(" = ")
 
 
 @both
 @pytest.mark.parametrize("way", ["lossless", "difference of 3 bits"])
 def test_gradients(name, way):
-    matrix.compile_for(place(name), matrix.program(jf.pca.SubspaceIteration, way, "gradient"))
+    given = matrix.program(jf.pca.SubspaceIteration, way, "gradient")
+    _, gradient = check_compiled(name, given)
+    chex.assert_trees_all_equal_shapes_and_dtypes(gradient, given.arguments[0])
 
 
 @pytest.mark.parametrize(("name", "devices"), [("v5e:2x2", 4), ("v5e:4x4", 16), ("h100:8", 8)])
@@ -84,7 +99,8 @@ def test_shards(name, devices):
 
 @both
 def test_sweeps(name):
-    matrix.compile_for(place(name), matrix.sweep())
+    _, objective = check_compiled(name, matrix.sweep())
+    assert objective.shape == (64, matrix.ROUNDS)
 
 
 def test_no_interpreter_and_no_library_within_a_program_for_a_tpu():
