@@ -1,4 +1,4 @@
-"""Public names that are imported when they are asked for, and who called the package."""
+"""Public names: what a namespace shows, what is imported on demand, and who called the package."""
 
 import contextlib
 import os
@@ -32,6 +32,28 @@ def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
         return found
 
     return attribute
+
+
+def public_names(module: str) -> Callable[[], list[str]]:
+    """A module's `__dir__`, which shows its public names alone.
+
+    These are `__all__` where it has one, and else what the module and those within it define; not
+    what they import, and no modules.
+
+    Args:
+        module: the module's `__name__`.
+    """
+
+    def names() -> list[str]:
+        members = vars(sys.modules[module])
+        own = (
+            name
+            for name, member in members.items()
+            if not name.startswith("_") and getattr(member, "__module__", "").startswith(module)
+        )
+        return sorted(members.get("__all__", own))
+
+    return names
 
 
 def caller() -> int:
