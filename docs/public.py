@@ -29,19 +29,7 @@ def module_named(name: str) -> Any:
 def public_names(name: str) -> dict[str, Any]:
     """What a module offers, by name, without modules."""
     module = module_named(name)
-    listed = getattr(module, "__all__", None)
-    if name == "jaxfed":
-        names = sorted(module._PLACES)
-    elif listed is not None:
-        names = sorted(listed)
-    else:
-        home = module.__name__
-        names = [
-            each
-            for each, found in vars(module).items()
-            if not each.startswith("_") and getattr(found, "__module__", "").startswith(home)
-        ]
-    found = {each: getattr(module, each) for each in names}
+    found = {each: getattr(module, each) for each in dir(module)}
     return {each: value for each, value in found.items() if not isinstance(value, ModuleType)}
 
 

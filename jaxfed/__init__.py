@@ -109,20 +109,9 @@ _PLACES = {
 }
 
 
-def _masked(clients, *, size=None, samples=None):
-    return clients.restrict(clients=size, samples=samples)
-
-
 if not TYPE_CHECKING:
-    __getattr__ = _names.lazy_names(
-        __name__,
-        _PLACES | {"__version__": "jaxfed._versions:VERSION"},
-        {
-            "Diverged": "jaxfed.DivergenceError",
-            "masked": ("jaxfed.Clients.restrict(clients=, samples=)", _masked),
-        },
-    )
+    __getattr__ = _names.lazy_names(__name__, _PLACES | {"__version__": "jaxfed._versions:VERSION"})
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted([*_PLACES, "__version__"])

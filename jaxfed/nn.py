@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from jaxfed import _names
 from jaxfed.core.adjoint import Adjoint, implicit
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.checks import check_instance, refuse
@@ -249,3 +250,6 @@ def _first(
 ) -> Personalized:
     """The solution that the first call starts from."""
     return jax.lax.stop_gradient(fit(algorithm, clients, rounds=rounds, key=key, tol=tol).result)
+
+
+__dir__ = _names.public_names(__name__)

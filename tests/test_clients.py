@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed._names import lazy_names
 from jaxfed.linalg import Moment
 
 COUNTS = (4, 2, 5)
@@ -124,24 +123,6 @@ def test_unfit_restrictions_are_refused(given):
     (name,) = given
     with pytest.raises(ValueError, match=rf"^{name}: wanted a whole number from 1 to \d, got"):
         jf.Clients.from_samples(draw()).restrict(**given)
-
-
-def test_the_old_name_of_restrict_still_works():
-    clients = jf.Clients.from_samples(draw())
-    with pytest.warns(DeprecationWarning, match=r"^jaxfed.masked is now jaxfed.Clients.restr") as w:
-        masked = jf.masked
-    assert w[0].filename == __file__
-    chex.assert_trees_all_equal(
-        masked(clients, size=2, samples=3), clients.restrict(clients=2, samples=3)
-    )
-    with pytest.raises(AttributeError, match="module 'jaxfed' has no attribute 'maskd'"):
-        jf.maskd  # noqa: B018
-
-
-def test_an_old_name_is_the_new_one():
-    attribute = lazy_names("jaxfed", {}, {"Averaging": "jaxfed.generative.FedAvg"})
-    with pytest.warns(DeprecationWarning, match=r"^jaxfed.Averaging is now jaxfed.generative.Fed"):
-        assert attribute("Averaging") is jf.generative.FedAvg
 
 
 def test_moments_are_as_good_as_samples(key, x64):

@@ -241,15 +241,6 @@ def test_local_training(samples, frames, x64):
     np.testing.assert_allclose(projectors(found), projectors(best), atol=1e-8)
 
 
-@pytest.mark.parametrize("training", ["local", "global"])
-def test_training_of_old_names_its_successor(training):
-    name = f"{training.capitalize()}ProbabilisticPCA"
-    with pytest.raises(ValueError, match=f"^training: wanted {name} .*, got '{training}'"):
-        Hierarchical(training=training)
-    with pytest.warns(DeprecationWarning, match="training"):
-        Hierarchical(training="personalized")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
 @pytest.mark.parametrize("factor", [1.0, 1.5, 2.0])

@@ -4,6 +4,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -180,6 +181,15 @@ def test_every_public_name_is_documented(monkeypatch):
     assert public.undocumented() == []
     pages = (DOCS / "reference/index.md").read_text()
     assert all(f"_generated/{module}\n" in pages for module in public.MODULES)
+    # Namespaces show these alone, and not what they import.
+    for name in public.MODULES:
+        module = public.module_named(name)
+        assert all(
+            getattr(module, each).__name__.startswith("jaxfed")
+            for each in dir(module)
+            if isinstance(getattr(module, each), ModuleType)
+        )
+        assert not {*dir(module)} & {"Array", "Any", "Callable", "check_count", "refuse", "require"}
     # A name that says nothing of itself is seen.
     monkeypatch.setattr(sys.modules["jaxfed.pca"].PerPCA, "__doc__", None)
     assert public.undocumented() == ["jaxfed.pca.PerPCA"]

@@ -284,7 +284,7 @@ def targets() -> list[Target]:
             {"clients": 3, "samples": 4, "features": 5},
             {"clients": COUNT, "samples": COUNT, "features": COUNT, "dtype": dtype},
         ),
-        Target("rollout", run, RUN | {"adjoint": instance(adjoint), "remat": optional(flag)}),
+        Target("rollout", run, RUN | {"adjoint": instance(adjoint)}),
         Target(
             "tune",
             {
@@ -356,7 +356,6 @@ def targets() -> list[Target]:
                 "metrics": optional(function),
                 "warm_start": start,
                 "adjoint": instance(adjoint),
-                "remat": optional(flag),
             },
         ),
         Target(

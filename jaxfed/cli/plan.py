@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from jaxfed.cli.fit import _common, _signature
-from jaxfed.cli.fit.pca import COMMANDS, DEPRECATED, Command
+from jaxfed.cli.fit.pca import COMMANDS, Command
 from jaxfed.core import channel
 from jaxfed.core.plan import plan, shapes_of
 
@@ -37,9 +37,7 @@ def add_parser(subparsers) -> None:
         shapes = own.add_argument_group("clients")
         for option, words in SHAPES.items():
             shapes.add_argument(f"--{option}", type=int, required=True, metavar="N", help=words)
-        _signature.add_settings(
-            own.add_argument_group("algorithm"), command.made, without=DEPRECATED
-        )
+        _signature.add_settings(own.add_argument_group("algorithm"), command.made)
         where = own.add_argument_group("where and how")
         where.add_argument(
             "--topology",

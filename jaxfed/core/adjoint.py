@@ -38,6 +38,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array
 
+from jaxfed import _names
 from jaxfed._optional import require
 from jaxfed.core import fixed_point
 from jaxfed.core.algorithm import Algorithm, Personalized
@@ -249,3 +250,6 @@ def implicit(
         bool(throw),
     )
     return _Implicit(through, Report() if report is None else report, settings)
+
+
+__dir__ = _names.public_names(__name__)

@@ -180,8 +180,6 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
         known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
         known("warm_start"),
     )  # fmt: skip
-    if known("remat") is not None:
-        check_flag("remat", known("remat"))
     check_loop(
         known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
     )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
+from jaxfed import _names
 from jaxfed.core.checks import check_whole, host_array, refuse
 
 
@@ -156,3 +157,6 @@ def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
     if len(table) == 0 or not table.any(axis=1).all():
         raise ValueError("participation mask: each round needs at least one client")
     return _Given(jnp.asarray(table))
+
+
+__dir__ = _names.public_names(__name__)

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from jaxfed import _names
+
 
 class Part(eqx.Module):
     """A part of a message, with what is to become of it."""
@@ -294,3 +296,6 @@ def unfolded(triangle: Float[Array, " size"]) -> Float[Array, "d d"]:
     rows, columns = jnp.triu_indices(dim)
     upper = jnp.zeros((dim, dim), triangle.dtype).at[rows, columns].set(triangle)
     return upper.at[columns, rows].set(triangle)
+
+
+__dir__ = _names.public_names(__name__)

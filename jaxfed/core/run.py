@@ -10,16 +10,13 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed._names import renamed_argument
 from jaxfed._optional import require
 from jaxfed.core import adjoint, apart, backend, channel, participation
-from jaxfed.core.adjoint import unrolled
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.apart import Compiled
 from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, fingerprint
-from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.energies import energies, warn_of_large
@@ -47,7 +44,6 @@ def rollout(
     metrics: Metrics | None = None,
     metrics_every: int = 1,
     adjoint: adjoint.Adjoint = UNROLLED,
-    remat: bool | None = None,
 ) -> Solution:
     """Run an algorithm as one traced computation, to be put under `jit`, `vmap` and `grad`.
 
@@ -70,7 +66,6 @@ def rollout(
         metrics_every: evaluate `metrics` every so many rounds.
         adjoint: how the run is differentiated: `jaxfed.adjoint.unrolled()`, `checkpointed()` or,
             where it has converged, `implicit()`.
-        remat: the old name of `adjoint=jaxfed.adjoint.unrolled(remat=...)`.
 
     Returns:
         The solution; all of it traced, `history` with `rounds` entries.
@@ -82,10 +77,6 @@ def rollout(
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
-    if remat is not None:
-        check_flag("remat", remat)
-        renamed_argument("remat", "adjoint=jaxfed.adjoint.unrolled(remat=...)")
-        adjoint = unrolled(remat)
     check_loop(tol, metrics, metrics_every, adjoint)
     check_in_memory("rollout", clients)
     adjoint.check(problem)
@@ -114,7 +105,6 @@ def fit(
     best: str | None = None,
     chunk_rounds: int | None = None,
     throw: bool = True,
-    every: int | None = None,
 ) -> Solution:
     """Run an algorithm from the host, in compiled chunks of rounds.
 
@@ -145,7 +135,6 @@ def fit(
         chunk_rounds: rounds per chunk. By default all of them where nothing happens in between.
         throw: raise an error where the run diverges. Without, the solution of the round before
             is returned, and its `status` and `failure` say so.
-        every: the old name of `chunk_rounds`.
 
     Returns:
         The solution, with `history` as NumPy arrays of the rounds that ran.
@@ -167,10 +156,6 @@ def fit(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     check_loop(tol, metrics, metrics_every)
-    if every is not None:
-        renamed_argument("every", "chunk_rounds")
-        check_count("every", every)
-        chunk_rounds = every
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
     if algorithm.energy_weighted and not is_source(clients.data):
         warn_of_large(energies(clients), clients)

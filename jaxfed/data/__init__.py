@@ -1,5 +1,6 @@
 """Data: synthetic clients with known truth, splits over clients, readers of real files."""
 
+from jaxfed import _names
 from jaxfed.data.images import (
     LabelledClients,
     LabelledImages,
@@ -92,3 +93,5 @@ __all__ = [
     "topics_synthetic",
     "train_test_split",
 ]
+
+__dir__ = _names.public_names(__name__)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
+from jaxfed import _names
 from jaxfed._optional import require
 from jaxfed.core import channel as channels
 from jaxfed.core import participation as participations
@@ -240,3 +241,6 @@ def _show_rounds() -> None:
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
+
+
+__dir__ = _names.public_names(__name__)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxfed import _names
 from jaxfed.core.checks import check_count, check_text
 
 # What tells JAX of a cluster, and of processes that were started by hand.
@@ -80,3 +81,6 @@ def initialize(
         heartbeat_timeout_seconds=heartbeat,
         shutdown_timeout_seconds=shutdown,
     )
+
+
+__dir__ = _names.public_names(__name__)

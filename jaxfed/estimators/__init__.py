@@ -8,6 +8,7 @@ whole clients and the estimator to know them as well, enable scikit-learn's meta
     GridSearchCV(model, {"local_rank": [1, 2, 3]}, cv=GroupKFold()).fit(X, groups=groups)
 """
 
+from jaxfed import _names
 from jaxfed._optional import require
 
 require("sklearn.base", extra="sklearn")
@@ -16,3 +17,5 @@ from jaxfed.estimators._gcca import FederatedGCCA as FederatedGCCA  # noqa: E402
 from jaxfed.estimators._pca import FederatedPCA as FederatedPCA  # noqa: E402
 from jaxfed.estimators._pca import HierarchicalPCA as HierarchicalPCA  # noqa: E402
 from jaxfed.estimators._pca import PersonalizedPCA as PersonalizedPCA  # noqa: E402
+
+__dir__ = _names.public_names(__name__)

@@ -1,5 +1,6 @@
 """Generalized canonical correlation analysis of views that stay with their clients."""
 
+from jaxfed import _names
 from jaxfed.gcca.deep import DeepMaxVar as DeepMaxVar
 from jaxfed.gcca.maxvar import MaxVar as MaxVar
 from jaxfed.gcca.metrics import Optimum as Optimum
@@ -14,3 +15,5 @@ from jaxfed.gcca.mvlsa import MVLSA as MVLSA
 from jaxfed.gcca.views import SparseView as SparseView
 from jaxfed.gcca.views import View as View
 from jaxfed.gcca.views import Views as Views
+
+__dir__ = _names.public_names(__name__)

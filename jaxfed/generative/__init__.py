@@ -1,7 +1,10 @@
 """Federated training of any Equinox model by any loss."""
 
+from jaxfed import _names
 from jaxfed.generative.adaptive import AdaptiveTraining as AdaptiveTraining
 from jaxfed.generative.autoencoder import AdaptiveAutoencoder as AdaptiveAutoencoder
 from jaxfed.generative.diffusion import AdaptiveDiffusion as AdaptiveDiffusion
 from jaxfed.generative.diffusion import sample as sample
 from jaxfed.generative.fedavg import FedAvg as FedAvg
+
+__dir__ = _names.public_names(__name__)

@@ -1,5 +1,6 @@
 """Linear algebra of the rounds: polar factors, bases, singular values, second moments."""
 
+from jaxfed import _names
 from jaxfed.linalg._factor import matmul, thin_product, transposed_product
 from jaxfed.linalg.basis import orthonormalize
 from jaxfed.linalg.division import ratio
@@ -23,3 +24,5 @@ __all__ = [
     "top_eigenvectors",
     "transposed_product",
 ]
+
+__dir__ = _names.public_names(__name__)

@@ -6,9 +6,12 @@ products of them and on trees that hold other parameters too; `riemannian` makes
 transformation stay on them.
 """
 
+from jaxfed import _names
 from jaxfed.manifolds import grassmann, stiefel
 from jaxfed.manifolds._surface import Ended
 from jaxfed.manifolds.minimise import SOLVERS, Minimum, minimise
 from jaxfed.manifolds.riemannian import riemannian
 
 __all__ = ["SOLVERS", "Ended", "Minimum", "grassmann", "minimise", "riemannian", "stiefel"]
+
+__dir__ = _names.public_names(__name__)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key
 
+from jaxfed import _names
 from jaxfed._checks import check_name, checked_key, refuse
 from jaxfed.manifolds._frames import frame, frames, full_precision
 from jaxfed.manifolds._retractions import (
@@ -283,3 +284,6 @@ def distance(
     if kind == "geodesic":
         return optax.safe_norm(principal_angles(x, y), 0.0)
     return 2 * optax.safe_norm(jnp.sin(principal_angles(x, y) / 2), 0.0)
+
+
+__dir__ = _names.public_names(__name__)

@@ -25,6 +25,7 @@ import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
+from jaxfed import _names
 from jaxfed._checks import check_name, check_positive, check_whole, checked_key, refuse
 from jaxfed.linalg import orthonormalize
 from jaxfed.manifolds._frames import frame, frames, full_precision
@@ -309,3 +310,6 @@ def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array,
         eps = float(jnp.finfo(x.dtype).eps)
         tolerance = (1e-12 if x.dtype == jnp.float64 else max(1e-5, 4 * eps)) * rank
     return jnp.linalg.norm(x.T @ x - jnp.eye(rank, dtype=x.dtype)) <= tolerance
+
+
+__dir__ = _names.public_names(__name__)

@@ -5,6 +5,7 @@ exactly zero (clients with fewer components than the others) out of account. Of 
 how far the law of their features is off, how noisy they are, and how evenly clients are served.
 """
 
+from jaxfed import _names
 from jaxfed.metrics.clustering import adjusted_rand_index, clustering_accuracy
 from jaxfed.metrics.consensus import (
     floats_to_accuracy,
@@ -68,3 +69,5 @@ __all__ = [
     "subspace_error",
     "svm_accuracy",
 ]
+
+__dir__ = _names.public_names(__name__)

@@ -1,5 +1,6 @@
 """Networks of the papers as Equinox modules, and the losses they are trained with."""
 
+from jaxfed import _names
 from jaxfed.models.autoencoder import Autoencoder as Autoencoder
 from jaxfed.models.autoencoder import reconstruction_loss as reconstruction_loss
 from jaxfed.models.classifier import Classifier as Classifier
@@ -16,3 +17,5 @@ from jaxfed.models.diffusion import interpolation as interpolation
 from jaxfed.models.diffusion import variance_preserving as variance_preserving
 from jaxfed.models.perceptron import Perceptron as Perceptron
 from jaxfed.models.unet import UNet as UNet
+
+__dir__ = _names.public_names(__name__)

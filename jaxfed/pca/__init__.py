@@ -5,6 +5,7 @@ sizes from about 1e-15 to 1e15. Beyond 1e18 they overflow, and the run ends as o
 below 1e-18 they vanish, and the data count as zeros. Scale such data, or use double precision.
 """
 
+from jaxfed import _names
 from jaxfed.pca.adaptive import AdaptivePCA as AdaptivePCA
 from jaxfed.pca.applications import cluster_clients as cluster_clients
 from jaxfed.pca.applications import embed_clients as embed_clients
@@ -34,3 +35,5 @@ from jaxfed.pca.shrinkage import shrink as shrink
 from jaxfed.pca.split_half import split_half as split_half
 from jaxfed.pca.subspace_iteration import SubspaceIteration as SubspaceIteration
 from jaxfed.pca.varpro import VarProPerPCA as VarProPerPCA
+
+__dir__ = _names.public_names(__name__)

@@ -13,14 +13,11 @@ log det W is constant.
 Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data.
 """
 
-import warnings
 from typing import Literal
 
 from jaxtyping import Array, PyTree
 
-from jaxfed._names import caller
 from jaxfed.core.algorithm import Diagnostics
-from jaxfed.core.checks import check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
 from jaxfed.pca._components import Frame, check_start
@@ -66,7 +63,6 @@ class HierarchicalPCA(PersonalizedPCA):
         global_step_size: float | Array | None = None,
         solver: Literal["gradient", "eigenvectors"] = "gradient",
         likelihood: Literal["exact", "half"] = "exact",
-        training: Literal["personalized"] | None = None,
         start: Literal["pooled", "random"] = "pooled",
         align: bool = True,
     ):
@@ -88,8 +84,6 @@ class HierarchicalPCA(PersonalizedPCA):
             likelihood: `"exact"`, or `"half"`: its gradient as printed in Fact 1, too small by a
                 factor of two. That solves the problem with half the prior variance, with step
                 sizes half as long.
-            training: deprecated; `LocalProbabilisticPCA` and `GlobalProbabilisticPCA` are what
-                `"local"` and `"global"` were.
             start: `"pooled"`: everybody starts at the top eigenvectors of the mean second moment,
                 weighted by the numbers of samples. `"random"`: everybody at components of its own.
             align: turn the basis of each client's components towards the shared ones every
@@ -104,8 +98,6 @@ class HierarchicalPCA(PersonalizedPCA):
             global_step_size=global_step_size, solver=solver, likelihood=likelihood, start=start,
             align=align,
         )  # fmt: skip
-        if training is not None:
-            _check_training(training)
 
     def check(self, clients: Clients, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.
@@ -159,18 +151,3 @@ class HierarchicalPCA(PersonalizedPCA):
     def bases(self, server: Rows, local: Rows) -> Bases:
         """The components, all of them turned alike."""
         return Bases(shared=(server.T,), along=(local.T,))
-
-
-def _check_training(training: str) -> None:
-    """Refuse what are classes of their own now.
-
-    Raises:
-        ValueError: naming the class.
-    """
-    successors = {"local": "LocalProbabilisticPCA", "global": "GlobalProbabilisticPCA"}
-    check_name("training", training, ("personalized", *successors))
-    if training != "personalized":
-        wanted = successors[training]
-        raise ValueError(f"training: wanted {wanted} instead of HierarchicalPCA, got {training!r}")
-    message = "HierarchicalPCA(training=...) is deprecated: 'personalized' is what it does"
-    warnings.warn(message, DeprecationWarning, stacklevel=caller())

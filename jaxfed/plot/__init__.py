@@ -9,6 +9,7 @@ that figure or subfigure instead; given `ax`, into those axes, which it returns:
     jf.plot.client_map(solution.result.local, temperatures, ax=right)
 """
 
+from jaxfed import _names
 from jaxfed.plot._agreement import agreement, confusion
 from jaxfed.plot._clusters import client_map, clusters
 from jaxfed.plot._curves import convergence
@@ -31,3 +32,5 @@ __all__ = [
     "separation",
     "variance_shares",
 ]
+
+__dir__ = _names.public_names(__name__)

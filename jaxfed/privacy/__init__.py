@@ -1,5 +1,6 @@
 """What noise guarantees (`accounting`), and what a server can compute without it (`attacks`)."""
 
+from jaxfed import _names
 from jaxfed.privacy.accounting import epsilon as epsilon
 from jaxfed.privacy.accounting import noise_multiplier as noise_multiplier
 from jaxfed.privacy.accounting import spent as spent
@@ -14,3 +15,5 @@ from jaxfed.privacy.attacks import relative_error as relative_error
 from jaxfed.privacy.attacks import restart_attack as restart_attack
 from jaxfed.privacy.transcript import Transcript as Transcript
 from jaxfed.privacy.transcript import record as record
+
+__dir__ = _names.public_names(__name__)

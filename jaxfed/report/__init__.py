@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxtyping import Array, Shaped
 
+from jaxfed import _names
 from jaxfed.core.checks import (
     check_instance,
     check_number,
@@ -132,3 +133,6 @@ def write(
     text = html(solution, clients, **options)
     with replacing(place) as part:
         part.write_text(text, encoding="utf-8")
+
+
+__dir__ = _names.public_names(__name__)

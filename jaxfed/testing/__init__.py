@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from jaxfed import _names
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.backend import Backend
 from jaxfed.core.channel import Channels
@@ -177,3 +178,6 @@ def check_algorithm(
             except _case.Skipped as reason:
                 case.skipped[name] = str(reason)
     return Report(tuple(checked), case.skipped)
+
+
+__dir__ = _names.public_names(__name__)

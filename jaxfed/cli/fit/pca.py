@@ -35,7 +35,6 @@ COMMANDS = {
     "local-power": Command(pca.LocalPower),
     "faps": Command(pca.FAPS),
 }
-DEPRECATED = {"training"}
 
 
 def add_parser(subparsers) -> None:
@@ -49,7 +48,7 @@ def add_parser(subparsers) -> None:
         parser = _pca.add_command(subparsers, name, _signature.summary(command.made), build)
         group = parser.add_argument_group("algorithm")
         # A warm start is one more choice of the first components.
-        without = DEPRECATED | ({"start"} if command.warm else set())
+        without = {"start"} if command.warm else set()
         _signature.add_settings(group, command.made, without=without)
         if command.rounds:
             _pca.add_loop(parser, starts=_starts(command))

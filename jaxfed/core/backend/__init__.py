@@ -4,6 +4,7 @@ Every backend computes the same numbers up to the order of floating-point sums, 
 are told apart by their ids and never by their places.
 """
 
+from jaxfed import _names
 from jaxfed.core.backend.base import AXIS as AXIS
 from jaxfed.core.backend.base import Backend as Backend
 from jaxfed.core.backend.base import Device as Device
@@ -14,3 +15,5 @@ from jaxfed.core.backend.here import separate as separate
 from jaxfed.core.backend.here import vmap as vmap
 from jaxfed.core.backend.spread import pmap as pmap
 from jaxfed.core.backend.spread import shard as shard
+
+__dir__ = _names.public_names(__name__)

@@ -1,5 +1,6 @@
 """What messages go through: `lossless`, compressors, memory around them, noise and masks."""
 
+from jaxfed import _names
 from jaxfed.core.channel.base import Channel as Channel
 from jaxfed.core.channel.base import Channels as Channels
 from jaxfed.core.channel.base import Context as Context
@@ -24,3 +25,5 @@ from jaxfed.core.channel.quantization import sign as sign
 from jaxfed.core.channel.secure import secure_sum as secure_sum
 from jaxfed.core.channel.sparsification import random_k as random_k
 from jaxfed.core.channel.sparsification import top_k as top_k
+
+__dir__ = _names.public_names(__name__)
