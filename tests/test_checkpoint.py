@@ -97,18 +97,39 @@ def test_a_run_interrupted_before_its_first_checkpoint_starts_anew(tmp_path):
     identical(fit(tmp_path), fit(None))
 
 
-def test_a_finished_run_is_only_read(tmp_path):
-    first, seen = fit(tmp_path), []
-    identical(fit(tmp_path, callbacks=[seen.append]), first)
-    assert seen == []
+EARLY = {"callbacks": [jf.EarlyStopping("error", patience=0)], "rounds": 40}
+ENDS = {
+    "rounds": ({}, jf.Status.round_limit),
+    "tolerance": (
+        {"tol": 1e-2, "rounds": 200, "participation": None, "chunk_rounds": 7},
+        jf.Status.converged,
+    ),
+    "callback": (EARLY, jf.Status.stopped),
+    "function": ({"callbacks": [lambda solution: solution.rounds >= 6]}, jf.Status.stopped),
+    "best": ({**EARLY, "best": "error"}, jf.Status.stopped),
+    "programs of their own": ({**EARLY, "backend": jf.backend.separate()}, jf.Status.stopped),
+    "source": (
+        {**EARLY, "clients": jf.Clients.from_source(np.asarray(draw().data.values))},
+        jf.Status.stopped,
+    ),
+}  # fmt: skip
 
 
-def test_a_run_that_met_its_tolerance_is_only_read(tmp_path):
-    arguments = {"tol": 1e-2, "rounds": 200, "participation": None, "chunk_rounds": 7}
-    first, seen = fit(tmp_path, **arguments), []
-    assert first.rounds < 200
-    identical(fit(tmp_path, callbacks=[seen.append], **arguments), first)
-    assert seen == []
+@pytest.mark.parametrize("how", ENDS)
+def test_a_finished_run_is_only_read_however_it_ended(tmp_path, how):
+    arguments, status = ENDS[how]
+    seen = []
+    arguments = {**arguments, "callbacks": [*arguments.get("callbacks", ()), seen.append]}
+    first = fit(tmp_path, **arguments)
+    assert first.status == status
+    assert seen[-1].rounds < arguments["rounds"] if "rounds" in arguments else seen
+    seen.clear()
+    for _ in range(2):
+        again = fit(tmp_path, **arguments)
+        assert seen == []  # no chunk ran
+        identical(again, first)
+        assert again.status == first.status
+        assert again.releases[-1].times == first.releases[-1].times
 
 
 @pytest.mark.parametrize("keep", [1, 3])

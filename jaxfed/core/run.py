@@ -188,7 +188,8 @@ def fit(
     quiet = several and jax.process_index() != 0
     problem, state, costs = compiled.prepare(problem, start, rounds)
     costs = jax.tree.map(np.asarray, costs)
-    run = _Run(state, tuple(initial(callback) for callback in callbacks), None)
+    first = tuple(initial(callback) for callback in callbacks)
+    run = _Run(state, first, None, np.zeros((), bool))
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
@@ -207,17 +208,22 @@ def fit(
             run, history = saved
             pieces.append(history)
 
-    def solution_at(state: State, stopped: bool = False) -> Solution:
+    def solution_at(state: State) -> Solution:
         number = int(state.round)
         history = {k: np.concatenate([piece[k] for piece in pieces])[:number] for k in pieces[0]}
         history = with_bits(history, costs, problem.size, np)
-        return _on_host(compiled.finish(problem, state, costs, history, tol), done, stopped)
+        solution = compiled.finish(problem, state, costs, history, tol)
+        return _on_host(solution, done, bool(run.stopped))
 
-    stopped, done = False, int(run.state.round)
+    def ended() -> bool:
+        met = tol is not None and bool(run.state.measure <= tol)
+        return done >= rounds or bool(run.stopped) or met
+
+    done = int(run.state.round)
     bar = _bar(rounds) if progress and not quiet else None
     if bar is not None:
         bar.update(done)
-    while done < rounds and not stopped and not (tol is not None and run.state.measure <= tol):
+    while not ended():
         length = min(chunk_rounds - done % chunk_rounds, rounds - done)
         if checkpoint is not None:
             length = min(length, checkpoint.every - done % checkpoint.every)
@@ -246,18 +252,18 @@ def fit(
             updates = [
                 updated(*pair, solution) for pair in zip(callbacks, run.callbacks, strict=True)
             ]
-            run = replace(run, callbacks=tuple(state for state, _ in updates))
             stopped = any(stop for _, stop in updates)
             if several:
                 stopped = any(exchanged(stopped))
+            kept = tuple(state for state, _ in updates)
+            run = replace(run, callbacks=kept, stopped=np.asarray(stopped))
         if checkpoint is not None and identity is not None:
-            ended = done >= rounds or stopped or (tol is not None and state.measure <= tol)
-            if ended or done % checkpoint.every == 0:
+            if ended() or done % checkpoint.every == 0:
                 history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
                 checkpoint.save(identity, done, run, history)
     if bar is not None:
         bar.close()
-    return solution_at(run.state if run.best is None else run.best.state, stopped)
+    return solution_at(run.state if run.best is None else run.best.state)
 
 
 class _Run(eqx.Module):
@@ -266,6 +272,7 @@ class _Run(eqx.Module):
     state: State
     callbacks: tuple[PyTree, ...]
     best: Best | None
+    stopped: np.ndarray  # whether a callback has stopped it
 
 
 def _diverged(piece: Mapping[str, Any], place: int, solution: Solution, throw: bool) -> Solution:
