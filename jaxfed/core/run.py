@@ -18,7 +18,7 @@ from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.apart import Compiled
 from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
-from jaxfed.core.checkpoint import Checkpoint, fingerprint
+from jaxfed.core.checkpoint import Checkpoint, digest_of, fingerprint
 from jaxfed.core.checks import check_count, check_flag
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
@@ -186,7 +186,8 @@ def fit(
     # Of a run that is spread over processes, one speaks for all.
     several = problem.backend.processes > 1 and jax.process_count() > 1
     quiet = several and jax.process_index() != 0
-    problem, state, costs = compiled.prepare(problem, start, rounds)
+    given = problem
+    problem, state, costs = compiled.prepare(given, start, rounds)
     costs = jax.tree.map(np.asarray, costs)
     first = tuple(initial(callback) for callback in callbacks)
     run = _Run(state, first, None, np.zeros((), bool))
@@ -196,7 +197,8 @@ def fit(
         step = compiled if isinstance(compiled, Streamed) else jax.jit(advance)
         lowered = step.lower(problem, state, tol, options)
         identity = fingerprint(
-            algorithm, clients, lowered, rounds=rounds, key=key, start=start, channel=channel,
+            algorithm, clients, lowered, key=key, start=start, rounds=rounds,
+            processes=jax.process_count() if several else 1, channel=channel,
             participation=participation, backend=backend, tol=tol, chunk_rounds=chunk_rounds,
             metrics_every=metrics_every, best=best,
             callbacks=[callback for callback in callbacks if isinstance(callback, Callback)],
@@ -204,7 +206,20 @@ def fit(
         if several:
             identity = exchanged(identity)[0]
         like = replace(run, best=None if best is None else Best(np.full((), np.inf), state))
-        if (saved := checkpoint.restore(identity, like)) is not None:
+        begun = problem, state
+
+        def extends(fewer: int, done: int) -> bool:
+            """Whether a run of so many rounds went like this one up to there, bit for bit."""
+            cut = (
+                done == fewer and done % chunk_rounds and done % checkpoint.every
+            )  # its last chunk
+            if fewer > rounds or cut:
+                return False
+            # Some algorithms prepare their data by how many rounds there are.
+            same = compiled.prepare(given, start, fewer)[:2]
+            return digest_of(same) == digest_of(begun)
+
+        if (saved := checkpoint.restore(identity, like, extends)) is not None:
             run, history = saved
             pieces.append(history)
 
@@ -257,10 +272,11 @@ def fit(
                 stopped = any(exchanged(stopped))
             kept = tuple(state for state, _ in updates)
             run = replace(run, callbacks=kept, stopped=np.asarray(stopped))
-        if checkpoint is not None and identity is not None:
-            if ended() or done % checkpoint.every == 0:
-                history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
-                checkpoint.save(identity, done, run, history)
+        if checkpoint is None or identity is None:
+            continue
+        if ended() or done % checkpoint.every == 0:
+            history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
+            checkpoint.save(identity, done, run, history)
     if bar is not None:
         bar.close()
     return solution_at(run.state if run.best is None else run.best.state)
