@@ -136,7 +136,8 @@ def fit(
         metrics_every: evaluate `metrics` every so many rounds.
         progress: show a progress bar with the objective.
         checkpoint: where and how often to save; a run with the same arguments resumes from it,
-            bit for bit.
+            bit for bit. One that has ended computes nothing more; with more `rounds` it goes on,
+            where its rounds were those of a run that is given as many at once.
         callbacks: called after each chunk: a `Callback`, or a function of the solution so far
             that keeps nothing. True stops the run.
         best: name of an entry of the history, smaller is better: return the solution at the end
@@ -210,10 +211,8 @@ def fit(
 
         def extends(fewer: int, done: int) -> bool:
             """Whether a run of so many rounds went like this one up to there, bit for bit."""
-            cut = (
-                done == fewer and done % chunk_rounds and done % checkpoint.every
-            )  # its last chunk
-            if fewer > rounds or cut:
+            shorter = done == fewer and done % chunk_rounds and done % checkpoint.every
+            if fewer > rounds or shorter:  # than here, its last chunk
                 return False
             # Some algorithms prepare their data by how many rounds there are.
             same = compiled.prepare(given, start, fewer)[:2]
