@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from jaxfed._names import caller
 from jaxfed._optional import require
 from jaxfed.core.checks import check_count, checked_path
-from jaxfed.core.files import reason
+from jaxfed.core.files import reason, uninterrupted
 from jaxfed.core.processes import exchanged, is_here, spans
 
 # What tells a run from another: by argument, how it reads and a digest of all that it is.
@@ -189,8 +189,9 @@ class Checkpoint:
         numbered = zip(_numbered(like), leaves, strict=True)
         return jax.tree.unflatten(structure, [place(leaf, stored[name]) for name, leaf in numbered])
 
-    def _manager(self, *, together: bool = False):
-        """Orbax's manager, for all processes together or this one by itself."""
+    @contextlib.contextmanager
+    def _manager(self, *, together: bool = False) -> Iterator[Any]:
+        """Orbax's manager, for all processes together or this one by itself; not interrupted."""
         ocp = require("orbax.checkpoint", extra="checkpoint")
         folder, among = self.path / "rounds", {}
         if jax.process_count() > 1 and not together:
@@ -202,7 +203,8 @@ class Checkpoint:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self.keep, create=not among, enable_async_checkpointing=False, **among
         )
-        return ocp.CheckpointManager(folder, options=options)
+        with uninterrupted(), ocp.CheckpointManager(folder, options=options) as manager:
+            yield manager
 
 
 def discard(path: Path) -> None:
