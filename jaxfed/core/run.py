@@ -16,7 +16,15 @@ from jaxfed.core import adjoint, apart, backend, channel, participation
 from jaxfed.core.adjoint import unrolled
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.apart import Compiled
-from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
+from jaxfed.core.arguments import (
+    LOSSLESS,
+    UNROLLED,
+    VMAP,
+    check_host,
+    check_host_alone,
+    check_loop,
+    problem_of,
+)
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.checkpoint import Checkpoint, digest_of, fingerprint
 from jaxfed.core.checks import check_count, check_flag
@@ -152,13 +160,14 @@ def fit(
 
     Raises:
         ValueError: for arguments that do not fit together, before anything is computed, and for
-            a checkpoint that belongs to another run.
+            a checkpoint that belongs to another run, or for traced arguments.
         DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
             clients and the solution of the round before; a `FloatingPointError`.
         ImportError: if a progress bar or checkpoints are asked for and their packages are
             missing.
         jaxfed.ProcessError: if another process of the run has ended.
     """
+    check_host_alone(algorithm, clients, key, warm_start, channel, participation, tol)
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
