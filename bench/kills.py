@@ -3,7 +3,7 @@
     python bench/kills.py --runs 100
 
 `jaxfed fit`, `jaxfed sweep` and `jaxfed.grid` on tiny data, saved after each round or block:
-participation, difference channels, noise and masks, early stopping. Each is run once without
+participation, difference channels, noise and masks, callbacks that stop. Each is run once without
 interruption, and then over and over with SIGKILL at a moment drawn from as long as it takes.
 """
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "fit: differences, participation": [*this, "differences"],
         "fit: noise": [*this, "noise"],
         "fit: masks": [*this, "masks"],
+        "fit: stops early": [*this, "stops"],
         "sweep": [*jaxfed, *sweep, "--out"],
         "grid: differences": [*this, "grid"],
     }
@@ -60,7 +61,9 @@ def _clients(jf):
     return jf.Clients.from_samples(values)
 
 
-def _fitted(out: Path, channel: Callable, **options) -> dict[str, np.ndarray]:
+def _fitted(
+    out: Path, channel: Callable, callbacks: Sequence[Callable] = (), **options
+) -> dict[str, np.ndarray]:
     import jax
 
     import jaxfed as jf
@@ -70,10 +73,11 @@ def _fitted(out: Path, channel: Callable, **options) -> dict[str, np.ndarray]:
     solution = jf.fit(
         algorithm, _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
         channel=(channel(jf.channel), jf.channel.lossless()), chunk_rounds=1, best="objective",
-        callbacks=[jf.EarlyStopping("objective", patience=ROUNDS // 2)],
+        callbacks=[jf.EarlyStopping("objective", patience=ROUNDS // 2), *callbacks],
         checkpoint=jf.Checkpoint(out / "checkpoint", every=1), **options,
     )  # fmt: skip
-    leaves = jax.tree.leaves((solution.result, solution.history, solution.local))
+    ended = solution.rounds, solution.status, solution.releases
+    leaves = jax.tree.leaves((solution.result, solution.history, solution.local, ended))
     return {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 
@@ -103,6 +107,24 @@ def masks(out: Path) -> dict[str, np.ndarray]:
     )
 
 
+def stops(out: Path) -> dict[str, np.ndarray]:
+    """A callback that stops the run halfway, which then is called again."""
+    import jaxfed as jf
+
+    def run():
+        return _fitted(
+            out,
+            lambda c: c.difference(c.quantize(3)),
+            [jf.EarlyStopping("participants", patience=ROUNDS // 2 - 2)],  # of always two
+            participation=jf.participation.uniform(2),
+        )
+
+    first, again = run(), run()
+    if any((first[name] != again[name]).any() for name in first):
+        raise SystemExit("a run that had ended gave something else when it was called again")
+    return again
+
+
 def grid(out: Path) -> dict[str, np.ndarray]:
     """Runs with differences both ways and participation, one a block."""
     import jax
@@ -124,7 +146,13 @@ def grid(out: Path) -> dict[str, np.ndarray]:
     return {str(name): values.values for name, values in found.items()}
 
 
-PROGRAMS = {"differences": differences, "noise": noise, "masks": masks, "grid": grid}
+PROGRAMS = {
+    "differences": differences,
+    "noise": noise,
+    "masks": masks,
+    "stops": stops,
+    "grid": grid,
+}
 
 
 def program(name: str, out: Path) -> None:

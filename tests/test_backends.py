@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxfed as jf
 
@@ -291,3 +291,44 @@ def test_decompositions_on_several_devices_do_not_wait_for_each_other(environmen
         capture_output=True, text=True,
     )  # fmt: skip
     assert ended.stdout == "2 True\n", ended.stderr
+
+
+def explicit(array, *spec):
+    """An array on four devices, whose mesh has an axis that JAX follows through every operation."""
+    named = jax.make_mesh((4,), ("silos",), axis_types=(AxisType.Explicit,))
+    return jax.device_put(array, NamedSharding(named, PartitionSpec(*spec)))
+
+
+@pytest.mark.parametrize("spec", [("silos",), (None, "silos")], ids=["clients", "samples"])
+@pytest.mark.parametrize("how", ["fit", "rollout", "shard", "take"])
+def test_samples_on_a_mesh_of_explicit_axes_are_taken(spec, how):
+    values = np.random.default_rng(0).normal(size=(4, 8, FEATURES))
+    algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
+
+    def run(values):
+        clients = jf.Clients.from_samples(values)
+        if how == "rollout":
+            return jax.jit(lambda clients: jf.rollout(algorithm, clients, **options))(clients)
+        if how == "take":
+            return jf.fit(algorithm, clients.take([2, 0]), **options)
+        backend = jf.backend.vmap()
+        if how == "shard":
+            named = jax.make_mesh((4,), ("silos",), axis_types=(AxisType.Explicit,))
+            backend = jf.backend.shard(named)
+        return jf.fit(algorithm, clients, backend=backend, **options)
+
+    found, wanted = run(explicit(values, *spec)), run(values)
+    chex.assert_trees_all_close(
+        jax.device_get(found.result), jax.device_get(wanted.result), **TIGHT
+    )
+
+
+def test_explicit_axes_that_others_have_put_on_clients_are_refused():
+    clients = jf.Clients.from_samples(np.ones((4, 8, FEATURES)))
+    clients = eqx.tree_at(lambda c: c.data.values, clients, explicit(np.ones((4, 8, 6)), "silos"))
+    algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
+    told = r"clients: wanted arrays on meshes of automatic axes, got float64\[4@silos,8,6\]; "
+    with pytest.raises(ValueError, match=told):
+        jf.fit(algorithm, clients, **options)
+    with pytest.raises(ValueError, match=told):
+        jax.jit(lambda clients: jf.rollout(algorithm, clients, **options))(clients)

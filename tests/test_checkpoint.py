@@ -1,7 +1,6 @@
 """Runs that are interrupted and go on."""
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -18,7 +17,7 @@ import orbax.checkpoint
 import pytest
 
 import jaxfed as jf
-from jaxfed.core import checkpoint
+from jaxfed.core import checkpoint, run
 from jaxfed.core.files import locked, replacing
 
 ROUNDS = 12
@@ -97,18 +96,39 @@ def test_a_run_interrupted_before_its_first_checkpoint_starts_anew(tmp_path):
     identical(fit(tmp_path), fit(None))
 
 
-def test_a_finished_run_is_only_read(tmp_path):
-    first, seen = fit(tmp_path), []
-    identical(fit(tmp_path, callbacks=[seen.append]), first)
-    assert seen == []
+EARLY = {"callbacks": [jf.EarlyStopping("error", patience=0)], "rounds": 40}
+ENDS = {
+    "rounds": ({}, jf.Status.round_limit),
+    "tolerance": (
+        {"tol": 1e-2, "rounds": 200, "participation": None, "chunk_rounds": 7},
+        jf.Status.converged,
+    ),
+    "callback": (EARLY, jf.Status.stopped),
+    "function": ({"callbacks": [lambda solution: solution.rounds >= 6]}, jf.Status.stopped),
+    "best": ({**EARLY, "best": "error"}, jf.Status.stopped),
+    "programs of their own": ({**EARLY, "backend": jf.backend.separate()}, jf.Status.stopped),
+    "source": (
+        {**EARLY, "clients": jf.Clients.from_source(np.asarray(draw().data.values))},
+        jf.Status.stopped,
+    ),
+}  # fmt: skip
 
 
-def test_a_run_that_met_its_tolerance_is_only_read(tmp_path):
-    arguments = {"tol": 1e-2, "rounds": 200, "participation": None, "chunk_rounds": 7}
-    first, seen = fit(tmp_path, **arguments), []
-    assert first.rounds < 200
-    identical(fit(tmp_path, callbacks=[seen.append], **arguments), first)
-    assert seen == []
+@pytest.mark.parametrize("how", ENDS)
+def test_a_finished_run_is_only_read_however_it_ended(tmp_path, how):
+    arguments, status = ENDS[how]
+    seen = []
+    arguments = {**arguments, "callbacks": [*arguments.get("callbacks", ()), seen.append]}
+    first = fit(tmp_path, **arguments)
+    assert first.status == status
+    assert seen[-1].rounds < arguments["rounds"] if "rounds" in arguments else seen
+    seen.clear()
+    for _ in range(2):
+        again = fit(tmp_path, **arguments)
+        assert seen == []  # no chunk ran
+        identical(again, first)
+        assert again.status == first.status
+        assert again.releases[-1].times == first.releases[-1].times
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -129,7 +149,7 @@ OTHERS = {
     "algorithm": {"algorithm": jf.pca.PerPCA(1, 1, decay=0.8, start="random")},
     "clients": {"clients": draw(1)},
     "key": {"key": jax.random.key(1)},
-    "rounds": {"rounds": ROUNDS + 1},
+    "rounds": {"rounds": ROUNDS - 1},
     "warm_start": {"warm_start": jf.Personalized(np.eye(5, 1, dtype="f"), None)},
     "participation": {"participation": jf.participation.uniform(3)},
     "backend": {"backend": jf.backend.chunked(2)},
@@ -150,8 +170,58 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_runs_checkpoint_is_refused(finished, name):
     said = "computation" if name == "metrics" else name
-    with pytest.raises(ValueError, match=rf"belongs to another run; its {said} "):
+    with pytest.raises(ValueError, match=rf"another run: {said} (was|has|differs)[^;]*$"):
         fit(finished, **OTHERS[name])
+
+
+@pytest.mark.parametrize("at", [3, 5, 6])
+def test_more_rounds_go_on_from_a_finished_run_bit_for_bit(tmp_path, at):
+    fit(tmp_path, rounds=at)
+    seen = []
+    identical(fit(tmp_path, callbacks=[lambda s: seen.append(s.rounds)]), fit(None))
+    assert min(seen) > at
+    with pytest.raises(ValueError, match=rf"another run: rounds was {ROUNDS} and is {at}$"):
+        fit(tmp_path, rounds=at)
+
+
+def test_more_rounds_than_a_run_whose_last_chunk_was_shorter_are_refused(tmp_path):
+    fit(tmp_path, rounds=7)
+    with pytest.raises(ValueError, match=rf"another run: rounds was 7 and is {ROUNDS}$"):
+        fit(tmp_path)
+    identical(fit(tmp_path, rounds=7), fit(None, rounds=7))
+
+
+class ByRounds(jf.pca.SubspaceIteration):
+    """Data that depend on how many rounds there are, in their values alone."""
+
+    def prepare(self, data, client_id, rounds):
+        prepared = super().prepare(data, client_id, rounds)
+        return jax.tree.map(lambda x: x * (1 + 1 / rounds), prepared)
+
+
+def test_more_rounds_of_data_that_were_prepared_for_fewer_are_refused(tmp_path):
+    arguments = {"algorithm": ByRounds(1), "participation": None, "metrics": None}
+    fit(tmp_path, rounds=6, **arguments)
+    with pytest.raises(ValueError, match=rf"another run: rounds was 6 and is {ROUNDS}$"):
+        fit(tmp_path, **arguments)
+
+
+def test_all_that_differs_is_named(finished):
+    with pytest.raises(ValueError) as caught:
+        fit(finished, key=jax.random.key(1), tol=1e-3, clients=draw(1), rounds=ROUNDS + 1)
+    assert str(caught.value).endswith(
+        f": belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; clients has other "
+        "values; key has other values; tol was None and is 0.001"
+    )
+
+
+def test_a_run_of_several_processes_is_not_damage_to_one(tmp_path, monkeypatch):
+    named = checkpoint.fingerprint
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "fingerprint", lambda *a, **b: named(*a, **{**b, "processes": 2}))
+        fit(tmp_path)
+    with pytest.raises(ValueError, match=r"wanted a run over as many processes .*, 2, got .* 1$"):
+        fit(tmp_path)
 
 
 def test_each_round_says_itself_whose_it_is(tmp_path):
@@ -161,7 +231,7 @@ def test_each_round_says_itself_whose_it_is(tmp_path):
         if path.name != "rounds":
             path.unlink()
     for name in ("key", "rounds"):
-        with pytest.raises(ValueError, match=f"belongs to another run; its {name} "):
+        with pytest.raises(ValueError, match=f"belongs to another run: {name} "):
             fit(tmp_path, **OTHERS[name])
     identical(fit(tmp_path), fit(None))
 
@@ -169,16 +239,16 @@ def test_each_round_says_itself_whose_it_is(tmp_path):
 def test_what_functions_carry_along_tells_runs_apart():
     def described(optimizer, loss=jf.models.reconstruction_loss):
         model = jf.models.Autoencoder(6, 2, key=jax.random.key(0))
-        return checkpoint._described(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
+        return checkpoint._known(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
 
     assert described(optax.sgd(0.1)) == described(optax.sgd(0.1))
     assert described(optax.sgd(0.1)) != described(optax.sgd(0.2))
     assert described(optax.adam(0.1)) != described(optax.adam(0.1, b1=0.8))
-    assert " at 0x" not in described(optax.adam(0.1), jax.jit(jf.models.reconstruction_loss))
+    assert " at 0x" not in described(optax.adam(0.1), jax.jit(jf.models.reconstruction_loss))[0]
 
 
 def test_another_algorithms_checkpoint_is_refused(finished):
-    with pytest.raises(ValueError, match=r"its algorithm is PerPCA\(.*, this run's is OneShot\("):
+    with pytest.raises(ValueError, match=r"algorithm was PerPCA\(.* and is OneShot\("):
         fit(finished, algorithm=jf.pca.OneShot(1, 2))
 
 
@@ -201,13 +271,13 @@ def test_another_function_of_the_same_name_is_another_run(tmp_path):
     def squared(model, batch, key):
         return jnp.mean(jnp.abs(batch - jax.vmap(model)(batch)))
 
-    with pytest.raises(ValueError, match="belongs to another run; its computation is"):
+    with pytest.raises(ValueError, match="another run: computation differs, by a function"):
         run(squared)
 
 
 def test_another_metric_of_the_same_name_is_another_run(tmp_path):
     fit(tmp_path, metrics=lambda result: {"m": result.shared.sum()})
-    with pytest.raises(ValueError, match="belongs to another run; its computation is"):
+    with pytest.raises(ValueError, match="another run: computation differs, by a function"):
         fit(tmp_path, metrics=lambda result: {"m": -result.shared.sum()})
 
 
@@ -245,7 +315,7 @@ def full_disk():
 @pytest.mark.parametrize("keep", [1, 2])
 def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
     noise = np.random.default_rng(0).normal(size=10_000)
-    checkpoint, identity = jf.Checkpoint(tmp_path, keep=keep), {"run": "this"}
+    checkpoint, identity = jf.Checkpoint(tmp_path, keep=keep), {"run": ["this", ""]}
     first = rf"^checkpoint {tmp_path}: round 5 cannot be saved \(File too large\); nothing was"
     with full_disk(), pytest.raises(OSError, match=first):
         checkpoint.save(identity, 5, {"x": noise}, {"error": np.ones(5)})
@@ -304,11 +374,11 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
 
 
 def test_what_is_saved_describes_the_run(finished):
+    part = orbax.checkpoint.args.Composite(identity=orbax.checkpoint.args.JsonRestore())
     with jf.Checkpoint(finished)._manager() as manager:
-        tree = manager.restore(ROUNDS, args=orbax.checkpoint.args.StandardRestore())
-    described = json.loads(np.asarray(tree["identity"]).tobytes())
-    assert described["algorithm"].startswith("PerPCA(")
-    assert described["rounds"].startswith(f"{ROUNDS} ")
+        described = manager.restore(ROUNDS, args=part).identity
+    assert described["algorithm"][0].startswith("PerPCA(")
+    assert described["rounds"][0] == str(ROUNDS)
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"every": -5}, {"keep": 0}])

@@ -286,11 +286,11 @@ def test_a_killed_run_ends_where_the_uninterrupted_one_does(data, tmp_path, caps
 
     # Not with another algorithm, other settings or other data.
     assert fit("varpro", data, out, *RANKS) == 2
-    assert "belongs to another run; its algorithm" in capsys.readouterr().err
+    assert "algorithm was PerPCA(" in capsys.readouterr().err
     assert fit("perpca", data, out, *options, "--tol", "1e-3") == 2
-    assert "belongs to another run; its tol" in capsys.readouterr().err
+    assert "belongs to another run: tol was None" in capsys.readouterr().err
     assert fit("perpca", data, out, *options, "--center") == 2
-    assert "belongs to another run; its clients" in capsys.readouterr().err
+    assert "belongs to another run: clients has other" in capsys.readouterr().err
 
     assert fit("perpca", data, out, *options) == 0
     assert "Taking up the run" in capsys.readouterr().out
@@ -298,6 +298,63 @@ def test_a_killed_run_ends_where_the_uninterrupted_one_does(data, tmp_path, caps
     assert (out / "result.npz").read_bytes() == (whole / "result.npz").read_bytes()
     assert json.loads((out / "result.json").read_text())["table"] == loaded(whole)[1]["table"]
     assert fit("perpca", data, out, *options) == 2  # complete
+
+
+SIGNALS = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from jaxfed.cli import main
+
+rounds = Path(sys.argv[-1], "checkpoint", "rounds")
+
+def send(number, after):
+    while not (rounds / after).exists():
+        time.sleep(0.001)
+    os.kill(os.getpid(), number)
+
+def interrupted(number, after):
+    threading.Thread(target=send, args=(number, after)).start()
+    return main(sys.argv[1:])
+
+assert interrupted(signal.SIGTERM, "1") == 143
+sys.exit(interrupted(signal.SIGINT, "3"))
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_run_ends_in_one_line_at_a_signal_and_goes_on(data, tmp_path, capsys):
+    options = [*RANKS, "--rounds", "15", "--checkpoint-every", "1"]
+    out = tmp_path / "out"
+    command = ["fit", "perpca", *options, "--data", str(data), "--out", str(out)]
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNALS, *command], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr == "jaxfed: terminated\njaxfed: interrupted\n"
+    rounds = out / "checkpoint" / "rounds"
+    assert all(entry.name.isdigit() for entry in rounds.iterdir())  # whole
+    assert fit("perpca", data, out, *options) == 0
+    assert "Taking up the run" in capsys.readouterr().out
+    options[-1] = "15"
+    assert fit("perpca", data, tmp_path / "whole", *options) == 0
+    assert (out / "result.npz").read_bytes() == (tmp_path / "whole" / "result.npz").read_bytes()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_garbage_swallows_is_heeded(monkeypatch, capsys, number, code):
+    class Garbage:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def run(_):
+        Garbage()
+        time.sleep(5)
+        return 0
+
+    monkeypatch.setattr("jaxfed.cli.info.run", run)
+    assert main(["info", "result"]) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
@@ -344,6 +401,12 @@ def test_mistakes_are_told_in_one_line(data, tmp_path, capsys, options, message)
     (line,) = captured.err.splitlines()
     assert line.startswith("jaxfed: ") and message in line
     assert not (tmp_path / "out" / "result.npz").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(data, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    line = refused(capsys, fit("perpca", data, tmp_path / "file" / "out", *RANKS))
+    assert line == f"jaxfed: {tmp_path}/file/out: Not a directory"
 
 
 def test_numbers_that_overflow_are_told_in_one_line(tmp_path, capsys):

@@ -102,6 +102,15 @@ def test_a_killed_server_goes_on(tmp_path, clients):
         federation.run(6)
     federation.grid.trouble = None
     check_equal(federation, federation.run(6), federation.fit(6))
+    asked = set()
+
+    def listen(node, message, answer):
+        asked.add(packet_of(message).words["kind"])
+        return [answer]
+
+    federation.grid.trouble = listen
+    check_equal(federation, federation.run(6), federation.fit(6))
+    assert asked == {"hello", "finish"}  # of rounds nothing
     with pytest.raises(ValueError, match=r"out: .* another rounds, 6; wanted 7"):
         federation.run(7)
 

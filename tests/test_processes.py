@@ -112,6 +112,8 @@ def test_a_process_dies_and_the_run_goes_on(workers, tmp_path, dies):
     assert "start all of them again" in other.said or "another task died" in other.said
     workers("saving", 2)
     resumed = [kept(tmp_path, "saved", place) for place in range(2)]
+    (alone,) = workers("saving", 1, fails=True)
+    assert "as many processes as saved it, 2, got one over 1" in alone.said
     Path(tmp_path, "saved").rename(tmp_path / "of another run")
     workers("saving", 2)
     for place, arrays in enumerate(resumed):

@@ -1,6 +1,7 @@
 """Remarks on a result, and the warning about clients of another scale."""
 
 import json
+import sys
 import warnings
 
 import jax
@@ -191,6 +192,23 @@ def test_who_does_not_dominate_is_not_told_of():
         warnings.simplefilter("ignore", jf.EnergyWarning)
         fitted(of_another_scale(), jf.pca.PerPCA(1, 1), 1)
     assert told == []
+
+
+def test_the_command_line_tells_in_one_line(tmp_path, capsys):
+    (data := tmp_path / "data").mkdir()
+    for i, own in enumerate(of_another_scale()):
+        np.save(data / f"{i:02}.npy", own)
+    command = ["fit", "oneshot", "--data", str(data), "--out", str(tmp_path / "out")]
+    command += ["--shared-rank", "1", "--local-rank", "1", "--method", "spectrum"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        # As it is printed, and not as the tests' own recorder takes it.
+        warnings.showwarning = lambda *told, **_: sys.stderr.write(
+            warnings.formatwarning(*told[:4])
+        )
+        assert main(command) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jaxfed: clients: wanted") and "client id, 7 (" in line
 
 
 def test_many_clients_of_another_scale_are_counted():

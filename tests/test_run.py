@@ -455,3 +455,17 @@ def test_compiled_programs_are_kept_where_one_says(tmp_path, monkeypatch):
             jf.enable_compilation_cache(tmp_path / "file")
     finally:
         jax.config.update("jax_compilation_cache_dir", set_before)
+
+
+@pytest.mark.parametrize("transformation", ["vmap", "jit", "grad"])
+def test_within_a_transformation_fit_says_what_to_use(transformation):
+    clients = jf.Clients.from_samples(np.ones((3, 4, 5), np.float32))
+
+    def fitted(decay):
+        algorithm = jf.pca.PerPCA(1, 1, decay=decay)
+        solution = jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0))
+        return solution.history["objective"][-1]
+
+    given = jnp.asarray([0.5, 0.7]) if transformation == "vmap" else 0.5
+    with pytest.raises(ValueError, match=r"^fit: wanted .* use rollout within jit, vmap and grad"):
+        getattr(jax, transformation)(fitted)(given)

@@ -4,9 +4,14 @@ import argparse
 import contextlib
 import importlib
 import logging
+import os
+import signal
 import sys
-from collections.abc import Container, Sequence
+import threading
+import warnings
+from collections.abc import Container, Iterator, Sequence
 from importlib import metadata
+from typing import Any
 
 from jaxfed.cli._config import add_config, with_config
 
@@ -35,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of the process by default.
 
     Returns:
-        The exit status: 0, 2 for what the user can put right (told in one line), or 130 after an
-        interruption.
+        The exit status: 0, 2 for what the user can put right (told in one line), 130 after an
+        interruption (SIGINT), or 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Orbax tells of every checkpoint that an interruption left incomplete, which it passes over,
@@ -51,13 +56,65 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             with contextlib.suppress(OSError, RuntimeError):  # no home, no room: only slower
                 enable_compilation_cache()
-        return parsed.run(parsed)
+        with _interruptible(), _plain_warnings():
+            return parsed.run(parsed)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        print(f"jaxfed: {' '.join(str(error).split())}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # the system's own
+            text = f"{error.filename}: {error.strerror}"
+        print(f"jaxfed: {' '.join(text.split())}", file=sys.stderr)
         return 2
+    except _Terminated:
+        print("jaxfed: terminated", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("jaxfed: interrupted", file=sys.stderr)
         return 130
+
+
+class _Terminated(KeyboardInterrupt):
+    """What SIGTERM raises."""
+
+    number = signal.SIGTERM
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end a command as SIGINT does, wherever in it they arrive."""
+    others = sys.unraisablehook
+
+    def again(swallowed: Any) -> None:
+        """Send a signal once more that fell into the collection of garbage, which goes on."""
+        if not issubclass(swallowed.exc_type, KeyboardInterrupt):
+            return others(swallowed)
+        number = getattr(swallowed.exc_value, "number", signal.SIGINT)
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # somebody else sees to signals
+        return
+    sys.unraisablehook = again
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.unraisablehook = others
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print a warning as an error is printed, in one line and without the code it comes from."""
+    others = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"jaxfed: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = others
 
 
 def parser_of(wanted: Container[str]) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from jaxfed.core.checks import (
     is_whole,
     refuse,
 )
-from jaxfed.core.client_checks import check_ids
+from jaxfed.core.client_checks import check_ids, is_explicit
 from jaxfed.core.clients import Clients
 from jaxfed.core.contract import is_number
 from jaxfed.core.loop import prepare
@@ -94,10 +94,36 @@ def problem_of(
                 f"warm_start: its local part is for {leaf.shape[0]} clients, "
                 f"there are {len(clients.ids)}"
             )
+    _check_axes(clients=clients, warm_start=start)
     algorithm.check(clients, start)
     _check_processes(problem, start)
     check_together(problem, start, int(rounds))
     return problem, start
+
+
+def _check_axes(**given: PyTree) -> None:
+    """Refuse arrays on explicit axes of a mesh, with which most operations do not go together."""
+    for name, tree in given.items():
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, jax.Array) and is_explicit(leaf):
+                raise ValueError(
+                    f"{name}: wanted arrays on meshes of automatic axes, got "
+                    f"{jax.typeof(leaf)}; make clients by Clients.from_samples outside of jit, "
+                    "or the mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
+                )
+
+
+def check_host_alone(*given: PyTree) -> None:
+    """Refuse to run from the host where values are not known.
+
+    Raises:
+        ValueError: if anything is traced.
+    """
+    if is_traced() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
+        raise ValueError(
+            "fit: wanted arguments with values, since it runs from the host, got traced ones; "
+            "use rollout within jit, vmap and grad"
+        )
 
 
 def _check_layout(clients: Clients, mapped: backend.Backend) -> None:

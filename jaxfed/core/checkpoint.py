@@ -4,11 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,12 @@ from jaxtyping import PyTree
 from jaxfed._names import caller
 from jaxfed._optional import require
 from jaxfed.core.checks import check_count, checked_path
-from jaxfed.core.files import reason
+from jaxfed.core.files import reason, uninterrupted
 from jaxfed.core.processes import exchanged, is_here, spans
 from jaxfed.core.source import identified
+
+# What tells a run from another: by argument, how it reads and a digest of all that it is.
+Identity = Mapping[str, list[str]]
 
 
 class CheckpointError(ValueError):
@@ -51,7 +53,7 @@ class Checkpoint:
         self.path, self.every, self.keep = checked_path("path", path).resolve(), every, keep
 
     def save(
-        self, identity: Mapping[str, str], rounds: int, kept: PyTree, history: Mapping[str, Any]
+        self, identity: Identity, rounds: int, kept: PyTree, history: Mapping[str, Any]
     ) -> None:
         """Write what a run keeps and its history so far; complete or not at all.
 
@@ -66,8 +68,8 @@ class Checkpoint:
             OSError: if it cannot be written, as on a full disk. What was saved before stays.
         """
         ocp = require("orbax.checkpoint", extra="checkpoint")
-        described = np.frombuffer(json.dumps(identity).encode(), np.uint8)
-        tree = {"identity": described, "kept": _numbered(kept), "history": dict(history)}
+        tree = ocp.args.StandardSave({"kept": _numbered(kept), "history": dict(history)})
+        parts = ocp.args.Composite(identity=ocp.args.JsonSave(dict(identity)), tree=tree)
         steps: list[int] = []
         try:
             with self._manager(together=spans(kept)) as manager:
@@ -75,7 +77,7 @@ class Checkpoint:
                 if rounds in steps:  # a damaged one, which restoring has passed over
                     manager.delete(rounds)
                     steps.remove(rounds)
-                saved = manager.save(rounds, args=ocp.args.StandardSave(tree), force=True)
+                saved = manager.save(rounds, args=parts, force=True)
                 manager.wait_until_finished()
         except Exception as error:  # of every kind, by the layer that could not write
             for part in (self.path / "rounds").glob(f"{rounds}.*-tmp*"):
@@ -92,7 +94,7 @@ class Checkpoint:
             )
 
     def restore(
-        self, identity: Mapping[str, str], like: PyTree
+        self, identity: Identity, like: PyTree, extends: Callable[[int, int], bool] | None = None
     ) -> tuple[PyTree, dict[str, np.ndarray]] | None:
         """What the newest checkpoint keeps, and its history; None where nothing was saved yet.
 
@@ -102,6 +104,8 @@ class Checkpoint:
         Args:
             identity: what tells this run from another.
             like: the shapes and types of what is kept, and on which devices it goes.
+            extends: whether this run goes on from another one's round, if they differ in nothing
+                but how many rounds they have: `(rounds of the other, the round)`.
 
         Raises:
             ValueError: if what was saved belongs to another run (the message names what differs),
@@ -113,53 +117,82 @@ class Checkpoint:
         with self._manager() as manager:
             steps = told(sorted(manager.all_steps(), reverse=True))[0]
             for step in steps:
-                saved, stored, history, wrong = {}, {}, {}, None
-                try:
-                    tree = manager.restore(step, args=ocp.args.StandardRestore())
-                    saved = json.loads(np.asarray(tree["identity"]).tobytes())
-                    stored = {
-                        name: leaf if spans(leaf) else np.asarray(leaf)
-                        for name, leaf in tree["kept"].items()
-                    }
-                    history = {name: np.asarray(x) for name, x in tree["history"].items()}
-                except Exception as error:
-                    wrong = type(error).__name__
-                if found := [each for each in told(wrong) if each is not None]:
-                    warnings.warn(
-                        f"checkpoint {self.path}: round {step} is damaged and passed over "
-                        f"({found[0]})",
-                        stacklevel=caller(),
-                    )
+                saved = self._read(manager, step, "identity", ocp.args.JsonRestore(), told)
+                if saved is None:
                     continue
-                self._check_identity(saved, identity)
-                return self._placed(stored, like), history
+                # First, since one process cannot read what several have saved.
+                self._check_identity(saved, identity, step, extends)
+                tree = self._read(manager, step, "tree", ocp.args.StandardRestore(), told)
+                if tree is not None:
+                    history = {name: np.asarray(values) for name, values in tree["history"].items()}
+                    return self._placed(tree["kept"], like), history
         if steps:
             raise CheckpointError(
-                f"checkpoint {self.path}: wanted one that can be read, got damage only"
+                f"checkpoint {self.path}: wanted one that can be read, got damage, or what "
+                "another version of jaxfed has saved"
             )
         return None
 
-    def _check_identity(self, saved: Mapping[str, str], identity: Mapping[str, str]) -> None:
-        for name, value in identity.items():
-            if saved.get(name) != value:
-                raise CheckpointError(
-                    f"checkpoint {self.path}: belongs to another run; its {name} is "
-                    f"{saved.get(name)}, this run's is {value}"
-                )
+    def _read(self, manager: Any, step: int, part: str, how: Any, told: Callable) -> Any:
+        """A part of what a round saved; None, with a warning, if a process finds it damaged."""
+        ocp = require("orbax.checkpoint", extra="checkpoint")
+        found, wrong = None, None
+        try:
+            found = manager.restore(step, args=ocp.args.Composite(**{part: how}))[part]
+        except Exception as error:
+            wrong = type(error).__name__
+        if damage := [each for each in told(wrong) if each is not None]:
+            warnings.warn(
+                f"checkpoint {self.path}: round {step} is damaged and passed over ({damage[0]})",
+                stacklevel=caller(),
+            )
+            return None
+        return found
+
+    def _check_identity(
+        self,
+        saved: Identity,
+        identity: Identity,
+        step: int,
+        extends: Callable[[int, int], bool] | None,
+    ) -> None:
+        differ = [name for name, value in identity.items() if saved.get(name) != value]
+        if differ == ["rounds"] and extends and extends(int(saved["rounds"][0]), step):
+            return
+        there, here = ({k: text for k, (text, _) in each.items()} for each in (saved, identity))
+        if "processes" in differ:
+            raise CheckpointError(
+                f"checkpoint {self.path}: wanted a run over as many processes as saved it, "
+                f"{there['processes']}, got one over {here['processes']}"
+            )
+        if differ:
+            told = [
+                f"{name} was {there[name]} and is {here[name]}"
+                if there[name] != here[name]
+                else f"{name} has other values"
+                for name in differ
+                if name != "computation"  # which follows from other arguments, if these differ
+            ] or ["computation differs, by a function such as metrics or by a version"]
+            raise CheckpointError(
+                f"checkpoint {self.path}: belongs to another run: {'; '.join(told)}"
+            )
 
     def _placed(self, stored: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
         """The stored arrays in this run's structure and on its devices, not on the saved ones."""
-        leaves, structure = jax.tree.flatten(like)
-        placed = [
-            jax.device_put(jnp.asarray(stored[name], leaf.dtype), leaf.sharding)
-            if isinstance(leaf, jax.Array)
-            else np.asarray(stored[name], leaf.dtype)
-            for name, leaf in zip(_numbered(like), leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, placed)
 
-    def _manager(self, *, together: bool = False):
-        """Orbax's manager, for all processes together or this one by itself."""
+        def place(leaf: Any, found: Any) -> Any:
+            found = found if spans(found) else np.asarray(found)
+            if isinstance(leaf, jax.Array):
+                return jax.device_put(jnp.asarray(found, leaf.dtype), leaf.sharding)
+            return np.asarray(found, leaf.dtype)
+
+        leaves, structure = jax.tree.flatten(like)
+        numbered = zip(_numbered(like), leaves, strict=True)
+        return jax.tree.unflatten(structure, [place(leaf, stored[name]) for name, leaf in numbered])
+
+    @contextlib.contextmanager
+    def _manager(self, *, together: bool = False) -> Iterator[Any]:
+        """Orbax's manager, for all processes together or this one by itself; not interrupted."""
         ocp = require("orbax.checkpoint", extra="checkpoint")
         folder, among = self.path / "rounds", {}
         if jax.process_count() > 1 and not together:
@@ -171,7 +204,8 @@ class Checkpoint:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self.keep, create=not among, enable_async_checkpointing=False, **among
         )
-        return ocp.CheckpointManager(folder, options=options)
+        with uninterrupted(), ocp.CheckpointManager(folder, options=options) as manager:
+            yield manager
 
 
 def discard(path: Path) -> None:
@@ -184,8 +218,9 @@ def discard(path: Path) -> None:
 
 
 def fingerprint(
-    algorithm: Any, clients: Any, lowered: Any, *, key: Any, start: Any, **arguments: Any
-) -> dict[str, str]:
+    algorithm: Any, clients: Any, lowered: Any, *, key: Any, start: Any, rounds: int,
+    processes: int, **arguments: Any,
+) -> Identity:  # fmt: skip
     """What tells one run from another: everything that its numbers depend on.
 
     Args:
@@ -194,25 +229,30 @@ def fingerprint(
         lowered: a chunk of rounds, `jax.jit(...).lower(...)`: the bodies of all functions.
         key: the random key.
         start: the warm start.
+        rounds: how many there are.
+        processes: over how many processes it is spread.
         **arguments: the others, by name.
     """
     clients = identified(clients)
+    computation = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
     return {
-        "algorithm": f"{_described(algorithm)} {digest_of(algorithm)}",
-        "clients": f"{len(clients)} clients {digest_of(clients)}",
-        "key": digest_of(key),
-        "warm_start": digest_of(start),
-        **{name: f"{_described(value)} {digest_of(value)}" for name, value in arguments.items()},
-        "computation": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16],
+        "processes": [str(processes), ""],
+        "rounds": [str(rounds), ""],
+        "algorithm": _known(algorithm),
+        "clients": [f"{len(clients)} clients", digest_of(clients)],
+        "key": ["", digest_of(key)],
+        "warm_start": ["none" if start is None else "some", digest_of(start)],
+        **{name: _known(value) for name, value in arguments.items()},
+        "computation": ["", computation],
     }
 
 
-def _described(value: Any) -> str:
-    """In one line, with the values of its hyperparameters and of what its functions carry along."""
+def _known(value: Any) -> list[str]:
+    """How a value reads, its hyperparameters with it, and a digest of all that it carries along."""
     text = " ".join(eqx.tree_pformat(value, short_arrays=False).split())
     text = re.sub(r" at 0x[0-9a-f]+", "", text)  # where a function lies differs between processes
-    carried = hashlib.sha256(" ".join(_carried(value, set())).encode())
-    return f"{text} {carried.hexdigest()[:16]}"
+    known = " ".join([text, *_carried(value, set()), digest_of(value)])
+    return [text[:200], hashlib.sha256(known.encode()).hexdigest()[:16]]
 
 
 def _carried(value: Any, seen: set[int]) -> Iterator[str]:
@@ -255,7 +295,8 @@ def digest_of(tree: PyTree) -> str:
             for shard in leaf.addressable_shards:
                 digest.update(f"{shard.index}".encode() + np.asarray(shard.data).tobytes())
         elif isinstance(leaf, jax.Array | np.ndarray | float | int):
-            digest.update(np.asarray(leaf).tobytes())
+            leaf = np.asarray(leaf)
+            digest.update(f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes())
     if not everywhere:
         # Of what lies across processes, each knows its own; all of them ask.
         digest = hashlib.sha256(" ".join(exchanged(digest.hexdigest())).encode())

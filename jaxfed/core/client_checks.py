@@ -1,12 +1,13 @@
 """What clients are made of, refused where it is nothing to compute with."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed.core.checks import checked_weights, host_array, is_real, is_whole, refuse
@@ -109,7 +110,21 @@ def checked_array(array: ArrayLike, name: str, *, half: bool = False) -> Array:
         if not finite.all():
             where = tuple(int(index) for index in np.argwhere(~finite)[0])
             raise ValueError(f"{name}: NaN or infinite value at index {where}")
+        if isinstance(array, jax.Array) and is_explicit(array):
+            lies = cast(NamedSharding, array.sharding)
+            mesh = automatic(cast(Mesh, lies.mesh))
+            array = jax.device_put(array, NamedSharding(mesh, lies.spec))
     return jnp.asarray(array)
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same mesh, with the compiler to say what lies where within a program."""
+    return Mesh(mesh.devices, mesh.axis_names)  # whose axes are automatic by default
+
+
+def is_explicit(array: Array) -> bool:
+    """Whether JAX follows an axis of a mesh through every operation on the array."""
+    return any(axis is not None for axis in jax.typeof(array).sharding.spec)
 
 
 def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: str) -> None:

@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,6 +43,27 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         raise OSError(f"{path}: cannot be written ({reason(error)})") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off SIGINT, and SIGTERM where it has a handler, until what is done here is complete.
+
+    Libraries that write in threads and event loops of their own do not end well in the middle.
+    """
+    handlers, arrived = {}, []
+    try:
+        if threading.current_thread() is threading.main_thread():  # which alone has handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(handler := signal.getsignal(number)):
+                    handlers[number] = handler
+                    signal.signal(number, lambda number, _: arrived.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def reason(error: Exception) -> str:

@@ -14,9 +14,17 @@ from jaxfed._optional import require
 from jaxfed.core import adjoint, apart, backend, channel, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
 from jaxfed.core.apart import Compiled
-from jaxfed.core.arguments import LOSSLESS, UNROLLED, VMAP, check_host, check_loop, problem_of
+from jaxfed.core.arguments import (
+    LOSSLESS,
+    UNROLLED,
+    VMAP,
+    check_host,
+    check_host_alone,
+    check_loop,
+    problem_of,
+)
 from jaxfed.core.callbacks import Best, Callback, better, initial, updated
-from jaxfed.core.checkpoint import Checkpoint, fingerprint
+from jaxfed.core.checkpoint import Checkpoint, digest_of, fingerprint
 from jaxfed.core.clients import Clients
 from jaxfed.core.compiling import compiler_options
 from jaxfed.core.energies import energies, warn_of_large
@@ -127,7 +135,8 @@ def fit(
         metrics_every: evaluate `metrics` every so many rounds.
         progress: show a progress bar with the objective.
         checkpoint: where and how often to save; a run with the same arguments resumes from it,
-            bit for bit.
+            bit for bit. One that has ended computes nothing more; with more `rounds` it goes on,
+            where its rounds were those of a run that is given as many at once.
         callbacks: called after each chunk: a `Callback`, or a function of the solution so far
             that keeps nothing. True stops the run.
         best: name of an entry of the history, smaller is better: return the solution at the end
@@ -141,7 +150,7 @@ def fit(
 
     Raises:
         ValueError: for arguments that do not fit together, before anything is computed, and for
-            a checkpoint that belongs to another run.
+            a checkpoint that belongs to another run, or for traced arguments.
         DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
             clients and the solution of the round before; a `FloatingPointError`.
         ImportError: if a progress bar or checkpoints are asked for and their packages are
@@ -152,6 +161,7 @@ def fit(
         jaxfed.EnergyWarning: if the algorithm weights clients by the energy of their samples, and
             some clients' energy is more than ten times the median client's.
     """
+    check_host_alone(algorithm, clients, key, warm_start, channel, participation, tol)
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
@@ -178,16 +188,19 @@ def fit(
     # Of a run that is spread over processes, one speaks for all.
     several = problem.backend.processes > 1 and jax.process_count() > 1
     quiet = several and jax.process_index() != 0
-    problem, state, costs = compiled.prepare(problem, start, rounds)
+    given = problem
+    problem, state, costs = compiled.prepare(given, start, rounds)
     costs = jax.tree.map(np.asarray, costs)
-    run = _Run(state, tuple(initial(callback) for callback in callbacks), None)
+    first = tuple(initial(callback) for callback in callbacks)
+    run = _Run(state, first, None, np.zeros((), bool))
     pieces: list[dict[str, np.ndarray]] = []
     identity = None
     if checkpoint is not None:
         step = compiled if isinstance(compiled, Streamed) else jax.jit(advance)
         lowered = step.lower(problem, state, tol, options)
         identity = fingerprint(
-            algorithm, clients, lowered, rounds=rounds, key=key, start=start, channel=channel,
+            algorithm, clients, lowered, key=key, start=start, rounds=rounds,
+            processes=jax.process_count() if several else 1, channel=channel,
             participation=participation, backend=backend, tol=tol, chunk_rounds=chunk_rounds,
             metrics_every=metrics_every, best=best,
             callbacks=[callback for callback in callbacks if isinstance(callback, Callback)],
@@ -195,22 +208,37 @@ def fit(
         if several:
             identity = exchanged(identity)[0]
         like = replace(run, best=None if best is None else Best(np.full((), np.inf), state))
-        if (saved := checkpoint.restore(identity, like)) is not None:
+        begun = problem, state
+
+        def extends(fewer: int, done: int) -> bool:
+            """Whether a run of so many rounds went like this one up to there, bit for bit."""
+            shorter = done == fewer and done % chunk_rounds and done % checkpoint.every
+            if fewer > rounds or shorter:  # than here, its last chunk
+                return False
+            # Some algorithms prepare their data by how many rounds there are.
+            same = compiled.prepare(given, start, fewer)[:2]
+            return digest_of(same) == digest_of(begun)
+
+        if (saved := checkpoint.restore(identity, like, extends)) is not None:
             run, history = saved
             pieces.append(history)
 
-    def solution_at(state: State, stopped: bool = False) -> Solution:
+    def solution_at(state: State) -> Solution:
         number = int(state.round)
         history = {k: np.concatenate([piece[k] for piece in pieces])[:number] for k in pieces[0]}
         history = with_bits(history, costs, problem.size, np)
         solution = compiled.finish(problem, state, costs, history, tol)
-        return _with_earlier(warm_start, _on_host(solution, done, stopped))
+        return _with_earlier(warm_start, _on_host(solution, done, bool(run.stopped)))
 
-    stopped, done = False, int(run.state.round)
+    def ended() -> bool:
+        met = tol is not None and bool(run.state.measure <= tol)
+        return done >= rounds or bool(run.stopped) or met
+
+    done = int(run.state.round)
     bar = _bar(rounds) if progress and not quiet else None
     if bar is not None:
         bar.update(done)
-    while done < rounds and not stopped and not (tol is not None and run.state.measure <= tol):
+    while not ended():
         length = min(chunk_rounds - done % chunk_rounds, rounds - done)
         if checkpoint is not None:
             length = min(length, checkpoint.every - done % checkpoint.every)
@@ -239,18 +267,19 @@ def fit(
             updates = [
                 updated(*pair, solution) for pair in zip(callbacks, run.callbacks, strict=True)
             ]
-            run = replace(run, callbacks=tuple(state for state, _ in updates))
             stopped = any(stop for _, stop in updates)
             if several:
                 stopped = any(exchanged(stopped))
-        if checkpoint is not None and identity is not None:
-            ended = done >= rounds or stopped or (tol is not None and state.measure <= tol)
-            if ended or done % checkpoint.every == 0:
-                history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
-                checkpoint.save(identity, done, run, history)
+            kept = tuple(state for state, _ in updates)
+            run = replace(run, callbacks=kept, stopped=np.asarray(stopped))
+        if checkpoint is None or identity is None:
+            continue
+        if ended() or done % checkpoint.every == 0:
+            history = {k: np.concatenate([piece[k] for piece in pieces]) for k in pieces[0]}
+            checkpoint.save(identity, done, run, history)
     if bar is not None:
         bar.close()
-    return solution_at(run.state if run.best is None else run.best.state, stopped)
+    return solution_at(run.state if run.best is None else run.best.state)
 
 
 class _Run(eqx.Module):
@@ -259,6 +288,7 @@ class _Run(eqx.Module):
     state: State
     callbacks: tuple[PyTree, ...]
     best: Best | None
+    stopped: np.ndarray  # whether a callback has stopped it
 
 
 def _diverged(piece: Mapping[str, Any], place: int, solution: Solution, throw: bool) -> Solution:

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from jaxfed.core.backend.base import AXIS, Backend, Device, Work
 from jaxfed.core.backend.here import vmap
 from jaxfed.core.checks import check_instance, check_name, is_list, is_whole, refuse, shown
+from jaxfed.core.client_checks import automatic
 from jaxfed.core.reduction import over_devices
 
 
@@ -125,6 +126,7 @@ def shard(
     """
     if not isinstance(mesh, Mesh):
         mesh = Mesh(np.asarray(_devices("mesh", mesh, jax.devices())), (AXIS,))
+    mesh = automatic(mesh)
     if axis is None:
         if len(mesh.axis_names) != 1:
             raise ValueError(
