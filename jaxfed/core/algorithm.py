@@ -158,12 +158,12 @@ class Algorithm(eqx.Module):
         """
         return False
 
-    def remarks(self, result: Personalized) -> tuple[str, ...]:
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """What a reader of this result should know, in sentences; nothing by default.
 
         Called on the host, with the arrays of a run that is over.
         """
-        del result
+        del result, history
         return ()
 
 

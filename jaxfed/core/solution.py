@@ -84,7 +84,7 @@ class Solution(eqx.Module):
         found = ()
         if run.status == "round_limit":
             found = still_falling(np.asarray(run.history.get("objective", ()), float))
-        return (*found, *self.algorithm.remarks(self.result))
+        return (*found, *self.algorithm.remarks(self.result, run.history))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result and the history to a file, which `jaxfed.load` reads.

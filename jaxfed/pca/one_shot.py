@@ -235,6 +235,7 @@ class OneShot(OneExchange):
         """The variance that the components leave."""
         return uncaptured(data, captured(data, downlink) + captured(data, local))
 
-    def remarks(self, result):
+    def remarks(self, result, history):
         """Whether the local components are common to all clients."""
+        del history
         return common_local(result)

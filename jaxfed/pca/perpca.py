@@ -300,8 +300,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
         """Yes: the objective is a mean of second moments."""
         return True
 
-    def remarks(self, result):
+    def remarks(self, result, history):
         """Whether the local components are common to all clients."""
+        del history
         return common_local(result)
 
     def through(self) -> Algorithm:

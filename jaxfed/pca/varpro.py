@@ -15,11 +15,13 @@ projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A fe
 optimization with orthogonality constraints, Algorithm 1 and equation 18.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
@@ -193,8 +195,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough):
         """Yes: the objective is a mean of second moments."""
         return True
 
-    def remarks(self, result: Personalized) -> tuple[str, ...]:
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """Whether the local components are common to all clients."""
+        del history
         return common_local(result)
 
     def through(self) -> Algorithm:
