@@ -53,7 +53,7 @@ def personalized_projection(
         samples: as many of every client, `(clients, samples, features)`.
         rounds: of the solve; at most so many with `tol`.
         key: random key.
-        start: an earlier result to start from.
+        start: an earlier result to start from, in any precision.
         tol: ends the solve, as in `rollout`.
         adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
 
@@ -66,7 +66,7 @@ def personalized_projection(
     """
     clients = _clients(samples)
     samples = clients.data.values
-    _check_start(start)
+    start = _start(start, samples)
     result = rollout(
         algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol,
         adjoint=implicit() if adjoint is None else adjoint,
@@ -96,7 +96,7 @@ def common_projection(
         views: dense views, `jaxfed.gcca.Views.from_arrays`, whose features may be traced.
         rounds: of the solve; at most so many with `tol`.
         key: random key.
-        start: an earlier result to start from.
+        start: an earlier result to start from, in any precision.
         tol: ends the solve, as in `rollout`.
         adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
 
@@ -107,7 +107,7 @@ def common_projection(
         ValueError: as `rollout` does.
     """
     _check_views(views)
-    _check_start(start)
+    start = _start(start, views.data.values)
     result = rollout(
         algorithm, views, rounds=rounds, key=key, warm_start=start, tol=tol,
         adjoint=implicit() if adjoint is None else adjoint,
@@ -120,6 +120,7 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
 
     `layer, state = eqx.nn.make_with_state(PersonalizedProjection)(algorithm, samples, ...)`, then
     `projected, state = layer(samples, state)`. The algorithm's numbers are parameters of the layer.
+    A call computes in the precision of its samples; the state keeps its own.
     """
 
     algorithm: Algorithm
@@ -162,7 +163,7 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
             self.algorithm, samples, rounds=self.rounds, key=self.key, tol=self.tol,
             start=state.get(self.last), adjoint=self.adjoint,
         )  # fmt: skip
-        return projected, state.set(self.last, jax.lax.stop_gradient(result))
+        return projected, state.set(self.last, _remembered(result, state.get(self.last)))
 
 
 class CommonRepresentation(eqx.nn.StatefulLayer):
@@ -170,6 +171,7 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
 
     `layer, state = eqx.nn.make_with_state(CommonRepresentation)(algorithm, views, ...)`, then
     `projected, state = layer(views, state)`. The algorithm's numbers are parameters of the layer.
+    A call computes in the precision of its views; the state keeps its own.
     """
 
     algorithm: Algorithm
@@ -215,7 +217,7 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
             self.algorithm, views, rounds=self.rounds, key=self.key, tol=self.tol,
             start=state.get(self.last), adjoint=self.adjoint,
         )  # fmt: skip
-        return projected, state.set(self.last, jax.lax.stop_gradient(result))
+        return projected, state.set(self.last, _remembered(result, state.get(self.last)))
 
 
 def _clients(samples: Samples) -> Clients:
@@ -232,9 +234,18 @@ def _check_views(views: Clients) -> None:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
 
 
-def _check_start(start: Personalized | None) -> None:
-    if start is not None:
-        check_instance("start", start, Personalized, "an earlier result or None")
+def _start(start: Personalized | None, data: Array) -> Personalized | None:
+    """The start in the precision of the data."""
+    if start is None:
+        return None
+    check_instance("start", start, Personalized, "an earlier result or None")
+    dtype = jnp.promote_types(data.dtype, jnp.float32)
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, start)
+
+
+def _remembered(result: Personalized, before: Personalized) -> Personalized:
+    """The result for the next call, in the precision that the state has."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), jax.lax.stop_gradient(result), before)
 
 
 def _adjoint(adjoint: Adjoint | None) -> Adjoint:
