@@ -34,6 +34,7 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.run import fit, rollout
 
 Samples = Float[Array, "clients samples features"]
+MOST = 100  # times a call's rounds, that a layer's first solve may take
 
 
 def personalized_projection(
@@ -140,12 +141,13 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer, by a first solve.
+        """Set up the layer, by a first solve that goes on until it has converged.
 
         Args:
             algorithm: as in `personalized_projection`.
             samples: of all clients, to start from, `(clients, samples, features)`.
-            rounds: of each solve; at most so many with `tol`.
+            rounds: of each later solve, from the last solution; at most so many with `tol`. The
+                first one takes up to a hundred times as many.
             key: random key.
             tol: ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
@@ -191,12 +193,13 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer, by a first solve.
+        """Set up the layer, by a first solve that goes on until it has converged.
 
         Args:
             algorithm: as in `common_projection`.
             views: dense views to start from.
-            rounds: of each solve; at most so many with `tol`.
+            rounds: of each later solve, from the last solution; at most so many with `tol`. The
+                first one takes up to a hundred times as many.
             key: random key.
             tol: ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
@@ -258,5 +261,21 @@ def _adjoint(adjoint: Adjoint | None) -> Adjoint:
 def _first(
     algorithm: Algorithm, clients: Clients, rounds: int, key: Key[Array, ""], tol: float | None
 ) -> Personalized:
-    """The solution that the first call starts from."""
-    return jax.lax.stop_gradient(fit(algorithm, clients, rounds=rounds, key=key, tol=tol).result)
+    """The solution that the first call starts from, until as many rounds no longer move it."""
+    last = []
+
+    def settled(solution):
+        shared, local = solution.result
+        basis = local if shared is None else shared
+        last.append(basis)
+        if len(last) == 1:
+            return False
+        before = last.pop(0)
+        moved = basis - before @ (jnp.swapaxes(before, -1, -2) @ basis)
+        return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
+
+    solution = fit(
+        algorithm, clients, rounds=MOST * rounds, chunk_rounds=rounds, key=key, tol=tol,
+        callbacks=[settled],
+    )  # fmt: skip
+    return jax.lax.stop_gradient(solution.result)

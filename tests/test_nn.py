@@ -21,9 +21,9 @@ def samples():
     return values
 
 
-def error(scale, layer, state):
+def error(scale, layer, state, values=None):
     """How badly scaled samples are told by their components."""
-    scaled = samples() * scale
+    scaled = (samples() if values is None else values) * scale
     projected, state = layer(scaled, state)
     return ((scaled - projected) ** 2).mean(), state
 
@@ -75,6 +75,18 @@ def test_what_is_trained_of_a_layer_and_what_is_returned(key):
         chex.assert_trees_all_equal_shapes_and_dtypes(state.get(layer.last), kept)
         found.append(projected)
     np.testing.assert_allclose(*found, atol=1e-4)
+
+
+def test_a_layer_begins_at_a_solution_however_few_the_rounds_of_a_call(key):
+    """A hundred rounds from the start alone would end far from it."""
+    values = jax.random.normal(key, (3, 20, 4)) * jnp.array([5.0, 4.0, 2.0, 1.0])
+    layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
+        jf.pca.PerPCA(1, 1), values, rounds=100, key=jax.random.key(1)
+    )
+    slope, _ = jax.jit(jax.grad(lambda scale: error(scale, layer, state, values), has_aux=True))(
+        jnp.ones(4)
+    )
+    assert jnp.isfinite(slope).all() and jnp.abs(slope).max() > 1e-3
 
 
 @pytest.mark.slow
