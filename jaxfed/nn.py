@@ -35,6 +35,7 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.run import fit, rollout
 
 Samples = Float[Array, "clients samples features"]
+MOST = 100  # times a call's rounds, that a layer's first solve may take
 
 
 def personalized_projection(
@@ -54,7 +55,7 @@ def personalized_projection(
         samples: as many of every client, `(clients, samples, features)`.
         rounds: of the solve; at most so many with `tol`.
         key: random key.
-        start: an earlier result to start from.
+        start: an earlier result to start from, in any precision.
         tol: ends the solve, as in `rollout`.
         adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
 
@@ -67,7 +68,7 @@ def personalized_projection(
     """
     clients = _clients(samples)
     samples = clients.data.values
-    _check_start(start)
+    start = _start(start, samples)
     result = rollout(
         algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol,
         adjoint=implicit() if adjoint is None else adjoint,
@@ -97,7 +98,7 @@ def common_projection(
         views: dense views, `jaxfed.gcca.Views.from_arrays`, whose features may be traced.
         rounds: of the solve; at most so many with `tol`.
         key: random key.
-        start: an earlier result to start from.
+        start: an earlier result to start from, in any precision.
         tol: ends the solve, as in `rollout`.
         adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
 
@@ -108,7 +109,7 @@ def common_projection(
         ValueError: as `rollout` does.
     """
     _check_views(views)
-    _check_start(start)
+    start = _start(start, views.data.values)
     result = rollout(
         algorithm, views, rounds=rounds, key=key, warm_start=start, tol=tol,
         adjoint=implicit() if adjoint is None else adjoint,
@@ -121,6 +122,7 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
 
     `layer, state = eqx.nn.make_with_state(PersonalizedProjection)(algorithm, samples, ...)`, then
     `projected, state = layer(samples, state)`. The algorithm's numbers are parameters of the layer.
+    A call computes in the precision of its samples; the state keeps its own.
     """
 
     algorithm: Algorithm
@@ -140,12 +142,13 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer, by a first solve.
+        """Set up the layer, by a first solve that goes on until it has converged.
 
         Args:
             algorithm: as in `personalized_projection`.
             samples: of all clients, to start from, `(clients, samples, features)`.
-            rounds: of each solve; at most so many with `tol`.
+            rounds: of each later solve, from the last solution; at most so many with `tol`. The
+                first one takes up to a hundred times as many.
             key: random key.
             tol: ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
@@ -163,7 +166,7 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
             self.algorithm, samples, rounds=self.rounds, key=self.key, tol=self.tol,
             start=state.get(self.last), adjoint=self.adjoint,
         )  # fmt: skip
-        return projected, state.set(self.last, jax.lax.stop_gradient(result))
+        return projected, state.set(self.last, _remembered(result, state.get(self.last)))
 
 
 class CommonRepresentation(eqx.nn.StatefulLayer):
@@ -171,6 +174,7 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
 
     `layer, state = eqx.nn.make_with_state(CommonRepresentation)(algorithm, views, ...)`, then
     `projected, state = layer(views, state)`. The algorithm's numbers are parameters of the layer.
+    A call computes in the precision of its views; the state keeps its own.
     """
 
     algorithm: Algorithm
@@ -190,12 +194,13 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer, by a first solve.
+        """Set up the layer, by a first solve that goes on until it has converged.
 
         Args:
             algorithm: as in `common_projection`.
             views: dense views to start from.
-            rounds: of each solve; at most so many with `tol`.
+            rounds: of each later solve, from the last solution; at most so many with `tol`. The
+                first one takes up to a hundred times as many.
             key: random key.
             tol: ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
@@ -216,7 +221,7 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
             self.algorithm, views, rounds=self.rounds, key=self.key, tol=self.tol,
             start=state.get(self.last), adjoint=self.adjoint,
         )  # fmt: skip
-        return projected, state.set(self.last, jax.lax.stop_gradient(result))
+        return projected, state.set(self.last, _remembered(result, state.get(self.last)))
 
 
 def _clients(samples: Samples) -> Clients:
@@ -233,9 +238,18 @@ def _check_views(views: Clients) -> None:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
 
 
-def _check_start(start: Personalized | None) -> None:
-    if start is not None:
-        check_instance("start", start, Personalized, "an earlier result or None")
+def _start(start: Personalized | None, data: Array) -> Personalized | None:
+    """The start in the precision of the data."""
+    if start is None:
+        return None
+    check_instance("start", start, Personalized, "an earlier result or None")
+    dtype = jnp.promote_types(data.dtype, jnp.float32)
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, start)
+
+
+def _remembered(result: Personalized, before: Personalized) -> Personalized:
+    """The result for the next call, in the precision that the state has."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), jax.lax.stop_gradient(result), before)
 
 
 def _adjoint(adjoint: Adjoint | None) -> Adjoint:
@@ -248,8 +262,24 @@ def _adjoint(adjoint: Adjoint | None) -> Adjoint:
 def _first(
     algorithm: Algorithm, clients: Clients, rounds: int, key: Key[Array, ""], tol: float | None
 ) -> Personalized:
-    """The solution that the first call starts from."""
-    return jax.lax.stop_gradient(fit(algorithm, clients, rounds=rounds, key=key, tol=tol).result)
+    """The solution that the first call starts from, until as many rounds no longer move it."""
+    last = []
+
+    def settled(solution):
+        shared, local = solution.result
+        basis = local if shared is None else shared
+        last.append(basis)
+        if len(last) == 1:
+            return False
+        before = last.pop(0)
+        moved = basis - before @ (jnp.swapaxes(before, -1, -2) @ basis)
+        return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
+
+    solution = fit(
+        algorithm, clients, rounds=MOST * rounds, chunk_rounds=rounds, key=key, tol=tol,
+        callbacks=[settled],
+    )  # fmt: skip
+    return jax.lax.stop_gradient(solution.result)
 
 
 __dir__ = _names.public_names(__name__)

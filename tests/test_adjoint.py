@@ -163,6 +163,17 @@ def test_what_has_no_derivative_is_refused():
         gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
 
 
+def test_a_refusal_says_what_is_wrong_before_any_stack(caplog):
+    values, _, _ = drawn(0)
+    gradient = jax.jit(jax.grad(functools.partial(loss, report=None, throw=True)))
+    with pytest.raises(Exception, match="wanted a fixed point of the round") as refused:
+        gradient(values, top(drawn(1)[0]), 0.0).block_until_ready()
+    said = caplog.messages[0]
+    assert said.startswith("adjoint: wanted a fixed point of the round for an implicit derivative")
+    assert "VarProPerPCA" in said and "unrolled()" in said
+    assert str(refused.value).endswith(f"ValueError: {said}")
+
+
 @pytest.mark.parametrize("throw", [True, False])
 def test_a_system_that_is_not_solved_is_refused(throw):
     values, _, _ = drawn(0)

@@ -201,7 +201,6 @@ EXAMPLES = {
             "global_step_size": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, global_step_size=0),
             "solver": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="newton"),
             "likelihood": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, likelihood="fact1"),
-            "training": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, training="federated"),
             "start": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, start="zeros"),
         },
     ),

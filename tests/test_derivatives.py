@@ -182,6 +182,36 @@ def test_orthonormal_iterates(variant, retraction):
     np.testing.assert_allclose((by_values * direction).sum(), wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rounds", [4, 300])
+def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
+    """Few rounds are differentiated as they ran; of many, most are rounding alone."""
+    samples = np.stack([draw(seed)[0] for seed in range(4)])
+    weights = jnp.array([[1.0, 1.3, 2.0], [1.0, 0.0, 0.5]])
+    rng = np.random.default_rng(0)
+    by_samples, weighed = rng.normal(size=samples.shape[1:]), rng.normal(size=(FEATURES, FEATURES))
+
+    def value(moved, adjoint):
+        def one(values, weights):
+            clients = jf.Clients.from_samples(
+                values + moved[0] * by_samples, weights=weights * (1 + moved[1] * weights)
+            )
+            shared, local = jf.rollout(
+                jf.pca.VarProPerPCA(2, 1), clients, rounds=rounds, key=jax.random.key(0),
+                adjoint=adjoint,
+            ).result  # fmt: skip
+            return (weighed * (shared @ shared.T + (local @ jnp.swapaxes(local, 1, 2))[2])).sum()
+
+        return jax.vmap(lambda w: jax.vmap(lambda v: one(v, w))(samples))(weights)
+
+    found = jax.jit(jax.jacrev(lambda m: value(m, jf.adjoint.checkpointed())))(jnp.zeros(2))
+    solve = jax.jit(lambda m: value(m, jf.adjoint.unrolled()))
+    for i, direction in enumerate(jnp.eye(2)):
+        near, far = (solve(t * direction) - solve(-t * direction) for t in (1e-4, 2e-4))
+        wanted = (8 * near - far) / 12e-4
+        assert (jnp.abs(wanted) > 1e-4).all()
+        np.testing.assert_allclose(found[..., i], wanted, rtol=1e-6)
+
+
 # --- second order -------------------------------------------------------------------------------
 
 

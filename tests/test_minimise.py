@@ -1,5 +1,6 @@
 """Solvers on manifolds: minima, derivatives of minima, how they end, what is refused."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from jaxfed import manifolds
 from jaxfed.manifolds import grassmann, stiefel
 from jaxfed.manifolds._line_search import search
 from jaxfed.manifolds._space import Space, inner
+from jaxfed.manifolds._stationary import conjugate_gradients
 from jaxfed.manifolds._surface import Surface
 
 SOLVERS = sorted(manifolds.SOLVERS)
@@ -83,7 +85,7 @@ def brockett(matrix, x):
 @pytest.mark.slow
 @pytest.mark.parametrize("manifold", ["stiefel", "grassmann"])
 def test_minima_are_differentiable(manifold, x64):
-    """By what the function closes over, against central differences of whole solves."""
+    """By what the function closes over, against central differences of exact minima."""
     matrix, _ = covariance()
     rng = np.random.default_rng(3)
     direction = rng.normal(size=matrix.shape)
@@ -92,19 +94,25 @@ def test_minima_are_differentiable(manifold, x64):
     function = brockett if manifold == "stiefel" else energy
     start = stiefel.random(jax.random.key(2), 12, 3)
 
-    @jax.jit
-    def loss(size):
+    def loss(size, solver, tol):
         found = manifolds.minimise(
             lambda x: function(matrix + size * direction, x), start, manifold=manifold,
-            solver="trust_regions", tol=1e-10,
+            solver=solver, tol=tol,
         )  # fmt: skip
         frame = found.point[:, :2] if manifold == "stiefel" else found.point
-        return jnp.sum(weights * (frame @ frame.T)) + found.value**2
+        return jnp.sum(weights * (frame @ frame.T)) + found.value**2, found.status
 
-    step = 1e-5
-    wanted = (loss(step) - loss(-step)) / (2 * step)
-    np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.0), wanted, rtol=1e-7)
-    np.testing.assert_allclose(jax.jvp(loss, (0.0,), (1.0,))[1], wanted, rtol=1e-7)
+    step = 1e-4
+    sizes = step * jnp.array([1.0, -1.0, 2.0, -2.0])
+    values, ended = jax.jit(jax.vmap(lambda size: loss(size, "trust_regions", 1e-12)))(sizes)
+    assert (ended == manifolds.Ended.converged).all()
+    wanted = (8 * (values[0] - values[1]) - (values[2] - values[3])) / (12 * step)
+    for solver in SOLVERS:
+        slope, ended = jax.jit(lambda size: jax.grad(loss, has_aux=True)(size, solver, 1e-8))(0.0)  # noqa: B023
+        assert ended == manifolds.Ended.converged
+        np.testing.assert_allclose(slope, wanted, rtol=1e-6)
+    _, slope = jax.jvp(lambda size: loss(size, "trust_regions", 1e-8)[0], (0.0,), (1.0,))
+    np.testing.assert_allclose(slope, wanted, rtol=1e-7)
 
 
 @pytest.mark.slow
@@ -123,6 +131,41 @@ def test_the_start_has_no_influence_and_unmet_tolerances_have_no_derivative(x64)
     slope = jax.jit(jax.grad(projector, argnums=1), static_argnums=2)
     assert jnp.isfinite(slope(start, matrix, 200)).all()
     assert jnp.isnan(slope(start, matrix, 2)).any()
+
+
+def test_unmet_tolerances_have_no_derivative_in_any_mode(x64):
+    """Of two problems, the first begins at its minimum and the second ends before it."""
+    start, turns = jnp.eye(4)[:, :1], jnp.array([0.0, 5.0])
+
+    def entry(size, turn):
+        matrix = jnp.diag(jnp.array([4.0, 3.0, 2.0, 1.0])) + (size + turn)
+        found = manifolds.minimise(lambda x: energy(matrix, x), start, max_steps=1)
+        return found.point[1, 0] + found.point[1, 0] ** 2
+
+    def slopes(turn):
+        grad, forward = jax.grad, jax.jacfwd
+        modes = forward, grad, lambda f: forward(forward(f)), lambda f: forward(grad(f))
+        return jnp.stack([mode(entry)(0.0, turn) for mode in (*modes, lambda f: grad(grad(f)))])
+
+    known, unknown = jax.jit(jax.vmap(slopes))(turns)
+    # The first eigenvector turns to the second by 1 / (4 - 3).
+    np.testing.assert_allclose(known[:2], 1.0, rtol=1e-9)
+    np.testing.assert_allclose(known[2:], known[2], rtol=1e-9)
+    assert jnp.isnan(unknown).all() and jnp.isnan(jax.jit(slopes)(turns[1])).all()
+
+
+def test_conjugate_gradients_tell_what_is_no_number():
+    """Of the right-hand side or of the system, whatever they begin at."""
+    right = {"a": jnp.ones(2), "b": jnp.ones(1)}
+    for sides, factor in [(2.0, 4.0), (jnp.nan, 4.0), (2.0, jnp.nan), (2.0, jnp.inf)]:
+        found = conjugate_gradients(
+            lambda x: jax.tree.map(lambda y: factor * y, x),  # noqa: B023
+            right | {"b": sides * right["b"]},
+        )
+        wanted = {"a": jnp.full(2, 0.25), "b": jnp.full(1, 0.5)}
+        if not np.isfinite(sides * factor):
+            wanted = jax.tree.map(lambda x: x * jnp.nan, wanted)
+        chex.assert_trees_all_close(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Solves as layers: their derivatives, and what they remember."""
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,9 @@ def samples():
     return values
 
 
-def error(scale, layer, state):
+def error(scale, layer, state, values=None):
     """How badly scaled samples are told by their components."""
-    scaled = samples() * scale
+    scaled = (samples() if values is None else values) * scale
     projected, state = layer(scaled, state)
     return ((scaled - projected) ** 2).mean(), state
 
@@ -49,6 +50,43 @@ def test_a_layer_is_differentiated_through_its_solve(key):
     assert jnp.abs(kept.shared - state.get(layer.last).shared).max() > 1e-6
     (again, _), _ = gradient(scale, layer, after)
     np.testing.assert_allclose(again, value, rtol=1e-12)
+
+
+def test_what_is_trained_of_a_layer_and_what_is_returned(key):
+    """The algorithm's numbers, and nothing of the solve; in the precision of the call."""
+    layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
+        jf.pca.PerPCA(1, 1, step_size=0.02), samples(), rounds=1000, key=key
+    )
+    trained = eqx.filter(layer, eqx.is_inexact_array)
+    assert [leaf.size for leaf in jax.tree.leaves(trained)] == [1]
+    assert trained.algorithm.step_size.dtype == jnp.float64
+
+    @eqx.filter_jit
+    @eqx.filter_grad(has_aux=True)
+    def slopes(layer, values, state):
+        projected, state = layer(values, state)
+        return (projected**2).sum(), (projected, state)
+
+    kept, found = state.get(layer.last), []
+    for dtype in (jnp.float32, jnp.float64):
+        slope, (projected, state) = slopes(layer, jnp.asarray(samples(), dtype), state)
+        assert jax.tree.leaves(slope) == [0.0]  # a step size does not move a solution
+        assert projected.dtype == dtype
+        chex.assert_trees_all_equal_shapes_and_dtypes(state.get(layer.last), kept)
+        found.append(projected)
+    np.testing.assert_allclose(*found, atol=1e-4)
+
+
+def test_a_layer_begins_at_a_solution_however_few_the_rounds_of_a_call(key):
+    """A hundred rounds from the start alone would end far from it."""
+    values = jax.random.normal(key, (3, 20, 4)) * jnp.array([5.0, 4.0, 2.0, 1.0])
+    layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
+        jf.pca.PerPCA(1, 1), values, rounds=100, key=jax.random.key(1)
+    )
+    slope, _ = jax.jit(jax.grad(lambda scale: error(scale, layer, state, values), has_aux=True))(
+        jnp.ones(4)
+    )
+    assert jnp.isfinite(slope).all() and jnp.abs(slope).max() > 1e-3
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ class _Checkpointed(Adjoint):
 
 class _Implicit(Adjoint):
     algorithm: Algorithm | None
-    report: Report
+    report: Report | None
     settings: Settings = eqx.field(static=True)
 
     def check(self, problem):
@@ -137,8 +137,10 @@ class _Implicit(Adjoint):
         if problem.backend.processes > 1:
             # An error in one process would leave the others waiting.
             settings = settings._replace(throw=False)
+        # No leaves of this adjoint unless somebody asks for them: optimizers would move them.
+        report = Report() if self.report is None else self.report
         return differentiable(
-            problem, start, jax.lax.stop_gradient(solution), through, self.report, settings
+            problem, start, jax.lax.stop_gradient(solution), through, report, settings
         )
 
 
@@ -249,7 +251,7 @@ def implicit(
         float(turning_tol),
         bool(throw),
     )
-    return _Implicit(through, Report() if report is None else report, settings)
+    return _Implicit(through, report, settings)
 
 
 __dir__ = _names.public_names(__name__)

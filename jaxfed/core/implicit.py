@@ -9,6 +9,7 @@ Source: Christianson (1994), Reverse accumulation and attractive fixed points; B
 (2022), Efficient and modular implicit differentiation.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ from jaxfed.core.solution import Solution
 from jaxfed.linalg._factor import DECOMPOSITION
 from jaxfed.linalg._rule import with_rule
 
+LOG = logging.getLogger("jaxfed.adjoint")
 LOSSLESS = channel.lossless()
 States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
 
@@ -263,7 +265,8 @@ def _moved(
         jnp.ones(()), ~(gap <= _or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6)),
         settings.throw,
         "adjoint: wanted a fixed point of the round for an implicit derivative, got one that a "
-        "round moves on; run more rounds, or with a smaller tol",
+        "round moves on; run more rounds, with a smaller tol or of an algorithm that needs fewer "
+        "(for PerPCA, VarProPerPCA), or take jaxfed.adjoint.unrolled()",
     )  # fmt: skip
 
     active = _where(change, function)
@@ -340,10 +343,33 @@ def _solved(
 
 
 def _refused(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
-    """NaN in place of what is wrong, or an error when it is computed."""
+    """NaN in place of what is wrong, and an error when it is computed."""
+
+    def refuse(_):
+        # An error that leaves a compiled program comes below the stack of what runs it.
+        LOG.error(message)
+        raise ValueError(message)
+
     if throw:
-        return eqx.error_if(tree, wrong, message)
+        wrong |= jax.lax.cond(
+            _anywhere(wrong),
+            lambda wrong: jax.pure_callback(refuse, wrong, wrong, vmap_method="broadcast_all"),
+            jnp.zeros_like,
+            wrong,
+        )
     return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), tree)
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(wrong: Bool[Array, ""]) -> Bool[Array, ""]:
+    """The same of one problem; of many at once, whether any is wrong, and the same for all."""
+    return wrong
+
+
+@_anywhere.def_vmap
+def _(size, batched, wrong):
+    del size, batched
+    return _anywhere(jnp.any(wrong)), False
 
 
 def _or_precision(given: float | None, tree: PyTree, single: float, double: float) -> float:

@@ -48,6 +48,13 @@ def _none(x: object) -> bool:
 
 
 def conjugate_gradients(product: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-    """The solution of a symmetric positive system, to rounding if 200 steps reach that."""
+    """The solution of a symmetric positive system, to rounding if 200 steps reach that.
+
+    NaN where the system or its right-hand side is not finite.
+    """
     eps = max(float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(right))
-    return jax.scipy.sparse.linalg.cg(product, right, tol=10 * eps, maxiter=200)[0]
+    found = jax.scipy.sparse.linalg.cg(product, right, tol=10 * eps, maxiter=200)[0]
+    # The method takes a residual that is NaN for a small one, and ends where it began.
+    rest = jax.tree.map(jnp.subtract, right, product(found))
+    finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(rest)]))
+    return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), found)

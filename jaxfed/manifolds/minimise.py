@@ -67,7 +67,8 @@ def minimise(
 
     Pure, for `jax.jit` and `jax.vmap`. The point is differentiable by all that the function depends
     on, in both modes, from the equation that its gradient is zero; it does not depend on the start,
-    by which its derivative is zero. Where the tolerance was not met, derivatives are NaN.
+    by which its derivative is zero. Where the tolerance was not met, derivatives of
+    every order are NaN.
 
     | solver | needs | take it |
     | --- | --- | --- |
@@ -148,7 +149,8 @@ def _slope(
     surface = Surface(lambda x: pure(x, *closed), space)
     gradient = space.project(base, surface.gradient(combined(1, base, 1, tangent)))
     slope = combined(1, gradient, 1, combined(1, move, -1, tangent))
-    return jax.tree.map(lambda x: x / converged.astype(x.dtype), slope)
+    # A factor, whose derivatives are NaN too; those of a choice would be zero.
+    return jax.tree.map(lambda x: x * jnp.where(converged, 1, jnp.nan).astype(x.dtype), slope)
 
 
 def _checked(start: PyTree, manifold: PyTree[str]) -> tuple[PyTree, PyTree[str]]:

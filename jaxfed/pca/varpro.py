@@ -178,10 +178,15 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough):
         # The two step lengths of Barzilai & Borwein in turn.
         long = jnp.where(sy > 0, ratio(ss, sy), 1 / scale)
         short = jnp.where(yy > 0, ratio(sy, yy), 1 / scale)
-        spectral = jnp.clip(jnp.where(accepted % 2 == 1, long, short), 1e-2 / scale, 1e4 / scale)
+        # Curvatures are no larger than the scale, but for those of differences that are rounding.
+        spectral = jnp.clip(jnp.where(accepted % 2 == 1, long, short), 1 / scale, 1e4 / scale)
         step = jnp.where(good, jnp.where(first, 1 / scale, spectral), SHRINK * step)
         base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
         captured = jnp.where(good, jnp.roll(captured, 1).at[0].set(uplink.captured), captured)
+        # Near a solution all lengths lead to the same point. Differences that turn into rounding
+        # make them, so that a derivative through them would grow without bound, round by round.
+        rounding = step * jnp.sum(gradient**2) <= slack
+        step = jnp.where(rounding, jax.lax.stop_gradient(step), step)
         trial = polar(base + step * gradient)
         return Server(base, gradient, trial, step, captured, accepted + good, unit), {}
 
