@@ -22,7 +22,8 @@ ROOMS = [
 # function, payloads, transcripts.
 INNER = {
     "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
-    "DenoisingLoss", "DivergenceError", "Ended", "EnergyWarning", "Link", "Moment", "Participation", "ProcessError",
+    "DenoisingLoss", "DivergenceError", "Ended", "EnergyWarning", "Link", "Moment",
+    "Participation", "ProcessError",
     "Samples", "Solution", "SparseView", "Status", "View", "Views", "auto",
     "bits", "collect",
     "english_stop_words", "everybody",
