@@ -16,6 +16,7 @@ from jaxfed.core.one_exchange import OneExchange
 from jaxfed.core.reduction import Gram
 from jaxfed.pca._components import (
     Frame,
+    beside,
     best_local,
     captured,
     change_within,
@@ -228,3 +229,8 @@ class OneShot(OneExchange):
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
         return uncaptured(data, captured(data, downlink) + captured(data, local))
+
+    def client_result(self, downlink, local, data):
+        """The local components, beside the shared ones as they are, not as they arrived."""
+        del data
+        return beside(downlink, local)
