@@ -601,23 +601,24 @@ def family(algorithm):
     return OTHERS.get(kind, found)
 
 
+LOSSY = {
+    "cast": jf.channel.cast("bfloat16"),
+    "quantize": jf.channel.quantize(3),
+    "sign": jf.channel.sign(),
+    "top_k": jf.channel.top_k(0.25),
+    "random_k": jf.channel.random_k(0.5),
+    "difference(sign)": jf.channel.difference(jf.channel.sign()),
+    "error_feedback(top_k)": jf.channel.error_feedback(jf.channel.top_k(0.25)),
+}
+
+
 class Lossy(jf.channel.Channel):
     """One of the channels that lose something, by its number: one program serves for all."""
 
     number: jax.Array
 
-    KINDS = {
-        "cast": jf.channel.cast("bfloat16"),
-        "quantize": jf.channel.quantize(3),
-        "sign": jf.channel.sign(),
-        "top_k": jf.channel.top_k(0.25),
-        "random_k": jf.channel.random_k(0.5),
-        "difference(sign)": jf.channel.difference(jf.channel.sign()),
-        "error_feedback(top_k)": jf.channel.error_feedback(jf.channel.top_k(0.25)),
-    }
-
     def memory(self, message):
-        return [kind.memory(message) for kind in self.KINDS.values()]
+        return [kind.memory(message) for kind in LOSSY.values()]
 
     def encode(self, key, message, memory):
         """What arrives: of differences, with what has arrived before."""
@@ -627,7 +628,7 @@ class Lossy(jf.channel.Channel):
             arrives = kind.receive(kind.decode(payload), memory[number])
             return arrives, [*memory[:number], after, *memory[number + 1 :]]
 
-        branches = [functools.partial(through, *kind) for kind in enumerate(self.KINDS.values())]
+        branches = [functools.partial(through, *kind) for kind in enumerate(LOSSY.values())]
         return jax.lax.switch(self.number, branches)
 
     def decode(self, payload):
@@ -654,7 +655,7 @@ def run_checks(name, checks):
             pad=kind.pad, deterministic=True,
             channels={
                 "difference(quantize(3))": jf.channel.difference(jf.channel.quantize(3)),
-                **{name: Lossy(jnp.asarray(i)) for i, name in enumerate(Lossy.KINDS)},
+                **{name: Lossy(jnp.asarray(i)) for i, name in enumerate(LOSSY)},
             },
             backends={
                 "chunks on devices": jf.backend.shard(2, inner=jf.backend.chunked(2)),

@@ -342,7 +342,7 @@ def check_channels(case: Case) -> None:
             try:
                 case.constraint(solution.result)
             except AssertionError as error:
-                raise AssertionError(f"constraints hold through a channel: {name}: {error}") from error
+                raise AssertionError(f"the constraint holds through {name}: {error}") from error
 
 
 def check_bits(case: Case) -> None:
