@@ -249,7 +249,7 @@ EXAMPLES = {
         },
     ),
     jf.pca.EmpiricalBayesPCA: Examples(
-        good={"": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 12, 13))},
+        good={"": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13))},
         refused={
             "rank": lambda: jf.pca.EmpiricalBayesPCA(1.5, 0.2),
             "noise_variance": lambda: jf.pca.EmpiricalBayesPCA(2, -0.2),

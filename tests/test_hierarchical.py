@@ -21,6 +21,7 @@ FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
 SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
+Bayes = partial(jf.pca.EmpiricalBayesPCA, RANK)
 Alone = partial(jf.pca.LocalProbabilisticPCA, RANK, NOISE)
 Global = partial(jf.pca.GlobalProbabilisticPCA, RANK, NOISE)
 
@@ -406,6 +407,22 @@ def test_expectation_maximization_round_by_round(samples, x64):
     np.testing.assert_allclose(solution.history["objective"], objectives, rtol=1e-10)
     assert_same_subspaces(solution, shared, own)
     assert abs(variances[-1] / variances[0] - 1) > 0.1
+
+
+def test_rounded_messages_leave_the_spread_alone(key):
+    """The distance used to be what was left of r after two numbers rounded to eight bits."""
+    drawn = jf.data.perpca_synthetic(
+        key, clients=CLIENTS, features=FEATURES, shared_rank=RANK, local_rank=1, samples=60,
+        shared_scale=3.0, local_scale=1.5, noise_variance=0.25,
+    )  # fmt: skip
+    clients = jf.Clients.from_samples(drawn.samples)
+    exact, rounded = (
+        jf.fit(Bayes(NOISE), clients, rounds=20, key=key, channel=channel).history
+        for channel in (jf.channel.lossless(), jf.channel.cast("bfloat16"))
+    )
+    np.testing.assert_allclose(rounded["prior_variance"], exact["prior_variance"], rtol=0.1)
+    np.testing.assert_allclose(rounded["objective"], exact["objective"], rtol=1e-3)
+    assert 0 < exact["prior_variance"][-1] < 1e-3
 
 
 @jax.jit

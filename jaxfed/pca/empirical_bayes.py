@@ -167,6 +167,13 @@ class Downlink(NamedTuple):
     concentration: Scalar
 
 
+class Uplink(NamedTuple):
+    """The posterior's mean projector, applied to the shared components, and its distance of them."""
+
+    product: Frame
+    distance: Scalar
+
+
 class Server(NamedTuple):
     """The server's state."""
 
@@ -179,7 +186,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
     r"""Personalized components around shared ones, with a prior variance that the data decide.
 
     Expectation maximization of the marginal likelihood, the clients' components integrated out:
-    each round a client sends E[UUᵀ]V, a thin matrix; the server orthonormalizes the mean (the
+    each round a client sends E[UUᵀ]V, a thin matrix, and r - tr VᵀE[UUᵀ]V, a number; the server orthonormalizes the mean (the
     shared components' step) and finds the concentration at which the prior expects the distance
     that the posteriors do. There is neither a step size nor a hyper prior to choose.
 
@@ -253,7 +260,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
 
     def client_step(
         self, key: RandomKey, downlink: Downlink, local: None, data: Moment
-    ) -> tuple[Frame, None, Diagnostics]:
+    ) -> tuple[Uplink, None, Diagnostics]:
         """The posterior's mean projector, applied to the shared components."""
         del key
         shared, concentration = downlink
@@ -272,23 +279,26 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
         turned = differences * change_within(joint, vectors)
         within = (weights[:known, None] - rest) * inside + turned @ inside
         product = rest * shared + vectors @ within
+        # Not left to the server: the difference of two messages that channels round can be anything.
+        distance = jnp.vdot(shared, shared - product)
 
         gaps = values[:rank, None] - values[rank:]
         posterior = log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
-        prior = log_normalizer(concentration, features, rank) + concentration * rank / 2
+        # What arrives is not quite orthonormal, which a large concentration would multiply.
+        prior = log_normalizer(concentration, features, rank)
+        prior += concentration / 2 * jnp.vdot(shared, shared)
         constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
-        return product, local, {"objective": objective}
+        return Uplink(product, distance), local, {"objective": objective}
 
     def server_step(
-        self, key: RandomKey, server: Server, uplink: Frame
+        self, key: RandomKey, server: Server, uplink: Uplink
     ) -> tuple[Server, Diagnostics]:
         """The shared components and the concentration that the mean posterior asks for."""
         del key
         features = len(server.shared)
-        distance = self.rank - jnp.vdot(server.shared, uplink)
         place = jnp.log(server.concentration)
-        move = jnp.log(fitted_concentration(distance, features, self.rank)) - place
+        move = jnp.log(fitted_concentration(uplink.distance, features, self.rank)) - place
         # EM is slow where the samples say little about σ²; the secant through the last two moves
         # finds where they vanish.
         moved, change = place - server.previous[0], move - server.previous[1]
@@ -298,7 +308,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
         least, most = concentrations(features, self.rank, place.dtype)
         concentration = jnp.clip(jnp.exp(place_next), least, most)
         # The nearest basis to the one before, so that it comes to rest with the subspace.
-        server = Server(polar(uplink), concentration, jnp.stack([place, move]))
+        server = Server(polar(uplink.product), concentration, jnp.stack([place, move]))
         return server, {"prior_variance": 1 / concentration}
 
     def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:
