@@ -422,7 +422,27 @@ def test_rounded_messages_leave_the_spread_alone(key):
     )
     np.testing.assert_allclose(rounded["prior_variance"], exact["prior_variance"], rtol=0.1)
     np.testing.assert_allclose(rounded["objective"], exact["objective"], rtol=1e-3)
-    assert 0 < exact["prior_variance"][-1] < 1e-3
+    assert exact["at_lower_limit"][-1]
+
+
+def test_a_spread_at_its_limit_is_told_and_a_wrong_noise_is_found(key):
+    """Twice the noise explains all of the scatter; what the components leave tells the noise."""
+    data = jf.data.hierarchical_synthetic(
+        key, clients=60, features=20, rank=4, samples=20, prior_variance=0.05
+    )
+    clients, fits = jf.Clients.from_samples(data.samples), []
+    for _ in range(4):
+        noise = fits[-1]["residual_variance"][-1] if fits else 2 * data.noise_variance
+        run = solve(jf.pca.EmpiricalBayesPCA(4, noise), clients, rounds=30)
+        fits.append(jax.tree.map(np.asarray, run.history))
+    right = solve(jf.pca.EmpiricalBayesPCA(4, data.noise_variance), clients, rounds=30).history
+    np.testing.assert_array_equal([fit["at_lower_limit"][-1] for fit in fits], [1, 0, 0, 0])
+    sampling = 2 * data.noise_variance * (1 + 2 * data.noise_variance) / 20
+    np.testing.assert_allclose(fits[0]["prior_variance"][-1], sampling / 100, rtol=1e-5)
+    np.testing.assert_allclose(
+        fits[-1]["prior_variance"][-1], right["prior_variance"][-1], rtol=0.03
+    )
+    np.testing.assert_allclose(right["residual_variance"][-1], data.noise_variance, rtol=0.02)
 
 
 @jax.jit
