@@ -436,12 +436,11 @@ def test_a_spread_at_its_limit_is_told_and_a_wrong_noise_is_found(key):
         run = solve(jf.pca.EmpiricalBayesPCA(4, noise), clients, rounds=30)
         fits.append(jax.tree.map(np.asarray, run.history))
     right = solve(jf.pca.EmpiricalBayesPCA(4, data.noise_variance), clients, rounds=30).history
+    found, wanted = fits[-1]["prior_variance"][-1], right["prior_variance"][-1]
     np.testing.assert_array_equal([fit["at_lower_limit"][-1] for fit in fits], [1, 0, 0, 0])
     sampling = 2 * data.noise_variance * (1 + 2 * data.noise_variance) / 20
     np.testing.assert_allclose(fits[0]["prior_variance"][-1], sampling / 100, rtol=1e-5)
-    np.testing.assert_allclose(
-        fits[-1]["prior_variance"][-1], right["prior_variance"][-1], rtol=0.03
-    )
+    np.testing.assert_allclose(found, wanted, rtol=0.03)
     np.testing.assert_allclose(right["residual_variance"][-1], data.noise_variance, rtol=0.02)
 
 

@@ -169,7 +169,7 @@ class Downlink(NamedTuple):
 
 
 class Uplink(NamedTuple):
-    """The posterior's mean projector, applied to the shared components, and its distance of them."""
+    """The posterior's mean projector, applied to the shared components, and how far it is."""
 
     product: Frame
     distance: Scalar
@@ -188,9 +188,10 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
     r"""Personalized components around shared ones, with a prior variance that the data decide.
 
     Expectation maximization of the marginal likelihood, the clients' components integrated out:
-    each round a client sends E[UUᵀ]V, a thin matrix, and r - tr VᵀE[UUᵀ]V, a number; the server orthonormalizes the mean (the
-    shared components' step) and finds the concentration at which the prior expects the distance
-    that the posteriors do. There is neither a step size nor a hyper prior to choose.
+    each round a client sends E[UUᵀ]V, a thin matrix, and the expected distance r - tr VᵀE[UUᵀ]V;
+    the server orthonormalizes the mean matrix (the shared components' step) and finds the
+    concentration at which the prior expects the mean distance. There is neither a step size nor a
+    hyper prior to choose.
 
     The prior is one of subspaces, of density proportional to exp(κ/2 ‖VᵀU‖²), so a result of
     σ² = 1/κ is at once the best `prior_variance` of `HierarchicalPCA`. It grows without bound as
@@ -294,7 +295,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
         turned = differences * change_within(joint, vectors)
         within = (weights[:known, None] - rest) * inside + turned @ inside
         product = rest * shared + vectors @ within
-        # Not left to the server: the difference of two messages that channels round can be anything.
+        # Not left to the server: of two messages that channels round, little is right of it.
         distance = jnp.vdot(shared, shared - product)
 
         gaps = values[:rank, None] - values[rank:]

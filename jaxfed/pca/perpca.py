@@ -119,9 +119,12 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
             shrinkage: take the noise out of the second moments before the iteration (see
-                `jaxfed.pca.shrink`). On few noisy samples the objective's optimum can lie far
-                from the true shared components; this keeps the iteration near them. The local
-                components of the result are the best ones for the observed moments.
+                `jaxfed.pca.shrink`). Where local components fill most of the features and are far
+                above the noise, the objective's optimum can lie far from the true shared
+                components; this keeps the iteration near them. Elsewhere it does harm: it drops
+                shared components that one client cannot tell from noise though all together
+                could. `jaxfed.pca.split_half` chooses. The local components of the result are
+                the best ones for the observed moments.
 
         Raises:
             ValueError: for ranks that are not positive whole numbers (a local rank may be 0 for
