@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from jaxfed.core.plan import plan as plan
     from jaxfed.core.plan import shapes_of as shapes_of
     from jaxfed.core.processes import ProcessError as ProcessError
+    from jaxfed.core.remarks import HasRemarks as HasRemarks
     from jaxfed.core.run import fit as fit
     from jaxfed.core.run import rollout as rollout
     from jaxfed.core.samples import Samples as Samples
@@ -97,6 +98,7 @@ _PLACES = {
     "Plan": "jaxfed.core.plan:Plan",
     "plan": "jaxfed.core.plan:plan",
     "shapes_of": "jaxfed.core.plan:shapes_of",
+    "HasRemarks": "jaxfed.core.remarks:HasRemarks",
     "fit": "jaxfed.core.run:fit",
     "rollout": "jaxfed.core.run:rollout",
     "Saved": "jaxfed.core.saved:Saved",

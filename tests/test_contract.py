@@ -249,7 +249,7 @@ EXAMPLES = {
         },
     ),
     jf.pca.EmpiricalBayesPCA: Examples(
-        good={"": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 12, 13))},
+        good={"": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13))},
         refused={
             "rank": lambda: jf.pca.EmpiricalBayesPCA(1.5, 0.2),
             "noise_variance": lambda: jf.pca.EmpiricalBayesPCA(2, -0.2),
@@ -601,6 +601,46 @@ def family(algorithm):
     return OTHERS.get(kind, found)
 
 
+LOSSY = {
+    "cast": jf.channel.cast("bfloat16"),
+    "quantize": jf.channel.quantize(3),
+    "sign": jf.channel.sign(),
+    "top_k": jf.channel.top_k(0.25),
+    "random_k": jf.channel.random_k(0.5),
+    "difference(sign)": jf.channel.difference(jf.channel.sign()),
+    "error_feedback(top_k)": jf.channel.error_feedback(jf.channel.top_k(0.25)),
+}
+
+
+class Lossy(jf.channel.Channel):
+    """One of the channels that lose something, by its number: one program serves for all."""
+
+    number: jax.Array
+
+    def memory(self, message):
+        return [kind.memory(message) for kind in LOSSY.values()]
+
+    def encode(self, key, message, memory):
+        """What arrives: of differences, with what has arrived before."""
+
+        def through(number, kind):
+            payload, after = kind.encode(key, message, memory[number])
+            arrives = kind.receive(kind.decode(payload), memory[number])
+            return arrives, [*memory[:number], after, *memory[number + 1 :]]
+
+        branches = [functools.partial(through, *kind) for kind in enumerate(LOSSY.values())]
+        return jax.lax.switch(self.number, branches)
+
+    def decode(self, payload):
+        return payload
+
+    def differentiable(self, decoded, message, memory):
+        return decoded
+
+    def receive(self, decoded, last):
+        return decoded
+
+
 def run_checks(name, checks):
     """Those of an example."""
     make = GOOD[name].make
@@ -613,7 +653,10 @@ def run_checks(name, checks):
             loss=lambda result: kind.loss(algorithm, result, others.data.values),
             constraint=lambda result: kind.check(algorithm, result), others=others, wider=wider,
             pad=kind.pad, deterministic=True,
-            channels={"difference(quantize(3))": jf.channel.difference(jf.channel.quantize(3))},
+            channels={
+                "difference(quantize(3))": jf.channel.difference(jf.channel.quantize(3)),
+                **{name: Lossy(jnp.asarray(i)) for i, name in enumerate(LOSSY)},
+            },
             backends={
                 "chunks on devices": jf.backend.shard(2, inner=jf.backend.chunked(2)),
             },

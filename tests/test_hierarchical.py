@@ -21,6 +21,7 @@ FEATURES, RANK, CLIENTS, NOISE, VARIANCE, ROUNDS = 8, 3, 5, 0.5, 0.1, 100
 SIZES = (12, 9, 15, 12, 4)
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK, NOISE, VARIANCE)
 Adaptive = partial(jf.pca.AdaptivePCA, RANK, NOISE)
+Bayes = partial(jf.pca.EmpiricalBayesPCA, RANK)
 Alone = partial(jf.pca.LocalProbabilisticPCA, RANK, NOISE)
 Global = partial(jf.pca.GlobalProbabilisticPCA, RANK, NOISE)
 
@@ -397,6 +398,43 @@ def test_expectation_maximization_round_by_round(samples, x64):
     np.testing.assert_allclose(solution.history["objective"], objectives, rtol=1e-10)
     assert_same_subspaces(solution, shared, own)
     assert abs(variances[-1] / variances[0] - 1) > 0.1
+
+
+def test_rounded_messages_leave_the_spread_alone(key):
+    """The distance used to be what was left of r after two numbers rounded to eight bits."""
+    drawn = jf.data.perpca_synthetic(
+        key, clients=CLIENTS, features=FEATURES, shared_rank=RANK, local_rank=1, samples=60,
+        shared_scale=3.0, local_scale=1.5, noise_variance=0.25,
+    )  # fmt: skip
+    clients = jf.Clients.from_samples(drawn.samples)
+    exact, rounded = (
+        jf.fit(Bayes(NOISE), clients, rounds=20, key=key, channel=channel).history
+        for channel in (jf.channel.lossless(), jf.channel.cast("bfloat16"))
+    )
+    np.testing.assert_allclose(rounded["prior_variance"], exact["prior_variance"], rtol=0.1)
+    np.testing.assert_allclose(rounded["objective"], exact["objective"], rtol=1e-3)
+    assert exact["at_lower_limit"][-1]
+
+
+def test_a_spread_at_its_limit_is_told_and_a_wrong_noise_is_found(key):
+    """Twice the noise explains all of the scatter; what the components leave tells the noise."""
+    data = jf.data.hierarchical_synthetic(
+        key, clients=60, features=20, rank=4, samples=20, prior_variance=0.05
+    )
+    clients, fits = jf.Clients.from_samples(data.samples), []
+    for _ in range(4):
+        noise = fits[-1]["residual_variance"][-1] if fits else 2 * data.noise_variance
+        run = solve(jf.pca.EmpiricalBayesPCA(4, noise), clients, rounds=30)
+        fits.append(jax.tree.map(np.asarray, run.history))
+        remarks = [remark for remark in run.remarks() if "lower limit" in remark]
+        assert len(remarks) == (len(fits) == 1)
+    right = solve(jf.pca.EmpiricalBayesPCA(4, data.noise_variance), clients, rounds=30).history
+    found, wanted = fits[-1]["prior_variance"][-1], right["prior_variance"][-1]
+    np.testing.assert_array_equal([fit["at_lower_limit"][-1] for fit in fits], [1, 0, 0, 0])
+    sampling = 2 * data.noise_variance * (1 + 2 * data.noise_variance) / 20
+    np.testing.assert_allclose(fits[0]["prior_variance"][-1], sampling / 100, rtol=1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=0.03)
+    np.testing.assert_allclose(right["residual_variance"][-1], data.noise_variance, rtol=0.02)
 
 
 @jax.jit

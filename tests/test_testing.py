@@ -148,7 +148,7 @@ def test_compilation_is_seen():
     assert any("lambda" in name for name in compiled)
 
 
-def test_a_constraint_is_looked_at_in_both_precisions():
+def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
     seen = []
     check_algorithm(
         Average(), draw(), checks=["structure", "types"],
@@ -159,8 +159,12 @@ def test_a_constraint_is_looked_at_in_both_precisions():
     def refuse(result):
         raise AssertionError("it is not")
 
-    with pytest.raises(AssertionError, match="it is not"):
-        check_algorithm(Average(), draw(), checks=["structure"], constraint=refuse)
+    for check, sentence in (("structure", "it is not"), ("channels", "through top_k: it is not")):
+        with pytest.raises(AssertionError, match=sentence):
+            check_algorithm(
+                Average(), draw(), checks=[check], constraint=refuse,
+                channels={"top_k": jf.channel.top_k(0.5)},
+            )  # fmt: skip
 
 
 def test_bad_arguments():

@@ -53,7 +53,8 @@ class Algorithm(eqx.Module):
     finite ends the run (see `jaxfed.Status`). `local` never leaves its client.
 
     What implicit derivatives may have to know besides is in two classes to inherit from as well,
-    `jaxfed.adjoint.DifferentiatedThrough` and `jaxfed.adjoint.HasBases`.
+    `jaxfed.adjoint.DifferentiatedThrough` and `jaxfed.adjoint.HasBases`; what a reader of its
+    results should know, in `jaxfed.HasRemarks`.
     """
 
     def __repr__(self) -> str:
@@ -157,14 +158,6 @@ class Algorithm(eqx.Module):
         Then `fit` warns of clients whose energy is far above the others'.
         """
         return False
-
-    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """What a reader of this result should know, in sentences; nothing by default.
-
-        Called on the host, with the arrays of a run that is over.
-        """
-        del result, history
-        return ()
 
 
 def hyperparameter(value: ArrayLike | None) -> Any:

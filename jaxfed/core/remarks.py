@@ -1,10 +1,31 @@
-"""A remark on a run that ended while its objective was still falling."""
+"""Remarks on a result: what its reader should know before relying on it."""
 
+import abc
+from collections.abc import Mapping
+
+import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
+from jaxfed.core.algorithm import Personalized
+
 # A relative fall of the objective in the second half of a run that is worth a remark.
 FALL = 1e-3
+
+
+class HasRemarks(eqx.Module):
+    """An algorithm that knows what is wrong with a result, or easily misread in it."""
+
+    @abc.abstractmethod
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """What a reader of this result should know, in sentences.
+
+        Called on the host, once a run is over.
+
+        Args:
+            result: the run's.
+            history: the run's, `(rounds,)` arrays by name.
+        """
 
 
 def still_falling(objective: Float[np.ndarray, " rounds"]) -> tuple[str, ...]:

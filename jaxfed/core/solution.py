@@ -15,7 +15,7 @@ from jaxfed.core.checks import refuse
 from jaxfed.core.described import columns, is_known
 from jaxfed.core.problem import Failure, State
 from jaxfed.core.release import Release
-from jaxfed.core.remarks import still_falling
+from jaxfed.core.remarks import HasRemarks, still_falling
 
 
 class Status(eqx.Enumeration):
@@ -81,10 +81,12 @@ class Solution(eqx.Module):
             ValueError: for the solutions of several runs, and one that is traced.
         """
         run = self._saved("remarks")
-        found = ()
+        found: tuple[str, ...] = ()
         if run.status == "round_limit":
             found = still_falling(np.asarray(run.history.get("objective", ()), float))
-        return (*found, *self.algorithm.remarks(self.result, run.history))
+        if isinstance(self.algorithm, HasRemarks):
+            found += self.algorithm.remarks(self.result, run.history)
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result and the history to a file, which `jaxfed.load` reads.

@@ -24,18 +24,21 @@ Statistics on special manifolds, for the matrix Bingham law; Butler & Wood (2002
 approximations for hypergeometric functions with matrix argument, equation 16.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
+from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
 from jaxfed.core.checks import check_count, check_positive
 from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
+from jaxfed.core.remarks import HasRemarks
 from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
@@ -57,7 +60,8 @@ from jaxfed.pca._likelihood import (
     precision,
 )
 
-LARGEST_ACCELERATION = 10.0
+LARGEST_ACCELERATION = 100.0  # of what EM moves
+LARGEST_RATIO = 100.0  # of the concentration to the samples' mean precision
 
 
 def log_normalizer(concentration: Number, features: int, rank: int) -> Scalar:
@@ -167,27 +171,45 @@ class Downlink(NamedTuple):
     concentration: Scalar
 
 
+class Uplink(NamedTuple):
+    """The posterior's mean projector, applied to the shared components, and how far it is."""
+
+    product: Frame
+    distance: Scalar
+
+
 class Server(NamedTuple):
     """The server's state."""
 
     shared: Frame
     concentration: Scalar
     previous: Float[Array, " 2"]  # log κ of the round before, and how far EM moved it from there
+    most: Scalar  # the largest concentration
 
 
-class EmpiricalBayesPCA(Algorithm, HasBases):
+class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
     r"""Personalized components around shared ones, with a prior variance that the data decide.
 
     Expectation maximization of the marginal likelihood, the clients' components integrated out:
-    each round a client sends E[UUᵀ]V, a thin matrix; the server orthonormalizes the mean (the
-    shared components' step) and finds the concentration at which the prior expects the distance
-    that the posteriors do. There is neither a step size nor a hyper prior to choose.
+    each round a client sends E[UUᵀ]V, a thin matrix, and the expected distance r - tr VᵀE[UUᵀ]V;
+    the server orthonormalizes the mean matrix (the shared components' step) and finds the
+    concentration at which the prior expects the mean distance. There is neither a step size nor a
+    hyper prior to choose.
 
     The prior is one of subspaces, of density proportional to exp(κ/2 ‖VᵀU‖²), so a result of
     σ² = 1/κ is at once the best `prior_variance` of `HierarchicalPCA`. It grows without bound as
     the clients' subspaces become unrelated, where (2ξ + d²)/D of `AdaptivePCA` hardly exceeds 1/d.
-    Where they are the same, it falls to what rounding lets one know of their distance, ε/4(d - r)
-    with the machine epsilon.
+    Where samples show no spread it falls to its lower limit, a hundredth of the mean sampling
+    variance 1/c, which changes a client's components no more. `history["at_lower_limit"]` is 1
+    where it is there.
+
+    The noise variance decides how much of the scatter is sampling. Where it is twice too large and
+    samples are few, sampling explains everything, and the spread falls to its limit although the
+    clients differ. `history["residual_variance"]` is the variance that the components leave in each
+    of the other features: a better noise variance where it is another one. Fits repeated with the
+    last one find both. From twice the noise variance, 20 samples of 20 features and 4 components,
+    the noise of five fits is 20, 6, 2, 0.3 and 0.1 % off, and the spread at the limit, then 19, 6,
+    2 and 0.4 % too small.
 
     The likelihood is an approximation. Where it can be integrated, one component of three features,
     100 clients of 20 samples, κ comes out 3, 11 and 15 per cent too small for clients that scatter
@@ -202,7 +224,8 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
 
         Args:
             rank: number of components of each client, less than the number of features.
-            noise_variance: variance of the noise in each feature; the latent variance is one.
+            noise_variance: variance of the noise in each feature, if need be from a fit; see the
+                class. The latent variance is one.
 
         Raises:
             ValueError: for a rank that is not a positive whole number and a variance that is not
@@ -237,11 +260,14 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
         self, key: RandomKey, first: dict[str, PyTree], like: Moment, start: Start
     ) -> Server:
         """Pooled components; a prior as strong as the samples."""
-        del key, like
+        del key
         top = moment_received(first["moment"]).top(self.rank)[1] if start is None else start.shared
         # With no way behind it, the first move is EM's own.
-        place = jnp.log(first["precision"])
-        return Server(top, first["precision"], jnp.stack([place, jnp.zeros_like(place)]))
+        weight = first["precision"]
+        place = jnp.log(weight)
+        known = concentrations(like.dim, self.rank, weight.dtype)[1]
+        most = jnp.minimum(LARGEST_RATIO * weight, known)
+        return Server(top, weight, jnp.stack([place, jnp.zeros_like(place)]), most)
 
     def downlink(self, server: Server) -> Downlink:
         """The shared components and the concentration."""
@@ -253,7 +279,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
 
     def client_step(
         self, key: RandomKey, downlink: Downlink, local: None, data: Moment
-    ) -> tuple[Frame, None, Diagnostics]:
+    ) -> tuple[Uplink, None, Diagnostics]:
         """The posterior's mean projector, applied to the shared components."""
         del key
         shared, concentration = downlink
@@ -272,34 +298,43 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
         turned = differences * change_within(joint, vectors)
         within = (weights[:known, None] - rest) * inside + turned @ inside
         product = rest * shared + vectors @ within
+        # Not left to the server: of two messages that channels round, little is right of it.
+        distance = jnp.vdot(shared, shared - product)
 
         gaps = values[:rank, None] - values[rank:]
         posterior = log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
-        prior = log_normalizer(concentration, features, rank) + concentration * rank / 2
+        # What arrives is not quite orthonormal, which a large concentration would multiply.
+        prior = log_normalizer(concentration, features, rank)
+        prior += concentration / 2 * jnp.vdot(shared, shared)
         constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
-        return product, local, {"objective": objective}
+        # What the components hold of the variance: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
+        held = jnp.vdot(weights[:known], top) - concentration * jnp.vdot(shared, product)
+        left = (data.trace - ratio(held, self._precision(data))) / (features - rank)
+        return Uplink(product, distance), local, {"objective": objective, "residual_variance": left}
 
     def server_step(
-        self, key: RandomKey, server: Server, uplink: Frame
+        self, key: RandomKey, server: Server, uplink: Uplink
     ) -> tuple[Server, Diagnostics]:
         """The shared components and the concentration that the mean posterior asks for."""
         del key
         features = len(server.shared)
-        distance = self.rank - jnp.vdot(server.shared, uplink)
         place = jnp.log(server.concentration)
-        move = jnp.log(fitted_concentration(distance, features, self.rank)) - place
+        move = jnp.log(fitted_concentration(uplink.distance, features, self.rank)) - place
         # EM is slow where the samples say little about σ²; the secant through the last two moves
         # finds where they vanish.
         moved, change = place - server.previous[0], move - server.previous[1]
         useful = (moved * change < 0) & (jnp.abs(change) < jnp.abs(moved))
         factor = jnp.where(useful, -moved / jnp.where(useful, change, 1), 1)
         place_next = place + move * jnp.clip(factor, 1, LARGEST_ACCELERATION)
-        least, most = concentrations(features, self.rank, place.dtype)
+        least, _ = concentrations(features, self.rank, place.dtype)
+        # Kept and handed on, the limit would have no implicit derivative.
+        most = jax.lax.stop_gradient(server.most)
         concentration = jnp.clip(jnp.exp(place_next), least, most)
         # The nearest basis to the one before, so that it comes to rest with the subspace.
-        server = Server(polar(uplink), concentration, jnp.stack([place, move]))
-        return server, {"prior_variance": 1 / concentration}
+        server = Server(polar(uplink.product), concentration, jnp.stack([place, move]), server.most)
+        at_limit = (concentration >= most).astype(concentration.dtype)
+        return server, {"prior_variance": 1 / concentration, "at_lower_limit": at_limit}
 
     def client_result(self, downlink: Downlink, local: None, data: Moment) -> Frame:
         """The best subspace on average, and the most probable one, its basis turned towards V."""
@@ -311,6 +346,17 @@ class EmpiricalBayesPCA(Algorithm, HasBases):
     def shared_result(self, server: Server) -> Frame:
         """The shared components."""
         return server.shared
+
+    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Whether the spread is at its lower limit, and what noise the components leave."""
+        del result
+        if not history["at_lower_limit"].size or not history["at_lower_limit"][-1]:
+            return ()
+        left, given = history["residual_variance"][-1], float(self.noise_variance)
+        return (
+            "The learned spread is at its lower limit: the clients are alike, or noise_variance "
+            f"({given:.3g}) is too large; the components leave {left:.3g} in each other feature.",
+        )
 
     def bases(self, server: Server, local: None) -> Bases:
         """The shared components."""

@@ -14,8 +14,10 @@ from jaxfed.core.checks import check_count, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.one_exchange import OneExchange
 from jaxfed.core.reduction import Gram
+from jaxfed.core.remarks import HasRemarks
 from jaxfed.pca._components import (
     Frame,
+    beside,
     best_local,
     captured,
     change_within,
@@ -140,7 +142,7 @@ class Pooled(OneExchange):
         return uncaptured(data, captured(data, downlink))
 
 
-class OneShot(OneExchange):
+class OneShot(OneExchange, HasRemarks):
     """Shared and local components from one exchange.
 
     Three estimates of the shared components, each followed by local components as the top
@@ -239,3 +241,8 @@ class OneShot(OneExchange):
         """Whether the local components are common to all clients."""
         del history
         return common_local(result)
+
+    def client_result(self, downlink, local, data):
+        """The local components, beside the shared ones as they are, not as they arrived."""
+        del data
+        return beside(downlink, local)

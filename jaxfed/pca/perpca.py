@@ -20,6 +20,7 @@ from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Max
+from jaxfed.core.remarks import HasRemarks
 from jaxfed.linalg import Moment, ratio
 from jaxfed.linalg._precision import client_matmul, data_matmul
 from jaxfed.pca._components import (
@@ -65,7 +66,7 @@ class Server(NamedTuple):
     objective: Float[Array, ""] | None  # of the round before, where the step rule compares
 
 
-class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
+class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     r"""Personalized PCA by Stiefel gradient descent.
 
     Each round a client deflates its local components by the shared ones and retracts them,
@@ -120,9 +121,12 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases):
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
             shrinkage: take the noise out of the second moments before the iteration (see
-                `jaxfed.pca.shrink`). On few noisy samples the objective's optimum can lie far
-                from the true shared components; this keeps the iteration near them. The local
-                components of the result are the best ones for the observed moments.
+                `jaxfed.pca.shrink`). Where local components fill most of the features and are far
+                above the noise, the objective's optimum can lie far from the true shared
+                components; this keeps the iteration near them. Elsewhere it does harm: it drops
+                shared components that one client cannot tell from noise though all together
+                could. `jaxfed.pca.split_half` chooses. The local components of the result are
+                the best ones for the observed moments.
 
         Raises:
             ValueError: for ranks that are not positive whole numbers (a local rank may be 0 for

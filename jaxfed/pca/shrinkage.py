@@ -6,6 +6,10 @@ large, and the shared ones follow. Eigenvalues that noise alone explains are the
 nothing and the others are corrected for the noise they contain. What is left is constant along
 the directions into which the iteration used to drift.
 
+Each client's samples alone decide. In d features, n samples show a component only if its variance
+is more than √(d/n) times that of the noise; a weaker one is gone, although the mean over many
+clients might show it.
+
 Source: the spiked covariance model's edge and eigenvalue correction, Donoho, Gavish & Johnstone
 (2018), Optimal shrinkage of eigenvalues in the spiked covariance model, equations 1.3 and 1.10.
 """

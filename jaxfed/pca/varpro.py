@@ -29,6 +29,7 @@ from jaxfed.core.checks import check_count
 from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough
 from jaxfed.core.reduction import Gram, Symmetric
+from jaxfed.core.remarks import HasRemarks
 from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
@@ -67,7 +68,7 @@ class Server(NamedTuple):
     unit: Float[Array, ""]  # a power of two near the first gradients
 
 
-class VarProPerPCA(Algorithm, DifferentiatedThrough):
+class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     """The objective of personalized PCA, its local components eliminated by variable projection.
 
     Its stationary points are those of `PerPCA(variant="tangent")`, and there is no step size to

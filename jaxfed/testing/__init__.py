@@ -79,8 +79,9 @@ def check_algorithm(
     * `"buckets"`: samples in buckets, each padded by itself, give what they give in one array;
     * `"source"`: so do samples that are read block by block;
     * `"participation"`: absent clients keep their states exactly, or the algorithm refuses;
-    * `"channels"`: at most five rounds through a channel give finite numbers or are refused by a
-      `ValueError` about that argument; a channel that loses nothing changes nothing;
+    * `"channels"`: at most five rounds through a channel give finite numbers and meet constraints,
+      or are refused by a `ValueError` about that argument; a channel that loses nothing changes
+      nothing;
     * `"bits"`: what the history counts is the length of the payloads in bytes;
     * `"newcomers"`: `jaxfed.personalize` gives clients that took no part finite models of the same
       shapes, and a warm start finds its clients by their ids;

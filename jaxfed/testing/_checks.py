@@ -338,6 +338,11 @@ def check_channels(case: Case) -> None:
         bits = {k: x for k, x in solution.history.items() if k.startswith("bits")}
         told = case.essence(solution.result), bits
         finite(told, f"a run through a channel has finite numbers: {name}")
+        if case.constraint is not None:
+            try:
+                case.constraint(solution.result)
+            except AssertionError as error:
+                raise AssertionError(f"the constraint holds through {name}: {error}") from error
 
 
 def check_bits(case: Case) -> None:
