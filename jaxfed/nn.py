@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Key
 from jaxfed import _names
 from jaxfed.core.adjoint import Adjoint, implicit
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_instance, refuse
+from jaxfed.core.checks import check_count, check_instance, refuse
 from jaxfed.core.client_checks import checked_array
 from jaxfed.core.clients import Clients
 from jaxfed.core.run import fit, rollout
@@ -263,6 +263,7 @@ def _first(
     algorithm: Algorithm, clients: Clients, rounds: int, key: Key[Array, ""], tol: float | None
 ) -> Personalized:
     """The solution that the first call starts from, until as many rounds no longer move it."""
+    check_count("rounds", rounds)
     last = []
 
     def settled(solution):
