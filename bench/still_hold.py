@@ -38,6 +38,12 @@ class Printed(NamedTuple):
 TABLES = (
     Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy_table.py", "3"),
     Printed("docs/guides/sharing.md", "| start | 1 round |", "start_table.py", "1"),
+    Printed(
+        "docs/guides/sharing.md",
+        "| features, local components,",
+        "shrinkage_table.py",
+        "2",
+    ),
     Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channel_table.py", "8"),
     Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients.py", "2"),
     Printed("bench/RESULTS.md", "| update | rounds |", "small_tables.py variants", "1"),
