@@ -99,7 +99,9 @@ PAGES = {
         "the compilers are wanted, and an H100",
     ),
     "docs/guides/privacy.md": Made("python bench/privacy_table.py", "5"),
-    "docs/guides/sharing.md": Made("python bench/start_table.py; python bench/shrinkage_table.py", "3"),
+    "docs/guides/sharing.md": Made(
+        "python bench/start_table.py; python bench/shrinkage_table.py", "3"
+    ),
     "docs/guides/views.md": Made(f"{_REPRODUCE} gcca/digits --seeds 2 --data DIR", "4"),
 }  # fmt: skip
 
