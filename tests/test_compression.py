@@ -37,6 +37,27 @@ LOSSY = {
     "bfloat16": lambda: jf.channel.cast("bfloat16"),
     "chain": lambda: jf.channel.chain(jf.channel.top_k(0.3), jf.channel.quantize(4)),
 }
+
+
+class EightBits(jf.channel.Payload):
+    values: jax.Array
+
+
+class Float8(jf.channel.Compressor):
+    """A compressor as somebody else would write it, by public names alone."""
+
+    def compress(self, key, array):
+        return EightBits(array.shape, array.dtype, array.astype("float8_e4m3fn"))
+
+    def decompress(self, payload):
+        return payload.values.astype(payload.dtype)
+
+    def mean(self, array):
+        return array
+
+
+LOSSY["somebody else's"] = Float8
+LOSSY["somebody else's in a chain"] = lambda: jf.channel.chain(jf.channel.top_k(0.3), Float8())
 every_compressor = pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.float16) if n == "float16" else n for n in LOSSY],

@@ -21,9 +21,9 @@ ROOMS = [
 # What takes no argument, or what other parts of the library give it: arrays within a traced
 # function, payloads, transcripts.
 INNER = {
-    "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Corruption",
+    "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Compressor", "Corruption",
     "DenoisingLoss", "DivergenceError", "Ended", "EnergyWarning", "Link", "Moment",
-    "Participation", "ProcessError",
+    "Participation", "Payload", "ProcessError",
     "Samples", "Solution", "SparseView", "Status", "View", "Views", "auto",
     "bits", "collect",
     "english_stop_words", "everybody",

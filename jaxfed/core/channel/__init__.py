@@ -17,6 +17,8 @@ from jaxfed.core.channel.base import varies as varies
 from jaxfed.core.channel.base import ways as ways
 from jaxfed.core.channel.compression import cast as cast
 from jaxfed.core.channel.compression import chain as chain
+from jaxfed.core.channel.compressor import Compressor as Compressor
+from jaxfed.core.channel.compressor import Payload as Payload
 from jaxfed.core.channel.memory import difference as difference
 from jaxfed.core.channel.memory import error_feedback as error_feedback
 from jaxfed.core.channel.noise import gaussian as gaussian

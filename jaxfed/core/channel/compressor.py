@@ -26,7 +26,12 @@ from jaxfed.core.checks import refuse
 
 
 class Payload(eqx.Module):
-    """One compressed array; shape and type are known to both ends."""
+    """What travels in place of one array: a subclass adds the arrays that do.
+
+    Attributes:
+        shape: of the array; like its type it is known to both ends, and is not counted.
+        dtype: of the array.
+    """
 
     shape: tuple[int, ...] = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
@@ -38,7 +43,11 @@ class Payload(eqx.Module):
 
 
 class Compressor(Channel):
-    """A channel without memory that compresses one array at a time."""
+    """A channel without memory that compresses one array at a time.
+
+    A subclass writes `compress`, `decompress` and `mean`, for one array; what they return is pure
+    and of shapes that depend on shapes alone. `difference`, `error_feedback` and `chain` take any.
+    """
 
     @final
     def memory(self, message: PyTree) -> None:
@@ -86,7 +95,12 @@ class Compressor(Channel):
 
     @abc.abstractmethod
     def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
-        """What travels in place of one array."""
+        """What travels in place of one array.
+
+        Args:
+            key: a random key, another one for each array, client and round.
+            array: more than one floating-point number, of any shape.
+        """
 
     @abc.abstractmethod
     def decompress(self, payload: Payload) -> Float[Array, "..."]:
@@ -109,5 +123,5 @@ def checked_compressor(compressor: Channel) -> Compressor:
         ValueError: if it is not one.
     """
     if not isinstance(compressor, Compressor):
-        raise refuse("compressor", "one without memory, such as quantize(3)", compressor)
+        raise refuse("compressor", "a jaxfed.channel.Compressor, such as quantize(3)", compressor)
     return compressor
