@@ -131,6 +131,14 @@ def test_a_finished_run_is_only_read_however_it_ended(tmp_path, how):
         assert again.releases[-1].times == first.releases[-1].times
 
 
+def test_a_run_that_a_function_has_stopped_goes_on_without_callbacks(tmp_path):
+    stopped = fit(tmp_path, callbacks=[lambda solution: solution.rounds >= 6])
+    assert stopped.status == jf.Status.stopped and stopped.rounds < ROUNDS
+    whole = fit(tmp_path)
+    assert whole.status == jf.Status.round_limit
+    identical(whole, fit(None))
+
+
 @pytest.mark.parametrize("keep", [1, 3])
 def test_only_the_newest_are_kept(tmp_path, keep):
     checkpoint = jf.Checkpoint(tmp_path, every=3, keep=keep)

@@ -237,7 +237,7 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
     chex.assert_trees_all_equal(essence(resumed), essence(whole))
     other = samples()
     other[4] = 2 * other[4]
-    with pytest.raises(ValueError, match=r"belongs to another run; its clients"):
+    with pytest.raises(ValueError, match=r"belongs to another run: clients has other values"):
         run(
             jf.Clients.from_source(other, weights="samples", block_bytes=2 * LARGE),
             rounds=4, checkpoint=checkpoint, **options,

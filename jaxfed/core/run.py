@@ -135,8 +135,9 @@ def fit(
         metrics_every: evaluate `metrics` every so many rounds.
         progress: show a progress bar with the objective.
         checkpoint: where and how often to save; a run with the same arguments resumes from it,
-            bit for bit. One that has ended computes nothing more; with more `rounds` it goes on,
-            where its rounds were those of a run that is given as many at once.
+            bit for bit. One that has ended computes nothing more. With more `rounds` it goes on,
+            where its rounds were those of a run that is given as many at once; one that a function
+            has stopped goes on without callbacks.
         callbacks: called after each chunk: a `Callback`, or a function of the solution so far
             that keeps nothing. True stops the run.
         best: name of an entry of the history, smaller is better: return the solution at the end
@@ -222,6 +223,8 @@ def fit(
         if (saved := checkpoint.restore(identity, like, extends)) is not None:
             run, history = saved
             pieces.append(history)
+            if not callbacks:  # nobody is left who stops it
+                run = replace(run, stopped=np.zeros((), bool))
 
     def solution_at(state: State) -> Solution:
         number = int(state.round)
