@@ -217,7 +217,6 @@ def targets() -> list[Target]:
                 "best": optional(text),
                 "chunk_rounds": SOME,
                 "throw": flag,
-                "every": SOME,
             },
         ),
         Target(
@@ -672,10 +671,16 @@ def _algorithms(right) -> list[Target]:
         "global_step_size": MAYBE, "solver": solver, "likelihood": likelihood, "start": start,
         "align": flag,
     }  # fmt: skip
+    arrays_in = lambda v: [
+        x for x in jax.tree.leaves(v) if isinstance(x, np.ndarray | np.generic | jax.Array)
+    ]
     training = {
         "model": lambda value: any(
-            isinstance(leaf, np.ndarray | jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
-            for leaf in jax.tree.leaves(value)
+            jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in arrays_in(value)
+        ) and all(
+            leaf.dtype.kind != "O" and not isinstance(leaf, np.ma.MaskedArray)
+            and (not jnp.issubdtype(leaf.dtype, jnp.inexact) or np.isfinite(leaf).all())
+            for leaf in arrays_in(value)
         ),
         "loss": function, "local_steps": WHOLE, "batch_size": SOME, "step_size": factor(),
         "global_step_size": factor(), "spread_step_size": factor(), "hyper_prior": HYPER,
@@ -714,9 +719,7 @@ def _algorithms(right) -> list[Target]:
             "hyper_prior": MAYBE, "spread": one_of("closed_form", "log", "gradient"),
             "spread_step_size": MAYBE, "dimension": one_of("subspace", "frame"),
         }),
-        Target("pca.HierarchicalPCA", {"rank": 1, "noise_variance": 0.5, "prior_variance": 0.5}, bayes | {
-            "training": optional(one_of("personalized")),
-        }),
+        Target("pca.HierarchicalPCA", {"rank": 1, "noise_variance": 0.5, "prior_variance": 0.5}, bayes),
         Target("pca.EmpiricalBayesPCA", {"rank": 1, "noise_variance": 0.5}, {"rank": WHOLE, "noise_variance": HYPER}),
         Target("pca.GlobalProbabilisticPCA", {"rank": 1, "noise_variance": 0.5}, {
             "rank": WHOLE, "noise_variance": HYPER, "step_size": MAYBE, "start": start,
@@ -935,7 +938,7 @@ def _functions(right) -> list[Target]:
             for target in (
                 Target(f"manifolds.{kind}.random_tangent", {"key": right["key"], "x": right["frame"]}, {
                     "key": key,
-                    "x": lambda v, kind=kind: tall(v) and np.shape(v)[0] > (np.shape(v)[1] if kind == "grassmann" else 1),
+                    "x": lambda v, kind=kind: real(None, None)(v) and len(v) >= np.shape(v)[1] and np.shape(v)[0] > (np.shape(v)[1] if kind == "grassmann" else 1),
                 }),
                 Target(f"manifolds.{kind}.ehess2rhess", {"x": right["frame"], **dict.fromkeys("ghv", right["other"])}, dict.fromkeys("xghv", base)),
                 Target(f"manifolds.{kind}.transport_differential", {"x": right["frame"], "v": right["other"], "u": right["other"]}, {
@@ -1245,7 +1248,7 @@ def _plots(right) -> list[Target]:
     return [
         Target("plot.agreement", {"shares": np.ones((2, 3)), "names": ["a", "b"]}, {"shares": real(2, None, finite=True), "names": lambda v: texts(v) and len(v) == 2, "figure": figure, "ax": nothing}),
         Target("plot.client_map", {"clients": np.ones((3, 2))}, {
-            "clients": real(3, 2, finite=True), "metadata": optional(either(array(3, finite=True), array(3, kinds="biuU"))), "label": optional(text), "names": names(3), "figure": figure, "ax": nothing,
+            "clients": lambda v: either(real(None, 2, finite=True), real(None, None, None, finite=True))(v) and len(v) > 1, "metadata": optional(either(array(3, finite=True), array(3, kinds="biuU"))), "label": optional(text), "names": names(3), "figure": figure, "ax": nothing,
         }),
         Target("plot.clusters", {"embedding": np.ones((3, 2)), "labels": np.arange(3)}, {
             "embedding": real(3, 2, finite=True), "labels": array(3, kinds="biufU"), "names": names(3), "figure": figure, "ax": nothing,

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_count, refuse
+from jaxfed.core.checks import check_count, host_array, refuse
 from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.core.processes import finite, looked_at
@@ -200,13 +200,23 @@ def taken_apart(
         raise refuse("loss", "a function of model, batch and key", loss)
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    model = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, model)
+    wanted = "a pytree of arrays of numbers and of hashable objects"
+
+    def array(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        found = host_array("model", leaf, wanted)
+        if not (jnp.issubdtype(found.dtype, jnp.number) or found.dtype == bool):
+            raise refuse("model", wanted, leaf)
+        return jnp.asarray(found)
+
+    model = jax.tree.map(array, model)
     arrays, others = eqx.partition(model, eqx.is_array)
     check_parameters("model", parameters_of(arrays))
     kept = tuple(jax.tree.leaves(others, is_leaf=_is_none))
     for leaf in kept:
         if not isinstance(leaf, Hashable):
-            raise refuse("model", "a pytree of arrays and of hashable objects", leaf)
+            raise refuse("model", wanted, leaf)
     return arrays, kept
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from jaxfed.core.checks import check_text, checked_labels, refuse
+from jaxfed.core.checks import check_text, checked_labels, host_array, refuse
 from jaxfed.pca import embed_clients
 from jaxfed.plot._figure import bare, check_place, colour, host, one_axes, texts, verbatim
 
@@ -78,14 +78,16 @@ def client_map(
     """
     check_place(figure, ax)
     wanted = "local components (clients, features, rank), or points (clients, 2)"
-    axes_of = 3 if np.ndim(clients) == 3 else 2
-    points = host("clients", clients, axes_of, wanted)
+    points = host_array("clients", clients, wanted)
+    points = host("clients", points, 3 if points.ndim == 3 else 2, wanted)
     if len(points) < 2 or (points.ndim == 2 and points.shape[1] != 2):
         raise refuse("clients", f"{wanted}, of two clients at least", clients)
     texts("names", names, len(points))
     if label is not None:
         check_text("label", label)
-    values = None if metadata is None else np.asarray(metadata)
+    values = None
+    if metadata is not None:
+        values = host_array("metadata", metadata, "a number or a class for each client")
     real = values is not None and values.dtype.kind == "f"
     if real:
         values = host("metadata", values, 1, "a number for each client")
