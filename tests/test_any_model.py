@@ -93,7 +93,9 @@ def test_what_is_no_model_is_refused():
         (apply, "model: wanted parameters"),
         ({"count": jnp.arange(3)}, "model: wanted parameters"),
         ({"w": np.array([np.nan])}, r"model: NaN or infinite parameters at \['w'\]"),
-        ({"w": np.ones(2), "tag": {1, 2}}, "model: wanted a pytree of arrays and of hashable"),
+        ({"w": np.ones(2), "tag": {1, 2}}, "model: wanted a pytree of arrays of numbers and of"),
+        ({"w": np.ones(2), "tag": np.array(["x"])}, "model: wanted a pytree of arrays of numbers"),
+        ({"w": np.ones(2), "tag": np.array([None])}, "model: wanted a pytree of arrays of numbers"),
     ]:
         with pytest.raises(ValueError, match=message):
             FedAvg(model, loss, SGD, local_steps=1)

@@ -305,6 +305,8 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from jaxfed.cli import main
 
+# A shell has what it starts in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rounds = Path(sys.argv[-1], "checkpoint", "rounds")
 
 def send(number, after):
@@ -352,7 +354,12 @@ def test_a_signal_that_garbage_swallows_is_heeded(monkeypatch, capsys, number, c
         return 0
 
     monkeypatch.setattr("jaxfed.cli.info.run", run)
-    assert main(["info", "result"]) == code
+    # A shell has what it starts in the background ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["info", "result"]) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
