@@ -61,7 +61,7 @@ def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> 
     )
     more = f" and {large.size - LISTED} more" * (large.size > LISTED)
     warnings.warn(
-        "clients: wanted mean squared norms of a sample that are of one order, got, by client id, "
+        "clients: wanted samples of similar size, got mean squared norms, by client id, "
         f"{shown}{more}; such clients dominate the shared components and shorten every step. Scale "
         "each client's samples to the same energy, lower these clients' weights, or use "
         "jaxfed.pca.OneShot(method='projector'), which scale does not affect",
