@@ -22,7 +22,7 @@ from jaxfed_kernels import (
 from timing import machine, table, turns
 
 import jaxfed as jf
-from jaxfed.core.compiling import GPU_OPTIONS
+from jaxfed.core.run.compiling import GPU_OPTIONS
 
 PLATFORM = jax.default_backend()
 OPTIONS = GPU_OPTIONS if PLATFORM == "gpu" else {}  # as in `jaxfed.fit`

@@ -35,7 +35,7 @@ from precision import measured
 from timing import machine, table
 
 from accelerator_matrix import DIRECTIONS, WAYS, Program, program
-from jaxfed.core.compiling import GPU_OPTIONS
+from jaxfed.core.run.compiling import GPU_OPTIONS
 
 CPU = jax.local_devices(backend="cpu")[0]
 FIGURES = {"forward": ("objective", "subspace"), "gradient": ("gradient",)}

@@ -25,7 +25,7 @@ from channel_table import CASES, CODED, C, problem
 from timing import table
 
 import jaxfed as jf
-from jaxfed.core.targets import Compiled, Target, compiled, target
+from jaxfed.planning.targets import Compiled, Target, compiled, target
 
 ROUNDS = 10
 TARGETS = ("v5e:2x2", "h100")

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfed as jf
-from jaxfed.core import loop
-from jaxfed.core.arguments import LOSSLESS, VMAP, problem_of
+from jaxfed.core.run import loop
+from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
 
 ROUNDS = 10
 

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from timing import machine, table, turns
 
 import jaxfed as jf
-from jaxfed.core.grid import _block
+from jaxfed.core.sweeps.grid import _block
 
 CLIENTS, SAMPLES, FEATURES, RANK, NOISE = 200, 20, 30, 10, 0.5
 ROUNDS = {"local": 60, "global": 30, "personalized": 100}

@@ -21,7 +21,7 @@ MODULES = (
 
 
 def module_named(name: str) -> Any:
-    """A public module, which may live elsewhere: `jaxfed.channel` is `jaxfed.core.channel`."""
+    """A public module, by its dotted name."""
     package, _, last = name.rpartition(".")
     return getattr(import_module(package), last) if package else import_module(name)
 

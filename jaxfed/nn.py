@@ -27,12 +27,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from jaxfed import _names
-from jaxfed.core.adjoint import Adjoint, implicit
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_count, check_instance, refuse
-from jaxfed.core.client_checks import checked_array
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import fit, rollout
+from jaxfed.core.clients.checks import checked_array
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import check_count, check_instance, refuse
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.derivatives.adjoint import implicit
+from jaxfed.core.run.adjoint import Adjoint
+from jaxfed.core.run.host import fit, rollout
 
 Samples = Float[Array, "clients samples features"]
 MOST = 100  # times a call's rounds, that a layer's first solve may take

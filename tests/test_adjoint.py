@@ -308,7 +308,7 @@ def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
         return jax.jit(jax.grad(lambda v, w: personalized(v, w / w.sum()), argnums=(0, 1)))
 
     at_once = gradient().lower(values, weights)
-    monkeypatch.setattr("jaxfed.core.backend.here.BLOCK_BYTES", 1)
+    monkeypatch.setattr("jaxfed.core.backends.one_device.BLOCK_BYTES", 1)
     in_blocks = gradient().lower(values, weights)
     two_weights = "(tensor<20xf64>, tensor<i64>) -> tensor<2xf64>"
     assert two_weights in in_blocks.as_text() and two_weights not in at_once.as_text()
@@ -320,7 +320,7 @@ def test_clients_in_blocks_give_the_same_derivative(monkeypatch):
 
 @pytest.mark.slow
 def test_derivatives_of_a_solution_keep_nothing_of_the_size_of_the_data(monkeypatch):
-    monkeypatch.setattr("jaxfed.core.backend.here.BLOCK_BYTES", 1)
+    monkeypatch.setattr("jaxfed.core.backends.one_device.BLOCK_BYTES", 1)
     values, weights = np.random.default_rng(0).normal(size=(20, 50, 200)), np.ones(20) / 20
 
     def beside(function):

@@ -9,7 +9,7 @@ import pytest
 import test_contract as contract
 
 import jaxfed as jf
-from jaxfed.core import fixed_point
+from jaxfed.core.contract import fixed_point
 
 FEATURES, CLIENTS = 5, 3
 SGD = optax.sgd(1.0)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfed as jf
-from jaxfed.core.buckets import Buckets, grouped
-from jaxfed.core.reduction import Gather, Gram, Max, Mean, Sum, Symmetric
+from jaxfed.core.common.buckets import Buckets, grouped
+from jaxfed.core.contract.reduction import Gather, Gram, Max, Mean, Sum, Symmetric
 
 COUNTS = (3, 40, 5, 4, 17, 60, 6, 3, 9, 25)
 FEATURES, ROUNDS = 4, 3

@@ -17,8 +17,9 @@ import orbax.checkpoint
 import pytest
 
 import jaxfed as jf
-from jaxfed.core import checkpoint, run
-from jaxfed.core.files import locked, replacing
+from jaxfed.core.common.files import locked, replacing
+from jaxfed.core.run import host as run
+from jaxfed.core.store import checkpoint
 
 ROUNDS = 12
 

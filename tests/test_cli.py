@@ -24,7 +24,7 @@ from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _pca
 from jaxfed.cli.fit._signature import descriptions
 from jaxfed.cli.fit.pca import COMMANDS as pca_commands
-from jaxfed.core.files import locked
+from jaxfed.core.common.files import locked
 
 # Most of the time goes into compiling: fits share ranks, data shapes and chunks of one round
 # (those of less than a hundred rounds) wherever what is tested allows it.

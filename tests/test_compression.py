@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfed as jf
-from jaxfed.core.channel.entropy import decode_symbols, encode_symbols
-from jaxfed.core.channel.packing import grouping, pack_symbols, unpack_symbols
+from jaxfed.core.wire.entropy import decode_symbols, encode_symbols
+from jaxfed.core.wire.packing import grouping, pack_symbols, unpack_symbols
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 40
 

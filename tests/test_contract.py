@@ -15,9 +15,9 @@ import optax
 import pytest
 
 import jaxfed as jf
-from jaxfed.core import rounds as contract
-from jaxfed.core.run import problem_of
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.round import rounds as contract
+from jaxfed.core.run.arguments import problem_of
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
 

@@ -74,7 +74,7 @@ def check(solution, clients):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxfed.core.energies.EnergyWarning")
+@pytest.mark.filterwarnings("ignore::jaxfed.core.clients.energies.EnergyWarning")
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(rows=federation())
 def test_components_that_do_not_exist(name, rows):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfed.cli import main
-from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.store.checkpoint import Checkpoint
 
 SIDE, LATENT = 4, 2
 COUNTS = (9, 10, 12)

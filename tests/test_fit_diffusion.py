@@ -10,7 +10,7 @@ import pytest
 
 from jaxfed.cli import main
 from jaxfed.cli.fit import _images
-from jaxfed.core.checkpoint import Checkpoint
+from jaxfed.core.store.checkpoint import Checkpoint
 
 SIDE = 4
 

@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 from test_flower import Federation, check_equal
 
-from jaxfed.core.channel.secure import numbers_of
+from jaxfed.core.wire.secure import numbers_of
 from jaxfed.deploy import exchange, masked, masks, server
 from jaxfed.deploy.messages import message_of, packet_of
 

@@ -17,8 +17,8 @@ import jaxfed as jf
 pytest.importorskip("flwr")
 from test_flower import Federation, alone
 
-from jaxfed.core.channel import ways
-from jaxfed.core.files import replacing
+from jaxfed.core.common.files import replacing
+from jaxfed.core.wire.channel import ways
 from jaxfed.deploy import exchange
 from jaxfed.deploy import node as nodes
 from jaxfed.deploy.data import common, told

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfed as jf
-from jaxfed.core.channel import quantization as q
-from jaxfed.core.channel.packing import (
-    grouping,
-    pack_rows,
-    pack_symbols,
-    stays_in_rows,
-    unpack_rows,
-)
+from jaxfed.core.wire import quantization as q
+from jaxfed.core.wire.packing import grouping, pack_rows, pack_symbols, stays_in_rows, unpack_rows
 
 WHOLE = st.tuples(st.integers(1, 127), st.integers(1, 3), st.lists(st.integers(1, 5), max_size=2))
 

@@ -8,11 +8,11 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.cli import main
-from jaxfed.core.backend.here import _block
-from jaxfed.core.problem import Costs
-from jaxfed.core.targets import Target
+from jaxfed.core.backends.one_device import _block
+from jaxfed.core.round.problem import Costs
+from jaxfed.planning.targets import Target
 
-plan_module = importlib.import_module("jaxfed.core.plan")
+plan_module = importlib.import_module("jaxfed.planning.plan")
 COSTS = Costs(*[0] * 7, False)
 
 

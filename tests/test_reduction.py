@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfed as jf
-from jaxfed.core.backend import collect
-from jaxfed.core.reduction import (
+from jaxfed.core.backends.backend import collect
+from jaxfed.core.contract.reduction import (
     Gather,
     Gram,
     Max,

@@ -10,7 +10,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.cli import main
-from jaxfed.core.remarks import still_falling
+from jaxfed.core.contract.remarks import still_falling
 
 KEY = jax.random.key(0)
 COMMON, FALLING = "common to all clients", "second half of the rounds"

@@ -13,7 +13,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.cli import main
-from jaxfed.core.sent import sent
+from jaxfed.core.run.sent import sent
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NAMES = ["<script>alert(1)</script>", "a & b", "$\\nosuch$", "x\"y'"]

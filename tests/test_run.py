@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 
 import jaxfed as jf
-from jaxfed.core.compiling import compiler_options
+from jaxfed.core.run.compiling import compiler_options
 
 FEATURES, CLIENTS, ROUNDS = 5, 4, 12
 

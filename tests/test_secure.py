@@ -10,7 +10,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed import privacy
-from jaxfed.core.channel.packing import pack_wide, unpack_wide
+from jaxfed.core.wire.packing import pack_wide, unpack_wide
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 12
 LOSSLESS = jf.channel.lossless()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.core.shuffle import shuffled
+from jaxfed.core.common.shuffle import shuffled
 
 
 @jax.jit

@@ -15,10 +15,10 @@ import pytest
 from test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
 
 import jaxfed as jf
-from jaxfed.core import streaming
-from jaxfed.core.checkpoint import fingerprint
-from jaxfed.core.reduction import Mean
-from jaxfed.core.source import read_ahead
+from jaxfed.core.clients.source import read_ahead
+from jaxfed.core.contract.reduction import Mean
+from jaxfed.core.run import streaming
+from jaxfed.core.store.checkpoint import fingerprint
 
 STATUS = Path("/proc/self/status")
 LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client
@@ -131,7 +131,7 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
 def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
     """Whoever reads ahead waits for the disk, and not the program that uses them."""
     if not at_once:
-        monkeypatch.setattr("jaxfed.core.source._POPULATE_READ", -1)  # as on an older Linux
+        monkeypatch.setattr("jaxfed.core.clients.source._POPULATE_READ", -1)  # as on an older Linux
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     clients = jf.Clients.from_source(mapped, block_bytes=32 * mapped[0].nbytes)

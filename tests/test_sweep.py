@@ -485,7 +485,7 @@ def test_one_process_at_a_time_works_in_a_folder(kept, tmp_path):
     folder = tmp_path / "grid"
     shutil.copytree(kept[0], folder)
     hold = (
-        "import pathlib, sys, time; from jaxfed.core.files import locked\n"
+        "import pathlib, sys, time; from jaxfed.core.common.files import locked\n"
         "with locked(pathlib.Path(sys.argv[1]), 'folder'):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(99)"
@@ -511,7 +511,7 @@ def test_folders_that_cannot_be_locked_are_used_all_the_same(kept, tmp_path, mon
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.warns(UserWarning, match=r"^folder: .* cannot be locked \(No locks available"):
         unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "network"), kept[1])
-    monkeypatch.setattr("jaxfed.core.files.fcntl", None)
+    monkeypatch.setattr("jaxfed.core.common.files.fcntl", None)
     unchanged(jf.grid(cheap, POINTS, block=4, folder=tmp_path / "windows"), kept[1])
 
 

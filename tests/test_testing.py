@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.algorithm import hyperparameter
+from jaxfed.core.contract.algorithm import hyperparameter
 from jaxfed.testing import CHECKS, _compare, check_algorithm
 
 FEATURES = 3

@@ -150,7 +150,7 @@ def channels(value) -> bool:
 
 
 def compressor(value) -> bool:
-    from jaxfed.core.channel.compressor import Compressor
+    from jaxfed.core.wire.compressor import Compressor
 
     return isinstance(value, Compressor)
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = parser_of(set(_first_words(arguments)))
         parsed = parser.parse_args(with_config(parser, arguments))
         if not parsed.no_compilation_cache:
-            from jaxfed.core.compiling import enable_compilation_cache
+            from jaxfed.core.run.compiling import enable_compilation_cache
 
             with contextlib.suppress(OSError, RuntimeError):  # no home, no room: only slower
                 enable_compilation_cache()

@@ -3,8 +3,8 @@
 import jax
 
 from jaxfed import metrics
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.contract.algorithm import Personalized
 
 
 @jax.jit

@@ -9,8 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxfed.core import checkpoint, grid_store
-from jaxfed.core.files import locked, replacing
+from jaxfed.core.common.files import locked, replacing
+from jaxfed.core.store import checkpoint
+from jaxfed.core.store import grid as grid_store
 
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"

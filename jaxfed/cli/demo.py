@@ -13,8 +13,8 @@ from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import RESULT, Folder
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Solution, fit
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.run.host import Solution, fit
 from jaxfed.plot import _figure
 
 SHARED_RANK, LOCAL_RANK = 10, 2

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from jaxfed._optional import require
-from jaxfed.core.checks import refuse
-from jaxfed.core.saved import load
+from jaxfed.core.common.checks import refuse
+from jaxfed.core.store.saved import load
 
 FILE = ".npy"
 

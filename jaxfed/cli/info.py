@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxfed.cli import _report
 from jaxfed.cli._folder import RESULT
-from jaxfed.core.saved import load
+from jaxfed.core.store.saved import load
 
 
 def add_parser(subparsers) -> None:

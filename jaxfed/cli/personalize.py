@@ -10,9 +10,9 @@ from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import RESULT, Folder
 from jaxfed.cli.fit import _common
 from jaxfed.cli.transform import mean_of, read_components
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.clients import Clients
-from jaxfed.core.saved import Saved, entries
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.store.saved import Saved, entries
 from jaxfed.pca.fitted import side_by_side
 
 

@@ -3,10 +3,10 @@
 import argparse
 from functools import partial
 
+from jaxfed import channel
 from jaxfed.cli.fit import _common, _signature
 from jaxfed.cli.fit.pca import COMMANDS, Command
-from jaxfed.core import channel
-from jaxfed.core.plan import plan, shapes_of
+from jaxfed.planning.plan import plan, shapes_of
 
 SHAPES = {
     "clients": "how many there are",

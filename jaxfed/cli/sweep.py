@@ -17,11 +17,11 @@ from jaxfed._optional import require
 from jaxfed.cli import _report
 from jaxfed.cli._folder import CHECKPOINT, RESULT, Folder
 from jaxfed.cli.fit import _common, _pca
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checkpoint import CheckpointError
-from jaxfed.core.clients import Clients
-from jaxfed.core.grid import grid, stack
-from jaxfed.core.run import rollout
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.host import rollout
+from jaxfed.core.store.checkpoint import CheckpointError
+from jaxfed.core.sweeps.grid import grid, stack
 
 if TYPE_CHECKING:
     from xarray import Dataset

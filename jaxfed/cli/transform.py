@@ -11,8 +11,8 @@ from jaxfed.cli import _report
 from jaxfed.cli._folder import RESULT, Folder
 from jaxfed.cli.fit import _common
 from jaxfed.cli.info import file_of
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.saved import Saved, load
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.store.saved import Saved, load
 
 
 def add_parser(subparsers) -> None:

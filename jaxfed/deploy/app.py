@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxfed import gcca, generative, pca
-from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.checks import refuse
-from jaxfed.core.files import replacing
+from jaxfed.core.common.checks import refuse
+from jaxfed.core.common.files import replacing
+from jaxfed.core.contract.algorithm import Algorithm
 
 PROJECT = """\
 [build-system]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jaxfed.core.checks import check_count, shown
+from jaxfed.core.common.checks import check_count, shown
 from jaxfed.deploy.wire import Packet
 
 LOG = logging.getLogger("jaxfed.deploy")

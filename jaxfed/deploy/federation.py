@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Key
 
-from jaxfed.core import apart, channel, participation, steps
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.arguments import check_together
-from jaxfed.core.clients import Clients
-from jaxfed.core.compiling import compiler_options
-from jaxfed.core.problem import Problem, State
+from jaxfed import participation
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.round.problem import Problem, State
+from jaxfed.core.run import apart, steps
+from jaxfed.core.run.arguments import check_together
+from jaxfed.core.run.compiling import compiler_options
+from jaxfed.core.wire import channel
 from jaxfed.deploy.data import shaped, sketched
 from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.run import Run, problem_of_run

@@ -17,12 +17,11 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jaxfed import _names
+from jaxfed import channel as channels
+from jaxfed import participation as participations
 from jaxfed._optional import require
-from jaxfed.core import channel as channels
-from jaxfed.core import participation as participations
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
-from jaxfed.core.checks import (
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import (
     check_callable,
     check_count,
     check_instance,
@@ -34,8 +33,10 @@ from jaxfed.core.checks import (
     is_whole,
     refuse,
 )
-from jaxfed.core.clients import Clients
-from jaxfed.core.compiling import enable_compilation_cache
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
+from jaxfed.core.run.compiling import enable_compilation_cache
+from jaxfed.core.wire.channel import ways as ways_of
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
 from jaxfed.deploy.messages import message_of, packet_of, reply_of
@@ -99,7 +100,7 @@ def server_app(
     check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
     check_count("clients", clients)
     check_rounds(rounds)
-    ways = channels.ways(channel)
+    ways = ways_of(channel)
     participants = EVERYBODY if participation is None else participation
     check_instance(
         "participation", participants, participations.Participation, "one of jaxfed.participation"
@@ -176,7 +177,7 @@ def client_app(
     check_callable("make_data", make_data, "a function of the node configuration")
     if warm_start is not None:
         check_callable("warm_start", warm_start, "a function of the node configuration or None")
-    ways = channels.ways(channel)
+    ways = ways_of(channel)
     place = None if folder is None else checked_path("folder", folder)
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
-from jaxfed.core.channel import Channel
-from jaxfed.core.channel.secure import numbers_of, with_numbers
-from jaxfed.core.files import replacing
-from jaxfed.core.reduction import Mean, is_part
+from jaxfed.core.common.files import replacing
+from jaxfed.core.contract.reduction import Mean, is_part
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.secure import numbers_of, with_numbers
 from jaxfed.deploy import masks
 from jaxfed.deploy.exchange import RefusedError, reading
 from jaxfed.deploy.wire import Packet, check_name

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.checks import refuse
+from jaxfed.core.common.checks import refuse
 from jaxfed.deploy.wire import Packet
 
 ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"

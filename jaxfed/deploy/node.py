@@ -15,16 +15,17 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed._versions import versions
-from jaxfed.core import channel, steps
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.apart import of_client
-from jaxfed.core.channel.secure import adds_masks
-from jaxfed.core.clients import Clients
-from jaxfed.core.compiling import compiler_options
-from jaxfed.core.described import in_bytes
-from jaxfed.core.problem import Problem
-from jaxfed.core.samples import Samples
-from jaxfed.core.saved import Saved, write
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.printing import in_bytes
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.run import steps
+from jaxfed.core.run.apart import of_client
+from jaxfed.core.run.compiling import compiler_options
+from jaxfed.core.store.saved import Saved, write
+from jaxfed.core.wire import channel
+from jaxfed.core.wire.secure import adds_masks
 from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run

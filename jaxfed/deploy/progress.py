@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed.core.problem import Costs, State
+from jaxfed.core.round.problem import Costs, State
 from jaxfed.deploy.federation import Member
 from jaxfed.deploy.run import Run
 from jaxfed.deploy.store import Kept, Store

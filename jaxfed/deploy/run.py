@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed.core import backend, channel, participation
-from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.channel.secure import masks_apart
-from jaxfed.core.checkpoint import digest_of
-from jaxfed.core.checks import check_count, checked_key, refuse
-from jaxfed.core.clients import Clients
-from jaxfed.core.problem import Problem
+from jaxfed import backend, participation
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import check_count, checked_key, refuse
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.store.checkpoint import digest_of
+from jaxfed.core.wire import channel
+from jaxfed.core.wire.secure import masks_apart
 from jaxfed.deploy.data import shaped
 from jaxfed.deploy.wire import check_name, key_from_words, key_to_words
 

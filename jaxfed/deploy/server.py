@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed._versions import versions
-from jaxfed.core import apart, channel, steps
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.channel.secure import adds_masks, numbers_of, with_numbers
-from jaxfed.core.checks import check_count, check_flag, checked_dtype
-from jaxfed.core.loop import with_bits
-from jaxfed.core.problem import Costs, State
-from jaxfed.core.saved import Saved, write
+from jaxfed.core.common.checks import check_count, check_flag, checked_dtype
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round.problem import Costs, State
+from jaxfed.core.run import apart, steps
+from jaxfed.core.run.loop import with_bits
+from jaxfed.core.store.saved import Saved, write
+from jaxfed.core.wire import channel
+from jaxfed.core.wire.secure import adds_masks, numbers_of, with_numbers
 from jaxfed.deploy.data import common, shaped
 from jaxfed.deploy.exchange import Exchange, RefusedError, reading
 from jaxfed.deploy.federation import Federation, Member, Settings, longer

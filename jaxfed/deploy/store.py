@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxfed.core.files import replacing
+from jaxfed.core.common.files import replacing
 
 LAYOUT = ["jaxfed.deploy.state", 1]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxfed.core.checks import refuse, shown
+from jaxfed.core.common.checks import refuse, shown
 
 VERSION = 1  # of all that is said here
 

@@ -15,9 +15,9 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed._names import caller
-from jaxfed.core.checks import check_flag, check_whole
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Solution, fit
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import check_flag, check_whole
+from jaxfed.core.run.host import Solution, fit
 from jaxfed.estimators._arrays import checked, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
 

@@ -12,9 +12,9 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_flag, check_list, check_whole
-from jaxfed.core.run import fit
+from jaxfed.core.common.checks import check_flag, check_list, check_whole
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.host import fit
 from jaxfed.estimators._arrays import checked
 
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import pca
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_name
+from jaxfed.core.common.checks import check_name
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.estimators._clients import ClientPCA, Learned
 from jaxfed.linalg import Moment
 from jaxfed.pca._likelihood import joint_moment, precision

@@ -18,11 +18,16 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_factor, check_optimizer
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
-from jaxfed.core.processes import finite
+from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
+from jaxfed.core.common.processes import finite
+from jaxfed.core.contract.algorithm import (
+    Algorithm,
+    ClientsLike,
+    Diagnostics,
+    Personalized,
+    hyperparameter,
+)
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.gcca._networks import (
     Maker,
     applied,
@@ -142,7 +147,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse data, a network, a batch or a warm start that do not fit.
 
         Raises:

@@ -15,12 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_factor, check_name
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases, without_batches
-from jaxfed.core.gauge import Bases
-from jaxfed.core.shuffle import shuffled
+from jaxfed.core.common.checks import check_count, check_factor, check_name
+from jaxfed.core.common.shuffle import shuffled
+from jaxfed.core.contract.algorithm import (
+    Algorithm,
+    ClientsLike,
+    Diagnostics,
+    Personalized,
+    hyperparameter,
+)
+from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases, without_batches
 from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
 from jaxfed.linalg import (
     Moment,
@@ -122,7 +127,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         self.inner_steps, self.batch_size = inner_steps, batch_size
         self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse data, a batch or a warm start that do not fit.
 
         Raises:

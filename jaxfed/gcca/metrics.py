@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import (
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import (
     check_count,
     check_factor,
     check_number,
@@ -16,9 +16,9 @@ from jaxfed.core.checks import (
     checked_array,
     refuse,
 )
-from jaxfed.core.clients import Clients
-from jaxfed.core.saved import Saved
-from jaxfed.core.solution import Solution
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
 from jaxfed.gcca.views import SparseView, check_views, factorize
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
 

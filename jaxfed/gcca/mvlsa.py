@@ -4,11 +4,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_count
-from jaxfed.core.clients import Clients
-from jaxfed.core.one_exchange import OneExchange
-from jaxfed.core.reduction import Gather
+from jaxfed.core.common.checks import check_count
+from jaxfed.core.contract.algorithm import ClientsLike, Personalized
+from jaxfed.core.contract.one_exchange import OneExchange
+from jaxfed.core.contract.reduction import Gather
 from jaxfed.gcca.views import Factors, Scores, SparseView, View, Weights, check_views, factorize
 from jaxfed.linalg import svd
 
@@ -45,7 +44,7 @@ class MVLSA(OneExchange):
         check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse data and ranks that do not fit.
 
         Raises:

@@ -11,11 +11,12 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxfed.core.checks import check_flag, is_list
-from jaxfed.core.client_checks import check_tables, checked_array
-from jaxfed.core.clients import Clients
-from jaxfed.core.samples import Ragged, padded, widened
-from jaxfed.core.source import is_source
+from jaxfed.core.clients.checks import check_tables, checked_array
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Ragged, padded, widened
+from jaxfed.core.clients.source import is_source
+from jaxfed.core.common.checks import check_flag, is_list
+from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.linalg import matmul, not_rounding, ratio, svd, transposed_product
 from jaxfed.linalg.sparse import checked_rows
 
@@ -280,7 +281,7 @@ def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:
     return (columns < view.count[..., None]).astype(view.values.dtype)
 
 
-def check_views(clients: Clients, rank: int, name: str = "clients") -> None:
+def check_views(clients: ClientsLike, rank: int, name: str = "clients") -> None:
     """Refuse clients without views, and more components than there are entities.
 
     Raises:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Diagnostics
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.generative._prior import (
     Prior,
     bounded,

@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.checks import check_name, check_positive, is_list, refuse
+from jaxfed.core.common.checks import check_name, check_positive, is_list, refuse
 
 
 class Prior(NamedTuple):

@@ -11,13 +11,12 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import check_count, host_array, refuse
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import DifferentiatedThrough, without_batches
-from jaxfed.core.processes import finite, looked_at
-from jaxfed.core.samples import Samples, at_least_single
-from jaxfed.core.shuffle import shuffled
+from jaxfed.core.clients.samples import Samples, at_least_single
+from jaxfed.core.common.checks import check_count, host_array, refuse
+from jaxfed.core.common.processes import finite, looked_at
+from jaxfed.core.common.shuffle import shuffled
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Personalized
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 
 Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]
@@ -56,7 +55,7 @@ class Training(Algorithm, DifferentiatedThrough):
         return without_batches(self, self.batch_size)
 
     @final
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse data, a loss or a warm start that do not fit the model.
 
         Raises:

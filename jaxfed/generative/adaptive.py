@@ -17,14 +17,14 @@ import equinox as eqx
 import optax
 from jaxtyping import Array
 
-from jaxfed.core.algorithm import hyperparameter
-from jaxfed.core.checks import (
+from jaxfed.core.common.checks import (
     check_count,
     check_factor,
     check_name,
     check_optimizer,
     check_positive,
 )
+from jaxfed.core.contract.algorithm import hyperparameter
 from jaxfed.generative._adaptive import Adaptive, Preset, PriorStep
 from jaxfed.generative._prior import check_bounds, check_prior_step
 from jaxfed.generative._training import Loss, taken_apart

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core.algorithm import Diagnostics, hyperparameter
-from jaxfed.core.checks import check_count, check_factor, check_optimizer
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
+from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
 from jaxfed.generative._training import (
     Loss,
     Start,

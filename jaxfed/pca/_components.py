@@ -7,13 +7,13 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_instance
-from jaxfed.core.clients import Clients
-from jaxfed.core.described import is_known
-from jaxfed.core.processes import finite
-from jaxfed.core.reduction import Gram, Symmetric, unfolded
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_instance
+from jaxfed.core.common.printing import is_known
+from jaxfed.core.common.processes import finite
+from jaxfed.core.contract.algorithm import ClientsLike, Personalized
+from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
 from jaxfed.linalg._constant import zero_with_derivative
 from jaxfed.linalg.basis import orthonormalize_once
@@ -43,7 +43,7 @@ def moment_behind(data: Samples | Moment) -> Moment:
     return data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
 
 
-def check_data(clients: Clients) -> None:
+def check_data(clients: ClientsLike) -> None:
     """Refuse what is no clients, and clients whose data are neither samples nor moments."""
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     kind = type(clients.parts[0])
@@ -54,7 +54,7 @@ def check_data(clients: Clients) -> None:
         )
 
 
-def check_fits(names: str, total: int, clients: Clients) -> None:
+def check_fits(names: str, total: int, clients: ClientsLike) -> None:
     """Refuse ranks that need more dimensions than there are features."""
     if total > clients.features:
         raise ValueError(
@@ -63,7 +63,10 @@ def check_fits(names: str, total: int, clients: Clients) -> None:
 
 
 def check_start(
-    start: Personalized | None, clients: Clients, shared_rank: int | None, local_rank: int | None
+    start: Personalized | None,
+    clients: ClientsLike,
+    shared_rank: int | None,
+    local_rank: int | None,
 ) -> None:
     """Refuse a warm start of other shapes, or with values that are known not to be numbers.
 

@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
-from jaxfed.core.checks import check_count, check_name
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import DifferentiatedThrough
-from jaxfed.core.reduction import Sum
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_count, check_name
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, Personalized
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough
+from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -61,7 +60,7 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         """About how many products with the client's matrix so many rounds take."""
 
     @final
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse a rank or a warm start that do not fit.
 
         Raises:

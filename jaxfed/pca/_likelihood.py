@@ -6,10 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_count, check_positive
-from jaxfed.core.clients import Clients
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_count, check_positive
+from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.linalg import Moment, matmul, polar, ratio
 from jaxfed.manifolds import stiefel
 from jaxfed.pca._components import (
@@ -127,7 +126,7 @@ def check_settings(rank: int, noise_variance: Number, step_size: Number | None) 
     check_positive("step_size", step_size, optional=True)
 
 
-def check_proper_rank(rank: int, clients: Clients) -> None:
+def check_proper_rank(rank: int, clients: ClientsLike) -> None:
     """Refuse other data, and as many components as there are features, or more."""
     check_data(clients)
     check_fits("rank", rank, clients)

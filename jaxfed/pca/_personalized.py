@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 from jaxtyping import Array, Int, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.checks import check_flag, check_name, check_positive
-from jaxfed.core.fixed_point import HasBases
-from jaxfed.core.reduction import Gram
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_flag, check_name, check_positive
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
+from jaxfed.core.contract.fixed_point import HasBases
+from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import Moment, polar
 from jaxfed.pca._components import Frame
 from jaxfed.pca._likelihood import (

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.fixed_point import HasBases
-from jaxfed.core.gauge import Bases
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import Frame, best_local, deflate, uncaptured
 

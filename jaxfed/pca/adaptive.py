@@ -12,10 +12,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.algorithm import Diagnostics, hyperparameter
-from jaxfed.core.checks import check_name, check_positive
-from jaxfed.core.clients import Clients
-from jaxfed.core.gauge import Bases
+from jaxfed.core.common.checks import check_name, check_positive
+from jaxfed.core.contract.algorithm import ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.bases import Bases
 from jaxfed.pca._components import Frame, check_start
 from jaxfed.pca._likelihood import (
     Member,
@@ -144,7 +143,7 @@ class AdaptivePCA(PersonalizedPCA):
         self.hyper_prior = hyperparameter(hyper_prior)
         self.spread_step_size = hyperparameter(spread_step_size)
 
-    def check(self, clients: Clients, start: Start) -> None:
+    def check(self, clients: ClientsLike, start: Start) -> None:
         """Refuse what does not fit, and settings that Lemma 3.2 does not cover.
 
         Raises:

@@ -15,10 +15,16 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from jaxfed._optional import require
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_count, check_instance, check_list, check_texts, checked_array
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Solution, fit
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import (
+    check_count,
+    check_instance,
+    check_list,
+    check_texts,
+    checked_array,
+)
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.host import Solution, fit
 from jaxfed.linalg import top_eigenvectors
 from jaxfed.metrics import client_distances
 from jaxfed.pca.one_shot import Local, OneShot

@@ -33,13 +33,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_positive
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import HasBases
-from jaxfed.core.gauge import Bases
-from jaxfed.core.remarks import HasRemarks
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_count, check_positive
+from jaxfed.core.contract.algorithm import (
+    Algorithm,
+    ClientsLike,
+    Diagnostics,
+    Personalized,
+    hyperparameter,
+)
+from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.fixed_point import HasBases
+from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -235,7 +240,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         check_positive("noise_variance", noise_variance)
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
 
-    def check(self, clients: Clients, start: Start) -> None:
+    def check(self, clients: ClientsLike, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.
 
         Raises:

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Diagnostics, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_name, check_positive, shown
-from jaxfed.core.reduction import Sum
+from jaxfed.core.common.checks import check_count, check_name, check_positive, shown
+from jaxfed.core.contract.algorithm import Diagnostics, Personalized, hyperparameter
+from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca._components import Frame, deflate
 from jaxfed.pca._consensus import (

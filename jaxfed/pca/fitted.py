@@ -19,12 +19,19 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_count, check_instance, checked_array, is_list, is_whole, refuse
-from jaxfed.core.clients import Clients
-from jaxfed.core.samples import Samples
-from jaxfed.core.saved import Saved
-from jaxfed.core.solution import Solution
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import (
+    check_count,
+    check_instance,
+    checked_array,
+    is_list,
+    is_whole,
+    refuse,
+)
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import Saved
 from jaxfed.linalg import Moment
 from jaxfed.metrics.reconstruction import Data, moments
 from jaxfed.pca._components import Frame, best_local, check_fits

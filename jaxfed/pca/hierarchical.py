@@ -17,9 +17,8 @@ from typing import Literal
 
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.algorithm import Diagnostics
-from jaxfed.core.clients import Clients
-from jaxfed.core.gauge import Bases
+from jaxfed.core.contract.algorithm import ClientsLike, Diagnostics
+from jaxfed.core.contract.bases import Bases
 from jaxfed.pca._components import Frame, check_start
 from jaxfed.pca._likelihood import (
     Member,
@@ -99,7 +98,7 @@ class HierarchicalPCA(PersonalizedPCA):
             align=align,
         )  # fmt: skip
 
-    def check(self, clients: Clients, start: Start) -> None:
+    def check(self, clients: ClientsLike, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.
 
         Raises:

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Diagnostics, Personalized
-from jaxfed.core.checks import check_count
-from jaxfed.core.reduction import Sum
+from jaxfed.core.common.checks import check_count
+from jaxfed.core.contract.algorithm import Diagnostics, Personalized
+from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, ratio, top_eigenvectors
 from jaxfed.pca._components import Frame
 from jaxfed.pca._consensus import (

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Diagnostics, Personalized
-from jaxfed.core.checks import check_count, check_name
-from jaxfed.core.reduction import Gather, Sum
+from jaxfed.core.common.checks import check_count, check_name
+from jaxfed.core.contract.algorithm import Diagnostics, Personalized
+from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
 from jaxfed.pca._components import Frame
 from jaxfed.pca._consensus import (

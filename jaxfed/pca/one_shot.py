@@ -9,12 +9,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.checks import check_count, check_name
-from jaxfed.core.clients import Clients
-from jaxfed.core.one_exchange import OneExchange
-from jaxfed.core.reduction import Gram
-from jaxfed.core.remarks import HasRemarks
+from jaxfed.core.common.checks import check_count, check_name
+from jaxfed.core.contract.algorithm import ClientsLike, Personalized
+from jaxfed.core.contract.one_exchange import OneExchange
+from jaxfed.core.contract.reduction import Gram
+from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.pca._components import (
     Frame,
     beside,
@@ -54,7 +53,7 @@ class Local(OneExchange):
         check_count("rank", rank)
         self.rank = rank
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse a rank that does not fit.
 
         Raises:
@@ -107,7 +106,7 @@ class Pooled(OneExchange):
         check_count("rank", rank)
         self.rank = rank
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse a rank that does not fit.
 
         Raises:
@@ -186,7 +185,7 @@ class OneShot(OneExchange, HasRemarks):
         check_name("method", method, METHODS)
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse ranks that do not fit.
 
         Raises:

@@ -14,13 +14,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Personalized, hyperparameter
-from jaxfed.core.checks import check_count, check_flag, check_name, check_positive
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases
-from jaxfed.core.gauge import Bases
-from jaxfed.core.reduction import Max
-from jaxfed.core.remarks import HasRemarks
+from jaxfed.core.common.checks import check_count, check_flag, check_name, check_positive
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Personalized, hyperparameter
+from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
+from jaxfed.core.contract.reduction import Max
+from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.linalg import Moment, ratio
 from jaxfed.linalg._precision import client_matmul, data_matmul
 from jaxfed.pca._components import (
@@ -155,7 +154,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _width(self) -> int:
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse ranks or a warm start that do not fit.
 
         Raises:

@@ -9,12 +9,11 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 from jaxtyping import Array, Int, PyTree
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.checks import check_name
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import HasBases
-from jaxfed.core.gauge import Bases
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_name
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment
 from jaxfed.pca._components import Frame, check_start, moment_received
 from jaxfed.pca._likelihood import (
@@ -64,7 +63,7 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
-    def check(self, clients: Clients, start: Start) -> None:
+    def check(self, clients: ClientsLike, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.
 
         Raises:
@@ -164,7 +163,7 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         self.rank, self.start, self.noise_variance = rank, start, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
-    def check(self, clients: Clients, start: Start) -> None:
+    def check(self, clients: ClientsLike, start: Start) -> None:
         """Refuse a rank or a warm start that does not fit.
 
         Raises:

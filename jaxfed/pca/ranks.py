@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.checks import (
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.source import check_in_memory
+from jaxfed.core.common.checks import (
     check_callable,
     check_count,
     check_list,
@@ -18,10 +20,8 @@ from jaxfed.core.checks import (
     check_number,
     checked_key,
 )
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import fit
-from jaxfed.core.samples import Samples
-from jaxfed.core.source import check_in_memory
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.host import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
 from jaxfed.pca._components import check_data, check_fits

@@ -17,7 +17,7 @@ Source: the spiked covariance model's edge and eigenvalue correction, Donoho, Ga
 import jax
 import jax.numpy as jnp
 
-from jaxfed.core.checks import check_instance
+from jaxfed.core.common.checks import check_instance
 from jaxfed.linalg import Moment, ratio
 from jaxfed.pca._components import change_within
 

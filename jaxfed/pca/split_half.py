@@ -13,13 +13,13 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.buckets import over_parts
-from jaxfed.core.checks import check_count, check_instance, check_list, checked_key
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import fit
-from jaxfed.core.samples import Samples
-from jaxfed.core.source import check_in_memory
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.source import check_in_memory
+from jaxfed.core.common.buckets import over_parts
+from jaxfed.core.common.checks import check_count, check_instance, check_list, checked_key
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.host import fit
 from jaxfed.metrics import projector_distance
 from jaxfed.pca._components import check_data
 

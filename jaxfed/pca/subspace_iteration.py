@@ -12,11 +12,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from jaxfed.core.algorithm import Diagnostics, Personalized
-from jaxfed.core.checks import check_name
-from jaxfed.core.fixed_point import HasBases
-from jaxfed.core.gauge import Bases
-from jaxfed.core.reduction import Sum
+from jaxfed.core.common.checks import check_name
+from jaxfed.core.contract.algorithm import Diagnostics, Personalized
+from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.fixed_point import HasBases
+from jaxfed.core.contract.reduction import Sum
 from jaxfed.pca._components import RETRACTIONS, Frame
 from jaxfed.pca._consensus import (
     Eigensolver,

@@ -24,13 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
-from jaxfed.core.checks import check_count
-from jaxfed.core.clients import Clients
-from jaxfed.core.fixed_point import DifferentiatedThrough
-from jaxfed.core.reduction import Gram, Symmetric
-from jaxfed.core.remarks import HasRemarks
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import check_count
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, Personalized
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough
+from jaxfed.core.contract.reduction import Gram, Symmetric
+from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.linalg import Moment, polar, ratio
 from jaxfed.pca._components import (
     Frame,
@@ -94,7 +93,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
+    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
         """Refuse ranks or a warm start that do not fit.
 
         Raises:

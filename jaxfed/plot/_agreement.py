@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.checks import check_texts, refuse
+from jaxfed.core.common.checks import check_texts, refuse
 from jaxfed.plot._figure import bare, check_place, host, one_axes, texts, verbatim
 
 WRITTEN = 144  # cells at most whose numbers are written

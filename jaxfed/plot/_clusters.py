@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from jaxfed.core.checks import check_text, checked_labels, host_array, refuse
+from jaxfed.core.common.checks import check_text, checked_labels, host_array, refuse
 from jaxfed.pca import embed_clients
 from jaxfed.plot._figure import bare, check_place, colour, host, one_axes, texts, verbatim
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Shaped
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_flag, check_list, check_name, check_number, check_text
+from jaxfed.core.common.checks import check_flag, check_list, check_name, check_number, check_text
 from jaxfed.plot._figure import GREY, check_place, colour, host, light, named, one_axes, verbatim
 
 

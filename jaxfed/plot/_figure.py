@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, check_texts, host_array, is_list, is_real, refuse
+from jaxfed.core.common.checks import check_count, check_texts, host_array, is_list, is_real, refuse
 
 SIGNED = "RdBu_r"  # components and parts of a sample: white is zero
 INK = "gray_r"  # samples with values from zero up

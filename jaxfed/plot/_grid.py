@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.checks import (
+from jaxfed.core.common.checks import (
     check_instance,
     check_list,
     check_name,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, refuse
+from jaxfed.core.common.checks import check_count, refuse
 from jaxfed.plot._figure import (
     INK,
     SIGNED,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.checks import check_count, check_text, is_list, refuse
+from jaxfed.core.common.checks import check_count, check_text, is_list, refuse
 from jaxfed.plot._figure import INK, bare, canvas, check_place, host, named, texts, verbatim, within
 
 ArrayLike = Array | np.ndarray

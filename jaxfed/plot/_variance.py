@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxfed.core.checks import check_count, check_number, refuse
+from jaxfed.core.common.checks import check_count, check_number, refuse
 from jaxfed.metrics import EnergyShares
 from jaxfed.plot._figure import (
     GREY,

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from scipy.stats import norm
 
 from jaxfed._optional import require
-from jaxfed.core.checks import check_count, check_flag, check_name, check_number, shown
-from jaxfed.core.release import Release
-from jaxfed.core.solution import Solution, Status
+from jaxfed.core.common.checks import check_count, check_flag, check_name, check_number, shown
+from jaxfed.core.run.solution import Solution, Status
+from jaxfed.core.wire.release import Release
 
 Adjacency = Literal["replace", "zero_out"]
 

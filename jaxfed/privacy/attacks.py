@@ -34,10 +34,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from jaxfed.core import channel
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.channel import ways as ways_of
-from jaxfed.core.checks import (
+from jaxfed import channel
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.checks import (
     check_flag,
     check_instance,
     check_positive,
@@ -48,8 +48,8 @@ from jaxfed.core.checks import (
     is_real,
     refuse,
 )
-from jaxfed.core.clients import Clients
-from jaxfed.core.samples import Samples
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.wire.channel import ways as ways_of
 from jaxfed.linalg import Moment
 from jaxfed.privacy.transcript import LOSSLESS, Transcript, check_client, record
 

@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed.core import backend, channel, run
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized
-from jaxfed.core.checks import (
-    check_instance,
-    check_whole,
-    refuse,
-)
-from jaxfed.core.clients import Clients
-from jaxfed.core.problem import Problem, shared_secret
-from jaxfed.core.reduction import plain, wrapped
-from jaxfed.core.rounds import begin, one_round, prepared
+from jaxfed import backend, channel
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import check_instance, check_whole, refuse
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core.contract.reduction import plain, wrapped
+from jaxfed.core.round.problem import Problem, shared_secret
+from jaxfed.core.round.rounds import begin, one_round, prepared
+from jaxfed.core.run.arguments import problem_of
+from jaxfed.core.run.solution import Solution
 
 LOSSLESS = channel.lossless()
 
@@ -51,7 +49,7 @@ def record(
     rounds: int,
     key: Key[Array, ""],
     client: int = 0,
-    warm_start: run.Solution | Personalized | None = None,
+    warm_start: Solution | Personalized | None = None,
     channel: channel.Channels = LOSSLESS,
 ) -> Transcript:
     """Run an algorithm, and keep what one client and the server say to each other.
@@ -76,7 +74,7 @@ def record(
         ValueError: if there is no such client, and as `jaxfed.rollout`.
     """
     check_client(clients, client)
-    problem, start = run.problem_of(
+    problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
     )
     overheard = replace(

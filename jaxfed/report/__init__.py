@@ -13,7 +13,8 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
-from jaxfed.core.checks import (
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import (
     check_instance,
     check_number,
     check_text,
@@ -22,9 +23,8 @@ from jaxfed.core.checks import (
     is_list,
     refuse,
 )
-from jaxfed.core.clients import Clients
-from jaxfed.core.files import replacing
-from jaxfed.core.solution import Solution
+from jaxfed.core.common.files import replacing
+from jaxfed.core.run.solution import Solution
 from jaxfed.pca.ranks import RankTable
 from jaxfed.report import _page, _sections
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed.core.channel import Channel
-from jaxfed.core.clients import Clients
-from jaxfed.core.contract import RESERVED
-from jaxfed.core.release import Release
-from jaxfed.core.sent import Sent, sent
-from jaxfed.core.solution import Solution
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.calls import RESERVED
+from jaxfed.core.run.sent import Sent, sent
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.release import Release
 from jaxfed.privacy import spent
 from jaxfed.report._page import facts, paragraph, table
 

@@ -10,12 +10,12 @@ from jaxtyping import Array
 
 from jaxfed import plot
 from jaxfed._versions import versions
-from jaxfed.core.clients import Clients
-from jaxfed.core.described import in_bytes
-from jaxfed.core.samples import Samples
-from jaxfed.core.saved import story
-from jaxfed.core.solution import Solution
-from jaxfed.core.source import is_source
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.source import is_source
+from jaxfed.core.common.printing import in_bytes
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.saved import story
 from jaxfed.metrics import misalignment, separation
 from jaxfed.pca import principal_axes
 from jaxfed.pca.fitted import side_by_side

@@ -10,10 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxfed import _names
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.backend import Backend
-from jaxfed.core.channel import Channels
-from jaxfed.core.checks import (
+from jaxfed.core.backends.backend import Backend
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import (
     check_callable,
     check_factor,
     check_flag,
@@ -23,7 +22,8 @@ from jaxfed.core.checks import (
     checked_key,
     refuse,
 )
-from jaxfed.core.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.wire.channel import Channels
 from jaxfed.testing import _case, _checks, _compare
 
 CHECKS = tuple(_checks.CHECKS)

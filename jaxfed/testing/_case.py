@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core import backend, channel, contract
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.backend import Backend
-from jaxfed.core.buckets import first_of
-from jaxfed.core.channel import Channels
-from jaxfed.core.clients import Clients
-from jaxfed.core.reduction import wrapped
-from jaxfed.core.rounds import begin, prepared
-from jaxfed.core.run import Solution, fit, problem_of, rollout
+from jaxfed import backend, channel
+from jaxfed.core.backends.backend import Backend
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.buckets import first_of
+from jaxfed.core.contract import calls as contract
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.reduction import wrapped
+from jaxfed.core.round.rounds import begin, prepared
+from jaxfed.core.run.host import Solution, fit, problem_of, rollout
+from jaxfed.core.wire.channel import Channels
 from jaxfed.testing._compare import floating, same
 
 Essence = Callable[[Personalized], PyTree]

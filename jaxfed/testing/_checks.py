@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed.core import backend, channel, participation
-from jaxfed.core.buckets import Buckets
-from jaxfed.core.checkpoint import Checkpoint
-from jaxfed.core.clients import Clients
-from jaxfed.core.grid import stack
-from jaxfed.core.personalize import personalize
-from jaxfed.core.reduction import is_linear
-from jaxfed.core.rounds import one_round
-from jaxfed.core.run import fit, problem_of, rollout
-from jaxfed.core.samples import Samples
+from jaxfed import backend, channel, participation
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.buckets import Buckets
+from jaxfed.core.contract.reduction import is_linear
+from jaxfed.core.round.rounds import one_round
+from jaxfed.core.run.host import fit, problem_of, rollout
+from jaxfed.core.run.personalize import personalize
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.sweeps.grid import stack
+from jaxfed.core.wire.channel import ways
 from jaxfed.testing._case import (
     Case,
     Foreign,
@@ -329,7 +330,7 @@ def check_channels(case: Case) -> None:
                     f"a channel runs or is refused by a ValueError about it: {name} ended in "
                     f"{refusal}"
                 ) from refusal
-            if channel.ways(given).uplink.private and is_linear((first, uplink)):
+            if ways(given).uplink.private and is_linear((first, uplink)):
                 raise AssertionError(
                     f"messages that are sums and means can be hidden: {name} was refused: {refusal}"
                 ) from refusal

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from jaxfed.core import channel
+from jaxfed import channel
 
 
 def numbers(x: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ from jaxfed_kernels import second_moment, second_moment_reference
 from tpu_compiler import array, compiled
 
 import jaxfed as jf
-from jaxfed.core.samples import Samples
+from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from tpu_compiler import array, chip, compiled
 
 import jaxfed as jf
-from jaxfed.core.channel import quantization
+from jaxfed.core.wire import quantization
 
 # Clients, features, rank.
 SHAPES = [(50, 784, 5), (1000, 64, 8), (16, 1024, 16), (100_000, 32, 3)]

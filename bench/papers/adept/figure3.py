@@ -2,14 +2,7 @@
 
 import numpy as np
 
-from papers.adept._diffusion import (
-    Run,
-    compared,
-    measure,
-    methods,
-    outcome_arrays,
-    samples_drawn,
-)
+from papers.adept._diffusion import Run, compared, measure, methods, outcome_arrays, samples_drawn
 from papers.report import Found, Target, at_least
 
 

@@ -6,15 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from jaxfed import backend, participation
 from jaxfed.cli import _report
 from jaxfed.cli._folder import CHECKPOINT, RESULT, Folder
 from jaxfed.cli.fit._processes import Together
-from jaxfed.core import backend, participation
-from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.checkpoint import Checkpoint, CheckpointError
-from jaxfed.core.clients import Clients
-from jaxfed.core.files import locked
-from jaxfed.core.run import Solution, fit
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.files import locked
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.store.checkpoint import Checkpoint, CheckpointError
 from jaxfed.data._files import MAX_BYTES
 
 REPORT = "report.html"

@@ -16,9 +16,9 @@ from jaxfed._optional import require
 from jaxfed.cli import _evaluate
 from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _processes
-from jaxfed.core.algorithm import Algorithm, Personalized
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Solution, fit
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.host import Solution, fit
 from jaxfed.pca.fitted import side_by_side
 
 PICTURES = ("components.png", "convergence.png")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from jaxfed.core import backend
-from jaxfed.core.clients import Clients
-from jaxfed.core.processes import attempted
-from jaxfed.core.solution import Solution
+from jaxfed import backend
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.processes import attempted
+from jaxfed.core.run.solution import Solution
 from jaxfed.deploy import processes
 
 PLACE = "{process}"

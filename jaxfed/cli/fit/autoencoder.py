@@ -15,9 +15,9 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed import plot, report
 from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _images
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Metrics, Solution
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.host import Metrics, Solution
 from jaxfed.generative import AdaptiveAutoencoder, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import Autoencoder, reconstruction_loss

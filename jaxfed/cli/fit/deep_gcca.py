@@ -12,11 +12,10 @@ import optax
 import scipy.sparse
 from jaxtyping import Array, Float
 
-from jaxfed import gcca, models, plot, report
+from jaxfed import channel, gcca, models, plot, report
 from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _signature, _views
-from jaxfed.core import channel
-from jaxfed.core.run import Solution
+from jaxfed.core.run.host import Solution
 
 PICTURES = ("agreement.png", "convergence.png")
 BATCH = 1000

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float
 from jaxfed import plot, report
 from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _images
-from jaxfed.core.algorithm import Personalized
-from jaxfed.core.clients import Clients
-from jaxfed.core.run import Metrics, Solution
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.host import Metrics, Solution
 from jaxfed.generative import AdaptiveDiffusion, FedAvg, sample
 from jaxfed.generative.diffusion import decaying_adam
 from jaxfed.metrics import noise_level

@@ -12,12 +12,11 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
-from jaxfed import gcca, plot, report
+from jaxfed import channel, gcca, plot, report
 from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _signature, _views
-from jaxfed.core import channel
-from jaxfed.core.algorithm import Algorithm
-from jaxfed.core.run import Solution, fit
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.host import Solution, fit
 
 PICTURES = ("agreement.png", "convergence.png")
 POOLED = 10**8  # numbers at most that the least cost is computed from

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxfed import pca
 from jaxfed.cli.fit import _pca, _signature
-from jaxfed.core.algorithm import Algorithm
+from jaxfed.core.contract.algorithm import Algorithm
 
 
 class Command(NamedTuple):

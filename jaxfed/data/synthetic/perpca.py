@@ -26,12 +26,7 @@ from jaxfed._checks import (
     checked_key,
     shown,
 )
-from jaxfed.data.synthetic._common import (
-    Law,
-    draw,
-    scale_of,
-    sizes_of,
-)
+from jaxfed.data.synthetic._common import Law, draw, scale_of, sizes_of
 from jaxfed.linalg import orthonormalize
 
 

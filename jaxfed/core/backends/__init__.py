@@ -1,0 +1,1 @@
+"""Backends: map clients on one device or spread them over many."""

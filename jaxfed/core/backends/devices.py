@@ -1,0 +1,162 @@
+"""Clients spread over devices, with one all-reduce a round."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from jaxfed.core.backends.backend import AXIS, Backend, Device, Work
+from jaxfed.core.backends.one_device import vmap
+from jaxfed.core.common.checks import check_instance, check_name, is_list, is_whole, refuse, shown
+from jaxfed.core.common.meshes import automatic
+from jaxfed.core.contract.reduction import over_devices
+
+
+def _processes(devices: Iterable[Device]) -> int:
+    return len({device.process_index for device in devices})
+
+
+def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
+    """What one device does: its own clients by the inner backend, then one all-reduce."""
+    sent, kept = inner.over_parts(work, shared, parts)
+    return over_devices(sent, axis), kept
+
+
+class _Shard(Backend):
+    mesh: Mesh = eqx.field(static=True)
+    axis: str = eqx.field(static=True)
+    inner: Backend
+
+    @property
+    def multiple(self):
+        return self.mesh.shape[self.axis]
+
+    @property
+    def processes(self):
+        return _processes(self.mesh.devices.flat)
+
+    @property
+    def sharding(self):
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+    @property
+    def gathers(self):
+        return False
+
+    def over_parts(self, work, shared, parts):
+        along = PartitionSpec(self.axis)
+        return jax.shard_map(
+            partial(_on_device, self.inner, work, self.axis),
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), along),
+            out_specs=(PartitionSpec(), along),
+            check_vma=False,
+        )(shared, parts)
+
+
+class _Pmap(Backend):
+    devices: tuple[Device, ...] = eqx.field(static=True)
+    inner: Backend
+
+    @property
+    def multiple(self):
+        return len(self.devices)
+
+    @property
+    def processes(self):
+        return _processes(self.devices)
+
+    @property
+    def sharding(self):
+        return None
+
+    @property
+    def gathers(self):
+        return False
+
+    def over_parts(self, work, shared, parts):
+        count = self.multiple
+        parts = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), parts)
+        # As one argument: of two, JAX (0.11 at least) takes these axes for those of two leaves
+        # where the arguments have as many, though `shared` has none.
+        total, kept = jax.pmap(
+            lambda both: _on_device(self.inner, work, AXIS, *both),
+            axis_name=AXIS,
+            in_axes=((None, 0),),
+            out_axes=(None, 0),
+            devices=self.devices,
+        )((shared, parts))
+        return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
+
+
+def pmap(devices: int | Sequence[Device] | None = None, inner: Backend | None = None) -> Backend:
+    """Clients spread over devices by `jax.pmap`, with one all-reduce a round.
+
+    Args:
+        devices: how many of the local devices, or which; all of them by default.
+        inner: how each device maps its own clients; `vmap()` by default.
+
+    Raises:
+        ValueError: if there are not that many devices, or `inner` is no backend.
+    """
+    return _Pmap(_devices("devices", devices, jax.local_devices()), _inner(inner))
+
+
+def shard(
+    mesh: Mesh | int | None = None, *, axis: str | None = None, inner: Backend | None = None
+) -> Backend:
+    """Clients spread over a device mesh by `jax.shard_map`, with one all-reduce a round.
+
+    Works across processes too, if the mesh does. Clients are then those of
+    `Clients.from_process_local`, or else every process has all of them, the same ones: a run in
+    which they differ is refused, as far as they are known outside of compiled functions.
+
+    Args:
+        mesh: a mesh, or how many of all devices; all of them by default.
+        axis: the mesh's axis for the clients; may be left out if the mesh has only one.
+        inner: how each device maps its own clients; `vmap()` by default.
+
+    Raises:
+        ValueError: if there are not that many devices, the mesh has no such axis, or it has
+            several and none is named, or `inner` is no backend.
+    """
+    if not isinstance(mesh, Mesh):
+        mesh = Mesh(np.asarray(_devices("mesh", mesh, jax.devices())), (AXIS,))
+    mesh = automatic(mesh)
+    if axis is None:
+        if len(mesh.axis_names) != 1:
+            raise ValueError(
+                f"axis: the mesh has the axes {mesh.axis_names}; name the one for the clients"
+            )
+        axis = mesh.axis_names[0]
+    check_name("axis", axis, mesh.axis_names)
+    return _Shard(mesh, str(axis), _inner(inner))
+
+
+def _inner(inner: Backend | None) -> Backend:
+    if inner is None:
+        return vmap()
+    check_instance("inner", inner, Backend, "one of jaxfed.backend")
+    return inner
+
+
+def _devices(
+    name: str, wanted: int | Sequence[Device] | None, available: Sequence[Device]
+) -> tuple[Device, ...]:
+    if wanted is None:
+        return tuple(available)
+    if is_whole(wanted):
+        if not 0 < wanted <= len(available):
+            raise ValueError(
+                f"{name}: {shown(wanted)} were asked for, there are {len(available)} "
+                f"({available[0].platform})"
+            )
+        return tuple(available[: int(wanted)])
+    # Not by a set: what cannot be hashed is no device.
+    if not is_list(wanted) or not wanted or any(each not in available for each in wanted):
+        raise refuse(name, f"how many of {len(available)} devices, or a list of some", wanted)
+    return tuple(wanted)

@@ -1,0 +1,252 @@
+"""Clients on one device: at once, one after the other, or in blocks."""
+
+import math
+from collections.abc import Callable
+from functools import cache, partial, reduce
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Bool, PyTree
+
+from jaxfed.core.backends.backend import Backend, Work
+from jaxfed.core.common.buckets import split, unlike
+from jaxfed.core.common.checks import check_whole
+from jaxfed.core.contract.reduction import Reduction, additive, combined, each
+from jaxfed.linalg._platform import per_platform
+
+
+class _HereAlone(Backend):
+    """Clients that are not spread over devices."""
+
+    @property
+    @final
+    def multiple(self):
+        return 1
+
+    @property
+    @final
+    def processes(self):
+        return 1
+
+    @property
+    @final
+    def sharding(self):
+        return None
+
+    @property
+    @final
+    def gathers(self):
+        return True
+
+
+class _Vmap(_HereAlone):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(_at_once, work, shared), parts)
+
+
+def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    sent, kept = _of_all(work, shared, own)
+    return each(lambda part: part.over_clients(), sent), kept
+
+
+def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
+    if _length(own) == 1:  # which takes longer as a batch of one
+        alone = work(shared, jax.tree.map(lambda x: x[0], own))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+    return jax.vmap(work, in_axes=(None, 0))(shared, own)
+
+
+def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
+    """Contributions, and of those that do not count nothing."""
+
+    def chosen(x, nothing):
+        return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, nothing)
+
+    return jax.tree.map(chosen, part, part.neutral())
+
+
+def _in_turn(
+    function: Callable[[PyTree], tuple[PyTree[Reduction], PyTree]], parts: tuple[PyTree, ...]
+) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+    """One part after the other, with one result."""
+    sent, kept = zip(*map(function, parts), strict=True)
+    if len(sent) == 1:
+        return sent[0], kept
+    sent = tuple(map(additive, sent))
+    if any(_described(each) != _described(sent[0]) for each in sent):
+        raise unlike("sent")
+    return reduce(combined, sent), kept
+
+
+def _described(tree: PyTree) -> tuple:
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+class _Separate(_HereAlone):
+    apart = True
+
+    def over_parts(self, work, shared, parts):
+        return _Vmap().over_parts(work, shared, parts)
+
+
+class _Chunked(_HereAlone):
+    size: int = eqx.field(static=True)
+    remembered: tuple[str, ...] = eqx.field(static=True, default=())  # for derivatives, by name
+
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
+        clients = _length(own)
+        if clients <= self.size:
+            return _at_once(work, shared, own)
+        size = _block(clients, self.size)
+        own = jax.tree.map(_dense, own)
+        one = jax.tree.map(lambda x: x[:1], own)
+        sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
+
+        @partial(
+            jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)
+        )
+        def step(total, first):
+            # Cut out here and not by the scan, for which a TPU would keep a copy of everything in
+            # another layout. The last block begins with clients of the one before, if it has to.
+            start = jnp.minimum(first, clients - size)
+            block = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), own)
+            parts, kept = _of_all(work, shared, block)
+            if clients % size:
+                which = start + jnp.arange(size) >= first
+                parts = each(lambda part: _counted(part, which), parts)
+            return combined(total, each(lambda part: part.over_clients(), parts)), kept
+
+        # A scan over blocks that combines as it goes: only one block's messages exist at a time.
+        firsts = jnp.arange(0, clients, size)
+        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), firsts)
+
+        def in_order(x):
+            whole = _dense(x.reshape(-1, *x.shape[2:]))
+            twice = len(whole) - clients
+            if not twice:
+                return whole
+            return jnp.concatenate([whole[: len(whole) - size], whole[len(whole) - size + twice :]])
+
+        return total, jax.tree.map(in_order, kept)
+
+
+# A TPU keeps the last two axes in tiles of 8 x 128, where small ones take up to 64 times their
+# size; with clients along a tile's rows nothing is lost. The compiler lays out arguments so, and
+# what a loop carries only where it is told to.
+_clients_last = per_platform(
+    lambda x: x, tpu=lambda x: with_layout_constraint(x, Layout((*range(1, x.ndim), 0)))
+)
+
+
+def _dense(x: Array) -> Array:
+    """Many clients' arrays, laid out on a TPU so that small ones take no more than their size."""
+    if x.ndim < 3 or not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    rows, columns = x.shape[-2:]
+    tiled = math.ceil(rows / 8) * 8 * math.ceil(columns / 128) * 128
+    return _clients_last(x) if tiled > 2 * rows * columns else x
+
+
+# Measured on a processor with 2 MiB of cache a core: clients' data in a block, the least
+# number of clients that is worth one, and how many blocks there must be.
+BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
+LANES = 128  # columns of a TPU's tile
+
+
+class _Auto(_HereAlone):
+    def over_parts(self, work, shared, parts):
+        return _in_turn(partial(self._one, work, shared), parts)
+
+    def _one(self, work, shared, own):
+        clients = _length(own)
+        each = sum(x.size // clients * x.dtype.itemsize for x in jax.tree.leaves(own))
+        size = BLOCK_BYTES // max(each, 1)
+        few = size < BLOCK_CLIENTS or clients < BLOCKS * size
+        if few or jax.default_backend() != "cpu":
+            return _at_once(work, shared, own)
+        reduced, (kept,) = _Chunked(size).over_parts(work, shared, (own,))
+        return reduced, kept
+
+
+@cache
+def _block(clients: int, most: int) -> int:
+    """The size of blocks, from half the most allowed, of which the last two share the fewest.
+
+    Whole tiles of a TPU are worth sharing a hundredth of all clients.
+    """
+
+    def cost(size: int) -> tuple:
+        shared = -clients % size
+        return max(shared, clients // 100), size % LANES > 0, shared > 0
+
+    return min(range(most, most // 2, -1), key=cost)
+
+
+def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
+    """The same numbers, a tenth of the clients at a time, to keep little for their derivatives.
+
+    Clients that are spread over devices stay as they are, and so do a megabyte of data or less.
+
+    Args:
+        backend: how the clients would be mapped.
+        own: what they have, leading axis = clients, or in buckets.
+        remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of what is kept; all else is
+            computed again.
+    """
+    if backend.multiple > 1 or backend.processes > 1:
+        return backend
+    sizes = [_length(part) for part in split(own)]
+    each = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(own)) / sum(sizes)
+    size = max(math.ceil(max(sizes) / 10), int(BLOCK_BYTES / max(each, 1)))
+    if isinstance(backend, _Chunked):
+        size = min(size, backend.size)
+    return _Chunked(size, remembered) if size < max(sizes) else backend
+
+
+def _length(own: PyTree) -> int:
+    return jax.tree.leaves(own)[0].shape[0]
+
+
+def vmap() -> Backend:
+    """All clients at once on one device."""
+    return _Vmap()
+
+
+def separate() -> Backend:
+    """One client after the other, each by a program of its own, and the server by another.
+
+    In `fit`, the numbers are bit for bit those of `jaxfed.deploy` on separate machines of one kind:
+    programs of many clients round otherwise than those of one. It takes longer than `vmap`, which
+    it is within `rollout` and `grid`.
+    """
+    return _Separate()
+
+
+def chunked(size: int) -> Backend:
+    """Clients in blocks of at most `size`, one block after the other, in bounded memory.
+
+    Blocks are of one size, from half of `size` on. Where no such number divides that of the
+    clients, the last block begins with some of the one before: they are computed twice, and count
+    once.
+
+    Raises:
+        ValueError: if `size` is not a positive whole number.
+    """
+    check_whole("chunked size", size)
+    return _Chunked(int(size))
+
+
+def auto() -> Backend:
+    """All clients at once, or on a processor blocks of them, as many as its cache holds.
+
+    Blocks are taken of many small clients: where a block's data have a megabyte, at least 64
+    clients fit into one and there are at least four of them. Numbers differ from those of `vmap`
+    by the order of sums only. On accelerators, and in federations that are not large, it is `vmap`.
+    """
+    return _Auto()

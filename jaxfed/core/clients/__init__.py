@@ -1,0 +1,1 @@
+"""Clients and their data: padded arrays, buckets, spread over processes, read from a source."""

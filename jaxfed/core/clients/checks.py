@@ -1,0 +1,181 @@
+"""What clients are made of, refused where it is nothing to compute with."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from jaxfed.core.common.checks import checked_weights, host_array, is_real, is_whole, refuse
+from jaxfed.core.common.meshes import automatic, is_explicit
+from jaxfed.core.common.processes import is_here
+
+
+def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
+    """Refuse ids that do not tell clients apart.
+
+    Raises:
+        ValueError: for the first id that is negative or occurs twice among the clients of one data
+            set; nothing is known of traced ones, or of those of other processes.
+    """
+    if not isinstance(ids, jax.Array | np.ndarray) or is_traced(ids):
+        return
+    if isinstance(ids, jax.Array) and not is_here(ids):
+        return
+    for own in np.asarray(ids).reshape(-1, ids.shape[-1]):
+        values, counts = np.unique(own, return_counts=True)
+        wrong = values[(counts > 1) | (values < 0)]
+        if len(wrong):
+            raise ValueError(
+                "clients: wanted ids that differ, of at least 0, since random numbers are drawn by "
+                f"them, got {wrong[0]} {'twice' if wrong[0] >= 0 else ''}".rstrip()
+            )
+
+
+def check_part(name: str, number: object, most: int) -> None:
+    """Refuse what is no number of clients or samples to keep; nothing is known of a traced one.
+
+    Raises:
+        ValueError: if it is not whole, not positive or more than there are.
+    """
+    if is_traced(number):
+        return
+    if isinstance(number, jax.Array | np.ndarray) and jnp.issubdtype(number.dtype, jnp.integer):
+        number = np.asarray(number)[()]
+    if not is_whole(number) or not 1 <= number <= most:  # pyright: ignore[reportOperatorIssue]
+        raise refuse(name, f"a whole number from 1 to {most}", number)
+
+
+def checked_counts(counts: object, clients: int) -> np.ndarray:
+    """Numbers of samples, one a client.
+
+    Raises:
+        ValueError: if they are not as many positive numbers.
+    """
+    wanted = f"{clients} positive numbers"
+    sizes = host_array("counts", counts, wanted)
+    if not is_real(sizes.dtype) or sizes.shape != (clients,):
+        raise refuse("counts", wanted, counts)
+    if not (np.isfinite(sizes) & (sizes > 0)).all():
+        raise refuse("counts", wanted, counts)
+    return sizes
+
+
+def checked_positions(indices: object, clients: int) -> np.ndarray:
+    """Positions of clients, which may count from the last.
+
+    Raises:
+        ValueError: if they are no list of positions of so many clients.
+    """
+    wanted = f"a list of positions from 0 to {clients - 1}"
+    places = host_array("indices", indices, wanted)
+    if places.dtype.kind not in "iu" or places.ndim != 1 or not places.size:
+        raise refuse("indices", wanted, indices)
+    if places.min() < -clients or places.max() >= clients:
+        raise refuse("indices", wanted, places.tolist())
+    return places
+
+
+def is_traced(value: object) -> bool:
+    """Whether nothing is known of a value but its shape and type."""
+    return isinstance(value, Tracer)
+
+
+def checked_array(array: ArrayLike, name: str, *, half: bool = False) -> Array:
+    """The array in a floating type of JAX, refused if it is not real, floating and finite.
+
+    Args:
+        array: the numbers.
+        name: of the argument that they are.
+        half: whether bfloat16 will do.
+    """
+    types = "float32, float64 or bfloat16" if half else "float32 or float64"
+    if not isinstance(array, jax.Array):
+        array = host_array(name, array, f"real floating point numbers ({types})")
+        if array.dtype == np.float64:
+            # Before the check below: what is too large for single precision becomes infinite.
+            with np.errstate(over="ignore"):
+                array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
+    short = array.dtype.itemsize < 4 and not (half and array.dtype == jnp.bfloat16)
+    if not jnp.issubdtype(array.dtype, jnp.floating) or short:
+        raise ValueError(
+            f"{name}: wanted real floating point numbers ({types}), got {array.dtype}; "
+            "convert with .astype(numpy.float32)"
+        )
+    if not is_traced(array):
+        finite = np.isfinite(np.asarray(array))
+        if not finite.all():
+            where = tuple(int(index) for index in np.argwhere(~finite)[0])
+            raise ValueError(f"{name}: NaN or infinite value at index {where}")
+        if isinstance(array, jax.Array) and is_explicit(array):
+            lies = cast(NamedSharding, array.sharding)
+            mesh = automatic(cast(Mesh, lies.mesh))
+            array = jax.device_put(array, NamedSharding(mesh, lies.spec))
+    return jnp.asarray(array)
+
+
+def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: str) -> None:
+    """Refuse tables that are no tables, are empty or do not go together.
+
+    Args:
+        name: of the argument that they are.
+        tables: arrays, dense or sparse.
+        owner: what has one of them.
+        own: the axis whose length may differ.
+        axes: what both axes are, in the plural.
+
+    Raises:
+        ValueError: as said above.
+    """
+    same = axes[1 - own]
+    for i, table in enumerate(tables):
+        if table.ndim != 2:
+            raise ValueError(f"{name}[{i}]: wanted shape ({', '.join(axes)}), got {table.shape}")
+        if table.shape[own] == 0:
+            raise ValueError(
+                f"{name}[{i}]: a {owner} needs at least one {_one(axes[own])}, got none"
+            )
+        if table.shape[1 - own] == 0:
+            raise ValueError(f"{name}[{i}]: at least one {_one(same)} is needed, got none")
+        if table.shape[1 - own] != tables[0].shape[1 - own]:
+            raise ValueError(
+                f"{name}[{i}]: has {table.shape[1 - own]} {same} where {name}[0] has "
+                f"{tables[0].shape[1 - own]}; all {owner}s need the same {same}"
+            )
+        if table.dtype != tables[0].dtype:
+            raise ValueError(f"{name}[{i}]: is {table.dtype} where {name}[0] is {tables[0].dtype}")
+
+
+def _one(plural: str) -> str:
+    return plural[:-3] + "y" if plural.endswith("ies") else plural[:-1]
+
+
+def shares_of(
+    weights: Literal["equal", "samples"] | ArrayLike, clients: int, sizes: np.ndarray, dtype
+) -> Float[Array, " clients"]:
+    """Weights that sum to one.
+
+    Args:
+        weights: as in `Clients.from_samples`.
+        clients: how many there are.
+        sizes: their numbers of samples.
+        dtype: of the result.
+
+    Raises:
+        ValueError: for weights that do not fit.
+    """
+    if isinstance(weights, str):
+        if weights not in ("equal", "samples"):
+            raise ValueError(f"weights: wanted 'equal', 'samples' or numbers, got {weights!r}")
+        raw = np.ones(clients) if weights == "equal" else np.asarray(sizes, float)
+        return jnp.asarray((raw / raw.sum()).astype(dtype))
+    if is_traced(weights):
+        return jnp.asarray(weights, dtype) / jnp.sum(jnp.asarray(weights, dtype))
+    raw = checked_weights(weights, clients)
+    if raw.sum() <= 0:
+        raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
+    return jnp.asarray((raw / raw.sum()).astype(dtype))

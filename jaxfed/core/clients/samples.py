@@ -1,0 +1,111 @@
+"""Clients' samples in arrays of one shape, filled up with zeros."""
+
+import abc
+from collections.abc import Sequence
+from typing import Self, final
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxfed.core.clients.checks import is_traced
+from jaxfed.core.common.buckets import Buckets, grouped
+from jaxfed.core.common.printing import is_known
+
+
+class Ragged(eqx.Module):
+    """Clients' data, filled up along the axes in which clients differ."""
+
+    @property
+    @abc.abstractmethod
+    def lengths(self) -> tuple[int, ...]:
+        """What all clients are filled up to."""
+
+    @abc.abstractmethod
+    def filled(self, lengths: tuple[int, ...]) -> Self:
+        """The same data of ALL clients, filled up to these lengths, none of them smaller."""
+
+
+@final
+class Samples(Ragged):
+    """One client's samples as rows, padded with zero rows up to the longest client.
+
+    With a leading client axis on both fields it holds all clients. What is computed with them is
+    in the precision of `count`, single where they are bfloat16.
+    """
+
+    values: Float[Array, "*clients samples features"]
+    count: Float[Array, "*clients"]
+
+    @property
+    def mask(self) -> Float[Array, "*clients samples"]:
+        """1 for a real row, 0 for padding."""
+        rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
+        return (rows < self.count[..., None]).astype(self.count.dtype)
+
+    def only(self, samples: int | Int[Array, ""]) -> Self:
+        """The first samples, in arrays of the same shapes."""
+        count = jnp.minimum(self.count, samples).astype(self.count.dtype)
+        fewer = type(self)(self.values, count)
+        return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The longest client's number of samples."""
+        return (self.values.shape[-2],)
+
+    def filled(self, lengths: tuple[int, ...]) -> Self:
+        """With more rows of zeros."""
+        return type(self)(widened(self.values, {-2: lengths[0]}), self.count)
+
+    def __repr__(self) -> str:
+        if not is_known(self.count) or not is_known(self.values):
+            return eqx.tree_pformat(self)
+        least, most = int(np.min(self.count)), int(np.max(self.count))
+        samples = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        return f"{samples} samples of {self.values.shape[-1]:,} features, {self.values.dtype}"
+
+
+def in_buckets(
+    tables: Sequence[Array], sizes: Int[np.ndarray, " clients"], bucket: float | None
+) -> Samples | Buckets:
+    """Clients' samples in one array, or in several if that keeps padding within a factor."""
+    groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
+    parts = []
+    for own in groups:
+        values = padded([tables[int(place)] for place in own])
+        # By NumPy: JAX would compile the conversion.
+        counts = sizes[own].astype(at_least_single(values.dtype))
+        parts.append(Samples(values, jnp.asarray(counts)))
+    if len(parts) == 1:
+        return parts[0]
+    places = tuple(jnp.asarray(own, jnp.int32) for own in groups)
+    return Buckets(tuple(parts), places, tuple(map(len, groups)))
+
+
+def at_least_single(dtype: DTypeLike) -> np.dtype:
+    """The precision in which samples of a type are computed with."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def widened(array: Array, lengths: dict[int, int]) -> Array:
+    """An array with zeros up to other lengths of some axes, each counted from the last."""
+    more = [(0, 0)] * array.ndim
+    for axis, length in lengths.items():
+        more[axis] = (0, length - array.shape[axis])
+    return jnp.pad(array, more) if any(after for _, after in more) else array
+
+
+def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
+    """Tables as one array, filled with zeros up to the longest and the widest."""
+    rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
+    if any(is_traced(table) for table in tables):
+        missing = [((0, rows - len(x)), (0, columns - x.shape[1])) for x in tables]
+        return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
+    # Filled on the host: one device operation instead of one (and one compilation) per length.
+    block = np.zeros((len(tables), rows, columns), tables[0].dtype)
+    for part, table in zip(block, tables, strict=True):
+        part[: table.shape[0], : table.shape[1]] = table
+    return jnp.asarray(block)

@@ -1,0 +1,289 @@
+"""Where the clients of several processes lie: on the devices of the process that has their data.
+
+A device has a block of the arrays' rows, of the same length as all others. What a process's clients
+leave over of its blocks is filled up with copies of them, of weight 0.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
+
+from jaxfed.core.common.checks import LARGEST, checked_weights, host_array, refuse
+from jaxfed.core.common.processes import attempted, exchanged, is_here
+
+
+class Layout(NamedTuple):
+    """Which rows of the arrays are clients: equal blocks, one a device, filled up at their ends.
+
+    Attributes:
+        blocks: how many clients each device has.
+        length: rows of a block.
+    """
+
+    blocks: tuple[int, ...]
+    length: int
+
+    @property
+    def numbers(self) -> Int[np.ndarray, " rows"]:
+        """Each row's client, counted from 0; the number of all for a row that only fills up."""
+        first = np.cumsum((0, *self.blocks))
+        row = np.arange(self.length)
+        parts = [
+            np.where(row < size, begin + row, first[-1])
+            for begin, size in zip(first, self.blocks, strict=False)
+        ]
+        return np.concatenate(parts).astype(np.int32)
+
+    @property
+    def real(self) -> Bool[np.ndarray, " rows"]:
+        """Whether a row is a client."""
+        return self.numbers < sum(self.blocks)
+
+    @property
+    def rows(self) -> Int[np.ndarray, " clients"]:
+        """Each client's row."""
+        return np.flatnonzero(self.real)
+
+
+class Spread(NamedTuple):
+    """Arrays of all processes' clients.
+
+    Attributes:
+        data: leading axis = rows, each process's on its own devices.
+        ids: the same in all processes.
+        weights: the same in all processes; 0 for rows that only fill up.
+        blocks: how many clients each device has.
+    """
+
+    data: PyTree
+    ids: Int[Array, " rows"]
+    weights: Float[Array, " rows"]
+    blocks: tuple[int, ...]
+
+
+def spread(
+    own: Callable[[], tuple[Any, Array | None]],
+    sharding: NamedSharding,
+    ids: Sequence[int] | None,
+    weights: Literal["equal", "samples"] | ArrayLike,
+) -> Spread:
+    """The arrays of all processes' clients, of which each gives and keeps its own.
+
+    What is exchanged are the clients' ids and weights, and the shapes of their data.
+
+    Args:
+        own: gives this process's clients, and their numbers of samples where they have any.
+        sharding: of the leading axis.
+        ids: of this process's clients; None for the next numbers.
+        weights: `"equal"`, `"samples"`, or this process's clients' weights, of any scale.
+
+    Raises:
+        ValueError: if one process refuses its clients, or they do not go together.
+    """
+    places = owners(sharding)
+    held: list[Any] = []
+
+    def told() -> dict[str, Any]:
+        clients, samples = own()
+        if any(np.shape(x)[:1] != (len(clients),) for x in jax.tree.leaves(clients.data)):
+            raise refuse("own", "clients in arrays with a row for each, without buckets", clients)
+        held.append(clients)
+        return {
+            "ids": len(clients) if ids is None else _checked_ids(ids, len(clients)).tolist(),
+            "weights": _raw(weights, clients.weights, samples).tolist(),
+            "lengths": list(getattr(clients.data, "lengths", ())),
+        }
+
+    everybody = attempted("own", told)
+    (clients,) = held
+    if missing := set(range(len(everybody))) - set(places):
+        raise ValueError(f"backend: wanted devices of every process, got none of {sorted(missing)}")
+    data = clients.data
+    if lengths := everybody[0]["lengths"]:
+        # Only as many as all have: what they are is compared below.
+        each = zip(*(one["lengths"] for one in everybody), strict=False)
+        lengths = tuple(max(sizes) for sizes in each)
+        data = data.filled(lengths) if len(data.lengths) == len(lengths) else data
+    _compare(data)
+
+    raw = [np.asarray(one["weights"], float) for one in everybody]
+    total = sum(each.sum() for each in raw)
+    if not total > 0:
+        raise ValueError("weights: wanted some above zero, got only zeros in all processes")
+    layout = Layout(*_blocks(places, list(map(len, raw))))
+    numbers = _in_rows(_numbered(everybody), places, layout).astype(np.int32)
+    shares = _in_rows([each / total for each in raw], places, layout) * layout.real
+    return Spread(
+        jax.tree.map(lambda leaf: _laid(leaf, places, layout, sharding), data),
+        _everywhere(numbers, sharding),
+        _everywhere(shares.astype(clients.weights.dtype), sharding),
+        layout.blocks,
+    )
+
+
+def _checked_ids(ids: Any, clients: int) -> np.ndarray:
+    wanted = f"{clients} whole numbers from 0 to {LARGEST}, one per client"
+    found = host_array("ids", ids, wanted)
+    if found.dtype.kind not in "iu" or found.shape != (clients,):
+        raise refuse("ids", wanted, ids)
+    if found.min() < 0 or found.max() > LARGEST:
+        raise refuse("ids", wanted, found.tolist())
+    return found
+
+
+def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
+    """This process's clients' weights, of a scale that is the same in all processes."""
+    count = len(within)
+    if not isinstance(weights, str):
+        return checked_weights(weights, count)
+    if weights == "equal":
+        if np.ptp(np.asarray(within)) > 1e-5 / count:
+            wanted = "what clients weigh among those of all processes, since they differ in own"
+            raise refuse("weights", wanted, weights)
+        return np.ones(count)
+    if weights != "samples" or samples is None:
+        known = "'equal', 'samples' or numbers" if samples is not None else "'equal' or numbers"
+        raise refuse("weights", known, weights)
+    return np.asarray(samples, float)
+
+
+def _numbered(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:
+    """Each process's ids; counted through where none are given."""
+    given = [one["ids"] for one in everybody]
+    if all(isinstance(each, int) for each in given):
+        first = np.cumsum([0, *given])
+        return [begin + np.arange(count) for begin, count in zip(first, given, strict=False)]
+    for place, each in enumerate(given):
+        if isinstance(each, int):
+            raise ValueError(f"ids: wanted them from all processes or none, got none from {place}")
+    return [np.asarray(each) for each in given]
+
+
+def _compare(data: PyTree) -> None:
+    """Refuse processes whose clients' data are of different kinds, shapes or types."""
+    leaves, structure = jax.tree.flatten(data)
+    shapes = ", ".join(f"{leaf.dtype}{leaf.shape[1:]}" for leaf in leaves)
+    # A structure has much to say, of which the type alone is for people.
+    digest = hashlib.sha256(str(structure).encode()).hexdigest()[:8]
+    own = f"{type(data).__name__} {digest} of {shapes} a client"
+
+    for place, other in enumerate(exchanged(own)):
+        if other != own:
+            raise ValueError(
+                "own: wanted clients whose data are alike in every process, but for the lengths "
+                f"that are filled up, got {own} here and {other} in process {place}"
+            )
+
+
+def owners(sharding: NamedSharding) -> list[int]:
+    """The process that has each block.
+
+    Raises:
+        ValueError: if several processes have the same block.
+    """
+    axis = str(sharding.spec[0])
+    devices = np.moveaxis(
+        np.asarray(sharding.mesh.devices), sharding.mesh.axis_names.index(axis), 0
+    )
+    blocks = devices.reshape(len(devices), -1)
+    found = [{device.process_index for device in block} for block in blocks]
+    for each in found:
+        if len(each) > 1:
+            raise ValueError(
+                f"backend: wanted a mesh whose axis {axis!r} lies across processes and whose other "
+                f"axes lie within them, got one in which {sorted(each)} would have the same clients"
+            )
+    return [each.pop() for each in found]
+
+
+def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """How many clients each device has, and the rows of a block."""
+    length = max(-(-count // places.count(owner)) for owner, count in enumerate(counts))
+    blocks, left = [], list(counts)
+    for owner in places:
+        blocks.append(min(length, left[owner]))
+        left[owner] -= blocks[-1]
+    return tuple(blocks), length
+
+
+def _sources(places: Sequence[int], layout: Layout) -> list[tuple[int, np.ndarray]]:
+    """For each block its process, and which of that one's clients its rows are."""
+    counts = [0] * (max(places) + 1)
+    for owner, size in zip(places, layout.blocks, strict=True):
+        counts[owner] += size
+    done, found = [0] * len(counts), []
+    for owner, size in zip(places, layout.blocks, strict=True):
+        # Copies fill up, since zeros could make NaN in a derivative.
+        rows = done[owner] + np.arange(layout.length)
+        found.append((owner, rows % counts[owner]))
+        done[owner] += size
+    return found
+
+
+def _in_rows(
+    values: Sequence[np.ndarray], places: Sequence[int], layout: Layout
+) -> Float[np.ndarray, " rows"]:
+    """All processes' clients' numbers, in the order of the rows."""
+    return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
+
+
+def _laid(leaf: Array, places: Sequence[int], layout: Layout, sharding: NamedSharding) -> Array:
+    """This process's rows on its devices, one block after the other."""
+    values, sources = np.asarray(leaf), _sources(places, layout)
+
+    def part(index: Any) -> np.ndarray:
+        rows = sources[(index[0].start or 0) // layout.length][1]
+        # Of a block that is full, no copy.
+        full = rows[-1] - rows[0] == len(rows) - 1
+        return values[rows[0] : rows[-1] + 1] if full else values[rows]
+
+    shape = (len(places) * layout.length, *values.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, part)
+
+
+def _everywhere(values: np.ndarray, sharding: NamedSharding) -> Array:
+    """The same values on all devices of all processes."""
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.make_array_from_callback(values.shape, whole, lambda index: values[index])
+
+
+def own_rows(array: Any, like: Any, layout: Layout) -> np.ndarray:
+    """The rows of this process's clients, in the order in which these were given.
+
+    Args:
+        array: with a leading axis of rows.
+        like: an array of the clients' data, which says where rows lie; None where all are here.
+        layout: of the clients.
+
+    Raises:
+        ValueError: if the array has another leading axis.
+    """
+    real = layout.real
+    if np.shape(array)[:1] != (len(real),):
+        raise ValueError(
+            f"tree: wanted arrays with a leading axis of {len(real)}, that of the clients with "
+            f"those that fill up devices, got shape {np.shape(array)}"
+        )
+    if like is None:
+        return np.asarray(array)
+    starts = {shard.index[0].start or 0 for shard in like.addressable_shards}
+    mine = [np.arange(start, start + layout.length) for start in sorted(starts)]
+    mine = [rows[real[rows]] for rows in mine]
+    if not isinstance(array, jax.Array) or is_here(array):
+        return np.asarray(array)[np.concatenate(mine)]
+    # Where it lies otherwise, as a result of a user's own function may, all processes move it.
+    along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
+    if not array.sharding.is_equivalent_to(along, array.ndim):
+        array = jax.device_put(array, along)
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate(
+        [
+            np.asarray(parts[start])[rows - start]
+            for start, rows in zip(sorted(starts), mine, strict=True)
+        ]
+    )

@@ -1,0 +1,1 @@
+"""The contract: algorithms, how their messages are reduced, and who takes part."""

@@ -1,0 +1,149 @@
+"""An algorithm's functions, held to the contract where they are traced.
+
+Each is traced once for all programs of a process that call it on the same shapes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
+
+# What a run's history has of itself.
+RESERVED = ("participants", "bits_up", "bits_down")
+
+
+def alike(one: PyTree, other: PyTree) -> bool:
+    """Whether two trees have the same structure, shapes and types."""
+    return jax.tree.structure(one) == jax.tree.structure(other) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether JAX can trace it."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+
+
+def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
+    """What one of its functions returned, as arrays.
+
+    Raises:
+        ValueError: for a tree of anything else; the message names the function.
+    """
+    for leaf in jax.tree.leaves(value):
+        if not is_number(leaf):
+            raise ValueError(f"{_wanted(algorithm, function)} arrays, got {leaf!r}")
+    return jax.tree.map(jnp.asarray, value)
+
+
+@jax.jit
+def first_message(algorithm: Algorithm, key: Key[Array, ""], data: PyTree, start: PyTree) -> PyTree:
+    """One client's message before the rounds.
+
+    Raises:
+        ValueError: for a tree of anything but arrays.
+    """
+    return arrays_of(algorithm, "first_message", algorithm.first_message(key, data, start))
+
+
+@jax.jit
+def client_init(
+    algorithm: Algorithm, key: Key[Array, ""], downlink: PyTree, data: PyTree, start: PyTree
+) -> PyTree:
+    """One client's first state.
+
+    Raises:
+        ValueError: for a tree of anything but arrays.
+    """
+    return arrays_of(algorithm, "client_init", algorithm.client_init(key, downlink, data, start))
+
+
+@jax.jit
+def client_step(
+    algorithm: Algorithm, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
+) -> tuple[PyTree, PyTree, Diagnostics]:
+    """One client's step.
+
+    Raises:
+        ValueError: for a wrong number of results, no objective, diagnostics that are no scalars by
+            name, or a state of other shapes or types.
+    """
+    name = "client_step"
+    result = algorithm.client_step(key, downlink, local, data)
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise ValueError(
+            f"{_wanted(algorithm, name)} (uplink, local, diagnostics), got {_described(result)}"
+        )
+    uplink, after = (arrays_of(algorithm, name, part) for part in result[:2])
+    diagnostics = _diagnostics(algorithm, name, result[2])
+    if "objective" not in diagnostics or diagnostics["objective"].ndim:
+        raise ValueError(
+            f"{_wanted(algorithm, name)} a scalar 'objective' among the diagnostics, got "
+            f"{_described(diagnostics)}"
+        )
+    _check_state(algorithm, name, "client_init", local, after)
+    return uplink, after, diagnostics
+
+
+@jax.jit
+def server_step(
+    algorithm: Algorithm, key: Key[Array, ""], server: PyTree, uplink: PyTree
+) -> tuple[PyTree, Diagnostics]:
+    """The server's step.
+
+    Raises:
+        ValueError: for a wrong number of results, diagnostics that are not by name, or a state of
+            other shapes or types.
+    """
+    name = "server_step"
+    result = algorithm.server_step(key, server, uplink)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(
+            f"{_wanted(algorithm, name)} (server, diagnostics), got {_described(result)}"
+        )
+    after = arrays_of(algorithm, name, result[0])
+    _check_state(algorithm, name, "server_init", server, after)
+    return after, _diagnostics(algorithm, name, result[1])
+
+
+@jax.jit
+def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
+    """What one client has in the end."""
+    return algorithm.client_result(downlink, local, data)
+
+
+def _check_state(
+    algorithm: Algorithm, name: str, first: str, before: PyTree, after: PyTree
+) -> None:
+    if not alike(before, after):
+        raise ValueError(
+            f"{_wanted(algorithm, name)} a state like that of {first}, {_described(before)}, got "
+            f"{_described(after)}"
+        )
+
+
+def _diagnostics(algorithm: Algorithm, name: str, given: Any) -> dict[str, Array]:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise ValueError(f"{_wanted(algorithm, name)} diagnostics by name, got {_described(given)}")
+    for taken in RESERVED:
+        if taken in given:
+            raise ValueError(
+                f"{_wanted(algorithm, name)} diagnostics with names of their own, got {taken!r}, "
+                "which the run's history has of itself"
+            )
+    return arrays_of(algorithm, name, dict(given))
+
+
+def _wanted(algorithm: Algorithm, function: str) -> str:
+    return f"algorithm: wanted of {type(algorithm).__name__}.{function}"
+
+
+def _described(tree: PyTree) -> str:
+    return " ".join(eqx.tree_pformat(tree).split())

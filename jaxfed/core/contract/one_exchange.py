@@ -1,0 +1,54 @@
+"""Algorithms that have learned all they will once the first messages are there."""
+
+import abc
+from typing import final
+
+from jaxtyping import Array, Float, Key, PyTree
+
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough
+
+
+class OneExchange(Algorithm, DifferentiatedThrough):
+    """An algorithm that has learned all it will from the first messages, so one round is enough.
+
+    It says what clients send first (`first_message`), what the server makes of it (`server_init`)
+    and they of that (`client_init`); the round only reports the objective.
+    """
+
+    @abc.abstractmethod
+    def residual_variance(self, downlink: PyTree, local: PyTree, data: PyTree) -> Float[Array, ""]:
+        """ONE client's objective."""
+
+    @final
+    def through(self) -> Algorithm:
+        """Nothing: there are no rounds whose fixed point the result were.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "adjoint: wanted an algorithm whose rounds converge for an implicit derivative, and "
+            f"{type(self).__name__} has no rounds; adjoint.unrolled() is exact"
+        )
+
+    @final
+    def downlink(self, server: PyTree) -> PyTree:
+        """What the server has."""
+        return server
+
+    @final
+    def client_step(
+        self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: PyTree
+    ) -> tuple[PyTree, PyTree, Diagnostics]:
+        """Report the objective; nothing is sent any more."""
+        del key
+        return None, local, {"objective": self.residual_variance(downlink, local, data)}
+
+    @final
+    def server_step(
+        self, key: Key[Array, ""], server: PyTree, uplink: PyTree
+    ) -> tuple[PyTree, Diagnostics]:
+        """Nothing changes."""
+        del key, uplink
+        return server, {}

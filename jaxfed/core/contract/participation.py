@@ -1,0 +1,158 @@
+"""Who takes part in a round."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
+
+from jaxfed.core.common.checks import check_whole, host_array, refuse
+
+
+class Participation(eqx.Module):
+    """Chooses each round's clients. Absent clients keep their state; nothing recompiles."""
+
+    @abc.abstractmethod
+    def number(self, clients: int) -> int | None:
+        """How many of so many clients take part in each round; None if that varies."""
+
+    @abc.abstractmethod
+    def inclusion(
+        self,
+        key: Key[Array, ""],
+        round_index: Int[Array, ""],
+        ids: Int[Array, " clients"],
+        weights: Float[Array, " clients"],
+    ) -> Float[Array, " clients"]:
+        """Each client's factor on its weight: 0 if absent, positive if it takes part.
+
+        Where participants are drawn it is one over the chance to be, and a weighted sum over them
+        an unbiased estimate of the weighted sum over everybody (Horvitz-Thompson). Where they are
+        given there is no chance, and the factors have their weights sum to one.
+
+        Args:
+            key: the round's random key.
+            round_index: counted from 0.
+            ids: the clients' ids.
+            weights: the clients' weights, which sum to one.
+        """
+
+    @abc.abstractmethod
+    def turns(self, rounds: int, clients: int) -> Int[np.ndarray, " clients"]:
+        """In how many of so many rounds each client may take part at most."""
+
+    def check(self, clients: int) -> None:
+        """Refuse a number of clients that this participation does not fit.
+
+        Raises:
+            ValueError: saying which number was given and what fits.
+        """
+
+
+class _Everybody(Participation):
+    def number(self, clients):
+        return clients
+
+    def inclusion(self, key, round_index, ids, weights):
+        del key, round_index, weights
+        return jnp.ones(len(ids))
+
+    def turns(self, rounds, clients):
+        return np.full(clients, rounds)
+
+
+class _Uniform(Participation):
+    size: int = eqx.field(static=True)
+
+    def number(self, clients):
+        del clients
+        return self.size
+
+    def inclusion(self, key, round_index, ids, weights):
+        del round_index, weights
+        # A lot for each id, so that the choice does not depend on the order of clients.
+        lots = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(ids)
+        chosen = jax.lax.top_k(lots, self.size)[1]
+        return jnp.zeros(len(ids)).at[chosen].set(len(ids) / self.size)
+
+    def turns(self, rounds, clients):
+        return np.full(clients, rounds)
+
+    def check(self, clients):
+        if self.size > clients:
+            raise ValueError(
+                f"participation: {self.size} clients a round were asked for, there are {clients}"
+            )
+
+
+class _Given(Participation):
+    present: Bool[Array, "rounds clients"]
+
+    def number(self, clients):
+        del clients
+
+    def inclusion(self, key, round_index, ids, weights):
+        del key, ids
+        present = self.present[round_index % self.present.shape[0]].astype(weights.dtype)
+        total = present @ weights
+        return present / jnp.where(total > 0, total, 1)
+
+    def turns(self, rounds, clients):
+        del clients
+        return np.resize(np.asarray(self.present), (rounds, self.present.shape[1])).sum(0)
+
+    def check(self, clients):
+        if self.present.shape[1] != clients:
+            raise ValueError(
+                f"participation: the mask is for {self.present.shape[1]} clients, "
+                f"there are {clients}"
+            )
+
+
+def everybody() -> Participation:
+    """Every client, every round."""
+    return _Everybody()
+
+
+def uniform(size: int) -> Participation:
+    """A fixed number of clients a round, drawn without replacement.
+
+    Means over the participants are unbiased estimates of those over everybody: a client's weight is
+    multiplied by the number of clients over `size`. A round whose participants all have weight 0
+    does not take place: nothing changes, and its entries in the history are NaN.
+
+    Args:
+        size: number of clients a round.
+
+    Raises:
+        ValueError: if `size` is not a positive whole number (larger than the number of clients
+            is refused when a run starts).
+    """
+    check_whole("participation size", size)
+    return _Uniform(int(size))
+
+
+def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
+    """Given participants: row t says who is there in round t; rows repeat after the last.
+
+    Means are over the participants, by their weights, which are normalised to sum to one in each
+    round; an estimate of the mean over everybody they are only if the rows were drawn so. A round
+    whose participants all have weight 0 does not take place, as in `uniform`.
+
+    Args:
+        present: `(clients,)` for the same clients each round, or `(rounds, clients)`; the columns
+            are in the order of the clients.
+
+    Raises:
+        ValueError: if it is not a boolean array of one or two axes, or a round has nobody.
+    """
+    wanted = "a boolean array (clients,) or (rounds, clients)"
+    given = host_array("participation mask", present, wanted)
+    if given.dtype != bool or given.ndim not in (1, 2):
+        raise refuse("participation mask", wanted, present)
+    table = np.atleast_2d(given)
+    if len(table) == 0 or not table.any(axis=1).all():
+        raise ValueError("participation mask: each round needs at least one client")
+    return _Given(jnp.asarray(table))

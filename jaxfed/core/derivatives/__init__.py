@@ -1,0 +1,1 @@
+"""Derivatives of whole runs: unrolled, checkpointed and implicit."""

@@ -1,0 +1,126 @@
+"""The implicit adjoint: differentiates the equation that a solution solves."""
+
+import equinox as eqx
+import jax
+
+from jaxfed._optional import require
+from jaxfed.core.common.checks import check_count, check_flag, check_instance, check_positive
+from jaxfed.core.contract import fixed_point
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.derivatives.implicit import Report, Settings, differentiable
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.run.adjoint import Adjoint
+from jaxfed.core.run.loop import solve
+
+
+class _Implicit(Adjoint):
+    algorithm: Algorithm | None
+    report: Report | None
+    settings: Settings = eqx.field(static=True)
+
+    def check(self, problem):
+        self._through(problem)
+        number = problem.participation.number(problem.size)
+        if number != problem.size:
+            raise ValueError(
+                "participation: wanted everybody() for an implicit derivative, since rounds that "
+                f"some clients miss have no fixed point, got {problem.participation!r}"
+            )
+        for way in (problem.uplink, problem.downlink):
+            if not way.settles:
+                raise ValueError(
+                    "channel: wanted for an implicit derivative one through which messages that "
+                    "no longer change arrive as they are, such as lossless() or "
+                    f"difference(quantize(3)), got {way!r}"
+                )
+
+    def _through(self, problem: Problem) -> Algorithm:
+        given = problem.algorithm if self.algorithm is None else self.algorithm
+        named = fixed_point.through(given)
+        # What was given is meant, unless its rounds have no fixed point.
+        return named if self.algorithm is None else given
+
+    def solve(self, problem, start, tol, options):
+        solution = solve(*jax.lax.stop_gradient((problem, start)), tol, options)
+        through, settings = self._through(problem), self.settings
+        if problem.backend.processes > 1:
+            # An error in one process would leave the others waiting.
+            settings = settings._replace(throw=False)
+        # No leaves of this adjoint unless somebody asks for them: optimizers would move them.
+        report = Report() if self.report is None else self.report
+        return differentiable(
+            problem, start, jax.lax.stop_gradient(solution), through, report, settings
+        )
+
+
+def with_report(adjoint: Adjoint, report: Report) -> Adjoint:
+    """The same, which reports on its linear system if it has one."""
+    if not isinstance(adjoint, _Implicit):
+        return adjoint
+    return _Implicit(adjoint.algorithm, report, adjoint.settings)
+
+
+def implicit(
+    *,
+    tol: float | None = None,
+    max_rounds: int = 200,
+    through: Algorithm | None = None,
+    memory: int = 10,
+    fixed_point_tol: float | None = None,
+    turning_tol: float = 1e-3,
+    report: Report | None = None,
+    throw: bool = True,
+) -> Adjoint:
+    """Differentiate the equation that a solution solves, and not the way to it.
+
+    Works in forward and reverse mode, under `jit` and `vmap` and on every backend: a product of the
+    linear system is a round, forwards or backwards. The run itself is differentiated by nothing, so
+    that it may be as long as it takes and end by `tol`; `history` has no derivative.
+
+    Bases that stand for subspaces make the system singular along their rotations, which it is
+    projected away from at every step. A loss that depends on how a basis is turned has no
+    derivative there, and is refused; forward mode does not see the loss, and differentiates along
+    bases that do not turn.
+
+    Args:
+        tol: residual of the linear system, relative to its right-hand side. By default 1e-10 in
+            double and 1e-5 in single precision. A hundred times as much is refused.
+        max_rounds: at most about so many rounds of the linear system.
+        through: an algorithm by whose round to differentiate, which has the same solutions; by
+            default the one that the algorithm itself names. If it is another one than that of the
+            run, `result` has derivatives and the states have none.
+        memory: rounds between restarts of GMRES, and how many states it keeps. The residual is
+            looked at then: more may be needed where restarts hinder, less saves rounds.
+        fixed_point_tol: by how much of its norm a round may move any part of the states. By default
+            1e-6 in double and 1e-4 in single precision.
+        turning_tol: the share of a cotangent that may ask how bases are turned.
+        report: what becomes a report on the linear system; see `Report`.
+        throw: raise an error where a derivative is not to be had: at a point that is no fixed
+            point, for a loss that asks how bases are turned, and where the linear system is not
+            solved. Without, and in a run across processes, such derivatives are NaN.
+
+    Raises:
+        ValueError: for tolerances that are not positive, numbers of rounds that are not positive
+            whole numbers, and a `through` that is no algorithm.
+        ImportError: if Lineax is missing.
+    """
+    check_positive("tol", tol, optional=True, single=True)
+    check_count("max_rounds", max_rounds)
+    check_count("memory", memory)
+    check_positive("fixed_point_tol", fixed_point_tol, optional=True, single=True)
+    check_positive("turning_tol", turning_tol, single=True)
+    check_flag("throw", throw)
+    if through is not None:
+        check_instance("through", through, Algorithm, "a jaxfed algorithm or None")
+    if report is not None:
+        check_instance("report", report, Report, "a jaxfed.adjoint.Report or None")
+    require("lineax", extra="adjoint")
+    settings = Settings(
+        None if tol is None else float(tol),
+        max_rounds,
+        memory,
+        None if fixed_point_tol is None else float(fixed_point_tol),
+        float(turning_tol),
+        bool(throw),
+    )
+    return _Implicit(through, report, settings)

@@ -1,0 +1,412 @@
+"""Derivatives at a fixed point of the round: the adjoint of a federated round is a federated round.
+
+What a run returns once it has converged solves z = T(z, θ), with T a round, z = (server, locals)
+and θ all that it depends on. So dz = ∂T/∂z dz + ∂T/∂θ dθ: a linear system whose products are
+rounds, forwards or backwards, with one sum over clients each, and that needs nothing of the rounds
+that led to z.
+
+Source: Christianson (1994), Reverse accumulation and attractive fixed points; Blondel et al.
+(2022), Efficient and modular implicit differentiation.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
+
+from jaxfed._optional import require
+from jaxfed.core.backends.backend import collect
+from jaxfed.core.backends.one_device import in_blocks, vmap
+from jaxfed.core.common.buckets import first_of
+from jaxfed.core.contract import calls as contract
+from jaxfed.core.contract import fixed_point
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.bases import Bases, vertical_part
+from jaxfed.core.contract.reduction import contributions, plain, wrapped
+from jaxfed.core.derivatives.cotangent import hooked
+from jaxfed.core.round.problem import Problem, State
+from jaxfed.core.round.rounds import begin, one_round, prepared, result_of
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire import channel
+from jaxfed.linalg._factor import DECOMPOSITION
+from jaxfed.linalg._rule import with_rule
+
+LOG = logging.getLogger("jaxfed.adjoint")
+LOSSLESS = channel.lossless()
+States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
+
+
+def _real(x: ArrayLike) -> Array:
+    return jnp.asarray(x, float)
+
+
+class Report(eqx.Module):
+    """What solving for a derivative took, as the derivative by this very argument.
+
+    A backward pass returns nothing but derivatives. So make one of these, `Report()`, an argument
+    of the function that is differentiated, and hand it to `implicit(report=report)`: the gradient
+    by it is the report. Without a backward pass, all of it is zero.
+
+    Attributes:
+        rounds: adjoint rounds, of all solves together.
+        residual: of the linear system, relative to its right-hand side.
+        turning: the share of the cotangent that asks how bases are turned, which no subspace says.
+    """
+
+    rounds: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
+    residual: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
+    turning: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
+
+
+class Settings(NamedTuple):
+    """How exact everything must be; None where that follows from the precision."""
+
+    tol: float | None
+    max_rounds: int
+    memory: int
+    fixed_point_tol: float | None
+    turning_tol: float
+    throw: bool
+
+
+class _Round(eqx.Module):
+    """A round as a map of those numbers of the states that it changes."""
+
+    problem: Problem
+    template: State  # all that a state holds beside them
+    kept: States  # what no round changes, and what has no derivative; None elsewhere
+
+    def __call__(self, point: States) -> States:
+        server, local = eqx.combine(point, self.kept)
+        # Clients have what the server would send.
+        downlink = self.problem.algorithm.downlink(server)
+        link = channel.Link(LOSSLESS, self.template.downlink.sender, downlink)
+        state = replace(self.template, server=server, local=local, downlink=link)
+        state, _ = one_round(self.problem, state)
+        return _where(point, (state.server, state.local))
+
+
+def differentiable(
+    problem: Problem,
+    start: Personalized | None,
+    solution: Solution,
+    through: Algorithm,
+    report: Report,
+    settings: Settings,
+) -> Solution:
+    """A solution with the derivatives of a fixed point, by all that the problem holds.
+
+    Args:
+        problem: what was solved, as it was given, with its derivatives.
+        start: the warm start, if any.
+        solution: what the run found, without derivatives.
+        through: the algorithm whose round is differentiated. If that is the problem's own, states
+            have derivatives as well as the result; else the result alone.
+        report: what becomes the report.
+        settings: tolerances.
+    """
+    own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
+    problem = replace(
+        problem, algorithm=through, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS,
+        first_downlink=LOSSLESS,
+    )  # fmt: skip
+    problem = prepared(problem, settings.max_rounds)
+    template, _ = begin(problem, start if own else solution.result)
+    problem = replace(problem, backend=in_blocks(backend, data, DECOMPOSITION))
+    begun = template.server, template.local
+    if own:
+        reached = solution.state.server, solution.state.local
+    else:
+        # A first state need not hold yet what a round makes known.
+        state, _ = one_round(*jax.lax.stop_gradient((problem, template)))
+        reached = state.server, state.local
+    free = _changing(problem, template)
+    point = jax.tree.map(lambda x, free: x if free else None, reached, free)
+    # What no round changes is what it was at first, derivatives included.
+    kept = jax.tree.map(
+        lambda first, last, free: None if free else first if eqx.is_inexact_array(last) else last,
+        begun, reached, free,
+    )  # fmt: skip
+    rest = jax.lax.stop_gradient(replace(template, server=None, local=None))
+    point = _fixed_point(
+        jax.lax.stop_gradient(point), _Round(problem, rest, kept), report, settings
+    )
+
+    numbers, others = eqx.partition(eqx.combine(point, kept), eqx.is_inexact_array)
+    look = partial(_look, _picked(through), settings)
+    numbers, _ = hooked((numbers, report.turning), look)
+    server, local = eqx.combine(numbers, others)
+    final = replace(template, server=server, local=local)
+    result = result_of(replace(problem, backend=in_blocks(backend, data)), final)
+    if not own:
+        return replace(solution, result=result)
+    return replace(
+        solution,
+        result=result,
+        server=server,
+        local=problem.cut(local),
+        state=replace(solution.state, server=server, local=local),
+    )
+
+
+def _where(mask: PyTree, tree: PyTree) -> PyTree:
+    """The leaves of a tree where another one has some, None elsewhere."""
+    return jax.tree.map(
+        lambda there, x: None if there is None else x, mask, tree, is_leaf=lambda x: x is None
+    )
+
+
+def _changing(problem: Problem, state: State) -> States:
+    """For each part of the states, whether it has a derivative and a round may change it."""
+    algorithm, clients, key = problem.algorithm, problem.clients, problem.key
+    downlink = state.downlink.receiver
+    own = jax.eval_shape(first_of, (clients.data, state.local))
+
+    def work(downlink, own):
+        data, local, weight = own
+        uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
+        return contributions(wrapped(uplink), weight), None
+
+    def received(clients, local, downlink):
+        everybody = clients.data, local, clients.weights
+        return plain(collect(vmap(), work, downlink, everybody, problem.rows)[0])
+
+    message = jax.eval_shape(received, clients, state.local, downlink)
+    server = _changed(
+        lambda x, uplink: algorithm.server_step(key, x, uplink)[0], state.server, message
+    )
+    local = _changed(
+        lambda x, data, downlink: algorithm.client_step(key, downlink, x, data)[1],
+        own[1], own[0], downlink,
+    )  # fmt: skip
+    return server, local
+
+
+def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> PyTree:
+    """Which inexact leaves of its first argument a function returns as anything but they are."""
+    program = jax.make_jaxpr(function)(tree, *others).jaxpr
+    leaves, structure = jax.tree.flatten(tree)
+    pairs = zip(leaves, program.invars[: len(leaves)], program.outvars, strict=True)
+    return jax.tree.unflatten(
+        structure, [jnp.issubdtype(x.dtype, jnp.inexact) and a is not b for x, a, b in pairs]
+    )
+
+
+# --- the bases -----------------------------------------------------------------------------------
+
+
+def _picked(algorithm: Algorithm) -> Callable[[States], Bases]:
+    """What picks the bases out of the states; it holds no arrays."""
+    bare = eqx.filter(algorithm, eqx.is_array, inverse=True)
+
+    def picked(states: States) -> Bases:
+        server, local = states
+        if not jax.tree.leaves(local):
+            return fixed_point.bases(bare, server, local)
+        axes: Any = Bases(None, 0, 0)  # pyright: ignore[reportArgumentType]
+        return jax.vmap(partial(fixed_point.bases, bare, server), out_axes=axes)(local)
+
+    return picked
+
+
+def _look(
+    select: Callable[[States], Bases], settings: Settings, value: PyTree, cotangent: PyTree
+) -> PyTree:
+    """Refuse a cotangent that asks how bases are turned; what share of it does goes on too."""
+    (states, _), (asked, told) = value, cotangent
+    known, seen = jax.lax.stop_gradient((states, asked))
+    size = _norm(seen)
+    share = _norm(vertical_part(select, known)(seen)) / jnp.where(size > 0, size, 1)
+    asked = _refused(
+        asked, share > settings.turning_tol, settings.throw,
+        "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
+        "bases are turned, by which a solution has no derivative",
+    )  # fmt: skip
+    return asked, told + share.astype(told.dtype)
+
+
+# --- the linear system ---------------------------------------------------------------------------
+
+
+def _fixed_point(point: States, function: _Round, report: Report, settings: Settings) -> States:
+    """The point, with the derivatives of the fixed point that it is."""
+    arrays, others = eqx.partition((function, report), eqx.is_array)
+
+    def rule(point, arrays, changes):
+        return _moved(point, eqx.combine(arrays, others), changes, settings)
+
+    return with_rule(point, arrays, rule)
+
+
+def _moved(
+    point: States,
+    by: tuple[_Round, Report],
+    changes: tuple[PyTree, PyTree],
+    settings: Settings,
+) -> tuple[States, States]:
+    """The fixed point and its change."""
+    (function, report), (change, told) = by, changes
+    # With a derivative of its own, for derivatives of this one.
+    point = _fixed_point(point, function, report, settings)
+    image, derivative = jax.linearize(function, point)
+    vertical = vertical_part(
+        lambda x: _picked(function.problem.algorithm)(eqx.combine(x, _zeros(function.kept))), point
+    )
+
+    def horizontal(vector):
+        return _minus(vector, vertical(vector))
+
+    gap = jax.lax.stop_gradient(_largest_ratio(horizontal(_minus(image, point)), point))
+    sure = _refused(
+        jnp.ones(()), ~(gap <= _or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6)),
+        settings.throw,
+        "adjoint: wanted a fixed point of the round for an implicit derivative, got one that a "
+        "round moves on; run more rounds, with a smaller tol or of an algorithm that needs fewer "
+        "(for PerPCA, VarProPerPCA), or take jaxfed.adjoint.unrolled()",
+    )  # fmt: skip
+
+    active = _where(change, function)
+    right = _zeros(point)
+    if jax.tree.leaves(active):
+        moved = jax.jvp(lambda x: eqx.combine(x, function)(point), (active,), (change,))[1]
+        right = horizontal(moved)
+    right, told = _tied((right, eqx.combine(told, _zeros(report))))
+
+    def product(pair):
+        vector, told = pair
+        return _minus(vector, horizontal(derivative(horizontal(vector)))), told
+
+    # The report is a second block, whose own equation is trivial and whose adjoint's solution is
+    # what there is to report.
+    def forward(product, pair):
+        found, _ = _solved(lambda x: product((x, pair[1]))[0], pair[0], settings)
+        return found, pair[1]
+
+    def backward(product, pair):
+        found, (rounds, residual) = _solved(lambda x: product((x, pair[1]))[0], pair[0], settings)
+        like = pair[1]
+        return found, Report(
+            rounds.astype(like.rounds.dtype),
+            residual.astype(like.residual.dtype),
+            jnp.zeros_like(like.turning),
+        )
+
+    # Tied again for the cotangents, when the backward pass is differentiated backwards.
+    found, _ = _tied(jax.lax.custom_linear_solve(product, (right, told), forward, backward))
+    return point, jax.tree.map(lambda x: sure.astype(x.dtype) * x, found)
+
+
+def _solved(
+    product: Callable[[PyTree], PyTree], right: PyTree, settings: Settings
+) -> tuple[PyTree, tuple[Array, Array]]:
+    """The solution of a linear system, with the rounds that it took and the residual that is left.
+
+    Restarts are those of GMRES(memory); between them the true residual decides.
+    """
+    lineax = require("lineax", extra="adjoint")
+    tol = _or_precision(settings.tol, right, 1e-5, 1e-10)
+    size = _norm(right)
+    scale = jnp.where(size > 0, size, 1)
+    operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
+    length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
+    # Its first step only finds out what the residual is.
+    solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=_norm, restart=length, max_steps=2)
+
+    def unfinished(carry):
+        _, residual, rounds, falling = carry
+        return (residual > tol) & (rounds < settings.max_rounds) & falling
+
+    def cycle(carry):
+        before, old, rounds, _ = carry
+        new = lineax.linear_solve(
+            operator, right, solver, options={"y0": before}, throw=False
+        ).value
+        residual = _norm(_minus(right, product(new))) / scale
+        better = residual < old
+        kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before)
+        # A cycle that leaves more is the last: of ten rounds, two would not leave a half.
+        falling = better & (residual < 0.7 * old)
+        return kept, jnp.minimum(residual, old), rounds + length + 3, falling
+
+    first = _zeros(right), size / scale, jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    found, residual, rounds, _ = jax.lax.while_loop(unfinished, cycle, first)
+    found = _refused(
+        found, ~(residual <= 100 * tol), settings.throw,
+        "adjoint: the linear system of an implicit derivative could not be solved in max_rounds "
+        "rounds; allow more, or more memory, or give another round by through=",
+    )  # fmt: skip
+    return found, (rounds, residual)
+
+
+def _refused(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
+    """NaN in place of what is wrong, and an error when it is computed."""
+
+    def refuse(_):
+        # An error that leaves a compiled program comes below the stack of what runs it.
+        LOG.error(message)
+        raise ValueError(message)
+
+    if throw:
+        wrong |= jax.lax.cond(
+            _anywhere(wrong),
+            lambda wrong: jax.pure_callback(refuse, wrong, wrong, vmap_method="broadcast_all"),
+            jnp.zeros_like,
+            wrong,
+        )
+    return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), tree)
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(wrong: Bool[Array, ""]) -> Bool[Array, ""]:
+    """The same of one problem; of many at once, whether any is wrong, and the same for all."""
+    return wrong
+
+
+@_anywhere.def_vmap
+def _(size, batched, wrong):
+    del size, batched
+    return _anywhere(jnp.any(wrong)), False
+
+
+def _or_precision(given: float | None, tree: PyTree, single: float, double: float) -> float:
+    if given is not None:
+        return given
+    types = {x.dtype for x in jax.tree.leaves(tree)}
+    return double if types <= {jnp.dtype("float64")} else single
+
+
+def _tied(tree: PyTree) -> PyTree:
+    """The same, each part formally depending on the others: a solve has one right-hand side."""
+    total = jnp.asarray(sum(jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)))
+    # Not zero times the total, which would be NaN where one of them is.
+    nothing = jax.lax.select(jnp.zeros((), bool), total, jnp.zeros_like(total))
+    return jax.tree.map(lambda x: x + nothing.astype(x.dtype), tree)
+
+
+def _zeros(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def _minus(one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(jnp.subtract, one, other)
+
+
+def _norm(tree: PyTree) -> Float[Array, ""]:
+    return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
+
+
+def _largest_ratio(tree: PyTree, other: PyTree) -> Float[Array, ""]:
+    """The largest norm of an array relative to that of its counterpart."""
+
+    def ratio(x, y):
+        size = _norm(y)
+        return _norm(x) / jnp.where(size > 0, size, 1)
+
+    ratios = jax.tree.leaves(jax.tree.map(ratio, tree, other))
+    return jnp.max(jnp.stack([jnp.zeros(()), *ratios]))

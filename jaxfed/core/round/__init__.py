@@ -1,0 +1,1 @@
+"""One federated round: the problem, the clients' part and the server's part."""

@@ -1,0 +1,1 @@
+"""Whole runs: `rollout` and `fit`, their loops, and what they return."""

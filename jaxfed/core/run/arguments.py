@@ -1,0 +1,332 @@
+"""The arguments of a run, checked before anything is computed."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jaxtyping import Array, Key, PyTree
+
+from jaxfed.core.backends import backend
+from jaxfed.core.backends.one_device import vmap
+from jaxfed.core.clients.checks import check_ids
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.source import is_source
+from jaxfed.core.common.buckets import each_first, is_buckets
+from jaxfed.core.common.checks import (
+    LARGEST,
+    check_callable,
+    check_count,
+    check_flag,
+    check_instance,
+    check_number,
+    checked_key,
+    is_list,
+    is_whole,
+    refuse,
+)
+from jaxfed.core.common.meshes import is_explicit
+from jaxfed.core.common.processes import exchanged, is_traced, spans
+from jaxfed.core.contract import calls as contract
+from jaxfed.core.contract import participation
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.calls import is_number
+from jaxfed.core.contract.reduction import is_linear, wrapped
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.run.callbacks import Callback
+from jaxfed.core.run import adjoint
+from jaxfed.core.run.loop import prepare
+from jaxfed.core.run.new_clients import by_id
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.checkpoint import Checkpoint, digest_of
+from jaxfed.core.wire import channel
+
+LOSSLESS, VMAP, EVERYBODY = channel.lossless(), vmap(), participation.everybody()
+UNROLLED = adjoint.unrolled()
+
+
+def problem_of(
+    algorithm: Algorithm,
+    clients: Clients,
+    rounds: int,
+    key: Key[Array, ""],
+    warm_start: Solution | Personalized | None,
+    channels: channel.Channels,
+    participants: participation.Participation | None,
+    mapped: backend.Backend,
+) -> tuple[Problem, Personalized | None]:
+    """The checked arguments of a run, and its warm start.
+
+    Raises:
+        ValueError: naming the first argument that does not fit.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm: wanted a jaxfed algorithm, got {type(algorithm).__name__}")
+    for leaf in jax.tree.leaves(algorithm):
+        if not is_number(leaf):
+            raise ValueError(
+                f"algorithm: wanted numbers and arrays as fields of {type(algorithm).__name__}, "
+                f"and others static, got {leaf!r}; such a field is eqx.field(static=True)"
+            )
+    if not isinstance(clients, Clients):
+        raise ValueError(
+            f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
+            "build them with Clients.from_samples(arrays)"
+        )
+    if clients.blocks is None:
+        check_ids(clients.ids)
+    check_rounds(rounds)
+    ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    _check_layout(clients, mapped)
+    participants.check(len(clients))
+    key = checked_key("key", key)
+    if is_source(clients.data) and (mapped.apart or not mapped.gathers):
+        raise ValueError(
+            "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
+            f"blocks go to one device, got {mapped!r}"
+        )
+    if mapped.apart and is_buckets(clients.data):
+        raise refuse(
+            "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
+        )
+    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
+    if isinstance(warm_start, Solution):
+        start = by_id(warm_start, problem)
+    for leaf in jax.tree.leaves(None if start is None else start.local):
+        if leaf.shape[0] != len(clients.ids):
+            raise ValueError(
+                f"warm_start: its local part is for {leaf.shape[0]} clients, "
+                f"there are {len(clients.ids)}"
+            )
+    _check_axes(clients=clients, warm_start=start)
+    algorithm.check(clients, start)
+    _check_processes(problem, start)
+    check_together(problem, start, int(rounds))
+    return problem, start
+
+
+def _check_axes(**given: PyTree) -> None:
+    """Refuse arrays on explicit axes of a mesh, with which most operations do not go together."""
+    for name, tree in given.items():
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, jax.Array) and is_explicit(leaf):
+                raise ValueError(
+                    f"{name}: wanted arrays on meshes of automatic axes, got "
+                    f"{jax.typeof(leaf)}; make clients by Clients.from_samples outside of jit, "
+                    "or the mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
+                )
+
+
+def check_host_alone(*given: PyTree) -> None:
+    """Refuse to run from the host where values are not known.
+
+    Raises:
+        ValueError: if anything is traced.
+    """
+    if is_traced() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
+        raise ValueError(
+            "fit: wanted arguments with values, since it runs from the host, got traced ones; "
+            "use rollout within jit, vmap and grad"
+        )
+
+
+def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
+    """Refuse a backend that would move the clients of several processes."""
+    if clients.blocks is None:
+        return
+    wanted = mapped.sharding
+    fits = wanted is not None and mapped.multiple == len(clients.blocks)
+    for leaf in jax.tree.leaves(clients.data):
+        if fits and not isinstance(leaf, Tracer):
+            fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+    if not fits:
+        raise ValueError(
+            "backend: wanted the one that the clients were made with, by default shard(), since "
+            f"they lie on {len(clients.blocks)} devices, got {mapped!r}"
+        )
+
+
+def _check_processes(problem: Problem, start: Personalized | None) -> None:
+    """Refuse to spread over processes what is not the same in all of them.
+
+    Every process takes the others' share of a computation for one on its own values.
+    """
+    if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
+        return
+    for name, given in (
+        ("algorithm", problem.algorithm),
+        ("clients", problem.clients),
+        ("key", problem.key),
+        ("warm_start", start),
+        ("participation", problem.participation),
+    ):
+        leaves = jax.tree.leaves(given)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            continue
+        # What is spread over processes already is one thing.
+        own = digest_of([leaf for leaf in leaves if not spans(leaf)])
+        others = [place for place, one in enumerate(exchanged(own)) if one != own]
+        if others:
+            raise ValueError(
+                f"{name}: wanted the same in every process, got another in {others} than in "
+                f"{jax.process_index()}; make clients by Clients.from_process_local, or let each "
+                "process run by itself on its jax.local_devices()"
+            )
+
+
+def _surroundings(
+    channels: Any, participants: Any, mapped: Any, warm_start: Any
+) -> tuple[channel.Ways, participation.Participation, Personalized | None]:
+    """What is composed around an algorithm, whichever that and its clients are."""
+    check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
+    ways = channel.ways(channels)
+    participants = EVERYBODY if participants is None else participants
+    check_instance(
+        "participation", participants, participation.Participation, "one of jaxfed.participation"
+    )
+    return ways, participants, checked_start(warm_start)
+
+
+def checked_start(warm_start: object) -> Personalized | None:
+    """The result to start from, if there is one.
+
+    Raises:
+        ValueError: for what is neither a solution nor a result.
+    """
+    start = warm_start.result if isinstance(warm_start, Solution) else warm_start
+    if start is not None and not isinstance(start, Personalized):
+        raise ValueError(f"warm_start: wanted a solution or its result, got {type(start).__name__}")
+    return start
+
+
+def check_passed_on(arguments: Mapping[str, Any]) -> None:
+    """Refuse at once what `rollout` would only refuse while it is traced.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    known = arguments.get
+    _surroundings(
+        known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
+        known("warm_start"),
+    )  # fmt: skip
+    check_loop(
+        known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
+    )
+
+
+def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
+    """Refuse a channel, a participation and an algorithm that do not go together.
+
+    Args:
+        problem: the run; of the clients' data only the shapes count.
+        start: a warm start.
+        rounds: how many rounds.
+
+    Raises:
+        ValueError: saying what is wanted.
+    """
+    algorithm, clients, up = problem.algorithm, problem.clients, problem.uplink
+    number = problem.participation.number(len(clients))
+    if problem.downlink.private:
+        raise ValueError(
+            "channel: one that hides what clients send is for the uplink alone; wanted a pair "
+            "(uplink, downlink), such as (channel, lossless())"
+        )
+    if problem.first_uplink.cumulative:
+        raise ValueError(
+            "channel: wanted for the start one without memory at both ends, such as quantize(8), "
+            f"got {problem.first_uplink!r}"
+        )
+    if number != len(clients) and algorithm.needs_everybody:
+        raise ValueError(
+            f"participation: {type(algorithm).__name__} needs every client in each round; "
+            "use everybody()"
+        )
+    if not (up.private or up.cumulative or problem.first_uplink.private):
+        return
+    sketch = replace(problem, clients=clients.sketch())
+    for first, uplink in jax.eval_shape(partial(messages_of, rounds=rounds), sketch, start):
+        if up.cumulative and not is_linear(uplink):
+            raise ValueError(
+                f"channel: differences add up to a mean or a sum, and {type(algorithm).__name__} "
+                "reduces its messages in another way"
+            )
+        up.check(clients, number, uplink)
+        if not (bits := channel.fixed_bits(first)):
+            continue
+        if up.private and not problem.first_uplink.private:
+            raise ValueError(
+                "channel: it hides what clients send in the rounds, and "
+                f"{type(algorithm).__name__} sends {bits} bits in the clear "
+                "before them; wanted a start channel that hides them too, or a warm start and, "
+                "instead of automatic ones, the settings that these tell"
+            )
+        problem.first_uplink.check(clients, len(clients), first)
+
+
+def messages_of(
+    problem: Problem, start: Personalized | None, *, rounds: int
+) -> list[tuple[PyTree, PyTree]]:
+    """One client's first message and uplink in each bucket, for their shapes."""
+    open_problem = replace(
+        problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
+    )
+    ready, state, _ = prepare(open_problem, start, rounds)
+    algorithm, key = problem.algorithm, problem.key
+    own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
+    begun = None if start is None else Personalized(start.shared, own)
+    found = []
+    for data, local in each_first((ready.clients.data, state.local)):
+        uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
+        first = contract.first_message(algorithm, key, data, begun)
+        found.append((wrapped(first), wrapped(uplink)))
+    return found
+
+
+def check_rounds(rounds: Any) -> None:
+    """Refuse what is no number of rounds.
+
+    Raises:
+        ValueError: as said above.
+    """
+    if not is_whole(rounds) or not 0 < rounds <= LARGEST:
+        raise refuse("rounds", f"a positive whole number of at most {LARGEST}", rounds)
+
+
+def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED) -> None:
+    """Refuse what the traced loop cannot use.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if tol is not None and not isinstance(tol, Tracer):
+        check_number("tol", tol, "a non-negative number or None", lambda x: x >= 0)
+    if metrics is not None:
+        check_callable("metrics", metrics, "a function of the result or None")
+    check_count("metrics_every", metrics_every)
+    check_instance("adjoint", given, adjoint.Adjoint, "one of jaxfed.adjoint")
+
+
+def check_host(
+    checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
+) -> None:
+    """Refuse what `fit` cannot use.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if checkpoint is not None:
+        check_instance("checkpoint", checkpoint, Checkpoint, "jaxfed.Checkpoint(path)")
+    if not is_list(callbacks) or not all(
+        isinstance(callback, Callback) or callable(callback) for callback in callbacks
+    ):
+        raise refuse("callbacks", "a list of callbacks", callbacks)
+    if best is not None and not isinstance(best, str):
+        raise refuse("best", "the name of an entry of the history", best)
+    check_flag("progress", progress)
+    check_flag("throw", throw)
+    if chunk_rounds is not None:
+        check_count("chunk_rounds", chunk_rounds)

@@ -1,0 +1,132 @@
+"""What happens between the chunks of a run: pure, so that it can be saved with a checkpoint."""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed.core.common.checks import check_count, check_factor, check_text
+from jaxfed.core.round.problem import State
+from jaxfed.core.run.solution import Solution
+
+
+class Callback(eqx.Module):
+    """What is called between chunks of rounds, and may stop a run.
+
+    It keeps nothing itself: its state goes in and comes out, and is saved with the checkpoint, so
+    that a resumed run and a second run behave like the first.
+    """
+
+    @abc.abstractmethod
+    def init(self) -> PyTree[np.ndarray]:
+        """The state before the run: NumPy arrays."""
+
+    @abc.abstractmethod
+    def update(
+        self, state: PyTree[np.ndarray], solution: Solution
+    ) -> tuple[PyTree[np.ndarray], bool]:
+        """The next state, and whether to stop."""
+
+
+class EarlyStopping(Callback):
+    """Stops a run when a metric has not improved for a while.
+
+    Use it with a metric of held-out samples, and with `fit(..., best=monitor)`: on few, noisy
+    samples the optimum of the training objective can lie far from the truth, and stopping early is
+    what keeps close to it.
+    """
+
+    monitor: str = eqx.field(static=True)
+    patience: int = eqx.field(static=True)
+    min_delta: float = eqx.field(static=True)
+
+    def __init__(self, monitor: str, *, patience: int = 5, min_delta: float = 0.0):
+        """Watch `history[monitor]`, smaller is better.
+
+        Args:
+            monitor: name of a metric or diagnostic in the history.
+            patience: how many measurements, one a chunk, without an improvement are waited for.
+            min_delta: what counts as an improvement.
+
+        Raises:
+            ValueError: if `monitor` is no text, `patience` is not a whole number of at least 0, or
+                `min_delta` is negative or not finite.
+        """
+        check_text("monitor", monitor)
+        check_count("patience", patience, least=0)
+        check_factor("min_delta", min_delta, single=True)
+        self.monitor, self.patience, self.min_delta = monitor, patience, float(min_delta)
+
+    def init(self) -> dict[str, np.ndarray]:
+        """Nothing was measured."""
+        return {
+            "lowest": np.full((), np.inf),
+            "waited": np.zeros((), int),
+            "seen": np.zeros((), int),
+        }
+
+    def update(
+        self, state: dict[str, np.ndarray], solution: Solution
+    ) -> tuple[dict[str, np.ndarray], bool]:
+        """Stop once the last improvement is too long ago."""
+        value = newest(solution, "monitor", self.monitor)
+        seen = np.count_nonzero(~np.isnan(solution.history[self.monitor]))
+        if seen == state["seen"]:
+            return state, False  # nothing new was measured
+        better = value < state["lowest"] - self.min_delta
+        waited = np.where(better, 0, state["waited"] + 1)
+        lowest = np.where(better, value, state["lowest"])
+        kept = {"lowest": lowest, "waited": waited, "seen": np.asarray(seen)}
+        return kept, bool(waited > self.patience)
+
+
+class Best(eqx.Module):
+    """The lowest value of a metric so far, and the state that had it."""
+
+    value: np.ndarray
+    state: State
+
+
+def initial(callback: Callback | Callable) -> PyTree:
+    """A callback's first state; a plain function has none."""
+    return callback.init() if isinstance(callback, Callback) else None
+
+
+def updated(
+    callback: Callback | Callable, state: PyTree, solution: Solution
+) -> tuple[PyTree, bool]:
+    """A callback's next state, and whether it stops the run."""
+    if isinstance(callback, Callback):
+        return callback.update(state, solution)
+    return None, bool(callback(solution))
+
+
+def better(name: str | None, best: Best | None, solution: Solution) -> Best | None:
+    """The best so far by an entry of the history; None where none is asked for.
+
+    Raises:
+        ValueError: if the history has no such entry.
+    """
+    if name is None:
+        return None
+    value = newest(solution, "best", name)
+    if best is None or value < best.value:
+        return Best(np.asarray(value, float), solution.state)
+    return best
+
+
+def newest(solution: Solution, argument: str, name: str) -> float:
+    """The last value of an entry of the history that was measured; infinite before the first.
+
+    Raises:
+        ValueError: if the history has no such entry; the message names the argument.
+    """
+    if name not in solution.history:
+        raise ValueError(
+            f"{argument}: wanted one of {', '.join(sorted(solution.history))}, got {name!r}"
+        )
+    values = solution.history[name]
+    values = values[~np.isnan(values)]
+    return float(values[-1]) if len(values) else np.inf

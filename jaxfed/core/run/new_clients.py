@@ -1,0 +1,101 @@
+"""Models of clients that took no part, beside a shared part that stays as it is.
+
+A new client does what the others did in their rounds, from the same first state, but for the one
+that it sends nothing: the server's state stands still. So no algorithm needs code for it.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Int, PyTree
+
+from jaxfed.core.common.processes import is_here
+from jaxfed.core.contract import calls as contract
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.round.rounds import prepared
+
+# Local steps, where nobody says how many.
+ROUNDS = 100
+
+
+@partial(jax.jit, static_argnames="rounds")
+def local_models(
+    problem: Problem, server: PyTree, start: Personalized, *, rounds: int = ROUNDS
+) -> PyTree:
+    """The clients' local models, leading axis = clients.
+
+    Args:
+        problem: an algorithm and its new clients.
+        server: the server's state, of a run of that algorithm.
+        start: the shared model of that run, without local ones.
+        rounds: how many steps each client takes.
+    """
+    algorithm, problem = problem.algorithm, prepared(problem, rounds)
+
+    def model(shared, own):
+        key, downlink, start = shared
+        data, client_id = own
+        first_key, step_key = jax.random.split(jax.random.fold_in(key, client_id))
+        local = contract.client_init(algorithm, first_key, downlink, data, start)
+
+        def step(local, number):
+            key = jax.random.fold_in(step_key, number)
+            return contract.client_step(algorithm, key, downlink, local, data)[1], None
+
+        local, _ = jax.lax.scan(step, local, jnp.arange(rounds))
+        return contract.client_result(algorithm, downlink, local, data)
+
+    clients = problem.clients
+    shared = problem.key, algorithm.downlink(server), start
+    models = problem.backend.map(model, shared, (clients.data, clients.ids))
+    return problem.cut(models)
+
+
+def by_id(solution: Any, problem: Problem) -> Personalized:
+    """A solution's result with the local models in the order of a problem's clients.
+
+    Clients that the solution knows keep theirs, found by id; the others get one as new clients of
+    the algorithm that made the solution. Where ids are traced, local models go by position.
+
+    Raises:
+        ValueError: for clients of several processes that the solution has not, or elsewhere.
+    """
+    result, known, wanted = solution.result, solution.ids, problem.clients.ids
+    if not jax.tree.leaves(result.local) or _alike(known, wanted):
+        return result
+    if problem.clients.blocks is not None:
+        raise ValueError(
+            "warm_start: wanted a solution of these very clients, since they lie in several "
+            "processes, got one of others; its shared part alone, "
+            "Personalized(solution.result.shared, None), starts any"
+        )
+    place = {int(number): position for position, number in enumerate(np.asarray(known))}
+    ids = np.asarray(wanted).tolist()
+    kept = np.asarray([place[number] for number in ids if number in place], int)
+    fresh = [position for position, number in enumerate(ids) if number not in place]
+    parts = [jax.tree.map(lambda x: x[kept], result.local)]
+    if fresh:
+        clients = problem.clients.take(np.asarray(fresh))
+        start = Personalized(result.shared, None)
+        solution.algorithm.check(clients, start)
+        new = replace(problem, algorithm=solution.algorithm, clients=clients, size=len(fresh))
+        parts.append(local_models(new, solution.server, start))
+    order = np.argsort(np.asarray([*np.flatnonzero([i in place for i in ids]), *fresh], int))
+    local = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *parts)
+    return Personalized(result.shared, local)
+
+
+def _alike(known: Int[Array, "*runs m"], wanted: Int[Array, " n"]) -> bool:
+    """Whether both are in one order, or nothing is known of that."""
+    if isinstance(known, Tracer) or isinstance(wanted, Tracer) or known.ndim > 1:
+        return True
+    both = [x for x in (known, wanted) if isinstance(x, jax.Array)]
+    if not all(is_here(x) for x in both):
+        return True
+    return np.array_equal(np.asarray(known), np.asarray(wanted))

@@ -1,0 +1,70 @@
+"""`personalize`: models of new clients from what the others learned."""
+
+import re
+
+import jax
+from jaxtyping import Array, Key
+
+from jaxfed.core.backends import backend
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import LARGEST, check_instance, is_whole, refuse
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
+from jaxfed.core.run.new_clients import ROUNDS, local_models
+from jaxfed.core.run.solution import Solution
+
+
+def personalize(
+    algorithm: Algorithm,
+    solution: Solution,
+    clients: Clients,
+    *,
+    rounds: int = ROUNDS,
+    key: Key[Array, ""] | None = None,
+    backend: backend.Backend = VMAP,
+) -> Personalized:
+    """Models of clients that took no part: from the shared part, and their own few samples.
+
+    Each client takes the algorithm's local steps against the shared part, which stays as it is, and
+    sends nothing. That gives the best local components beside the shared ones for `PerPCA`, the
+    posterior mode under the prior that was learned for `HierarchicalPCA` and `AdaptivePCA`,
+    fine-tuned networks under theirs for `generative.AdaptiveTraining`, and the least-squares map of
+    a new view of the same entities for `gcca.MaxVar`.
+
+    Can be put under `jit`, `vmap` and `grad`.
+
+    Args:
+        algorithm: what made the solution, with other settings of the local steps if need be.
+        solution: of the run of the clients that took part. What `jaxfed.load` returns has no
+            server's state; `jaxfed.pca.personalize` can do without.
+        clients: the new ones.
+        rounds: how many local steps each takes.
+        key: random key, where the steps are random; each client's draws fold in its id.
+        backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
+
+    Returns:
+        The shared model as it was, and the new clients' local models, leading axis = clients; None
+        where the algorithm has no local ones.
+
+    Raises:
+        ValueError: for what is no solution of the algorithm, and arguments that do not fit it.
+    """
+    check_instance("solution", solution, Solution, "what fit or rollout returned")
+    if not (is_whole(rounds) and 0 <= rounds <= LARGEST):
+        raise refuse("rounds", f"a whole number from 0 to {LARGEST}", rounds)
+    if type(algorithm) is not type(solution.algorithm):
+        made = type(solution.algorithm).__name__
+        raise ValueError(
+            f"algorithm: wanted a {made}, which made the solution, got {type(algorithm).__name__}"
+        )
+    start = Personalized(solution.result.shared, None)
+    key = jax.random.key(0) if key is None else key
+    try:
+        problem, start = problem_of(
+            algorithm, clients, max(rounds, 1), key, start, LOSSLESS, None, backend
+        )
+    except ValueError as error:
+        raise ValueError(re.sub("^warm_start: ", "solution: ", str(error))) from error
+    assert start is not None
+    local = local_models(problem, solution.server, start, rounds=rounds)
+    return Personalized(start.shared, local)

@@ -1,0 +1,92 @@
+"""What the clients of a run sent, part by part, and how it was put together at the server."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+from jaxtyping import PyTree
+
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.reduction import is_part
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.run.arguments import LOSSLESS, VMAP, messages_of, problem_of
+from jaxfed.core.run.loop import prepare
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire.release import Release
+
+
+class Sent(NamedTuple):
+    """A part of a client's message.
+
+    Attributes:
+        before: whether it went before the rounds, not in each of them.
+        name: where it is in the message.
+        rule: how the server gets it, a name of `jaxfed.reduction`, such as `"Mean"`.
+        shape: of a client's own part.
+        dtype: of its numbers, before the channel.
+    """
+
+    before: bool
+    name: str
+    rule: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def sent(solution: Solution, clients: Clients) -> list[Sent]:
+    """What each client of a run sent, as the algorithm's functions say it; nothing is computed.
+
+    Args:
+        solution: of the run.
+        clients: whom it was with; only shapes count.
+
+    Returns:
+        The parts of the message before the rounds, if one was sent, and of a round's. Where
+        clients' shapes differ, they are those of the largest.
+
+    Raises:
+        ValueError: for clients that the algorithm cannot have run on.
+    """
+    *_, first, last = solution.releases
+    rounds = max(1, int(solution.rounds))
+    sketch = clients.sketch()
+    found: list[Sent] = []
+    for start in (None, Personalized(*solution.result)):
+        problem, start = problem_of(
+            solution.algorithm, sketch, rounds, jax.random.key(0), start, LOSSLESS, None, VMAP
+        )
+        found = _parts(problem, start, rounds, first, last)
+        # A run that had a warm start may have sent less before the rounds.
+        if _bits(problem, start, rounds, first) == first.bits:
+            break
+    return found
+
+
+def _bits(problem: Problem, start: Personalized | None, rounds: int, first: Release) -> float:
+    problem = replace(problem, first_uplink=first.channel)
+    shapes = jax.eval_shape(lambda *given: prepare(given[0], given[1], rounds)[2], problem, start)
+    return shapes.first_up
+
+
+def _parts(
+    problem: Problem, start: Personalized | None, rounds: int, first: Release, last: Release
+) -> list[Sent]:
+    messages = jax.eval_shape(lambda *given: messages_of(*given, rounds=rounds), problem, start)[0]
+    pairs = zip((True, False), messages, (first, last), strict=True)
+    return [part for before, tree, release in pairs if release.bits for part in _of(before, tree)]
+
+
+def _of(before: bool, message: PyTree) -> list[Sent]:
+    parts = jax.tree.leaves_with_path(message, is_leaf=is_part)
+    return [
+        Sent(
+            before,
+            jax.tree_util.keystr((*path, *inner[1:]), simple=True, separator="."),
+            type(part).__name__,
+            tuple(leaf.shape),
+            str(leaf.dtype),
+        )
+        for path, part in parts
+        for inner, leaf in jax.tree.leaves_with_path(part)
+    ]

@@ -1,0 +1,153 @@
+"""What a run returns, and what it raises."""
+
+import html
+import os
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from jaxfed.core.common.checks import refuse
+from jaxfed.core.common.printing import columns, is_known
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.remarks import HasRemarks, still_falling
+from jaxfed.core.round.problem import Failure, State
+from jaxfed.core.store import saved
+from jaxfed.core.wire.release import Release
+
+
+class Status(eqx.Enumeration):
+    """How a run ended."""
+
+    round_limit = "All rounds ran."
+    converged = "The stopping measure met the tolerance."
+    diverged = "An objective or a message is no longer finite."
+    stopped = "A callback stopped the run."
+
+
+class Solution(eqx.Module):
+    """What a run returns.
+
+    Attributes:
+        server: the algorithm's final server state.
+        local: the clients' final states, leading axis = clients.
+        history: `(rounds,)` arrays: the weighted means of the clients' diagnostics
+            (`"objective"` is evaluated at the iterate that enters the round), the server's
+            diagnostics, the requested metrics, `"participants"`, and `"bits_up"` and
+            `"bits_down"`, cumulative per client, the exchange before the rounds included. Entries
+            that were not computed (metrics between their rounds, rounds after the tolerance was
+            met or whose participants have no weight) are NaN.
+        rounds: number of rounds that ran.
+        status: how the run ended, one of `jaxfed.Status`.
+        failure: where it diverged: the round, counted from 1 (0: it did not), and a truth value
+            for each client.
+        result: the learned models, `result.shared` and `result.local`.
+        state: what the next round would start from.
+        releases: what left the clients, how often and with which participation, that of a solution
+            which was the warm start included; `jaxfed.privacy.spent` is the account of it.
+        algorithm: what ran.
+        ids: of the clients, by which a run that starts from this one finds its own.
+    """
+
+    server: PyTree
+    local: PyTree
+    history: dict[str, Any]
+    rounds: int | Int[Array, ""]
+    status: Status
+    failure: Failure
+    result: Personalized
+    state: State
+    releases: tuple[Release, ...]
+    algorithm: Algorithm
+    ids: Int[Array, " m"]
+
+    def summary(self) -> str:
+        """What ran, how it ended and what it cost, in two columns of text.
+
+        Raises:
+            ValueError: for the solutions of several runs, and one that is traced.
+        """
+        return columns(saved.story(self._saved("summary")._replace(remarks=self.remarks())))
+
+    def remarks(self) -> tuple[str, ...]:
+        """What to know before relying on the result, in sentences; empty if there is nothing.
+
+        They say whether the objective was still falling when the rounds were over, and what the
+        algorithm finds wrong with the result. `summary` and `save` include them.
+
+        Raises:
+            ValueError: for the solutions of several runs, and one that is traced.
+        """
+        run = self._saved("remarks")
+        found: tuple[str, ...] = ()
+        if run.status == "round_limit":
+            found = still_falling(np.asarray(run.history.get("objective", ()), float))
+        if isinstance(self.algorithm, HasRemarks):
+            found += self.algorithm.remarks(self.result, run.history)
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result and the history to a file, which `jaxfed.load` reads.
+
+        Args:
+            path: of the file, such as `"result.npz"`; one that is there is replaced. The layout is
+                that of `jaxfed.core.store.saved`.
+
+        Raises:
+            ValueError: for what is no path, the solutions of several runs, and one that is traced.
+            OSError: if it cannot be written.
+        """
+        saved.write(path, self._saved("save")._replace(remarks=self.remarks()))
+
+    def entries(self) -> dict[str, np.ndarray]:
+        """What `save` writes, by name, for a file that holds more.
+
+        Raises:
+            ValueError: as `save`.
+        """
+        return saved.entries(self._saved("entries")._replace(remarks=self.remarks()))
+
+    def _saved(self, asked: str) -> saved.Saved:
+        if not self._is_one:
+            raise refuse(asked, "the solution of one run, not traced", self.rounds)
+        (status,) = [name for name in saved.STATUSES if self.status == getattr(Status, name)]
+        return saved.saved(self, status)
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether this is the solution of one run, with values."""
+        arrays = [x for x in jax.tree.leaves((self.rounds, self.status)) if eqx.is_array(x)]
+        return all(is_known(x) and x.ndim == 0 for x in arrays)
+
+    def __repr__(self) -> str:
+        if not self._is_one:
+            return eqx.tree_pformat(self)
+        rows = saved.story(self._saved("repr"))
+        return f"Solution({', '.join(f'{name}: {text}' for name, text in rows.items())})"
+
+    def _repr_html_(self) -> str | None:
+        """The summary as a table, for notebooks."""
+        if not self._is_one:
+            return None
+        rows = saved.story(self._saved("repr")._replace(remarks=self.remarks())).items()
+        cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
+        return f"<table>{''.join(cells)}</table>"
+
+
+class DivergenceError(FloatingPointError):
+    """An objective or a message that is no longer finite.
+
+    Attributes:
+        round: the round in which it is not, counted from 1; what is sent before the rounds counts
+            to the first.
+        clients: the positions of the clients whose own are not; empty if all are.
+        solution: what there was before that round.
+    """
+
+    def __init__(self, message: str, solution: Solution):
+        """Keep what is known."""
+        super().__init__(message)
+        self.round, self.solution = int(solution.failure.round), solution
+        self.clients = tuple(np.flatnonzero(solution.failure.clients).tolist())

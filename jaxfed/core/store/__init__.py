@@ -1,0 +1,1 @@
+"""Files: checkpoints, saved solutions and the blocks of a grid."""

@@ -1,0 +1,420 @@
+"""Many runs in one compiled call: sweeps, and labelled grids that can be resumed."""
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.experimental import multihost_utils
+from jax.tree_util import Partial
+from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
+
+from jaxfed._optional import require
+from jaxfed._versions import versions
+from jaxfed.core.backends.backend import Backend
+from jaxfed.core.backends.one_device import chunked, vmap
+from jaxfed.core.clients.checks import check_ids
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import (
+    check_callable,
+    check_count,
+    check_flag,
+    check_instance,
+    check_list,
+    check_texts,
+    checked_path,
+    host_array,
+    is_list,
+    is_real,
+    refuse,
+    shown,
+)
+from jaxfed.core.common.files import locked
+from jaxfed.core.common.processes import attempted, on_host, spans, watched
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.arguments import check_passed_on, check_rounds
+from jaxfed.core.run.host import rollout
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.checkpoint import digest_of
+from jaxfed.core.store.grid import Store
+from jaxfed.core.wire import channel
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+_VMAP = vmap()
+
+
+def _mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backend) -> PyTree:
+    """A function's results at points, the leading axis of what is given and returned.
+
+    Arrays within the function (of a `Partial`, say) are passed to every device.
+    """
+    arrays, others = eqx.partition(function, eqx.is_array)
+
+    def one(arrays, point):
+        return eqx.combine(arrays, others)(point)
+
+    return backend.map(one, arrays, points)
+
+
+# --- sweeps --------------------------------------------------------------------------------------
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """Algorithms, clients or solutions of one structure, stacked along a new leading axis.
+
+    Raises:
+        ValueError: if there are none, or their structures, static fields or shapes differ.
+    """
+    check_list("trees", trees, "algorithms, clients or solutions")
+    structures = {jax.tree.structure(tree) for tree in trees}
+    if len(structures) > 1:
+        raise ValueError(
+            f"stack: ranks and other static fields must agree, got {sorted(map(str, structures))}"
+        )
+    shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(tree)) for tree in trees}
+    if len(shapes) > 1:
+        raise ValueError(f"stack: shapes must agree, got {sorted(shapes)}")
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def sweep(
+    algorithms: Algorithm | Sequence[Algorithm],
+    clients: Clients | Sequence[Clients],
+    *,
+    keys: Key[Array, "*seeds"],
+    rounds: int,
+    block: int | None = None,
+    **arguments: Any,
+) -> Solution:
+    """Run every combination of algorithms, data sets and seeds in one compiled call.
+
+    Runs with the same key draw the same random numbers, which makes them comparable, but not
+    private: two messages with the same Gaussian noise differ by exactly what it was to hide. Sweep
+    over noise in simulations only. Masks are refused where a key would serve twice: they change
+    no result beyond rounding, and a comparison can do without them.
+
+    Args:
+        algorithms: one algorithm, a list of them that differ in their floats only, or one whose
+            floats carry a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
+        clients: one data set, a list of equal shapes, or one with a leading axis.
+        keys: one random key, or several along a leading axis.
+        rounds: rounds of each run.
+        block: how many runs go side by side; all by default. Smaller blocks need less memory.
+        **arguments: passed on to `rollout`.
+
+    Returns:
+        One solution whose leaves carry a leading axis for each of algorithms, data sets and
+        seeds that were several, in this order.
+
+    Raises:
+        ValueError: for algorithms, data sets or keys that do not fit together, masks for which a
+            key would serve twice, and as `rollout` does.
+    """
+    algorithm = _one("algorithms", algorithms, Algorithm)
+    data = _one("clients", clients, Clients)
+    random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not random or keys.ndim > 1 or keys.size == 0:
+        raise refuse("keys", "one or several of jax.random.key", keys)
+    check_rounds(rounds)
+    check_passed_on(arguments)
+    if block is not None:
+        check_count("block", block)
+    if data.blocks is None:
+        check_ids(data.ids)
+    several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
+    _check_masks(arguments, several[0] or several[1], keys)
+    return _swept((algorithm, data, keys), several, rounds, block, arguments)
+
+
+def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
+    """Refuse one-time channels where several runs have the same key, as far as keys are known."""
+    ways = channel.ways(arguments.get("channel", channel.lossless()))
+    if not any(way.one_time for way in ways):
+        return
+    if not isinstance(keys, Tracer):
+        known = np.asarray(jax.random.key_data(keys)).reshape(keys.size, -1)
+        shared = shared or len(np.unique(known, axis=0)) < keys.size
+    if shared:
+        raise ValueError(
+            "keys: wanted one for each run under masks, which two runs with one key undo, got some "
+            "that serve several; sweep without masks, or run one by one"
+        )
+
+
+def _one(name: str, given: Any, kind: type) -> Any:
+    """One tree of a kind, or a list of them stacked."""
+    if isinstance(given, kind):
+        return given
+    if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
+        raise refuse(name, f"one or a list of {kind.__name__}", given)
+    return stack(given)
+
+
+@eqx.filter_jit
+def _swept(parts, several, rounds, block, arguments):
+    sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
+
+    def run(parts, number):
+        # The run's place on each axis, the last axis fastest.
+        places = list(jnp.unravel_index(number, sizes)) if sizes else []
+        algorithm, data, key = (
+            _picked(part, places.pop(0)) if many else part
+            for part, many in zip(parts, several, strict=True)
+        )
+        return rollout(algorithm, data, rounds=rounds, key=key, **arguments)
+
+    if not sizes:
+        return run(parts, 0)
+    total = math.prod(sizes)
+    runs = _mapped(Partial(run, parts), jnp.arange(total), chunked(block or total))
+    return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
+
+
+def _picked(tree: PyTree, place: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
+
+
+def _several(algorithm: Algorithm) -> bool:
+    return any(jnp.ndim(leaf) > 0 for leaf in jax.tree.leaves(algorithm))
+
+
+def _length(tree: PyTree) -> int:
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(tree) if jnp.ndim(leaf) > 0}
+    if len(lengths) != 1:
+        raise ValueError(f"algorithms: their floats need one common leading axis, got {lengths}")
+    return lengths.pop()
+
+
+# --- labelled grids ------------------------------------------------------------------------------
+
+
+@watched
+def grid(
+    function: Callable[..., Mapping[str, Shaped[Array, "..."]]],
+    axes: Mapping[str, Shaped[ArrayLike, " _"] | Sequence[float]],
+    *,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    block: int | None = None,
+    backend: Backend = _VMAP,
+    progress: bool = False,
+    folder: str | Path | None = None,
+) -> "Dataset":
+    """Evaluate a function at every point of a grid, compiled once, block by block.
+
+    Points where the function makes the same key draw the same random numbers; `sweep` says what
+    that means for private channels.
+
+    Args:
+        function: `f(**point)`, traced, with one scalar for each axis: what to do with a prior
+            variance, a seed, a number of samples (`Clients.restrict`), an index into stacked data
+            sets. It returns arrays by name. Large arrays that it closes over become constants of
+            the compiled function; `jax.tree_util.Partial(f, data)` passes them as arguments.
+        axes: the values along each axis, by the name of the function's argument.
+        dims: names for the further dimensions of the function's arrays, by the name of the array:
+            `{"objective": ["round"]}` for a history. Arrays may share them.
+        block: how many points go side by side; all by default. Smaller blocks need less memory;
+            on a processor, one run of many clients after the other is often the fastest.
+        backend: how a block's points are mapped, as clients are in a run: on one device
+            (`jf.backend.vmap()`), or spread over several (`jf.backend.shard()`, `pmap()`), with at
+            least one point each. The cores of a processor become devices by
+            `jax.config.update("jax_num_cpu_devices", 2)` before anything is computed.
+        progress: show a progress bar.
+        folder: where finished blocks are kept; of several processes, the first writes there. The
+            same call resumes an interrupted grid, with the same numbers, bit for bit if `block` is
+            the same. A damaged block is computed again,
+            with a warning. One process at a time can use a folder (this is not checked on
+            Windows, nor on file systems without locks, where a warning says so).
+
+    Returns:
+        An `xarray.Dataset` on the host: a variable for each array of the function, whose leading
+        dimensions are the axes, with their values as coordinates. Further dimensions without a
+        name in `dims` are called `objective_0`, `objective_1` and so on for the array `objective`;
+        none of them have coordinates (`found.assign_coords(round=...)`). Its `sel`, `mean`, `std`,
+        `plot` and `to_netcdf` take these names. By default its reductions leave out NaN, and with
+        it runs that diverged; `skipna=False` keeps them. Its `attrs` say which versions computed
+        it, and `attrs["computation"]` is a digest of the function with the data it holds.
+
+    Raises:
+        ValueError: for axes that are not one-dimensional, finite numbers or do not fit the
+            function, a function that returns anything but arrays by name, names of arrays or
+            dimensions that do not go together, a block that is not positive, a backend that is
+            none, and a folder that holds anything but an earlier part of this grid.
+        BlockingIOError: if another process is using the folder.
+        ImportError: if xarray is missing, or tqdm where a progress bar is asked for.
+        jaxfed.ProcessError: if another process of the grid has ended.
+    """
+    xarray = require("xarray", extra="sweep")
+    checked = _checked(axes, function)
+    if block is not None:
+        check_count("block", block)
+    check_instance("backend", backend, Backend, "one of jaxfed.backend")
+    check_flag("progress", progress)
+    if dims is not None:
+        _check_dims(dims)
+    if folder is not None:
+        folder = checked_path("folder", folder)
+    sizes = tuple(map(len, checked.values()))
+    columns = np.meshgrid(*checked.values(), indexing="ij")
+    points = {name: column.ravel() for name, column in zip(checked, columns, strict=True)}
+    total = math.prod(sizes)
+    # Every device has as many points as the others.
+    size = -(-min(block or total, total) // backend.multiple) * backend.multiple
+
+    first = {name: jnp.asarray(column[0]) for name, column in points.items()}
+    names, shapes = eqx.filter_eval_shape(_at_point, function, first)
+    dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
+    lowered = _at_point.lower(function, first)  # pyright: ignore[reportFunctionMemberAccess]
+    text = lowered.as_text() + digest_of(function)
+    computation = hashlib.sha256(text.encode()).hexdigest()[:16]
+    values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
+    done = np.zeros(total, bool)
+
+    def keep(chosen: np.ndarray, found: Sequence[np.ndarray]) -> None:
+        for whole, part in zip(values, found, strict=True):
+            whole[chosen] = part
+        done[chosen] = True
+
+    # Of processes that compute it together, one writes and speaks.
+    several = jax.process_count() > 1 and (spans(function) or backend.processes > 1)
+    speaks = not several or jax.process_index() == 0
+    store = None
+    with ExitStack() as stack:
+
+        def take_up() -> None:
+            nonlocal store
+            if folder is None or not speaks:
+                return
+            store = Store(folder, checked, computation, names, values)
+            stack.enter_context(locked(folder, "folder"))
+            for chosen, found in store.kept():
+                keep(chosen, found)
+
+        if several and folder is not None:
+            attempted("folder", take_up)
+            found = multihost_utils.broadcast_one_to_all((done.astype(np.int32), values))
+            done, values = np.asarray(found[0]) > 0, [np.array(x) for x in found[1]]
+        else:
+            take_up()
+        missing = np.flatnonzero(~done)
+        bar = None
+        if progress and speaks:
+            tqdm = require("tqdm.auto", extra="cli").tqdm
+            bar = tqdm(total=total, initial=total - len(missing), unit="run")
+        for start in range(0, len(missing), size):
+            chosen = missing[start : start + size]
+            # The last block is filled up with points that are computed twice.
+            filled = {name: x[np.resize(chosen, size)] for name, x in points.items()}
+            found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
+            keep(chosen, found)
+            if store is not None:
+                store.keep(chosen, found)
+            if bar is not None:
+                bar.update(len(chosen))
+        if bar is not None:
+            bar.close()
+
+    arrays = (whole.reshape(*sizes, *whole.shape[1:]) for whole in values)
+    return xarray.Dataset(
+        dict(zip(names, zip(dimensions, arrays, strict=True), strict=True)),
+        coords=checked,
+        attrs=versions() | {"computation": computation},
+    )
+
+
+@eqx.filter_jit
+def _at_point(function, point):
+    """Names and arrays at one point, in the function's order; a dictionary comes back sorted."""
+    found = function(**point)
+    if not isinstance(found, Mapping) or not found:
+        raise ValueError(f"function: wanted arrays by name as its result, got {shown(found)}")
+    return list(map(str, found)), [_array(name, value) for name, value in found.items()]
+
+
+def _array(name, value):
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        raise ValueError(f"function: wanted an array of numbers for {name!r}, got {shown(value)}")
+    return array
+
+
+@eqx.filter_jit
+def _block(function, points, backend):
+    def arrays(function, point):
+        return _at_point(function, point)[1]
+
+    return _mapped(Partial(arrays, function), jax.tree.map(jnp.asarray, points), backend)
+
+
+def _checked(axes, function) -> dict[str, np.ndarray]:
+    check_callable("function", function)
+    if not isinstance(axes, Mapping) or not axes or not all(isinstance(n, str) for n in axes):
+        raise refuse("axes", "values by the name of each axis", axes)
+    checked = {}
+    for name, given in axes.items():
+        values = checked[name] = host_array("axes", given, f"a list of numbers for {name!r}")
+        if values.ndim != 1 or len(values) == 0 or not is_real(values.dtype):
+            raise refuse("axes", f"a list of numbers for {name!r}", given)
+        if not np.isfinite(values).all():
+            raise refuse("axes", f"finite numbers for {name!r}", given)
+    try:
+        inspect.signature(function).bind(**checked)
+    except (TypeError, ValueError) as error:  # other arguments, or none that can be told
+        raise ValueError(f"axes: {sorted(checked)} do not fit the function: {error}") from error
+    return checked
+
+
+def _check_dims(dims: Any) -> None:
+    if not isinstance(dims, Mapping):
+        raise refuse("dims", "lists of names by the name of the array", dims)
+    for name, further in dims.items():
+        check_texts(f"dims[{name!r}]", further)
+
+
+def _dimensions(
+    sizes: dict[str, int], names: list[str], shapes: list, dims: Mapping[str, Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """The names of each array's dimensions, given the sizes of the axes."""
+    axes = tuple(sizes)
+    for name in names:
+        if [*axes, *names].count(name) > 1:
+            raise ValueError(
+                "function: wanted names for its arrays that differ from each other and from the "
+                f"axes {list(axes)}, got {name!r} twice"
+            )
+    for name in dims:
+        if name not in names:
+            raise ValueError(f"dims: wanted names of the function's arrays {names}, got {name!r}")
+    sizes = dict(sizes)
+    found = []
+    for name, one in zip(names, shapes, strict=True):
+        further = tuple(dims.get(name, [f"{name}_{i}" for i in range(one.ndim)]))
+        if len(further) != one.ndim or len(set(further)) != one.ndim:
+            raise ValueError(
+                f"dims: wanted {one.ndim} different names for {name!r}, got {list(further)}"
+            )
+        for dimension, size in zip(further, one.shape, strict=True):
+            if dimension in axes or dimension in names:
+                raise ValueError(
+                    f"dims: wanted a name that is not yet an axis or an array for a dimension of "
+                    f"{name!r}, got {dimension!r}"
+                )
+            if sizes.setdefault(dimension, size) != size:
+                raise ValueError(
+                    f"dims: wanted arrays that share {dimension!r} to be of one size along it, "
+                    f"got {sizes[dimension]} and {size}"
+                )
+        found.append(axes + further)
+    return found

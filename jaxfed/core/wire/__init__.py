@@ -1,0 +1,1 @@
+"""The wire: channels between clients and server, compressors, memory, noise and masks."""

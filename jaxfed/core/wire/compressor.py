@@ -1,0 +1,127 @@
+"""Compressors: channels that turn the arrays of a message into fewer bits.
+
+Each maps over the message's floating-point arrays of more than one number; single numbers (a step
+size, an objective) and integers travel as they are. Payloads are really packed: an array of `n`
+codes of `b` bits is `ceil(n b / 8)` bytes. Nothing here has memory: see `jaxfed.channel.difference`
+and `jaxfed.channel.error_feedback` for what makes coarse compression converge.
+
+Payloads have no derivative. What is decoded is differentiated as what it is on average, straight
+through: for `quantize` with random rounding and for `random_k` that is the derivative of the mean
+over all draws; for the others, which are biased, it is the usual estimator and no more.
+"""
+
+import abc
+import math
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Key, PyTree
+
+from jaxfed.core.common.checks import refuse
+from jaxfed.core.wire.channel import Channel, straight_through
+
+
+class Payload(eqx.Module):
+    """What travels in place of one array: a subclass adds the arrays that do.
+
+    Attributes:
+        shape: of the array; like its type it is known to both ends, and is not counted.
+        dtype: of the array.
+    """
+
+    shape: tuple[int, ...] = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the array has."""
+        return math.prod(self.shape)
+
+
+class Compressor(Channel):
+    """A channel without memory that compresses one array at a time.
+
+    A subclass writes `compress`, `decompress` and `mean`, for one array; what they return is pure
+    and of shapes that depend on shapes alone. `difference`, `error_feedback` and `chain` take any.
+    """
+
+    @final
+    def memory(self, message: PyTree) -> None:
+        """None is needed."""
+        del message
+
+    @final
+    def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        """The message with its larger arrays compressed."""
+        leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
+        keys = jax.random.split(key, max(len(leaves), 1))
+        packed = [
+            self.compress(keys[i], leaf) if compressible(leaf) else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(structure, packed), memory
+
+    @final
+    def decode(self, payload: PyTree) -> PyTree:
+        """The message, as far as it can be told."""
+        return jax.tree.map(
+            lambda x: self.decompress(x) if isinstance(x, Payload) else x,
+            payload,
+            is_leaf=lambda x: isinstance(x, Payload),
+        )
+
+    @final
+    def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
+        """Straight through, as the mean of what arrives."""
+        del memory
+        mean = jax.tree.map(lambda x: self.mean(x) if compressible(x) else x, message)
+        return straight_through(decoded, mean)
+
+    @final
+    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
+        """The decoded message itself."""
+        del last
+        return decoded
+
+    @final
+    def through(self, key: Key[Array, ""], message: PyTree) -> tuple[PyTree, PyTree]:
+        """The payload, and what the other end will make of it, which can be differentiated."""
+        payload, _ = self.encode(key, message, None)
+        return payload, self.differentiable(self.decode(payload), message, None)
+
+    @abc.abstractmethod
+    def compress(self, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
+        """What travels in place of one array.
+
+        Args:
+            key: a random key, another one for each array, client and round.
+            array: more than one floating-point number, of any shape.
+        """
+
+    @abc.abstractmethod
+    def decompress(self, payload: Payload) -> Float[Array, "..."]:
+        """The array that a payload stands for."""
+
+    @abc.abstractmethod
+    def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
+        """What becomes of an array on average, or is taken for that: it is differentiated."""
+
+
+def compressible(leaf: Array) -> bool:
+    """Whether compressors touch this array: more than one floating-point number."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
+
+
+def checked_compressor(compressor: Channel) -> Compressor:
+    """Refuse what is not a compressor.
+
+    Raises:
+        ValueError: if it is not one.
+    """
+    if not isinstance(compressor, Compressor):
+        raise refuse("compressor", "a jaxfed.channel.Compressor, such as quantize(3)", compressor)
+    return compressor

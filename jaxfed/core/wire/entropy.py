@@ -1,0 +1,121 @@
+"""Entropy coding: symbols written in hardly more bits than their frequencies call for.
+
+Asymmetric numeral systems (rANS) with the frequencies of the very message, which travel ahead of
+it. Symbols are dealt out to a few independent coders, lanes, which all take a step at a time: both
+ways are a scan of at most `_STEPS` steps, however long the message, and run under `jit` and `vmap`.
+
+Source: Duda (2013), Asymmetric numeral systems; Giesen (2014), Interleaved entropy coders.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, UInt8, UInt16, UInt32
+
+from jaxfed.core.wire.channel import Delimited, Variable
+
+_STEPS = 1024  # a lane more costs 16 bits
+_PRECISION = 12  # frequencies are whole multiples of 2^-12
+_LOWEST = 1 << 16  # a coder's state is from here to 2^32, and gives off 16 bits at a time
+
+
+class Stream(Delimited):
+    """Coded symbols: what their decoder needs besides their number and kinds."""
+
+    frequencies: UInt16[Array, " kinds_minus_1"]  # the last one is what is missing to 2^12
+    states: UInt32[Array, " lanes"]
+    words: Variable
+
+    def end(self) -> UInt32[Array, ""]:
+        """How many words its decoder takes."""
+        count, kinds = len(self.words.words), len(self.frequencies) + 1
+        return _decoded(self, count, kinds)[1]
+
+
+def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
+    """Write whole numbers below `kinds`.
+
+    Args:
+        codes: the symbols.
+        kinds: how many there may be, 2 to 256.
+
+    Returns:
+        The stream, from which `decode_symbols` makes the same symbols.
+    """
+    count = len(codes)
+    lanes, steps = _layout(count)
+    frequencies = _frequencies(codes, kinds)
+    first = jnp.cumsum(frequencies) - frequencies
+    # The padding is never written: its places take no part below.
+    symbols = jnp.pad(codes, (0, steps * lanes - count)).reshape(steps, lanes)
+    real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
+
+    def step(state, place):
+        symbol, real = place
+        frequency, start = frequencies[symbol], first[symbol]
+        full = real & (state >= frequency << (32 - _PRECISION))
+        word = state.astype(jnp.uint16)
+        low = jnp.where(full, state >> 16, state)
+        high = (low // frequency << _PRECISION) + low % frequency + start
+        return jnp.where(real, high, state), (full, word)
+
+    # The last symbol in is the first out.
+    blank = jnp.full(lanes, _LOWEST, jnp.uint32)
+    states, (full, words) = lax.scan(step, blank, (symbols, real), reverse=True)
+    full, words = full.reshape(-1), words.reshape(-1)
+    place = jnp.where(full, jnp.cumsum(full) - 1, count)
+    buffer = jnp.zeros(count, jnp.uint16).at[place].set(words, mode="drop")
+    used = full.sum(dtype=jnp.uint32)
+    return Stream(frequencies[:-1].astype(jnp.uint16), states, Variable(buffer, used))
+
+
+def decode_symbols(stream: Stream, count: int, kinds: int) -> UInt8[Array, " n"]:
+    """Inverse of `encode_symbols`, for `count` symbols."""
+    return _decoded(stream, count, kinds)[0]
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _decoded(
+    stream: Stream, count: int, kinds: int
+) -> tuple[UInt8[Array, " n"], UInt32[Array, ""]]:
+    """The symbols, and how many words they were written in."""
+    lanes, steps = _layout(count)
+    frequencies = stream.frequencies.astype(jnp.uint32)
+    frequencies = jnp.append(frequencies, (1 << _PRECISION) - frequencies.sum(dtype=jnp.uint32))
+    first = jnp.cumsum(frequencies) - frequencies
+    # Which symbol each of the 2^12 places belongs to.
+    starts = jnp.zeros(1 << _PRECISION, jnp.int32).at[first[1:]].add(1)
+    symbol_at = jnp.cumsum(starts).astype(jnp.uint8)
+    real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
+
+    def step(carry, real):
+        state, read = carry
+        place = state & ((1 << _PRECISION) - 1)
+        symbol = symbol_at[place]
+        low = frequencies[symbol] * (state >> _PRECISION) + place - first[symbol]
+        empty = real & (low < _LOWEST)
+        word = stream.words.words[read + jnp.cumsum(empty) - 1].astype(jnp.uint32)
+        filled = jnp.where(empty, low << 16 | word, low)
+        read = read + empty.sum(dtype=jnp.int32)
+        return (jnp.where(real, filled, state), read), symbol
+
+    (_, read), symbols = lax.scan(step, (stream.states, jnp.int32(0)), real)
+    return symbols.reshape(-1)[:count], read.astype(jnp.uint32)
+
+
+def _layout(count: int) -> tuple[int, int]:
+    """How many coders take turns, and how often."""
+    lanes = -(-count // _STEPS)
+    return lanes, -(-count // lanes)
+
+
+def _frequencies(codes: UInt8[Array, " n"], kinds: int) -> UInt32[Array, " kinds"]:
+    """Multiples of 2^-12 near the symbols' frequencies, none of them zero, that sum to one."""
+    counts: Int[Array, " kinds"] = jax.vmap(lambda k: (codes == k).sum())(jnp.arange(kinds))
+    total = 1 << _PRECISION
+    # Each has one, and the others are divided among them; floors leave some for the largest.
+    shares = (counts / len(codes) * (total - kinds)).astype(jnp.uint32)
+    rest = (total - kinds) - shares.sum(dtype=jnp.uint32)
+    return (1 + shares).at[jnp.argmax(counts)].add(rest)

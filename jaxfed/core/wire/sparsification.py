@@ -1,0 +1,123 @@
+"""Few of the entries: the largest, or some that are drawn."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+from jaxfed.core.common.checks import check_flag, check_number
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.compressor import Compressor, Payload
+from jaxfed.core.wire.quantization import quantize
+
+
+class _Sparse(Payload):
+    values: Array
+    indices: Array
+
+
+class _TopK(Compressor):
+    fraction: float = eqx.field(static=True)
+
+    def compress(self, key, array):
+        del key
+        flat = array.reshape(-1)
+        _, indices = jax.lax.top_k(jnp.abs(flat), _kept(flat.size, self.fraction))
+        small = jnp.uint16 if flat.size <= 2**16 else jnp.uint32
+        return _Sparse(array.shape, array.dtype, flat[indices], indices.astype(small))
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Sparse)
+        return _scattered(payload, payload.values, payload.indices.astype(jnp.uint32))
+
+    def mean(self, array):
+        return array
+
+    def for_start(self):
+        return quantize(8)
+
+
+def _scattered(payload: Payload, values: Array, indices: UInt32[Array, " kept"]) -> Array:
+    flat = jnp.zeros(payload.size, payload.dtype)
+    return flat.at[indices].set(values.astype(payload.dtype)).reshape(payload.shape)
+
+
+def top_k(fraction: float) -> Channel:
+    """The entries of largest magnitude, each with its place (16 bits up to 65,536 entries, or 32).
+
+    Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
+    usual estimator: that of all entries, sent or not.
+
+    Args:
+        fraction: share of an array's entries that are kept, rounded up.
+
+    Raises:
+        ValueError: if `fraction` is not in (0, 1].
+
+    Source: Stich, Cordonnier & Jaggi (2018), Sparsified SGD with memory.
+    """
+    return _TopK(_checked_fraction(fraction))
+
+
+class _Drawn(Payload):
+    values: Array
+    seed: UInt32[Array, " words"]
+
+
+class _RandomK(Compressor):
+    fraction: float = eqx.field(static=True)
+    scaled: bool = eqx.field(static=True)
+
+    def compress(self, key, array):
+        flat = array.reshape(-1)
+        seed = jax.random.key_data(key)
+        kept = self._places(seed, flat.size)
+        values = flat[kept]
+        return _Drawn(array.shape, array.dtype, values, seed)
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Drawn)
+        places = self._places(payload.seed, payload.size)
+        factor = payload.size / len(places) if self.scaled else 1.0
+        return _scattered(payload, payload.values * factor, places)
+
+    def mean(self, array):
+        share = 1 if self.scaled else _kept(array.size, self.fraction) / array.size
+        return share * array
+
+    def for_start(self):
+        return quantize(8)
+
+    def _places(self, seed, size: int):
+        order = jax.random.permutation(jax.random.wrap_key_data(seed), size)
+        return order[: _kept(size, self.fraction)].astype(jnp.uint32)
+
+
+def random_k(fraction: float, *, scaled: bool = True) -> Channel:
+    """Entries drawn at random; the places travel as the seed of the draw.
+
+    The derivative is straight through, that of the mean over all draws.
+
+    Args:
+        fraction: share of an array's entries that are kept, rounded up.
+        scaled: multiply by the inverse share, so that the mean is right. Inside `difference` or
+            `error_feedback` do not: what comes back must be a contraction.
+
+    Raises:
+        ValueError: if `fraction` is not in (0, 1].
+
+    Source: Stich, Cordonnier & Jaggi (2018), Sparsified SGD with memory.
+    """
+    check_flag("scaled", scaled)
+    return _RandomK(_checked_fraction(fraction), bool(scaled))
+
+
+def _checked_fraction(fraction: float) -> float:
+    check_number("fraction", fraction, "a number in (0, 1]", lambda x: (x > 0) & (x <= 1))
+    return float(fraction)
+
+
+def _kept(size: int, fraction: float) -> int:
+    return max(1, math.ceil(round(fraction * size, 9)))

@@ -1,0 +1,142 @@
+"""Machines that programs are compiled for without having one: TPU slices and CUDA devices.
+
+Their own compilers do it, on an ordinary processor; what they say of a program's memory is what it
+takes. Nothing runs, so that nothing is known of speed or of digits.
+"""
+
+import os
+import re
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxfed._optional import require
+from jaxfed.core.backends.backend import AXIS, Device
+from jaxfed.core.common.checks import refuse
+from jaxfed.core.run.compiling import GPU_OPTIONS
+
+GIB = 2**30
+
+# What the compiler of `nvidia-cuda-nvcc-cu12` is told of one H100: NVIDIA's data sheet and CUDA's
+# device attributes of compute capability 9.0.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 }
+runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+_H100_MEMORY = 84929347584
+
+# Memory of a device, in GiB. A chip of v2 and v3 is two devices.
+_TPUS = {"v2": 8, "v3": 16, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 96}
+# The smallest slice that the compiler knows, of which a single chip is one.
+_SMALLEST = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2",
+             "tpu7x": "2x2x1"}  # fmt: skip
+
+
+class Target(NamedTuple):
+    """Devices that a program is compiled for."""
+
+    name: str
+    platform: str  # as JAX calls it: "tpu", "cuda" or "cpu"
+    devices: tuple[Device, ...]
+    memory: int | None  # bytes of one device; None: as much as this machine has
+
+    def mesh(self, axis: str = AXIS) -> Mesh:
+        """All devices in one row, for `jaxfed.backend.shard`."""
+        return Mesh(np.asarray(self.devices), (axis,))
+
+
+class Compiled(NamedTuple):
+    """A compiled program, and how long that took."""
+
+    program: Any  # jax.stages.Compiled
+    seconds: float
+
+    @property
+    def all_reduces(self) -> int:
+        """How many exchanges between devices the program holds; one in a loop counts once."""
+        return len(re.findall(r" all-reduce(?:-start)?\(", self.program.as_text()))
+
+
+def target(name: str) -> Target:
+    """Devices by name.
+
+    Args:
+        name: `"v5e:4x4"`, a slice of TPUs by kind and topology; `"v5e"`, one chip; `"h100"` or
+            `"h100:8"`, GPUs of one machine; `"cpu"`, this processor.
+
+    Raises:
+        ValueError: for another name, or a topology that the compiler does not know.
+        ImportError: without the compiler, which `pip install 'jaxfed[aot]'` installs.
+    """
+    if not isinstance(name, str):
+        raise refuse("topology", "a name, e.g. 'v5e:4x4'", name)
+    kind, _, shape = name.partition(":")
+    if name == "cpu":
+        return Target(name, "cpu", (jax.devices("cpu")[0],), None)
+    if kind == "h100" and (not shape or re.fullmatch(r"[1-9][0-9]?", shape)):
+        require("jax_cuda12_plugin", extra="aot")
+        return Target(name, "cuda", _gpus(int(shape or 1)), _H100_MEMORY)
+    if kind in _TPUS:
+        require("libtpu", extra="aot")
+        return Target(name, "tpu", _tpus(kind, shape), _TPUS[kind] * GIB)
+    raise refuse("topology", f"'cpu', 'h100', or one of {', '.join(_TPUS)} as in 'v5e:4x4'", name)
+
+
+def _gpus(count: int) -> tuple[Device, ...]:
+    topologies = require("jax.experimental.topologies", extra="aot")
+    found = topologies.get_topology_desc(
+        platform="cuda", target_config=_H100, topology=f"1x1x{count}"
+    )
+    return tuple(found.devices)
+
+
+def _tpus(kind: str, shape: str) -> tuple[Device, ...]:
+    # Else the compiler asks for a description of this machine over the network, as in a cloud.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    topologies = require("jax.experimental.topologies", extra="aot")
+    try:
+        found = topologies.get_topology_desc(
+            topology_name=f"{kind}:{shape or _SMALLEST[kind]}", platform="tpu"
+        )
+    except (ValueError, RuntimeError) as error:
+        message = f"a shape such as {_SMALLEST[kind]} for {kind}; its compiler says: {error}"
+        raise refuse("topology", message, shape) from error
+    return tuple(found.devices) if shape else tuple(found.devices[:1])
+
+
+def compiled(function: Any, *arguments: Any, target: Target) -> Compiled:
+    """Compile a jitted function.
+
+    Args:
+        function: what `jax.jit` returned.
+        arguments: arrays or `jax.ShapeDtypeStruct`s; those without a sharding are on the first
+            device, or on all of them alike.
+        target: what to compile for.
+    """
+    mesh = target.mesh()
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def placed(x):
+        if not hasattr(x, "shape"):
+            return x
+        sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or everywhere)
+
+    begun = time.perf_counter()
+    lowered = function.trace(*jax.tree.map(placed, arguments)).lower(
+        lowering_platforms=(target.platform,)
+    )
+    options = GPU_OPTIONS if target.platform == "cuda" else {}
+    return Compiled(lowered.compile(compiler_options=options), time.perf_counter() - begun)
