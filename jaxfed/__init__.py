@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from jaxfed.core.run.callbacks import Callback as Callback
     from jaxfed.core.run.callbacks import EarlyStopping as EarlyStopping
     from jaxfed.core.run.compiling import enable_compilation_cache as enable_compilation_cache
-    from jaxfed.core.run.host import fit as fit
-    from jaxfed.core.run.host import rollout as rollout
+    from jaxfed.core.run.fit import fit as fit
     from jaxfed.core.run.personalize import personalize as personalize
+    from jaxfed.core.run.rollout import rollout as rollout
     from jaxfed.core.run.solution import DivergenceError as DivergenceError
     from jaxfed.core.run.solution import Solution as Solution
     from jaxfed.core.run.solution import Status as Status
@@ -99,8 +99,8 @@ _PLACES = {
     "plan": "jaxfed.planning.plan:plan",
     "shapes_of": "jaxfed.planning.plan:shapes_of",
     "HasRemarks": "jaxfed.core.contract.remarks:HasRemarks",
-    "fit": "jaxfed.core.run.host:fit",
-    "rollout": "jaxfed.core.run.host:rollout",
+    "fit": "jaxfed.core.run.fit:fit",
+    "rollout": "jaxfed.core.run.rollout:rollout",
     "Saved": "jaxfed.core.store.saved:Saved",
     "load": "jaxfed.core.store.saved:load",
     "DivergenceError": "jaxfed.core.run.solution:DivergenceError",

@@ -33,7 +33,8 @@ from jaxfed.core.common.checks import check_count, check_instance, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.run.adjoint import Adjoint
-from jaxfed.core.run.host import fit, rollout
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.rollout import rollout
 
 Samples = Float[Array, "clients samples features"]
 MOST = 100  # times a call's rounds, that a layer's first solve may take

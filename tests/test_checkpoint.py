@@ -18,7 +18,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.core.common.files import locked, replacing
-from jaxfed.core.run import host as run
+from jaxfed.core.run import resume
 from jaxfed.core.store import checkpoint
 
 ROUNDS = 12
@@ -227,7 +227,7 @@ def test_all_that_differs_is_named(finished):
 def test_a_run_of_several_processes_is_not_damage_to_one(tmp_path, monkeypatch):
     named = checkpoint.fingerprint
     with monkeypatch.context() as patched:
-        patched.setattr(run, "fingerprint", lambda *a, **b: named(*a, **{**b, "processes": 2}))
+        patched.setattr(resume, "fingerprint", lambda *a, **b: named(*a, **{**b, "processes": 2}))
         fit(tmp_path)
     with pytest.raises(ValueError, match=r"wanted a run over as many processes .*, 2, got .* 1$"):
         fit(tmp_path)

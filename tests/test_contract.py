@@ -16,7 +16,8 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.round import rounds as contract
+from jaxfed.core.round.rounds import begin
+from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.testing import CHECKS, check_algorithm
@@ -711,7 +712,7 @@ def test_messages_cost_what_they_should(name, key, x64):
         problem, warm = problem_of(
             algorithm, clients, 1, key, None, jf.channel.lossless(), None, jf.backend.vmap()
         )
-        return contract.begin(contract.prepared(problem, 1), warm)[1]
+        return begin(prepared(problem, 1), warm, WHOLE)[1]
 
     costs = jax.eval_shape(start, algorithm, clients)
     assert costs.first_up == 64 * first and costs.up == 64 * up

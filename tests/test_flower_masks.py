@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from test_flower import Federation, check_equal
 
 from jaxfed.core.wire.secure import numbers_of
-from jaxfed.deploy import exchange, masked, masks, server
+from jaxfed.deploy import exchange, masked, masks, remote
 from jaxfed.deploy.messages import message_of, packet_of
 
 ALGORITHM = jf.pca.SubspaceIteration(2)
@@ -109,14 +109,14 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
 
 def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monkeypatch):
     sums = []
-    real = server.masked_sum
+    real = remote.masked_sum
 
     def noted(*arguments, **options):
         heard, total = real(*arguments, **options)
         sums.append((heard, total))
         return heard, total
 
-    monkeypatch.setattr(server, "masked_sum", noted)
+    monkeypatch.setattr(remote, "masked_sum", noted)
     federation = Overheard(
         tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN, lost={("round", 2, 3)}
     )

@@ -17,7 +17,7 @@ from test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
 import jaxfed as jf
 from jaxfed.core.clients.source import read_ahead
 from jaxfed.core.contract.reduction import Mean
-from jaxfed.core.run import streaming
+from jaxfed.core.run import streamed
 from jaxfed.core.store.checkpoint import fingerprint
 
 STATUS = Path("/proc/self/status")
@@ -167,7 +167,7 @@ def test_what_was_read_last_is_read_first(x64):
 def test_what_is_not_read_takes_no_memory():
     """Of a large federation, zeros in its place took longer than the rounds."""
     reader = jf.Clients.from_source(np.ones((4, 1000, 100), np.float32)).data.reader
-    values, counts = streaming._zeros(reader, reader.blocks[0])
+    values, counts = streamed._zeros(reader, reader.blocks[0])
     assert values.shape == (4, 1000, 100) and values.strides == (0, 0, 0)
     np.testing.assert_array_equal(counts, 1000)
 

@@ -14,7 +14,8 @@ from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._folder import RESULT, Folder
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 from jaxfed.plot import _figure
 
 SHARED_RANK, LOCAL_RANK = 10, 2

@@ -19,7 +19,7 @@ from jaxfed.cli._folder import CHECKPOINT, RESULT, Folder
 from jaxfed.cli.fit import _common, _pca
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
-from jaxfed.core.run.host import rollout
+from jaxfed.core.run.rollout import rollout
 from jaxfed.core.store.checkpoint import CheckpointError
 from jaxfed.core.sweeps.grid import grid, stack
 

@@ -14,14 +14,17 @@ from jaxtyping import Array, Bool, Key
 from jaxfed import participation
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.round import client
 from jaxfed.core.round.problem import Problem, State
-from jaxfed.core.run import apart, steps
+from jaxfed.core.round.shapes import Kind
 from jaxfed.core.run.arguments import check_together
 from jaxfed.core.run.compiling import compiler_options
+from jaxfed.core.run.runner import programs
 from jaxfed.core.wire import channel
 from jaxfed.deploy.data import shaped, sketched
 from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.run import Run, problem_of_run
+from jaxfed.deploy.shapes import shapes_of
 
 
 class Settings(NamedTuple):
@@ -57,10 +60,11 @@ class Federation:
 
     Attributes:
         run: of this size.
+        dtype: of weights.
         problem: with the members' ids and weights; with a deadline, with everybody in each round.
         planned: the same with the participation that was asked for.
-        made: the programs.
-        like: shapes of one member's prepared data.
+        programs: those of `backend.separate()`.
+        kind: shapes of one member's prepared data.
         shapes: of all that travels and is kept.
     """
 
@@ -76,7 +80,7 @@ class Federation:
         Raises:
             ValueError: if the algorithm refuses their data, as in `fit`.
         """
-        self._asked, self.run = asked, run._replace(size=len(members))
+        self._asked, self.run, self.dtype = asked, run._replace(size=len(members)), dtype
         raw = np.asarray([member.raw for member in members])
         ids = jnp.asarray([member.id for member in members], jnp.int32)
         shares = jnp.asarray(raw / raw.sum(), dtype)
@@ -95,13 +99,12 @@ class Federation:
         data = shaped(run.like)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
         whole = Clients(one, jnp.zeros(1, jnp.int32), shares[:1])
-        self.made = steps.programs(**compiler_options(asked.algorithm, whole))
-        client = apart.of_client(self.problem)
-        place = steps.anywhere()
-        self.like = jax.eval_shape(
-            lambda data: steps.prepare(client, data, place.id, asked.rounds), data
+        self.programs = programs(**compiler_options(asked.algorithm, whole))
+        prepared = jax.eval_shape(
+            lambda data: client.prepare(self.problem.for_client, data, ids[0], asked.rounds), data
         )
-        self.shapes = steps.shapes(self.problem, self.like, asked.start)
+        self.kind = Kind.of(prepared, len(members))
+        self.shapes = shapes_of(self.problem, self.kind, asked.start)
 
     def check(self) -> None:
         """Refuse what does not go together, as `fit` does.

@@ -19,16 +19,25 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.round.problem import Problem
-from jaxfed.core.run import steps
-from jaxfed.core.run.apart import of_client
+from jaxfed.core.round import client
+from jaxfed.core.round.problem import (
+    Broadcast,
+    ClientState,
+    Member,
+    Problem,
+    before_rounds,
+    for_round,
+)
+from jaxfed.core.round.shapes import Kind
 from jaxfed.core.run.compiling import compiler_options
+from jaxfed.core.run.runner import programs
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.secure import adds_masks
 from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
+from jaxfed.deploy.shapes import shapes_of
 from jaxfed.deploy.store import Store
 from jaxfed.deploy.wire import Packet
 
@@ -115,15 +124,18 @@ class _Joined:
         whole = Clients(
             jax.tree.map(lambda x: x[None], data), jnp.zeros(1, jnp.int32), node.weights
         )
-        self.made = steps.programs(**compiler_options(node.algorithm, whole))
+        self.programs = programs(**compiler_options(node.algorithm, whole))
         self.server = problem_of_run(node.algorithm, node.ways, run, node.weights.dtype)
-        self.problem: Problem = of_client(self.server)
-        self.place = steps.Place(
-            jnp.asarray(node.id, jnp.int32),
-            jnp.asarray(words["position"], jnp.int32),
-            jnp.asarray(words["weight"], node.weights.dtype),
+        self.problem: Problem = self.server.for_client
+        client_id = jnp.asarray(node.id, jnp.int32)
+        prepare = self.programs(client.prepare, static_argnums=(3,))
+        self.member = Member(
+            data=prepare(self.problem, data, client_id, run.rounds),
+            id=client_id,
+            weight=jnp.asarray(words["weight"], node.weights.dtype),
+            position=jnp.asarray(words["position"], jnp.int32),
+            start=None if node.start is None else node.start.local,
         )
-        self.data = self.made.prepare(self.problem, data, self.place.id, run.rounds)
         self.store = Store(self.folder)
         everybody: Personalized | None = None
         if node.start is not None:
@@ -133,7 +145,7 @@ class _Joined:
             everybody = Personalized(node.start.shared, local)
         if not words["base"]:  # nothing is computed yet
             self._check(everybody)
-        self.shapes = steps.shapes(self.server, self.data, everybody)
+        self.shapes = shapes_of(self.server, Kind.of(self.member.data, run.size), everybody)
         for place in (home, folder, self.folder):  # what is kept there is the client's alone
             place.mkdir(0o700, parents=True, exist_ok=True)
 
@@ -160,7 +172,7 @@ class _Joined:
         Raises:
             ValueError: as in `fit`.
         """
-        size, data, weight = self.run.size, self.node.data, self.place.weight
+        size, data, weight = self.run.size, self.node.data, self.member.weight
         count = int(data.count) if isinstance(data, Samples) else None
         ids, weights = jnp.arange(size, dtype=jnp.int32), jnp.broadcast_to(weight, size)
         self.node.algorithm.check(sketched(self.run.like, ids, weights, [count] * size), start)
@@ -168,11 +180,12 @@ class _Joined:
     def first(self, asked: Packet) -> Packet:
         """The message before the rounds."""
         problem = self._noisy(self.problem.first_uplink, _digest(asked.head, asked.body.hex()))
-        first = self.made.announce(problem, self.place, self.data, self.node.start)
+        broadcast = self._before_rounds(problem)
+        first = self.programs(client.first_message)(problem, broadcast, self.member)
         payload, _ = self._masked(self.node.ways.first_uplink, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
         Store(self.folder / "first").save(0, {}, known)
-        words = {"kind": "first", "id": self.node.id, "broken": bool(first.broken)}
+        words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
         return Packet(words, [channel.to_bytes(payload)])
 
     def round(self, asked: Packet) -> Packet:
@@ -185,27 +198,30 @@ class _Joined:
             *_, body = kept.leaves
             return Packet.read(kept.words["head"], body.tobytes())
         broadcasts = asked.parts[: len(asked.words["broadcasts"])]
-        before, local, memory, downlink = self._state(base, asked._replace(parts=broadcasts))
+        before, state, downlink = self._state(base, asked._replace(parts=broadcasts))
         done = jnp.asarray(number - 1, jnp.int32)
         # All that the message is computed from: equal noise on two messages gives away how they
         # differ.
         history = _digest(before, question)
         problem = self._noisy(self.problem.uplink, history)
-        went = self.made.step(problem, self.place, done, downlink, local, memory, self.data)
+        broadcast = self.programs(for_round)(problem, done, downlink)
+        member = self.member._replace(state=state)
+        message, after = self.programs(client.step)(problem, broadcast, member)
         words = {
-            "kind": "round", "id": self.node.id, "round": number, "broken": bool(went.broken),
+            "kind": "round", "id": self.node.id, "round": number,
+            "broken": bool(message.not_finite),
         }  # fmt: skip
-        payload, hidden = self._masked(self.node.ways.uplink, went.payload, asked)
+        payload, hidden = self._masked(self.node.ways.uplink, message.payload, asked)
         parts = [channel.to_bytes(payload)]
         if not hidden:  # an objective may tell as much as a message
-            parts.append(channel.to_bytes(went.diagnostics))
+            parts.append(channel.to_bytes(message.diagnostics))
         reply = Packet(words, parts)
-        last = steps.last_known(self.problem, downlink)
+        last = self._last(downlink)
         body = np.frombuffer(reply.body, np.uint8)
         self.store.save(
             number,
             {"question": question, "history": history, "head": reply.head},
-            (went.local, went.memory, last, body),
+            (after, last, body),
         )
         self.store.forget_before(base)
         return reply
@@ -213,9 +229,9 @@ class _Joined:
     def finish(self, asked: Packet) -> Packet:
         """The client's own model, which stays here."""
         *broadcasts, end = asked.parts
-        _, local, _, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
+        _, state, _ = self._state(asked.words["base"], asked._replace(parts=broadcasts))
         downlink = channel.from_bytes(end, self.shapes.end)
-        model = self.made.result(self.problem, downlink, local, self.data)
+        model = self.programs(client.result)(self.problem, downlink, state.local, self.member.data)
         result = Personalized(None, jax.tree.map(lambda x: x[None], model))
         rounds = asked.words["rounds"]
         write(
@@ -257,12 +273,9 @@ class _Joined:
             return self.problem
         return replace(self.problem, key=secret_key(self.folder, history))
 
-    def _state(self, base: int, asked: Packet) -> tuple[str, PyTree, PyTree, PyTree]:
-        """Its state after a round: of what questions it came, and the state itself.
-
-        That is the client's own, its end of the uplink, and the downlink that now holds.
-        """
-        history, local, memory, downlink = "", None, None, None
+    def _state(self, base: int, asked: Packet) -> tuple[str, ClientState, PyTree]:
+        """Its state after a round: of what questions it came, the state, and the downlink then."""
+        history, state, downlink = "", None, None
         if base:
             kept = self.store.load(base)
             if kept is None:
@@ -270,33 +283,40 @@ class _Joined:
                     f"its state of round {base} is not in {self.folder}; an update was lost: give "
                     "this machine the folder it had, or start a new run"
                 )
-            last = steps.last_known(self.problem, self.shapes.downlink)
             whole = kept._replace(leaves=kept.leaves[:-1])
-            local, memory, downlink = whole.tree((self.shapes.local, self.shapes.memory, last))
+            state, downlink = whole.tree((self.shapes.client, self._last(self.shapes.downlink)))
             history = kept.words["history"]
         for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
-            if local is None:
-                local, memory = self._begun(downlink)
-        return history, local, memory, downlink
+            if state is None:
+                state = self._first_state(downlink)
+        if state is None:
+            raise ValueError("broadcasts: wanted the first downlink before all others, got none")
+        return history, state, downlink
 
     def _received(self, form: str, part: bytes, last: PyTree) -> PyTree:
         if form == "whole":
             return jax.tree.map(jnp.asarray, channel.from_bytes(part, self.shapes.downlink))
         if form == "first":
             payload = channel.from_bytes(part, self.shapes.first_down)
-            return self.made.first_downlink(self.problem, payload)
+            return self.programs(client.receive_first)(self.problem, payload)
         payload = channel.from_bytes(part, self.shapes.down)
-        return self.made.next_downlink(self.problem, payload, steps.last_known(self.problem, last))
+        return self.programs(client.receive)(self.problem, payload, self._last(last))
 
-    def _begun(self, downlink: PyTree) -> tuple[PyTree, PyTree]:
+    def _last(self, downlink: PyTree) -> PyTree:
+        """The downlink before, where the next one needs it."""
+        return downlink if self.problem.downlink.cumulative else None
+
+    def _before_rounds(self, problem: Problem, downlink: PyTree = None) -> Broadcast:
+        return self.programs(before_rounds)(problem, self.node.start, downlink)
+
+    def _first_state(self, downlink: PyTree) -> ClientState:
         first = None
         kept = Store(self.folder / "first").load(0)
         if kept is not None and self.problem.uplink.cumulative:
             first = kept.tree(self.shapes.decoded)
-        return self.made.begin(
-            self.problem, self.place, downlink, self.data, self.node.start, first
-        )
+        broadcast = self._before_rounds(self.problem, downlink)
+        return self.programs(client.first_state)(self.problem, broadcast, self.member, first)
 
 
 def _digest(*texts: str) -> str:

@@ -26,7 +26,7 @@ class Progress(NamedTuple):
     state: State
     costs: Costs
     payloads: dict[int, bytes]  # broadcasts that somebody may miss, by round
-    records: list[dict[str, np.ndarray]]  # of the history, by round
+    history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
     def save(self, store: Store, description: Mapping[str, str]) -> None:
@@ -36,8 +36,8 @@ class Progress(NamedTuple):
             store: the server's own.
             description: what must be the same when the run goes on.
         """
-        names = sorted(self.records[0]) if self.records else []
-        history = [np.stack([record[name] for record in self.records]) for name in names]
+        names = sorted(self.history)
+        history = [self.history[name] for name in names]
         payloads = [np.frombuffer(self.payloads[k], np.uint8) for k in sorted(self.payloads)]
         words = {
             "run": self.run.words, "members": self.members, "dtype": self.dtype,
@@ -79,13 +79,11 @@ class Progress(NamedTuple):
         own = len(jax.tree.leaves(shapes))
         state, rest = kept._replace(leaves=kept.leaves[:own]).tree(shapes), kept.leaves[own:]
         payloads = {k: x.tobytes() for k, x in zip(words["payloads"], rest, strict=False)}
-        columns = dict(zip(words["history"], rest[len(payloads) :], strict=True))
-        present = words["present"]
-        records = [
-            {name: values[i] for name, values in columns.items()} for i in range(len(present))
-        ]
+        history = dict(zip(words["history"], rest[len(payloads) :], strict=True))
         costs = {k: v if k not in _COUNTED else jnp.uint32(v) for k, v in words["costs"].items()}
-        return cls(run, words["dtype"], members, state, Costs(**costs), payloads, records, present)
+        return cls(
+            run, words["dtype"], members, state, Costs(**costs), payloads, history, words["present"]
+        )  # fmt: skip
 
 
 def _newest(store: Store) -> Kept | None:

@@ -17,7 +17,8 @@ from sklearn.utils.validation import check_is_fitted
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import check_flag, check_whole
-from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
 

@@ -24,7 +24,8 @@ from jaxfed.core.common.checks import (
     checked_array,
 )
 from jaxfed.core.contract.algorithm import Personalized
-from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 from jaxfed.linalg import top_eigenvectors
 from jaxfed.metrics import client_distances
 from jaxfed.pca.one_shot import Local, OneShot

@@ -21,7 +21,7 @@ from jaxfed.core.common.checks import (
     checked_key,
 )
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.run.host import fit
+from jaxfed.core.run.fit import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
 from jaxfed.pca._components import check_data, check_fits

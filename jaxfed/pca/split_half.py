@@ -19,7 +19,7 @@ from jaxfed.core.clients.source import check_in_memory
 from jaxfed.core.common.buckets import over_parts
 from jaxfed.core.common.checks import check_count, check_instance, check_list, checked_key
 from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.run.host import fit
+from jaxfed.core.run.fit import fit
 from jaxfed.metrics import projector_distance
 from jaxfed.pca._components import check_data
 

@@ -17,8 +17,8 @@ from jaxfed.core.common.checks import check_count, check_instance, checked_dtype
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, checked_start, problem_of
 from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.host import programs
 from jaxfed.core.run.loop import Options, prepare
+from jaxfed.core.run.runner import programs, whole_run
 from jaxfed.core.run.solution import Solution
 from jaxfed.planning.targets import GIB, Compiled, Target, compiled, target
 
@@ -254,8 +254,8 @@ def _attempt(
     problem = eqx.tree_at(lambda p: p.clients, problem, along(problem.clients))
     if start is not None:
         start = start._replace(local=along(start.local))
-    options = Options(rounds, stops=False, metrics=None, metrics_every=1, remat=False)
-    run = programs(**compiler_options(algorithm, clients, place.platform)).program
+    options = Options(rounds, stops=False)
+    run = programs(**compiler_options(algorithm, clients, place.platform))(whole_run)
     local = None if start is None else start.local
     held = sum(map(_bytes, jax.tree.leaves((problem.clients, local)))) // len(place.devices)
     if place.memory is not None and held > place.memory:

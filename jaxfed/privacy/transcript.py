@@ -15,7 +15,8 @@ from jaxfed.core.common.checks import check_instance, check_whole, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, Personalized
 from jaxfed.core.contract.reduction import plain, wrapped
 from jaxfed.core.round.problem import Problem, shared_secret
-from jaxfed.core.round.rounds import begin, one_round, prepared
+from jaxfed.core.round.rounds import begin, one_round
+from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.solution import Solution
 
@@ -157,11 +158,11 @@ def _listened(
 ) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree, PyTree]]:
     """The client's first message, all clients', and of each round downlink, uplink and total."""
     problem = prepared(problem, rounds)
-    state, _ = begin(problem, start)
+    state, _ = begin(problem, start, WHOLE)
 
     def listen(state, _):
         received = state.downlink.receiver
-        state, told = one_round(problem, state)
+        state, told = one_round(problem, state, WHOLE)
         sent = plain(jax.tree.map(lambda x: x[client], state.uplink.sender.message))
         leaves = [told[f"heard {i}"] for i in range(len(jax.tree.leaves(sent)))]
         return state, (received, sent, jax.tree.unflatten(jax.tree.structure(sent), leaves))

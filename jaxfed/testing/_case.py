@@ -17,8 +17,12 @@ from jaxfed.core.common.buckets import first_of
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import wrapped
-from jaxfed.core.round.rounds import begin, prepared
-from jaxfed.core.run.host import Solution, fit, problem_of, rollout
+from jaxfed.core.round.rounds import begin
+from jaxfed.core.round.whole import WHOLE, prepared
+from jaxfed.core.run.arguments import problem_of
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.rollout import rollout
+from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.channel import Channels
 from jaxfed.testing._compare import floating, same
 
@@ -116,7 +120,7 @@ def begun(algorithm, clients, key, rounds, participants):
         algorithm, clients, rounds, key, None, channel.lossless(), participants, backend.vmap()
     )
     problem = prepared(problem, rounds)
-    return problem, begin(problem, start)[0]
+    return problem, begin(problem, start, WHOLE)[0]
 
 
 def chunk(case: Case) -> int:

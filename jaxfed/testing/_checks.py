@@ -18,8 +18,11 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.buckets import Buckets
 from jaxfed.core.contract.reduction import is_linear
 from jaxfed.core.round.rounds import one_round
-from jaxfed.core.run.host import fit, problem_of, rollout
+from jaxfed.core.round.whole import WHOLE
+from jaxfed.core.run.arguments import problem_of
+from jaxfed.core.run.fit import fit
 from jaxfed.core.run.personalize import personalize
+from jaxfed.core.run.rollout import rollout
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.sweeps.grid import stack
 from jaxfed.core.wire.channel import ways
@@ -297,7 +300,7 @@ def check_participation(case: Case) -> None:
 
     def step(algorithm, clients, key):
         problem, state = begun(algorithm, clients, key, case.rounds, chosen)
-        return state.local, one_round(problem, state)[0].local
+        return state.local, one_round(problem, state, WHOLE)[0].local
 
     given = case.algorithm, case.clients, case.key
     if case.algorithm.needs_everybody:

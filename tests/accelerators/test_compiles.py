@@ -15,8 +15,8 @@ import pytest
 import accelerator_matrix as matrix
 import jaxfed as jf
 from jaxfed.core.run.arguments import problem_of
-from jaxfed.core.run.host import programs
 from jaxfed.core.run.loop import Options
+from jaxfed.core.run.runner import programs
 from jaxfed.planning.targets import compiled, target
 
 COMPILERS = {"v5e": "libtpu", "h100": "jax_cuda12_plugin"}

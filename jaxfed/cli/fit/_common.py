@@ -13,7 +13,8 @@ from jaxfed.cli.fit._processes import Together
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import locked
 from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint, CheckpointError
 from jaxfed.data._files import MAX_BYTES
 

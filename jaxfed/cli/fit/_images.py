@@ -12,7 +12,7 @@ from jaxtyping import Float, PyTree
 
 from jaxfed import data, plot
 from jaxfed.cli.fit import _common, _signature
-from jaxfed.core.run.host import Solution
+from jaxfed.core.run.solution import Solution
 from jaxfed.generative import AdaptiveTraining
 
 SHAPES = "HxW or HxWxC, e.g. 28x28"

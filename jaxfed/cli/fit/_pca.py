@@ -18,7 +18,8 @@ from jaxfed.cli._folder import Folder
 from jaxfed.cli.fit import _common, _processes
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 from jaxfed.pca.fitted import side_by_side
 
 PICTURES = ("components.png", "convergence.png")

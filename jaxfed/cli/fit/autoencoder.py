@@ -17,7 +17,8 @@ from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
-from jaxfed.core.run.host import Metrics, Solution
+from jaxfed.core.run.loop import Metrics
+from jaxfed.core.run.solution import Solution
 from jaxfed.generative import AdaptiveAutoencoder, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import Autoencoder, reconstruction_loss

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxfed import channel, gcca, models, plot, report
 from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _signature, _views
-from jaxfed.core.run.host import Solution
+from jaxfed.core.run.solution import Solution
 
 PICTURES = ("agreement.png", "convergence.png")
 BATCH = 1000

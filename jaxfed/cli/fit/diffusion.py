@@ -16,7 +16,8 @@ from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _images
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
-from jaxfed.core.run.host import Metrics, Solution
+from jaxfed.core.run.loop import Metrics
+from jaxfed.core.run.solution import Solution
 from jaxfed.generative import AdaptiveDiffusion, FedAvg, sample
 from jaxfed.generative.diffusion import decaying_adam
 from jaxfed.metrics import noise_level

@@ -16,7 +16,8 @@ from jaxfed import channel, gcca, plot, report
 from jaxfed._optional import require
 from jaxfed.cli.fit import _common, _signature, _views
 from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.run.host import Solution, fit
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
 
 PICTURES = ("agreement.png", "convergence.png")
 POOLED = 10**8  # numbers at most that the least cost is computed from

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -180,6 +180,21 @@ class Algorithm(eqx.Module):
     def shared_result(self, server: PyTree) -> PyTree:
         """The shared model, once the rounds are over; what would be sent next by default."""
         return self.downlink(server)
+
+    def at_round(self, number: Int[Array, ""]) -> Self:
+        """The algorithm as it is in one round, for steps that depend on its number.
+
+        Called before each step of a client and of the server. An algorithm that wants to know keeps
+        the number in a field of its own, None until then::
+
+            def at_round(self, number):
+                return dataclasses.replace(self, round=number)
+
+        Args:
+            number: of the round, counted from 1.
+        """
+        del number
+        return self
 
     @property
     def energy_weighted(self) -> bool:

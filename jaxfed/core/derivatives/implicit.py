@@ -31,7 +31,8 @@ from jaxfed.core.contract.bases import Bases, vertical_part
 from jaxfed.core.contract.reduction import contributions, plain, wrapped
 from jaxfed.core.derivatives.cotangent import hooked
 from jaxfed.core.round.problem import Problem, State
-from jaxfed.core.round.rounds import begin, one_round, prepared, result_of
+from jaxfed.core.round.rounds import begin, one_round, result_of
+from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
 from jaxfed.linalg._factor import DECOMPOSITION
@@ -88,7 +89,7 @@ class _Round(eqx.Module):
         downlink = self.problem.algorithm.downlink(server)
         link = channel.Link(LOSSLESS, self.template.downlink.sender, downlink)
         state = replace(self.template, server=server, local=local, downlink=link)
-        state, _ = one_round(self.problem, state)
+        state, _ = one_round(self.problem, state, WHOLE)
         return _where(point, (state.server, state.local))
 
 
@@ -117,14 +118,14 @@ def differentiable(
         first_downlink=LOSSLESS,
     )  # fmt: skip
     problem = prepared(problem, settings.max_rounds)
-    template, _ = begin(problem, start if own else solution.result)
+    template, _ = begin(problem, start if own else solution.result, WHOLE)
     problem = replace(problem, backend=in_blocks(backend, data, DECOMPOSITION))
     begun = template.server, template.local
     if own:
         reached = solution.state.server, solution.state.local
     else:
         # A first state need not hold yet what a round makes known.
-        state, _ = one_round(*jax.lax.stop_gradient((problem, template)))
+        state, _ = one_round(*jax.lax.stop_gradient((problem, template)), WHOLE)
         reached = state.server, state.local
     free = _changing(problem, template)
     point = jax.tree.map(lambda x, free: x if free else None, reached, free)
@@ -143,7 +144,7 @@ def differentiable(
     numbers, _ = hooked((numbers, report.turning), look)
     server, local = eqx.combine(numbers, others)
     final = replace(template, server=server, local=local)
-    result = result_of(replace(problem, backend=in_blocks(backend, data)), final)
+    result = result_of(replace(problem, backend=in_blocks(backend, data)), final, WHOLE)
     if not own:
         return replace(solution, result=result)
     return replace(
@@ -164,7 +165,8 @@ def _where(mask: PyTree, tree: PyTree) -> PyTree:
 
 def _changing(problem: Problem, state: State) -> States:
     """For each part of the states, whether it has a derivative and a round may change it."""
-    algorithm, clients, key = problem.algorithm, problem.clients, problem.key
+    algorithm = problem.algorithm.at_round(state.round + 1)
+    clients, key = problem.clients, problem.key
     downlink = state.downlink.receiver
     own = jax.eval_shape(first_of, (clients.data, state.local))
 

@@ -1,5 +1,6 @@
 """What a run is, what changes in it from round to round, and where its random keys come from."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -10,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.contract import participation
-from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.participation import Participation
 from jaxfed.core.wire import channel
 
 
@@ -24,13 +25,13 @@ class Problem(eqx.Module):
     downlink: channel.Channel
     first_uplink: channel.Channel
     first_downlink: channel.Channel
-    participation: participation.Participation
+    participation: Participation
     backend: Backend
     key: Key[Array, ""]
     size: int = eqx.field(static=True)  # clients without the padding
 
     @property
-    def numbers(self) -> Int[np.ndarray, " rows"]:
+    def positions(self) -> Int[np.ndarray, " rows"]:
         """Each row's client, counted from 0; `size` and more for rows that fill up devices."""
         if self.clients.blocks is None:
             return np.arange(len(self.clients.ids))
@@ -44,6 +45,22 @@ class Problem(eqx.Module):
         full = clients.blocks is None or self.size == len(clients.ids)
         return slice(self.size) if full else jnp.asarray(clients.layout.rows)
 
+    @property
+    def everybody(self) -> bool:
+        """Whether all clients take part in each round."""
+        return self.participation.number(self.size) == self.size
+
+    @property
+    def for_server(self) -> "Problem":
+        """The run as the server knows it: without the clients' data."""
+        clients = eqx.tree_at(lambda c: c.data, self.clients, None, is_leaf=lambda x: x is None)
+        return replace(self, clients=clients)
+
+    @property
+    def for_client(self) -> "Problem":
+        """The run as a client knows it: without anything of the others."""
+        return replace(self, clients=None)
+
     def cut(self, tree: PyTree) -> PyTree:
         """Arrays as the clients were given: those of several processes stay where they lie."""
         if self.clients.blocks is not None:
@@ -56,6 +73,35 @@ class Problem(eqx.Module):
         if self.clients.blocks is None:
             return jnp.pad(values, (0, rows - self.size))
         return jnp.zeros(rows, values.dtype).at[self.clients.layout.rows].set(values)
+
+
+class ClientState(NamedTuple):
+    """What clients keep between rounds."""
+
+    local: PyTree  # the algorithm's state
+    memory: PyTree  # of their end of the uplink
+
+
+class Member(NamedTuple):
+    """A client of a run, or many of them along a leading axis."""
+
+    data: PyTree  # prepared
+    id: Int[Array, "*members"]
+    weight: Float[Array, "*members"]
+    position: Int[Array, "*members"]  # see `Problem.positions`
+    start: PyTree = None  # its local part of a warm start
+    state: ClientState | None = None
+    present: Float[Array, "*members"] | None = None  # a factor on its weight; 0: takes no part
+
+
+class Broadcast(NamedTuple):
+    """What all clients get for a round, or for what comes before the first."""
+
+    key: Key[Array, ""]
+    secret: Key[Array, ""]  # which the server does not know
+    round: Int[Array, ""]  # 0 before the first
+    downlink: PyTree = None
+    start: Personalized | None = None  # the shared part of a warm start
 
 
 class Missed(NamedTuple):
@@ -73,7 +119,10 @@ class Failure(NamedTuple):
 
 
 class State(eqx.Module):
-    """Everything that changes from round to round."""
+    """Everything that changes from round to round.
+
+    The clients' part, `clients`, lies with the clients; the server has the rest, `for_server`.
+    """
 
     round: Int[Array, ""]
     server: PyTree
@@ -85,6 +134,21 @@ class State(eqx.Module):
     objective: Float[Array, ""]  # of the last round
     measure: Float[Array, ""]  # what a tolerance is compared with
     failure: Failure
+
+    @property
+    def clients(self) -> ClientState:
+        """What the clients keep, leading axis = clients."""
+        return ClientState(self.local, self.uplink.sender)
+
+    @property
+    def for_server(self) -> "State":
+        """Without what the clients keep."""
+        return self.with_clients(ClientState(None, None))
+
+    def with_clients(self, clients: ClientState) -> "State":
+        """With this in place of what the clients keep."""
+        uplink = replace(self.uplink, sender=clients.memory)
+        return replace(self, local=clients.local, uplink=uplink)
 
 
 class Costs(eqx.Module):
@@ -106,11 +170,6 @@ class Costs(eqx.Module):
 TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whole_down")
 
 
-def everybody(problem: Problem) -> bool:
-    """Whether all clients take part in each round."""
-    return problem.participation.number(problem.size) == problem.size
-
-
 def server_key_of(key: Key[Array, ""]) -> Key[Array, ""]:
     """The server's key of a round, and of what comes before them."""
     # Client ids are non-negative, so no client ever folds in this number.
@@ -122,19 +181,34 @@ def shared_secret(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(server_key_of(key), 0)  # no round folds in the largest number
 
 
-def keys_of(problem: Problem, done: Int[Array, ""] | int) -> Key[Array, " 3"]:
-    """The next round's keys: the server's, the participation's and the downlink's."""
-    return jax.random.split(server_key_of(jax.random.fold_in(problem.key, done + 1)), 3)
+class ServerKeys(NamedTuple):
+    """The server's random keys of one round."""
+
+    step: Key[Array, ""]
+    participation: Key[Array, ""]
+    downlink: Key[Array, ""]  # of the message that opens the round
 
 
-def key_of_start(key: Key[Array, ""]) -> Key[Array, ""]:
-    """The key of what comes before the rounds."""
-    return jax.random.fold_in(key, 0)
+def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
+    """The server's keys of the round after so many."""
+    key = server_key_of(jax.random.fold_in(problem.key, done + 1))
+    return ServerKeys(*jax.random.split(key, 3))
 
 
-def key_of_round(key: Key[Array, ""], done: Int[Array, ""]) -> Key[Array, ""]:
-    """The key of the round after so many."""
-    return jax.random.fold_in(key, done + 1)
+def before_rounds(
+    problem: Problem, start: Personalized | None, downlink: PyTree = None
+) -> Broadcast:
+    """What clients get before the first round, with the first downlink once there is one."""
+    key, zero = jax.random.fold_in(problem.key, 0), jnp.zeros((), jnp.int32)
+    shared = None if start is None else Personalized(start.shared, None)
+    return Broadcast(key, shared_secret(problem.key), zero, downlink, shared)
+
+
+def for_round(problem: Problem, done: Int[Array, ""], downlink: PyTree) -> Broadcast:
+    """What clients get for the round after so many."""
+    number = done + 1
+    key = jax.random.fold_in(problem.key, number)
+    return Broadcast(key, shared_secret(problem.key), number, downlink)
 
 
 def zeros_of(like: PyTree) -> PyTree:

@@ -2,15 +2,16 @@
 
 import abc
 import math
-from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
+import jax
 from jaxtyping import Array
 
 from jaxfed.core.common.checks import check_count, check_flag
 from jaxfed.core.contract.algorithm import Personalized
-from jaxfed.core.round.problem import Problem
-from jaxfed.core.run.loop import Options, solve
+from jaxfed.core.round.problem import Problem, blank
+from jaxfed.core.run.loop import Options, forward, solve
 from jaxfed.core.run.solution import Solution
 
 
@@ -40,7 +41,12 @@ class _Unrolled(Adjoint):
         del problem
 
     def solve(self, problem, start, tol, options):
-        return solve(problem, start, tol, replace(options, remat=self.remat))
+        return solve(problem, start, tol, options, self._loop)
+
+    def _loop(self, step, unfinished, state, options):
+        if self.remat and not options.stops:
+            step = jax.checkpoint(step)
+        return forward(step, unfinished, state, options)
 
 
 class _Checkpointed(Adjoint):
@@ -50,10 +56,42 @@ class _Checkpointed(Adjoint):
         del problem
 
     def solve(self, problem, start, tol, options):
-        width = self.states
-        if width is None:
-            width = max(2, math.ceil(options.rounds**0.5))
-        return solve(problem, start, tol, replace(options, width=width))
+        return solve(problem, start, tol, options, self._loop)
+
+    def _loop(self, step, unfinished, state, options):
+        """Scans within scans whose bodies are computed again.
+
+        Each level keeps the states at which its parts begin, `width` of them, and the parts of only
+        one of them are ever there. So levels cost a further evaluation of all rounds each, and
+        width times their number in states.
+
+        Source: Griewank (1992), Achieving logarithmic growth of temporal and spatial complexity in
+        reverse automatic differentiation, in its simplest form, with equal parts.
+        """
+        rounds = options.rounds
+        width = max(2, math.ceil(rounds**0.5)) if self.states is None else self.states
+        length, levels = 1, 0
+        while not levels or length < rounds:
+            shapes = jax.eval_shape(step, state)[1]
+            none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
+            # The branches are within what is computed again, or they would keep their inputs each
+            # time.
+            part = jax.checkpoint(partial(_if_unfinished, unfinished, step, none))
+            count = min(width, -(-rounds // length))
+            step = partial(_scan, part, count)
+            length, levels = length * count, levels + 1
+        state, history = step(state)
+        if levels > 1:
+            history = jax.tree.map(lambda x: x.reshape(-1, *x.shape[levels:])[:rounds], history)
+        return state, history
+
+
+def _if_unfinished(unfinished, step, none, state):
+    return jax.lax.cond(unfinished(state), step, lambda state: (state, none), state)
+
+
+def _scan(step, length, state):
+    return jax.lax.scan(lambda state, _: step(state), state, length=length)
 
 
 def unrolled(remat: bool = False) -> Adjoint:

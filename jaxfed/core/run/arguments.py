@@ -35,8 +35,8 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.calls import is_number
 from jaxfed.core.contract.reduction import is_linear, wrapped
 from jaxfed.core.round.problem import Problem
-from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run import adjoint
+from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.loop import prepare
 from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution

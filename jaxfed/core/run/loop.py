@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,53 +11,96 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.participation import everybody
 from jaxfed.core.round.problem import TRAFFIC, Costs, Failure, Problem, State, blank
-from jaxfed.core.round.rounds import begin, one_round, prepared, released, result_of
+from jaxfed.core.round.rounds import begin, one_round, result_of
+from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.solution import Solution, Status
+from jaxfed.core.wire.release import Release
 
+History = dict[str, Any]
 Metrics = Callable[[Personalized], Mapping[str, Float[Array, ""]]]
+Step = Callable[[State], tuple[State, History]]
 
 
 class Options(eqx.Module):
     """What the program of a chunk of rounds depends on."""
 
     rounds: int = eqx.field(static=True)
-    stops: bool = eqx.field(static=True)
-    metrics: Metrics | None = eqx.field(static=True)
-    metrics_every: int = eqx.field(static=True)
-    remat: bool = eqx.field(static=True)
-    # States kept at each level of recursive checkpointing; None: no such levels.
-    width: int | None = eqx.field(static=True, default=None)
+    stops: bool = eqx.field(static=True)  # at a tolerance
+    metrics: Metrics | None = eqx.field(static=True, default=None)
+    metrics_every: int = eqx.field(static=True, default=1)
+
+
+# (one round, whether another one is due, the state, options) -> (the state after, the history); the
+# adjoint of a run chooses its loop.
+Loop = Callable[[Step, Callable[[State], Bool[Array, ""]], State, Options], tuple[State, History]]
+
+
+class Prepared(NamedTuple):
+    """What there is before the first round."""
+
+    problem: Problem  # with prepared data
+    state: State
+    costs: Costs
+
+
+def forward(
+    step: Step,
+    unfinished: Callable[[State], Bool[Array, ""]],
+    state: State,
+    options: Options,
+) -> tuple[State, History]:
+    """A scan over a fixed number of rounds; else a while loop, without a reverse derivative."""
+    if not options.stops:
+        return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
+    first, record = state.round, jax.eval_shape(step, state)[1]
+    history = jax.tree.map(lambda x: blank((options.rounds,), x.dtype), record)
+
+    def body(carry):
+        state, history = carry
+        position = state.round - first
+        state, record = step(state)
+        return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
+
+    return jax.lax.while_loop(lambda carry: unfinished(carry[0]), body, (state, history))
 
 
 def solve(
-    problem: Problem, start: Personalized | None, tol: Array | float | None, options: Options
+    problem: Problem,
+    start: Personalized | None,
+    tol: Array | float | None,
+    options: Options,
+    loop: Loop = forward,
 ) -> Solution:
-    """A whole run."""
+    """A whole run of clients in memory."""
     problem, state, costs = prepare(problem, start, options.rounds)
-    state, history = advance(problem, state, tol, options)
-    return finish(problem, state, costs, with_bits(history, costs, problem.size, jnp), tol)
+    state, history = advance(problem, state, tol, options, loop)
+    result = result_of(problem, state, WHOLE)
+    history = with_bits(history, costs, problem.size, jnp)
+    return finish(problem, state, costs, history, tol, result)
 
 
-def prepare(
-    problem: Problem, start: Personalized | None, rounds: int
-) -> tuple[Problem, State, Costs]:
-    """What there is before the first round."""
+def prepare(problem: Problem, start: Personalized | None, rounds: int) -> Prepared:
+    """What there is before the first round of clients in memory."""
     problem = prepared(problem, rounds)
-    return problem, *begin(problem, start)
+    return Prepared(problem, *begin(problem, start, WHOLE))
 
 
 def advance(
-    problem: Problem, state: State, tol: Array | float | None, options: Options
-) -> tuple[State, dict[str, Array]]:
-    """So many more rounds, with their history."""
+    problem: Problem,
+    state: State,
+    tol: Array | float | None,
+    options: Options,
+    loop: Loop = forward,
+) -> tuple[State, History]:
+    """So many more rounds of clients in memory, with their history."""
 
-    def measured(state):
-        state, record = one_round(problem, state)
+    def step(state):
+        state, record = one_round(problem, state, WHOLE)
         evaluate = partial(metrics_of, problem, options.metrics)
         shapes = jax.eval_shape(evaluate, state)
-        if taken := shapes.keys() & {*record, "bits_up", "bits_down"}:
-            raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
+        check_names(shapes, record)
         if options.metrics_every == 1:
             return state, record | evaluate(state)
         due = state.round % options.metrics_every == 0
@@ -73,68 +116,24 @@ def advance(
             going_on &= (state.measure > tol) & (state.failure.round == 0)
         return going_on
 
-    if options.width is not None:
-        return _checkpointed(measured, unfinished, state, options.rounds, options.width)
-    if not options.stops:
-        step = jax.checkpoint(measured) if options.remat else measured
-        return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
-
-    record = jax.eval_shape(measured, state)[1]
-    history = jax.tree.map(lambda x: blank((options.rounds,), x.dtype), record)
-
-    def body(carry):
-        state, history = carry
-        position = state.round - first
-        state, record = measured(state)
-        return state, jax.tree.map(lambda h, x: h.at[position].set(x), history, record)
-
-    return jax.lax.while_loop(lambda carry: unfinished(carry[0]), body, (state, history))
+    return loop(step, unfinished, state, options)
 
 
-def _checkpointed(
-    step: Callable[[State], tuple[State, dict[str, Array]]],
-    unfinished: Callable[[State], Bool[Array, ""]],
-    state: State,
-    rounds: int,
-    width: int,
-) -> tuple[State, dict[str, Array]]:
-    """At most so many rounds, as scans within scans whose bodies are computed again.
+def check_names(metrics: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    """Refuse metrics that are called like entries of the run's own history.
 
-    Each level keeps the states at which its parts begin, `width` of them, and the parts of only one
-    of them are ever there. So levels cost a further evaluation of all rounds each, and width times
-    their number in states.
-
-    Source: Griewank (1992), Achieving logarithmic growth of temporal and spatial complexity in
-    reverse automatic differentiation, in its simplest form, with equal parts.
+    Raises:
+        ValueError: naming them.
     """
-    length, levels = 1, 0
-    while not levels or length < rounds:
-        shapes = jax.eval_shape(step, state)[1]
-        none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
-        # The branches are within what is computed again, or they would keep their inputs each time.
-        part = jax.checkpoint(partial(_if, unfinished, step, none))
-        count = min(width, -(-rounds // length))
-        step = partial(_scan, part, count)
-        length, levels = length * count, levels + 1
-    state, history = step(state)
-    if levels > 1:
-        history = jax.tree.map(lambda x: x.reshape(-1, *x.shape[levels:])[:rounds], history)
-    return state, history
-
-
-def _if(unfinished, step, none, state):
-    return jax.lax.cond(unfinished(state), step, lambda state: (state, none), state)
-
-
-def _scan(step, length, state):
-    return jax.lax.scan(lambda state, _: step(state), state, length=length)
+    if taken := metrics.keys() & {*record, "bits_up", "bits_down"}:
+        raise ValueError(f"metrics: {sorted(taken)} are names of the run's own history")
 
 
 def metrics_of(problem: Problem, metrics: Metrics | None, state: State) -> dict[str, Array]:
     """The requested metrics, in a type that can be NaN."""
     if metrics is None:
         return {}
-    shared, local = result_of(problem, state)
+    shared, local = result_of(problem, state, WHOLE)
     if problem.clients.blocks is not None:
         local = jax.tree.map(lambda x: x[problem.rows], local)
     return evaluated(metrics, Personalized(shared, local))
@@ -153,23 +152,41 @@ def finish(
     problem: Problem,
     state: State,
     costs: Costs,
-    history: dict[str, Any],
+    history: History,
     tol: Array | float | None,
-    result: Personalized | None = None,
+    result: Personalized,
 ) -> Solution:
-    """What a run returns, from its last state, whose result may be known."""
-    local = problem.cut(state.local)
+    """What a run returns, from its last state and the models at it."""
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
     status = Status.where(state.failure.round > 0, Status.diverged, status)
-    failure = Failure(state.failure.round, state.failure.clients[problem.rows])
     return Solution(
-        state.server, local, history, state.round, status, failure,
-        result_of(problem, state) if result is None else result,
-        state, released(problem, state, costs), problem.algorithm,
-        problem.cut(problem.clients.ids),
-    )  # fmt: skip
+        server=state.server,
+        local=problem.cut(state.local),
+        history=history,
+        rounds=state.round,
+        status=status,
+        failure=Failure(state.failure.round, state.failure.clients[problem.rows]),
+        result=result,
+        state=state,
+        releases=_releases(problem, state, costs),
+        algorithm=problem.algorithm,
+        ids=problem.cut(problem.clients.ids),
+    )
+
+
+def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
+    """What has left the clients in this run up to this state, the rounds' messages last."""
+    weights = problem.clients.weights[problem.rows]
+    times = jnp.maximum(state.round, state.failure.round)
+    stateless = not jax.tree.leaves(state.clients)
+    return (
+        Release(problem.first_uplink, everybody(), costs.first_up, 1, weights, stateless=True),
+        Release(
+            problem.uplink, problem.participation, costs.up, times, weights, stateless=stateless
+        ),
+    )
 
 
 def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxfed.core.common.processes import is_here
 from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Problem
-from jaxfed.core.round.rounds import prepared
+from jaxfed.core.round.whole import prepared
 
 # Local steps, where nobody says how many.
 ROUNDS = 100
@@ -46,7 +46,8 @@ def local_models(
 
         def step(local, number):
             key = jax.random.fold_in(step_key, number)
-            return contract.client_step(algorithm, key, downlink, local, data)[1], None
+            this_round = algorithm.at_round(number + 1)
+            return contract.client_step(this_round, key, downlink, local, data)[1], None
 
         local, _ = jax.lax.scan(step, local, jnp.arange(rounds))
         return contract.client_result(algorithm, downlink, local, data)

@@ -2,6 +2,7 @@
 
 import html
 import os
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -151,3 +152,9 @@ class DivergenceError(FloatingPointError):
         super().__init__(message)
         self.round, self.solution = int(solution.failure.round), solution
         self.clients = tuple(np.flatnonzero(solution.failure.clients).tolist())
+
+
+def with_earlier(warm_start: Solution | Personalized | None, solution: Solution) -> Solution:
+    """With the releases of the warm start: the same objects, by which an account knows them."""
+    earlier = warm_start.releases if isinstance(warm_start, Solution) else ()
+    return replace(solution, releases=(*earlier, *solution.releases))

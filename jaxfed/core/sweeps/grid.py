@@ -41,7 +41,7 @@ from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted, on_host, spans, watched
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
-from jaxfed.core.run.host import rollout
+from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import digest_of
 from jaxfed.core.store.grid import Store

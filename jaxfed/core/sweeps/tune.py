@@ -25,7 +25,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit, with_report
 from jaxfed.core.derivatives.implicit import Report
 from jaxfed.core.run.adjoint import Adjoint
-from jaxfed.core.run.host import rollout
+from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
 
 HeldOut = Callable[[Personalized], Float[Array, ""]]

@@ -1,0 +1,129 @@
+"""What ONE client does in a run: its first message, its first state, its rounds, its model."""
+
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Int, Key, PyTree
+
+from jaxfed.core.contract import calls, reduction
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round.messages import Message, is_not_finite, send, send_first
+from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, zeros_of
+from jaxfed.core.wire.channel import Context
+
+
+class RoundShapes(NamedTuple):
+    """Shapes of what ONE client sends in a round."""
+
+    uplink: PyTree
+    objective: jax.ShapeDtypeStruct
+
+
+def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: int) -> PyTree:
+    """The client's data as its steps need them."""
+    return problem.algorithm.prepare(data, client_id, rounds)
+
+
+def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Message:
+    """What the client sends before the rounds."""
+    key, channel_key = _keys(broadcast, member)
+    start = _warm_start(broadcast, member)
+    message = calls.first_message(problem.algorithm, key, member.data, start)
+    way = problem.first_uplink.bind(_context(broadcast, member))
+    transit = send_first(way, channel_key, reduction.wrapped(message))
+    return Message(transit.payload, is_not_finite(message), decoded=transit.decoded)
+
+
+def first_state(
+    problem: Problem, broadcast: Broadcast, member: Member, first: PyTree = None
+) -> ClientState:
+    """The client's state before the first round.
+
+    Args:
+        problem: the run.
+        broadcast: with the first downlink.
+        member: the client.
+        first: its first message as the server received it, or None if it sent none.
+    """
+    local = first_local(problem, broadcast, member)
+    uplink = round_shapes(problem, broadcast, local, member.data).uplink
+    shapes = jax.eval_shape(lambda: first)
+    remembers = remembers_first(problem, shapes, uplink)
+    memory = problem.uplink.memory(first if remembers else zeros_of(uplink))
+    return ClientState(local, memory)
+
+
+def first_local(problem: Problem, broadcast: Broadcast, member: Member) -> PyTree:
+    """The algorithm's part of the client's first state."""
+    key, _ = _keys(broadcast, member)
+    start = _warm_start(broadcast, member)
+    return calls.client_init(problem.algorithm, key, broadcast.downlink, member.data, start)
+
+
+def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
+    """Whether the uplink counts from the first message, which is possible if it is like a round's.
+
+    Args:
+        problem: the run.
+        first: shapes of a first message.
+        uplink: shapes of a round's message.
+    """
+    return problem.uplink.cumulative and calls.alike(first, uplink)
+
+
+def round_shapes(
+    problem: Problem, broadcast: Broadcast, local: PyTree, data: PyTree
+) -> RoundShapes:
+    """Shapes of what the client sends in a round; nothing is computed."""
+    algorithm = problem.algorithm.at_round(broadcast.round)
+    step = jax.eval_shape(
+        calls.client_step, algorithm, problem.key, broadcast.downlink, local, data
+    )
+    return RoundShapes(reduction.wrapped(step[0]), step[2]["objective"])
+
+
+def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Message, ClientState]:
+    """The client's part of a round: the algorithm's step, and what of it goes up the wire."""
+    assert member.state is not None
+    key, channel_key = _keys(broadcast, member)
+    algorithm = problem.algorithm.at_round(broadcast.round)
+    uplink, local, diagnostics = calls.client_step(
+        algorithm, key, broadcast.downlink, member.state.local, member.data
+    )
+    way = problem.uplink.bind(_context(broadcast, member))
+    transit = send(way, channel_key, reduction.wrapped(uplink), member.state.memory)
+    message = Message(transit.payload, is_not_finite(uplink), diagnostics, transit.decoded)
+    return message, ClientState(local, transit.memory)
+
+
+def receive_first(problem: Problem, payload: PyTree) -> PyTree:
+    """The first downlink, from what travelled."""
+    way = problem.first_downlink
+    return way.receive(way.decode(payload), None)
+
+
+def receive(problem: Problem, payload: PyTree, last: PyTree) -> PyTree:
+    """A later downlink, from what travelled and, where the channel needs it, the one before."""
+    way = problem.downlink
+    return way.receive(way.decode(payload), last)
+
+
+def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
+    """The client's own model, from what the server would send next, without any loss."""
+    return calls.client_result(problem.algorithm, downlink, local, data)
+
+
+def _keys(broadcast: Broadcast, member: Member) -> tuple[Key[Array, ""], Key[Array, ""]]:
+    """The client's own key, and its channel's."""
+    key, channel_key = jax.random.split(jax.random.fold_in(broadcast.key, member.id))
+    return key, channel_key
+
+
+def _context(broadcast: Broadcast, member: Member) -> Context:
+    return Context(member.position, member.weight, broadcast.secret, broadcast.round)
+
+
+def _warm_start(broadcast: Broadcast, member: Member) -> Personalized | None:
+    if broadcast.start is None:
+        return None
+    return Personalized(broadcast.start.shared, member.start)

@@ -1,0 +1,311 @@
+"""What the server does in a run: it opens it, and closes each round."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxfed.core.backends.backend import collect
+from jaxfed.core.contract import calls
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.reduction import plain
+from jaxfed.core.round.messages import (
+    Contribution,
+    Message,
+    first_contribution,
+    payload_shapes,
+    poisoned,
+    round_contribution,
+    send,
+    send_first,
+    total_bytes,
+)
+from jaxfed.core.round.problem import (
+    Broadcast,
+    Costs,
+    Failure,
+    Missed,
+    Problem,
+    State,
+    before_rounds,
+    blank,
+    for_round,
+    server_key_of,
+    server_keys,
+    zeros_of,
+)
+from jaxfed.core.round.shapes import Kind, message_shapes
+from jaxfed.core.wire import channel
+
+
+class Opening(NamedTuple):
+    """What the server has before the rounds."""
+
+    state: State
+    costs: Costs
+    payload: PyTree  # of the first downlink
+
+
+class Closing(NamedTuple):
+    """What the server makes of a round."""
+
+    state: State
+    record: dict[str, Array]  # for the history
+    payload: PyTree  # of the next downlink
+
+
+def open_run(
+    problem: Problem,
+    received: Contribution,
+    kinds: tuple[Kind, ...],
+    start: Personalized | None,
+) -> Opening:
+    """The server before the rounds.
+
+    Args:
+        problem: the run.
+        received: the first messages of all clients, reduced.
+        kinds: what shapes the clients' data have, the largest first.
+        start: a warm start.
+
+    Raises:
+        ValueError: if what clients keep or send in a round depends on the size of their data.
+    """
+    algorithm, way = problem.algorithm, problem.first_downlink
+    failed = plain(received.failures) > 0
+    first = poisoned(problem.first_uplink.receive(received.message, None), failed)
+    key = server_key_of(before_rounds(problem, None).key)
+    server = algorithm.server_init(key, plain(first), kinds[0].data, start)
+    server = calls.arrays_of(algorithm, "server_init", server)
+    transit = send_first(way, server_keys(problem, 0).downlink, algorithm.downlink(server))
+    downlink = way.receive(transit.decoded, None)
+
+    shapes = message_shapes(problem, kinds, start, downlink)
+    known = None
+    if problem.uplink.cumulative:
+        known = first if shapes.remembered else zeros_of(shapes.uplink)
+    nobody = jnp.zeros(problem.size, bool)
+    state = State(
+        round=jnp.zeros((), jnp.int32),
+        server=server,
+        local=None,
+        uplink=channel.Link(problem.uplink, None, known),
+        downlink=channel.Link(problem.downlink, problem.downlink.memory(downlink), downlink),
+        broadcast_bytes=channel.variable_bytes(transit.payload),
+        missed=Missed(nobody.astype(jnp.int32), nobody.astype(jnp.uint32))
+        if problem.downlink.cumulative and not problem.everybody
+        else None,
+        objective=jnp.full((), jnp.nan, shapes.objective.dtype),
+        measure=jnp.full((), jnp.inf, shapes.objective.dtype),
+        failure=Failure(failed.astype(jnp.int32), nobody),
+    )
+    up = payload_shapes(problem.uplink, shapes.uplink)
+    down = payload_shapes(problem.downlink, jax.eval_shape(lambda: downlink))
+    costs = Costs(
+        first_up=shapes.first_bits,
+        first_down=channel.fixed_bits(transit.payload),
+        up=channel.fixed_bits(up),
+        down=channel.fixed_bits(down),
+        whole_down=channel.fixed_bits(downlink),
+        first_bytes_up=total_bytes(received),
+        first_bytes_down=channel.variable_bytes(transit.payload),
+        varies=channel.varies(up) or channel.varies(down),
+    )
+    return Opening(state, costs, transit.payload)
+
+
+def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clients"]:
+    """Who takes part in the round after so many: factors on the clients' weights."""
+    clients = problem.clients
+    ids, weights = clients.ids[problem.rows], clients.weights[problem.rows]
+    key = server_keys(problem, done).participation
+    inclusion = problem.participation.inclusion(key, done, ids, weights)
+    if problem.everybody:
+        return inclusion
+    # Of participants without any weight there is no mean: nobody takes part then.
+    return jnp.where(inclusion @ weights != 0, inclusion, 0)
+
+
+def call_round(problem: Problem, state: State) -> tuple[Float[Array, " clients"], Broadcast]:
+    """Who takes part in the next round, and what they get for it."""
+    broadcast = for_round(problem, state.round, state.downlink.receiver)
+    return inclusion_of(problem, state.round), broadcast
+
+
+def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Bool[Array, " m"]]:
+    """Decode all clients' first messages and add them up.
+
+    Returns:
+        The reduction, and whose message is not finite.
+    """
+
+    def one(_, own):
+        message, weight = own
+        not_finite = message.not_finite & (weight > 0)
+        decoded = problem.first_uplink.decode(message.payload)
+        message = message._replace(not_finite=not_finite, decoded=decoded)
+        return first_contribution(message, weight, jnp.ones_like(weight)), not_finite
+
+    own = messages, problem.clients.weights
+    return collect(problem.backend, one, None, own, problem.size)
+
+
+def reduce_round(
+    problem: Problem, messages: Message, inclusion: Float[Array, " m"]
+) -> tuple[Contribution, Bool[Array, " m"]]:
+    """Decode the participants' messages and add them up.
+
+    Args:
+        problem: the run.
+        messages: a row for each client, whoever is absent.
+        inclusion: who took part.
+
+    Returns:
+        The reduction, and whose objective or message is not finite.
+    """
+
+    def one(_, own):
+        message, weight, present = own
+        not_finite = message.not_finite & (weight * present.astype(weight.dtype) > 0)
+        lost = (present > 0) & ~jnp.isfinite(message.diagnostics["objective"])
+        decoded = problem.uplink.decode(message.payload)
+        message = message._replace(not_finite=not_finite, decoded=decoded)
+        cumulative = problem.uplink.cumulative
+        return round_contribution(message, weight, present, cumulative), lost | not_finite
+
+    own = messages, problem.clients.weights, inclusion
+    number = problem.participation.number(problem.size)
+    if number is None or problem.everybody or not problem.backend.gathers:
+        return collect(problem.backend, one, None, own, problem.size)
+    chosen = jnp.nonzero(inclusion, size=number)[0]
+    picked = jax.tree.map(lambda x: x[chosen], own)
+    received, failed = collect(problem.backend, one, None, picked, number)
+    return received, jnp.zeros(problem.size, bool).at[chosen].set(failed)
+
+
+def close_round(
+    problem: Problem,
+    state: State,
+    inclusion: Float[Array, " clients"],
+    received: Contribution,
+    failed_clients: Bool[Array, " clients"],
+) -> Closing:
+    """The algorithm's step at the server, and what of it goes down the wire.
+
+    Args:
+        problem: the run.
+        state: the server's before.
+        inclusion: who took part.
+        received: what they sent, reduced.
+        failed_clients: whose objective or message is not finite.
+    """
+    failed = plain(received.failures) > 0
+    message = problem.uplink.receive(received.message, state.uplink.receiver)
+    message = poisoned(message, failed)
+    key = server_keys(problem, state.round).step
+    algorithm = problem.algorithm.at_round(state.round + 1)
+    server, measured = calls.server_step(algorithm, key, state.server, plain(message))
+
+    # Diagnostics are means over the participants, so that they stay comparable between rounds.
+    share = plain(received.share)
+    share = jnp.where(share != 0, share, 1)
+    diagnostics = {name: x / share for name, x in plain(received.diagnostics).items()}
+    # Not finite if one participant's is not.
+    sound = jnp.isfinite(diagnostics["objective"]) & ~failed
+    diagnostics |= measured
+    measure = diagnostics.get("stopping_measure")
+    if measure is None:
+        measure = _relative_change(state.objective, diagnostics["objective"])
+
+    present = inclusion > 0
+    down = _send_down(problem, state, server, present)
+    after = replace(
+        state,
+        round=state.round + 1,
+        server=server,
+        uplink=replace(state.uplink, receiver=message if problem.uplink.cumulative else None),
+        downlink=down.link,
+        broadcast_bytes=channel.variable_bytes(down.payload),
+        missed=down.missed,
+        objective=diagnostics["objective"].astype(state.objective.dtype),
+        measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
+        failure=_failure(state, sound, failed_clients),
+    )
+    if not problem.everybody:
+        happens = present.any()
+        after = _chosen(happens, after, replace(state, round=after.round))
+        none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
+        diagnostics = _chosen(happens, diagnostics, none)
+    record = {
+        **diagnostics,
+        "participants": present.sum(dtype=jnp.int32),
+        "bytes_up": total_bytes(received),
+        **down.traffic,
+    }
+    return Closing(after, record, down.payload)
+
+
+def shared_result(problem: Problem, state: State) -> tuple[PyTree, PyTree]:
+    """The shared model, and the downlink, without any loss, that clients make their own of."""
+    algorithm = problem.algorithm
+    return algorithm.shared_result(state.server), algorithm.downlink(state.server)
+
+
+def _chosen(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
+def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
+    size = jnp.abs(current)
+    return jnp.abs(current - previous) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
+
+
+def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:
+    """The first failure of all, whose round and clients stay."""
+    now = Failure(jnp.where(finite, 0, state.round + 1).astype(jnp.int32), failed)
+    return _chosen(state.failure.round == 0, now, state.failure)
+
+
+class _Down(NamedTuple):
+    """The next downlink, what clients still miss of it, and what this round's took."""
+
+    link: channel.Link
+    payload: PyTree
+    missed: Missed | None
+    traffic: dict[str, Array]
+
+
+def _send_down(
+    problem: Problem, state: State, server: PyTree, present: Bool[Array, " clients"]
+) -> _Down:
+    way, link = problem.downlink, state.downlink
+    message = problem.algorithm.downlink(server)
+    transit = send(way, server_keys(problem, state.round + 1).downlink, message, link.sender)
+    received = way.receive(transit.decoded, link.receiver)
+
+    # The first downlink is that of round 1, and everybody has it.
+    new = (state.round > 0).astype(jnp.int32)
+    none = jnp.zeros((), jnp.int32)
+    last = jnp.where(new > 0, state.broadcast_bytes, 0)
+    messages, missed_bytes, whole, missed = (
+        new * present.sum(dtype=jnp.int32), none.astype(jnp.uint32), none, None
+    )  # fmt: skip
+    if state.missed is not None:
+        due = Missed(state.missed.messages + new, state.missed.bytes)
+        one, all_of_it = channel.fixed_bits(transit.payload), channel.fixed_bits(message)
+        bits = one * due.messages.astype(float) + 8 * (due.bytes.astype(float) + last)
+        catches_up, resent = present & (bits < all_of_it), present & (bits >= all_of_it)
+        messages = jnp.where(catches_up, due.messages, 0).sum(dtype=jnp.int32)
+        missed_bytes = jnp.where(catches_up, due.bytes, 0).sum(dtype=jnp.uint32)
+        whole = resent.sum(dtype=jnp.int32)
+        later = due._replace(bytes=due.bytes + last)
+        missed = jax.tree.map(lambda x: jnp.where(present, 0, x), later)
+    traffic = {
+        "broadcast_bytes": last,
+        "messages_down": messages,
+        "missed_bytes": missed_bytes,
+        "whole_down": whole,
+    }
+    return _Down(channel.Link(way, transit.memory, received), transit.payload, missed, traffic)

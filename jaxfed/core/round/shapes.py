@@ -1,0 +1,88 @@
+"""Shapes of what clients hold and send, known before anything is computed."""
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from jaxfed.core.common.buckets import unlike
+from jaxfed.core.contract import calls
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round import client
+from jaxfed.core.round.problem import Member, Problem, before_rounds
+from jaxfed.core.wire import channel
+
+
+class Kind(eqx.Module):
+    """Clients whose data have one shape: shapes of one of them, and how many there are.
+
+    Static throughout, so that compiled functions tell runs apart by them.
+    """
+
+    leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
+    structure: Any = eqx.field(static=True)
+    count: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, data: PyTree, count: int) -> "Kind":
+        """From one client's prepared data, or their shapes."""
+        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda: data))
+        return cls(tuple(leaves), structure, count)
+
+    @property
+    def data(self) -> PyTree:
+        """Shapes of one client's prepared data."""
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+
+class MessageShapes(NamedTuple):
+    """Shapes of the clients' messages."""
+
+    uplink: PyTree
+    objective: jax.ShapeDtypeStruct
+    first_bits: int | float  # of a first message; a mean where clients' data differ in shape
+    remembered: bool  # whether the uplink counts from the first messages
+
+
+def message_shapes(
+    problem: Problem, kinds: Sequence[Kind], start: Personalized | None, downlink: PyTree
+) -> MessageShapes:
+    """Shapes of the clients' messages; nothing is computed.
+
+    Raises:
+        ValueError: if what clients keep or send in a round depends on the size of their data.
+    """
+    broadcast = before_rounds(problem, start, downlink)
+    members = [member_shapes(kind, start) for kind in kinds]
+    firsts = [jax.eval_shape(partial(client.first_message, problem, broadcast), x) for x in members]
+    locals_ = [jax.eval_shape(partial(client.first_local, problem, broadcast), x) for x in members]
+    if not all(calls.alike(local, locals_[0]) for local in locals_):
+        raise unlike("kept")
+    rounds = [
+        client.round_shapes(problem, broadcast, local, member.data)
+        for local, member in zip(locals_, members, strict=True)
+    ]
+    uplink, objective = rounds[0]
+    if not all(calls.alike(each.uplink, uplink) for each in rounds):
+        raise unlike("sent")
+    bits = [channel.fixed_bits(first.payload) for first in firsts]
+    counts = [kind.count for kind in kinds]
+    total, clients = sum(map(operator.mul, bits, counts)), sum(counts)
+    mean = total / clients if total % clients else total // clients
+    remembered = all(client.remembers_first(problem, first.decoded, uplink) for first in firsts)
+    return MessageShapes(uplink, objective, mean, remembered)
+
+
+def member_shapes(kind: Kind, start: Personalized | None) -> Member:
+    """Shapes of one client of a kind, with its part of a warm start."""
+
+    def member(data, local):
+        zero = jnp.zeros((), jnp.int32)
+        return Member(data, zero, jnp.ones(()), zero, jax.tree.map(lambda x: x[0], local))
+
+    return jax.eval_shape(member, kind.data, None if start is None else start.local)

@@ -1,0 +1,200 @@
+"""The engine of clients in memory: all of a round is part of one program."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from jaxfed.core.backends.backend import collect
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.buckets import each_first, filled, is_buckets, layout_of, picked, unlike
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round import client
+from jaxfed.core.round.messages import first_contribution, round_contribution
+from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, before_rounds
+from jaxfed.core.round.rounds import Collected, Engine
+from jaxfed.core.round.shapes import Kind
+
+
+class Whole(Engine):
+    """All clients within the caller's program, mapped as the problem's backend does."""
+
+    def call(self, function, *arguments):
+        return function(*arguments)
+
+    def kinds(self, problem):
+        data = problem.clients.data
+        layout = layout_of(data)
+        counts = (1,) if layout is None else layout.sizes
+        ones = jax.eval_shape(each_first, data)
+        return tuple(Kind.of(one, count) for one, count in zip(ones, counts, strict=True))
+
+    def first_messages(self, problem, start):
+        broadcast = before_rounds(problem, start)
+        return first_messages(problem, broadcast, members_of(problem, start), problem.rows)
+
+    def first_states(self, problem, start, broadcast, first):
+        if layout_of(first) is not None:  # messages of several shapes are unlike a round's
+            first = None
+        members = members_of(problem, start)
+        return first_states(problem, broadcast, members, first)
+
+    def steps(self, problem, state, inclusion, broadcast):
+        present = problem.in_rows(inclusion)
+        members = members_of(problem, None)._replace(state=state.clients, present=present)
+        number = problem.participation.number(problem.size)
+        if number is None or problem.everybody or not problem.backend.gathers:
+            return steps(problem, broadcast, members, problem.rows)
+        # Only the participants are computed; the others' states are left where they are.
+        some, chosen, which = picked(members, present > 0, number)
+        found = steps(problem, broadcast, some, which)
+        before = state.clients, jnp.zeros(len(problem.clients.ids), bool)
+        kept, failed = jax.tree.map(
+            lambda whole, x: whole.at[chosen].set(x), before, (found.kept, found.failed)
+        )
+        return found._replace(kept=kept, failed=failed)
+
+    def opened(self, problem, opening):
+        del problem
+        return opening
+
+    def closed(self, problem, before, closing):
+        del problem, before
+        return closing
+
+    def local_results(self, problem, state, downlink):
+        local = results(problem, downlink, state.local, problem.clients.data)
+        if layout_of(local) is not None:
+            raise unlike("left")
+        return problem.cut(local)
+
+
+WHOLE = Whole()
+
+
+def members_of(problem: Problem, start: Personalized | None) -> Member:
+    """All clients of a run, with their parts of a warm start."""
+    clients, positions = problem.clients, jnp.asarray(problem.positions)
+    local = None if start is None else start.local
+    if clients.blocks is None:
+        local = jax.tree.map(lambda x: x[positions % problem.size], local)
+    return Member(clients.data, clients.ids, clients.weights, positions, local)
+
+
+# --- many clients within one program, all of a run or a block ------------------------------------
+
+
+def first_messages(
+    problem: Problem, broadcast: Broadcast, members: Member, gathering: int | slice | Array
+) -> Collected:
+    """The first messages of some clients.
+
+    Args:
+        problem: the run.
+        broadcast: what they get.
+        members: who they are.
+        gathering: whose messages are gathered; see `collect`.
+    """
+
+    def work(broadcast: Broadcast, member: Member):
+        message = client.first_message(problem, broadcast, member)
+        not_finite = message.not_finite & (member.weight > 0)
+        real = (member.position < problem.size).astype(member.weight.dtype)
+        received = first_contribution(message._replace(not_finite=not_finite), member.weight, real)
+        # Only what both ends may remember is kept.
+        kept = message.decoded if problem.uplink.cumulative else None
+        return received, (kept, not_finite)
+
+    received, (kept, failed) = collect(problem.backend, work, broadcast, members, gathering)
+    return Collected(received, kept, failed)
+
+
+def first_states(
+    problem: Problem, broadcast: Broadcast, members: Member, first: PyTree
+) -> ClientState:
+    """The first states of some clients, from what `first_messages` kept of them."""
+
+    def work(broadcast: Broadcast, own: tuple[Member, PyTree]):
+        member, first = own
+        return client.first_state(problem, broadcast, member, first)
+
+    return problem.backend.map(work, broadcast, (members, first))
+
+
+def steps(
+    problem: Problem, broadcast: Broadcast, members: Member, gathering: int | slice | Array
+) -> Collected:
+    """The round of some clients, of whom those that take no part keep their states."""
+
+    def work(broadcast: Broadcast, member: Member):
+        assert member.present is not None
+        weight, there = member.weight, member.present > 0
+        message, after = client.step(problem, broadcast, member)
+        present = weight * member.present.astype(weight.dtype) > 0
+        not_finite = message.not_finite & present
+        message = message._replace(not_finite=not_finite)
+        received = round_contribution(message, weight, member.present, problem.uplink.cumulative)
+        if not problem.everybody:
+            after = jax.tree.map(lambda new, old: jnp.where(there, new, old), after, member.state)
+        lost = there & ~jnp.isfinite(message.diagnostics["objective"])
+        return received, (after, lost | not_finite)
+
+    received, (kept, failed) = collect(problem.backend, work, broadcast, members, gathering)
+    return Collected(received, kept, failed)
+
+
+def results(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
+    """The models of some clients, leading axis = clients."""
+
+    def work(downlink: PyTree, own: tuple[PyTree, PyTree]):
+        return client.result(problem, downlink, *own)
+
+    return problem.backend.map(work, downlink, (local, data))
+
+
+# --- their data ----------------------------------------------------------------------------------
+
+
+def prepared(problem: Problem, rounds: int) -> Problem:
+    """Pad the clients to what the backend needs and let the algorithm prepare their data."""
+    clients, multiple = problem.clients, problem.backend.multiple
+    if len(clients.ids) % multiple or is_buckets(clients.data):
+        # Copies of real clients with weight 0: zeros could make NaN in a derivative.
+        data, whose = filled(clients.data, problem.size, multiple)
+        weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
+        clients = eqx.tree_at(
+            lambda c: (c.data, c.ids, c.weights), clients, (data, clients.ids[whose], weights)
+        )
+
+    data = _prepared(problem, clients, rounds)
+    # Not by their constructor: those that fill up devices have the ids of others.
+    clients = eqx.tree_at(lambda c: c.data, clients, data)
+    return eqx.tree_at(lambda p: p.clients, problem, clients)
+
+
+def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
+    """Their data as the algorithm prepares them."""
+
+    def prepare(_, own):
+        data, client_id = own
+        return client.prepare(problem, data, client_id, rounds)
+
+    own = clients.data, clients.ids
+    if is_buckets(clients.data):
+        return problem.backend.map(prepare, None, own)
+    made: tuple[Any, list[int | None]] = None, []
+
+    def new_alone(_, own):
+        nonlocal made
+        leaves, tree = jax.tree.flatten(prepare(None, own))
+        given = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(own[0]))}
+        made = tree, [given.get(id(leaf)) for leaf in leaves]
+        return [leaf for leaf, place in zip(leaves, made[1], strict=True) if place is None]
+
+    # What is passed on as it was given is not computed, and not held twice.
+    new = iter(problem.backend.map(new_alone, None, own))
+    tree, places = made
+    old = jax.tree.leaves(clients.data)
+    return jax.tree.unflatten(tree, [next(new) if x is None else old[x] for x in places])

@@ -1,0 +1,229 @@
+"""The host's loop over chunks of rounds: history, tolerance, callbacks, the best, saving."""
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed._optional import require
+from jaxfed.core.common.processes import exchanged, on_host
+from jaxfed.core.round.problem import Costs, Problem, State
+from jaxfed.core.run.callbacks import Best, Callback, better, initial, updated
+from jaxfed.core.run.loop import Options
+from jaxfed.core.run.runner import Runner, Tolerance
+from jaxfed.core.run.solution import DivergenceError, Solution, Status
+
+
+class Requests(NamedTuple):
+    """What is asked for, beside the problem."""
+
+    rounds: int
+    tol: Tolerance
+    options: Options  # of a chunk
+    callbacks: tuple[Callback | Callable[[Solution], bool | None], ...] = ()
+    best: str | None = None
+    progress: bool = False
+    throw: bool = True
+
+
+class Progress(eqx.Module):
+    """How far a run has come: all that the loop knows between chunks but the history."""
+
+    state: State
+    callbacks: tuple[PyTree, ...]  # their states
+    best: Best | None
+    stopped: np.ndarray  # whether a callback has stopped the run
+
+    @classmethod
+    def first(cls, state: State, requests: Requests) -> "Progress":
+        """Before the first round."""
+        states = tuple(initial(callback) for callback in requests.callbacks)
+        return cls(state, states, None, np.zeros((), bool))
+
+
+class Saver(abc.ABC):
+    """Where a run is saved between chunks."""
+
+    every: int  # rounds
+
+    @abc.abstractmethod
+    def save(self, progress: Progress, history: Mapping[str, np.ndarray]) -> None:
+        """Save it."""
+
+
+class HostLoop:
+    """One run, from wherever it is to its end."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        costs: Costs,
+        requests: Requests,
+        progress: Progress,
+        history: Mapping[str, np.ndarray],
+        saver: Saver | None = None,
+    ):
+        """Go on from here.
+
+        Args:
+            runner: of the prepared problem.
+            costs: what messages cost, on the host.
+            requests: what is asked for.
+            progress: how far the run has come.
+            history: of the rounds that have run; empty before the first.
+            saver: where the run is saved, if anywhere.
+        """
+        self.requests, self.runner, self.progress = requests, runner, progress
+        self._costs, self._history, self._saver = costs, dict(history), saver
+        # Of a run that is spread over processes, one speaks for all.
+        self._processes = processes_of(runner.problem)
+
+    @property
+    def done(self) -> int:
+        """How many rounds have run."""
+        return int(self.progress.state.round)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over, however it ended."""
+        tol = self.requests.tol
+        met = tol is not None and bool(self.progress.state.measure <= tol)
+        return self.done >= self.requests.rounds or bool(self.progress.stopped) or met
+
+    def run(self) -> Solution:
+        """All chunks that are left.
+
+        Raises:
+            DivergenceError: if the run diverges, unless it is not to throw.
+        """
+        with _Bar(self.requests, self.done, self._processes) as bar:
+            while not self.ended:
+                before = self.done
+                diverged = self._chunk()
+                if diverged is not None:
+                    return diverged
+                self._look()
+                self._save()
+                bar.update(self.done - before, self._history["objective"][-1])
+        best = self.progress.best
+        return self._solution_at(self.progress.state if best is None else best.state)
+
+    def _chunk(self) -> Solution | None:
+        """Run a chunk; the solution of the round before if it diverges in there."""
+        asked, done, before = self.requests, self.done, self.progress.state
+        each = asked.options.rounds
+        length = min(each - done % each, asked.rounds - done)
+        if self._saver is not None:
+            length = min(length, self._saver.every - done % self._saver.every)
+        options = replace(asked.options, rounds=length)
+        state, piece = self.runner.advance(before, asked.tol, options)
+        failed = int(state.failure.round)
+        ran = (failed - 1 if failed else int(state.round)) - done
+        self._append({name: values[:ran] for name, values in piece.items()})
+        if not failed:
+            self.progress = replace(self.progress, state=state)
+            return None
+        good = before
+        if ran:
+            # Once more up to there, with less kept on the way than states of every round.
+            options = replace(options, rounds=ran)
+            good, _ = self.runner.advance(before, asked.tol, options)
+        good = replace(good, failure=state.failure)
+        self.progress = replace(self.progress, state=good)
+        solution = self._solution_at(good)
+        if asked.throw:
+            # No round has run if a message before the first was not finite.
+            objectives = piece["objective"]
+            objective = float(objectives[ran]) if len(objectives) > ran else np.nan
+            raise _divergence(solution, objective)
+        return solution
+
+    def _look(self) -> None:
+        """Keep the best, and ask the callbacks whether to stop."""
+        asked, progress = self.requests, self.progress
+        if not asked.callbacks and asked.best is None:
+            return
+        solution = self._solution_at(progress.state)
+        pairs = zip(asked.callbacks, progress.callbacks, strict=True)
+        updates = [updated(callback, state, solution) for callback, state in pairs]
+        stopped = any(stop for _, stop in updates)
+        if self._processes > 1:
+            stopped = any(exchanged(stopped))
+        self.progress = replace(
+            progress,
+            best=better(asked.best, progress.best, solution),
+            callbacks=tuple(state for state, _ in updates),
+            stopped=np.asarray(stopped),
+        )
+
+    def _save(self) -> None:
+        if self._saver is not None and (self.ended or self.done % self._saver.every == 0):
+            self._saver.save(self.progress, self._history)
+
+    def _solution_at(self, state: State) -> Solution:
+        history = {name: values[: int(state.round)] for name, values in self._history.items()}
+        solution = self.runner.finish(state, self._costs, history, self.requests.tol)
+        return on_host_solution(solution, self.done, bool(self.progress.stopped))
+
+    def _append(self, piece: Mapping[str, np.ndarray]) -> None:
+        before = self._history
+        self._history = {
+            name: np.concatenate([before[name], values]) if before else values
+            for name, values in piece.items()
+        }
+
+
+def processes_of(problem: Problem) -> int:
+    """How many processes a run is spread over."""
+    return jax.process_count() if problem.backend.processes > 1 else 1
+
+
+def _divergence(solution: Solution, objective: float) -> DivergenceError:
+    clients = np.flatnonzero(solution.failure.clients)
+    shown = ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
+    which = f", at {'client' if len(clients) == 1 else 'clients'} {shown}" if len(clients) else ""
+    what = "a message is not finite" if np.isfinite(objective) else f"the objective is {objective}"
+    return DivergenceError(
+        f"{what} in round {int(solution.failure.round)}{which}; "
+        "a smaller step size or smaller data may help",
+        solution,
+    )
+
+
+def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> Solution:
+    """With plain numbers where the host has them, and all rounds that ran, the best or not."""
+    if stopped and solution.status == Status.round_limit:
+        solution = replace(solution, status=Status.stopped)
+    failure = jax.tree.map(on_host, solution.failure)
+    last = replace(solution.releases[-1], times=max(done, int(failure.round)))
+    releases = (*solution.releases[:-1], last)
+    return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)
+
+
+class _Bar:
+    """A progress bar, or nothing where none is asked for or another process shows it."""
+
+    def __init__(self, requests: Requests, done: int, processes: int):
+        self._bar: Any = None
+        if requests.progress and not (processes > 1 and jax.process_index()):
+            tqdm = require("tqdm.auto", extra="cli").tqdm
+            self._bar = tqdm(total=requests.rounds, unit="round", leave=True)
+            self._bar.update(done)
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, ran: int, objective: float) -> None:
+        """So many more rounds have run."""
+        if self._bar is not None:
+            self._bar.update(ran)
+            self._bar.set_postfix(objective=f"{objective:.6g}")

@@ -1,0 +1,97 @@
+"""Runs with a checkpoint: begun, or taken up where they were saved last."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+
+from jaxfed.core.common.processes import exchanged
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round.problem import Problem
+from jaxfed.core.run.callbacks import Best, Callback
+from jaxfed.core.run.host_loop import HostLoop, Progress, Requests, Saver, processes_of
+from jaxfed.core.run.runner import LocalRunner
+from jaxfed.core.store.checkpoint import Checkpoint, Identity, digest_of, fingerprint
+from jaxfed.core.wire.channel import Channels
+
+
+@final
+class _ToCheckpoint(Saver):
+    def __init__(self, checkpoint: Checkpoint, identity: Identity):
+        self.every = checkpoint.every
+        self._checkpoint, self._identity = checkpoint, identity
+
+    def save(self, progress: Progress, history: Mapping[str, np.ndarray]) -> None:
+        done = int(progress.state.round)
+        self._checkpoint.save(self._identity, done, progress, history)
+
+
+def begun_or_resumed(
+    runner_of: Callable[[Problem], LocalRunner],
+    given: Problem,
+    start: Personalized | None,
+    requests: Requests,
+    channel: Channels,
+    checkpoint: Checkpoint | None,
+) -> HostLoop:
+    """The loop of a run, at its beginning or where the checkpoint has left it.
+
+    Args:
+        runner_of: gives the runner of a problem.
+        given: the problem, as it was given.
+        start: a warm start.
+        requests: what is asked for.
+        channel: as it was given.
+        checkpoint: where the run is saved, if anywhere.
+
+    Raises:
+        ValueError: if the checkpoint is another run's.
+    """
+    runner = runner_of(given)
+    state, costs = runner.prepare(start, requests.rounds)
+    progress = Progress.first(state, requests)
+    if checkpoint is None:
+        return HostLoop(runner, costs, requests, progress, {})
+    begun: Any = runner.problem, state
+    lowered = runner.lower(state, requests.tol, requests.options)
+    identity = _identity(lowered, given, start, requests, channel)
+
+    def extends(fewer: int, done: int) -> bool:
+        """Whether a run of so many rounds went like this one up to there, bit for bit."""
+        each, every = requests.options.rounds, checkpoint.every
+        shorter = done == fewer and done % each and done % every  # than here, its last chunk
+        if fewer > requests.rounds or shorter:
+            return False
+        # Some algorithms prepare their data by how many rounds there are.
+        other = runner_of(given)
+        state, _ = other.prepare(start, fewer)
+        return digest_of((other.problem, state)) == digest_of(begun)
+
+    best = None if requests.best is None else Best(np.full((), np.inf), state)
+    saved = checkpoint.restore(identity, replace(progress, best=best), extends)
+    progress, history = (progress, {}) if saved is None else saved
+    if not requests.callbacks:  # nobody is left who stops it
+        progress = replace(progress, stopped=np.zeros((), bool))
+    saver = _ToCheckpoint(checkpoint, identity)
+    return HostLoop(runner, costs, requests, progress, history, saver)
+
+
+def _identity(
+    lowered: Any,
+    given: Problem,
+    start: Personalized | None,
+    requests: Requests,
+    channel: Channels,
+) -> Identity:
+    """What tells a run from another."""
+    processes = processes_of(given)
+    identity = fingerprint(
+        given.algorithm, given.clients, lowered, key=given.key, start=start,
+        rounds=requests.rounds, processes=processes, channel=channel,
+        participation=given.participation, backend=given.backend, tol=requests.tol,
+        chunk_rounds=requests.options.rounds, metrics_every=requests.options.metrics_every,
+        best=requests.best,
+        callbacks=[one for one in requests.callbacks if isinstance(one, Callback)],
+    )  # fmt: skip
+    return exchanged(identity)[0] if processes > 1 else identity

@@ -1,0 +1,223 @@
+"""What the host drives: runs as one program, or round by round from the host."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple, final
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round import client
+from jaxfed.core.round.problem import Costs, Problem, State, blank
+from jaxfed.core.round.rounds import Engine, begin, one_round, result_of
+from jaxfed.core.round.server import shared_result
+from jaxfed.core.round.whole import WHOLE
+from jaxfed.core.run import loop
+from jaxfed.core.run.loop import History, Options, check_names, evaluated, finish, with_bits
+from jaxfed.core.run.solution import Solution
+
+Tolerance = Array | float | None
+
+
+class Programs:
+    """Functions as compiled programs, each compiled once."""
+
+    def __init__(self, **options: bool | int):
+        """Compile with these options."""
+        self._options: Any = options
+        self._compiled: dict[Callable[..., Any], Any] = {}
+
+    def __call__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> Any:
+        """The program of a function, the same one each time."""
+        if function not in self._compiled:
+            self._compiled[function] = jax.jit(
+                function, static_argnums=static_argnums, compiler_options=self._options
+            )
+        return self._compiled[function]
+
+
+@cache
+def programs(**options: bool | int) -> Programs:
+    """The programs with these compiler options, the same ones each time."""
+    return Programs(**options)
+
+
+class Start(NamedTuple):
+    """What there is before the first round, beside the problem."""
+
+    state: State
+    costs: Costs  # on the host
+
+
+class Runner(abc.ABC):
+    """Runs one problem, all at once or chunk by chunk.
+
+    Attributes:
+        problem: as it was given; once the run is prepared, with prepared data.
+    """
+
+    problem: Problem
+
+    @abc.abstractmethod
+    def prepare(self, start: Personalized | None, rounds: int) -> Start:
+        """Do what comes before the first of so many rounds."""
+
+    @abc.abstractmethod
+    def advance(
+        self, state: State, tol: Tolerance, options: Options
+    ) -> tuple[State, dict[str, np.ndarray]]:
+        """The state after a chunk of rounds, and their history as far as they ran."""
+
+    @abc.abstractmethod
+    def finish(self, state: State, costs: Costs, history: History, tol: Tolerance) -> Solution:
+        """What a run returns at this state, with the history of `advance`."""
+
+
+class LocalRunner(Runner):
+    """Runs clients that this machine has."""
+
+    @abc.abstractmethod
+    def lower(self, state: State, tol: Tolerance, options: Options) -> Any:
+        """The lowered program of a chunk, by which two runs are told apart."""
+
+    @abc.abstractmethod
+    def run(self, start: Personalized | None, tol: Tolerance, options: Options) -> Solution:
+        """A whole run, of one chunk."""
+
+
+@final
+class OneProgram(LocalRunner):
+    """Clients in memory: a chunk of rounds is one program, and so is a whole run."""
+
+    def __init__(self, problem: Problem, programs: Programs):
+        """Run this problem by these programs."""
+        self.problem, self._programs = problem, programs
+
+    def prepare(self, start, rounds):
+        prepare = self._programs(loop.prepare, static_argnums=(2,))
+        self.problem, state, costs = prepare(self.problem, start, rounds)
+        return Start(state, _on_host(costs))
+
+    def advance(self, state, tol, options):
+        done = int(state.round)
+        state, history = self._programs(loop.advance)(self.problem, state, tol, options)
+        return state, _first(history, int(state.round) - done)
+
+    def finish(self, state, costs, history, tol):
+        solution = self._programs(_without_history)(self.problem, state, costs, tol)
+        return replace(solution, history=with_bits(history, costs, self.problem.size, np))
+
+    def lower(self, state, tol, options):
+        return jax.jit(loop.advance).lower(self.problem, state, tol, options)
+
+    def run(self, start, tol, options):
+        solution, history, costs = self._programs(whole_run)(self.problem, start, tol, options)
+        history = _first(history, int(solution.rounds))
+        history = with_bits(history, _on_host(costs), self.problem.size, np)
+        return replace(solution, history=history)
+
+
+def whole_run(
+    problem: Problem, start: Personalized | None, tol: Tolerance, options: Options
+) -> tuple[Solution, History, Costs]:
+    """A whole run as one program, which takes less time to compile than its parts.
+
+    Returns:
+        The solution without its history, the history without bits, and the costs.
+    """
+    problem, state, costs = loop.prepare(problem, start, options.rounds)
+    state, history = loop.advance(problem, state, tol, options)
+    return _without_history(problem, state, costs, tol), history, costs
+
+
+def _without_history(problem: Problem, state: State, costs: Costs, tol: Tolerance) -> Solution:
+    return finish(problem, state, costs, {}, tol, result_of(problem, state, WHOLE))
+
+
+def _first(history: History, rounds: int) -> dict[str, np.ndarray]:
+    return {name: np.asarray(values)[:rounds] for name, values in history.items()}
+
+
+def _on_host(costs: Costs) -> Costs:
+    return jax.tree.map(np.asarray, costs)
+
+
+class FromHost(Runner, Engine):
+    """Clients that no one program holds: the host goes from round to round."""
+
+    programs: Programs
+
+    @abc.abstractmethod
+    def prepared(self, problem: Problem, rounds: int) -> Problem:
+        """The problem with prepared data, as far as they lie in memory."""
+
+    @abc.abstractmethod
+    def before_round(self, state: State) -> State:
+        """The state that the next round begins with, as where clients join."""
+
+    @final
+    def call(self, function, *arguments):
+        return self.programs(function)(*arguments)
+
+    @final
+    def prepare(self, start, rounds):
+        self.problem = self.prepared(self.problem, rounds)
+        state, costs = begin(self.problem, start, self)
+        return Start(state, _on_host(costs))
+
+    @final
+    def advance(self, state, tol, options):
+        records: list[dict[str, np.ndarray]] = []
+        while len(records) < options.rounds:
+            # One round in any case, even of a run whose first messages are not finite: it says what
+            # the history has.
+            met = tol is not None and bool(state.measure <= tol)
+            if records and (met or int(state.failure.round)):
+                break
+            state = self.before_round(state)
+            state, record = one_round(self.problem, state, self)
+            if options.metrics is not None:
+                record |= self._measured(state, record, options)
+            records.append(jax.tree.map(np.asarray, record))
+        return state, {name: np.stack([one[name] for one in records]) for name in records[0]}
+
+    @final
+    def finish(self, state, costs, history, tol):
+        history = with_bits(history, costs, self.problem.size, np)
+        result = result_of(self.problem, state, self)
+        return finish(self.problem, state, costs, history, tol, result)
+
+    @final
+    def run(self, start, tol, options):
+        state, costs = self.prepare(start, options.rounds)
+        state, history = self.advance(state, tol, options)
+        return self.finish(state, costs, history, tol)
+
+    def _measured(
+        self, state: State, record: dict[str, Array], options: Options
+    ) -> dict[str, Array]:
+        """The requested metrics after a round, or that there are none."""
+        metrics = options.metrics
+        assert metrics is not None
+        if int(state.round) % options.metrics_every == 0:
+            values = evaluated(metrics, result_of(self.problem, state, self))
+        else:
+            shapes = jax.eval_shape(partial(evaluated, metrics), self._result_shapes(state))
+            values = {name: blank((), x.dtype) for name, x in shapes.items()}
+        check_names(values, record)
+        return values
+
+    def _result_shapes(self, state: State) -> Personalized:
+        problem, kind = self.problem, self.kinds(self.problem)[0]
+        shared, downlink = jax.eval_shape(shared_result, problem.for_server, state.for_server)
+        one = jax.eval_shape(
+            partial(client.result, problem.for_client), downlink,
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.local),
+            kind.data,
+        )  # fmt: skip
+        local = jax.tree.map(lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype), one)
+        return Personalized(shared, local)

@@ -1,0 +1,172 @@
+"""Runs each client and the server as separate compiled programs, as separate machines do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.round import client, server
+from jaxfed.core.round.messages import Message
+from jaxfed.core.round.problem import Broadcast, Member, Problem, State, before_rounds
+from jaxfed.core.round.rounds import Collected, Engine
+from jaxfed.core.round.server import Closing, Opening
+from jaxfed.core.round.shapes import Kind, member_shapes
+from jaxfed.core.run import loop
+from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
+
+
+@final
+class Separate(FromHost, LocalRunner):
+    """One client after the other, each by the programs that it would run on its own machine.
+
+    The server decodes what arrives, and clients decode what they receive, by their own programs, so
+    that numbers are bit for bit those of machines of one kind.
+    """
+
+    def __init__(self, problem: Problem, programs: Programs):
+        """Run this problem by these programs."""
+        self.problem, self.programs = problem, programs
+
+    def prepared(self, problem, rounds):
+        prepare = self.programs(client.prepare, static_argnums=(3,))
+        clients, run = problem.clients, problem.for_client
+        data = [
+            prepare(run, _at(clients.data, i), clients.ids[i], rounds) for i in range(problem.size)
+        ]
+        return eqx.tree_at(lambda p: p.clients.data, problem, stacked(data))
+
+    def before_round(self, state):
+        return state
+
+    def kinds(self, problem):
+        return (Kind.of(jax.eval_shape(_at, problem.clients.data, 0), problem.size),)
+
+    def first_messages(self, problem, start):
+        broadcast = self.call(before_rounds, problem.for_server, start)
+        messages = [
+            self.call(
+                client.first_message, problem.for_client, broadcast, _member(problem, start, i)
+            )
+            for i in range(problem.size)
+        ]
+        first = stacked([message.decoded for message in messages])
+        arrived = stacked([message._replace(decoded=None) for message in messages])
+        received, failed = self.call(server.reduce_first, problem.for_server, arrived)
+        return Collected(received, first if problem.uplink.cumulative else None, failed)
+
+    def first_states(self, problem, start, broadcast, first):
+        return stacked(
+            [
+                self.call(
+                    client.first_state, problem.for_client, broadcast,
+                    _member(problem, start, i), _at(first, i),
+                )
+                for i in range(problem.size)
+            ]
+        )  # fmt: skip
+
+    def steps(self, problem, state, inclusion, broadcast):
+        kept = state.clients
+        messages: list[Message | None] = [None] * problem.size
+        for i in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
+            member = _member(problem, None, i)._replace(state=_at(kept, i))
+            message, after = self.call(client.step, problem.for_client, broadcast, member)
+            messages[i] = message._replace(decoded=None)
+            kept = _with(kept, i, after)
+        arrived = in_rows(messages, lambda: self._message_shapes(problem, state, broadcast))
+        received, failed = self.call(server.reduce_round, problem.for_server, arrived, inclusion)
+        return Collected(received, kept, failed)
+
+    def _message_shapes(self, problem: Problem, state: State, broadcast: Broadcast) -> Message:
+        one = jax.eval_shape(_at, state.clients, 0)
+        member = member_shapes(self.kinds(problem)[0], None)._replace(state=one)
+        step = partial(client.step, problem.for_client)
+        return jax.eval_shape(step, broadcast, member)[0]._replace(decoded=None)
+
+    def opened(self, problem, opening):
+        return received_first(self, problem, opening)
+
+    def closed(self, problem, before, closing):
+        return received(self, problem, before, closing)
+
+    def local_results(self, problem, state, downlink):
+        return stacked(
+            [
+                self.call(
+                    client.result, problem.for_client, downlink,
+                    _at(state.local, i), _at(problem.clients.data, i),
+                )
+                for i in range(problem.size)
+            ]
+        )  # fmt: skip
+
+    def lower(self, state, tol, options):
+        return jax.jit(loop.advance).lower(self.problem, state, tol, options)
+
+
+# --- the parts of separate machines, for those that really are -----------------------------------
+
+
+def in_rows(messages: Sequence[Message | None], shapes: Callable[[], Message]) -> Message:
+    """What arrived, a row for each client; zeros from those that are absent.
+
+    Args:
+        messages: by client; None from who is absent.
+        shapes: gives the shapes of one, if everybody is absent.
+    """
+    present = [message for message in messages if message is not None]
+    like = present[0] if present else shapes()
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return stacked([nothing if message is None else message for message in messages])
+
+
+def received_first(engine: Engine, problem: Problem, opening: Opening) -> Opening:
+    """The opening of a run, with the downlink as a client decodes it."""
+    downlink = engine.call(client.receive_first, problem.for_client, opening.payload)
+    return opening._replace(state=_with_downlink(opening.state, downlink))
+
+
+def received(engine: Engine, problem: Problem, before: State, closing: Closing) -> Closing:
+    """The closing of a round, with the next downlink as a client decodes it."""
+    last = before.downlink.receiver if problem.downlink.cumulative else None
+    downlink = engine.call(client.receive, problem.for_client, closing.payload, last)
+    if not int(closing.record["participants"]):  # the round did not take place
+        return closing
+    return closing._replace(state=_with_downlink(closing.state, downlink))
+
+
+def stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Trees of one structure, along a leading axis of clients."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+
+def _with_downlink(state: State, downlink: PyTree) -> State:
+    return replace(state, downlink=replace(state.downlink, receiver=downlink))
+
+
+def _member(problem: Problem, start: Personalized | None, i: int) -> Member:
+    clients = problem.clients
+    return Member(
+        data=_at(clients.data, i),
+        id=clients.ids[i],
+        weight=clients.weights[i],
+        position=jnp.asarray(i, jnp.int32),
+        start=None if start is None else _at(start.local, i),
+    )
+
+
+@jax.jit
+def _at(tree: PyTree, i: int) -> PyTree:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+@jax.jit
+def _with(whole: PyTree, i: int, part: PyTree) -> PyTree:
+    return jax.tree.map(lambda whole, x: whole.at[i].set(x), whole, part)

@@ -1,0 +1,319 @@
+"""Runs on clients that are read block by block: each block's part of a round is one program.
+
+The host goes through the blocks, and the next one is read while the device works on one. What
+clients send is reduced block by block; what they keep lies with the host.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+from jaxtyping import Array, Bool, Int, PyTree
+
+from jaxfed.core.clients.energies import warn_of_large
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.source import Block, Reader, States, read_ahead, rows
+from jaxfed.core.common.buckets import first_of, unlike
+from jaxfed.core.contract import calls
+from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.reduction import combined, joined, separated
+from jaxfed.core.round import client, server, whole
+from jaxfed.core.round.messages import Contribution
+from jaxfed.core.round.problem import Broadcast, ClientState, Member, Problem, before_rounds
+from jaxfed.core.round.rounds import Collected
+from jaxfed.core.round.shapes import Kind, member_shapes
+from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
+
+PREPARED_FOR = 1  # rounds: what is prepared of a block serves once
+
+
+@final
+class Streamed(FromHost, LocalRunner):
+    """Clients of `Clients.from_source`."""
+
+    def __init__(self, problem: Problem, programs: Programs):
+        """Run this problem by these programs."""
+        self.problem, self.programs = problem, programs
+
+    def prepared(self, problem, rounds):
+        del rounds
+        return problem
+
+    def before_round(self, state):
+        return state
+
+    def kinds(self, problem):
+        reader = _reader(problem)
+        ids = problem.clients.ids
+        prepare = partial(_prepared, problem)
+        return tuple(
+            Kind.of(jax.eval_shape(prepare, _samples_shapes(reader, rows), ids[0]), count)
+            for rows, count in _sizes(reader)
+        )
+
+    def first_messages(self, problem, start):
+        reader = _reader(problem)
+        broadcast = self.call(before_rounds, problem.for_server, start)
+        firsts: list[PyTree] = [None] * len(reader.blocks)
+        failed, energies = np.zeros(problem.size, bool), np.zeros(problem.size)
+
+        def work(number: int, block: Block, data: tuple) -> Collected:
+            if problem.algorithm.energy_weighted:
+                values, counts = data
+                energies[block.places] = np.einsum("mnd,mnd->m", values, values) / counts
+            members = _members(problem, block, data, start)
+            found = self.call(_first_messages, problem, broadcast, members)
+            failed[block.places] = found.failed
+            firsts[number] = jax.tree.map(np.asarray, found.kept)
+            return found
+
+        needed = self._reads(
+            problem, start, lambda member: client.first_message(problem, broadcast, member)
+        )
+        received = self._reduced(reader, range(len(reader.blocks)), work, needed)
+        warn_of_large(energies, problem.clients)
+        return Collected(received, firsts, jnp.asarray(failed))
+
+    def first_states(self, problem, start, broadcast, first):
+        shapes = [jax.eval_shape(first_of, each) for each in first]
+        if not all(calls.alike(each, shapes[0]) for each in shapes):
+            first = [None] * len(first)  # messages of several shapes are unlike a round's
+
+        def state(member, own):
+            return client.first_state(problem, broadcast, member, own)
+
+        def work(number: int, block: Block, data: tuple) -> PyTree:
+            members = _members(problem, block, data, start)
+            return self.call(_first_states, problem, broadcast, members, first[number])
+
+        own = jax.eval_shape(first_of, first[0])
+        kind = member_shapes(self.kinds(problem)[0], start)
+        like = jax.eval_shape(state, kind, own)
+        needed = self._reads(
+            problem, start, lambda member: client.first_local(problem, broadcast, member)
+        )
+        return self._kept(problem, like, work, needed)
+
+    def steps(self, problem, state, inclusion, broadcast):
+        reader, present = _reader(problem), np.asarray(inclusion)
+        # There and back again: what was read last is what the system still has in its cache.
+        numbers = range(len(reader.blocks))[:: -1 if int(state.round) % 2 == 0 else 1]
+        wanted = None
+        number = problem.participation.number(problem.size)
+        if number is not None and number != problem.size:
+            # In a round that does not take place anybody will do.
+            wanted = present > 0 if present.any() else np.arange(problem.size) < number
+            numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
+        before = state.clients
+        room = States(jax.eval_shape(first_of, before), problem.size, reader.states)
+        for other in set(range(len(reader.blocks))).difference(numbers):
+            places = reader.blocks[other].places
+            room.put(places, rows(before, places))
+        failed = np.zeros(problem.size, bool)
+
+        def work(number: int, block: Block, data: tuple) -> Collected:
+            del number
+            places = block.places
+            members = _members(problem, block, data, None)._replace(
+                state=rows(before, places), present=present[places]
+            )
+            found = self.call(_steps, problem, broadcast, members)
+            room.put(places, found.kept)
+            failed[places] = found.failed
+            return found
+
+        received = self._reduced(reader, numbers, work, wanted=wanted)
+        return Collected(received, room.all(), jnp.asarray(failed))
+
+    def opened(self, problem, opening):
+        del problem
+        return opening
+
+    def closed(self, problem, before, closing):
+        del problem, before
+        return closing
+
+    def local_results(self, problem, state, downlink):
+        def model(member):
+            return client.result(problem, downlink, member.state.local, member.data)
+
+        def work(number: int, block: Block, data: tuple) -> PyTree:
+            del number
+            members, local = _members(problem, block, data, None), rows(state.local, block.places)
+            return self.call(_results, problem, downlink, members, local)
+
+        one = ClientState(jax.eval_shape(first_of, state.local), None)
+        likes = [
+            jax.eval_shape(model, member_shapes(kind, None)._replace(state=one))
+            for kind in self.kinds(problem)
+        ]
+        if not all(calls.alike(like, likes[0]) for like in likes):
+            raise unlike("left")
+        needed = self._reads(problem, None, model, one)
+        return self._kept(problem, likes[0], work, needed)
+
+    def lower(self, state, tol, options):
+        del tol, options
+        problem, reader = self.problem, _reader(self.problem)
+        block = reader.blocks[0]
+        inclusion, broadcast = self.call(server.call_round, problem.for_server, state.for_server)
+        members = _members(problem, block, _zeros(reader, block), None)._replace(
+            state=rows(state.clients, block.places), present=np.asarray(inclusion)[block.places]
+        )
+        return self.programs(_steps).lower(problem, broadcast, members)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _each(
+        self, reader: Reader, numbers: Sequence[int], work: Callable[..., Any], needed: bool
+    ) -> None:
+        """Work on each block, whose samples are not read if they are not needed."""
+        blocks = read_ahead(reader, numbers)
+        if not needed:
+            blocks = ((reader.blocks[n], _zeros(reader, reader.blocks[n])) for n in numbers)
+        for number, (block, data) in zip(numbers, blocks, strict=True):
+            # The block after the next is read to where these data lie.
+            jax.block_until_ready(work(number, block, data))
+
+    def _reduced(
+        self,
+        reader: Reader,
+        numbers: Sequence[int],
+        work: Callable[[int, Block, tuple], Collected],
+        needed: bool = True,
+        wanted: Bool[np.ndarray, " clients"] | None = None,
+    ) -> Contribution:
+        """What the clients of blocks send, reduced.
+
+        Args:
+            reader: reads them.
+            numbers: of the blocks.
+            work: the part of a block's clients.
+            needed: whether their samples are.
+            wanted: whose messages are gathered; everybody's by default.
+        """
+        total, gathered = None, []
+
+        def add(number: int, block: Block, data: tuple) -> PyTree:
+            nonlocal total
+            part, own = separated(work(number, block, data).received)
+            total = part if total is None else self.call(combined, total, part)
+            gathered.append(own)
+            return total, own
+
+        self._each(reader, numbers, add, needed)
+        places = np.concatenate([reader.blocks[number].places for number in numbers])
+        order = np.argsort(places)
+        if wanted is not None:
+            order = order[wanted[places[order]]]
+        everyone = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *gathered)
+        return joined(total, everyone)
+
+    def _kept(
+        self, problem: Problem, like: PyTree, work: Callable[..., PyTree], needed: bool
+    ) -> PyTree:
+        """What the clients of all blocks keep, of which each has what is like this."""
+        reader = _reader(problem)
+        room = States(like, problem.size, reader.states)
+
+        def put(number: int, block: Block, data: tuple) -> None:
+            room.put(block.places, work(number, block, data))
+
+        if jax.tree.leaves(like):
+            self._each(reader, range(len(reader.blocks)), put, needed)
+        return room.all()
+
+    def _reads(
+        self,
+        problem: Problem,
+        start: Personalized | None,
+        function: Callable[[Member], PyTree],
+        state: ClientState | None = None,
+    ) -> bool:
+        """Whether a function of a client, with a state of these shapes, depends on its samples."""
+        reader = _reader(problem)
+        member = member_shapes(Kind.of(None, 1), start)._replace(state=state)
+
+        def of_samples(samples: Samples, member: Member) -> PyTree:
+            data = _prepared(problem, samples, member.id)
+            return function(member._replace(data=data))
+
+        def reads(rows: int) -> bool:
+            samples = _samples_shapes(reader, rows)
+            program = jax.make_jaxpr(of_samples)(samples, member).jaxpr
+            return dce_jaxpr(program, [True] * len(program.outvars))[1][0]
+
+        return any(reads(rows) for rows, _ in _sizes(reader))
+
+
+# --- a block, as a program -----------------------------------------------------------------------
+
+
+def _first_messages(problem: Problem, broadcast: Broadcast, members: Member) -> Collected:
+    return whole.first_messages(problem, broadcast, _ready(problem, members), len(members.id))
+
+
+def _first_states(
+    problem: Problem, broadcast: Broadcast, members: Member, first: PyTree
+) -> ClientState:
+    return whole.first_states(problem, broadcast, _ready(problem, members), first)
+
+
+def _steps(problem: Problem, broadcast: Broadcast, members: Member) -> Collected:
+    return whole.steps(problem, broadcast, _ready(problem, members), len(members.id))
+
+
+def _results(problem: Problem, downlink: PyTree, members: Member, local: PyTree) -> PyTree:
+    return whole.results(problem, downlink, local, _ready(problem, members).data)
+
+
+def _ready(problem: Problem, members: Member) -> Member:
+    """Clients with prepared data."""
+
+    def prepare(_, own):
+        return _prepared(problem, *own)
+
+    data = problem.backend.map(prepare, None, (Samples(*members.data), members.id))
+    return members._replace(data=data)
+
+
+def _prepared(problem: Problem, samples: Samples, client_id: Int[Array, ""]) -> PyTree:
+    return client.prepare(problem, samples, client_id, PREPARED_FOR)
+
+
+# --- blocks and their clients --------------------------------------------------------------------
+
+
+def _reader(problem: Problem) -> Reader:
+    return problem.clients.data.reader
+
+
+def _members(problem: Problem, block: Block, data: tuple, start: Personalized | None) -> Member:
+    """The clients of a block, with samples and counts that are not prepared yet."""
+    clients, places = problem.clients, block.places
+    local = None if start is None else rows(start.local, places)
+    ids, weights = np.asarray(clients.ids)[places], np.asarray(clients.weights)[places]
+    whose: tuple[Any, Any, Any] = ids, weights, places  # on the host
+    return Member(data, *whose, local)
+
+
+def _sizes(reader: Reader) -> list[tuple[int, int]]:
+    """By group of clients: how many samples each has, with padding, and how many clients."""
+    return [(int(reader.sizes[own].max()), len(own)) for own in reader.groups]
+
+
+def _samples_shapes(reader: Reader, rows: int) -> Samples:
+    """Shapes of one client's samples."""
+    values = jax.ShapeDtypeStruct((rows, reader.features), reader.dtype)
+    return Samples(values, jax.ShapeDtypeStruct((), reader.dtype))  # pyright: ignore
+
+
+def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:
+    """In place of a block's samples, where they do not count: of their shape, in no memory."""
+    shape = len(block.places), block.rows, reader.features
+    nothing = np.broadcast_to(np.zeros((), reader.dtype), shape)
+    return nothing, reader.sizes[block.places].astype(reader.dtype)
