@@ -88,19 +88,19 @@ class Command(NamedTuple):
     def _read(self, path: Path) -> list[str]:
         """Write the options of a file as on a command line."""
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{CONFIG.flag}: {path} is no TOML file: {error}") from error
-        known = {
+        options = {
             x.flag[2:]: x for group in self.options.values() for x in group if x.flag[0] == "-"
         }
         words: list[str] = []
-        for name, value in found.items():
-            if name not in known:
-                names = ", ".join(sorted(known))
+        for name, value in values.items():
+            if name not in options:
+                names = ", ".join(sorted(options))
                 raise ValueError(f"{CONFIG.flag}: {path} has {name!r}, wanted some of {names}")
             try:
-                words += _words(known[name], value)
+                words += _words(options[name], value)
             except ValueError as error:
                 raise ValueError(f"{CONFIG.flag}: {path} has {name} = {error}") from error
         return words

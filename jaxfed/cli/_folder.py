@@ -163,12 +163,12 @@ def _visible(folder: Path) -> set[str]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Read the files that a manifest lists; None if this is no manifest."""
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else None
+        manifest = json.loads(path.read_bytes()) if path.is_file() else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("about") != _ABOUT:
+    if not isinstance(manifest, dict) or manifest.get("about") != _ABOUT:
         return None
-    files = found.get("files")
+    files = manifest.get("files")
     if not isinstance(files, dict) or any(Path(n).name != n for n in files.keys() - {_MARK}):
         return None
     return files

@@ -54,38 +54,38 @@ def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keyword
     return Option(flag, {"help": about, **keywords})
 
 
-def options_of(made: Callable[..., Any], *, without: Collection[str] = ()) -> list[Option]:
+def options_of(algorithm: Callable[..., Any], *, without: Collection[str] = ()) -> list[Option]:
     """Describe an option for each parameter of a class, but for those named in `without`.
 
     The annotation says what it takes, and the docstring of the constructor is the help.
     """
-    about = descriptions(made)
+    about = descriptions(algorithm)
     return [
         option(flag_of(name), _kind(parameter.annotation), about[name], _default(parameter))
-        for name, parameter in inspect.signature(made).parameters.items()
+        for name, parameter in inspect.signature(algorithm).parameters.items()
         if name not in without
     ]
 
 
-def optional_of(made: Callable[..., Any], defaults: Mapping[str, str]) -> list[Option]:
+def optional_of(algorithm: Callable[..., Any], defaults: Mapping[str, str]) -> list[Option]:
     """Describe options for some parameters of a class whose defaults the command chooses.
 
     Args:
-        made: the class.
+        algorithm: its class.
         defaults: how the help states the default of each; its value is None.
     """
-    about, parameters = descriptions(made), inspect.signature(made).parameters
+    about, parameters = descriptions(algorithm), inspect.signature(algorithm).parameters
     return [
         option(flag_of(x), _kind(parameters[x].annotation), f"{about[x]}; default: {words}", None)
         for x, words in defaults.items()
     ]
 
 
-def call(arguments: argparse.Namespace, made: Callable[..., Any], **others: Any) -> Any:
+def call(arguments: argparse.Namespace, algorithm: Callable[..., Any], **others: Any) -> Any:
     """Call a class with the values of its options; `others` replace them or add to them."""
-    names = inspect.signature(made).parameters
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    return made(**(given | others))
+    names = inspect.signature(algorithm).parameters
+    values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return algorithm(**(values | others))
 
 
 def flag_of(name: str) -> str:
@@ -93,9 +93,9 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def descriptions(made: Callable[..., Any]) -> dict[str, str]:
+def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
     """Return what the docstring of a constructor says of each parameter, as a help text."""
-    text = inspect.getdoc(getattr(made, "__init__", made)) or ""
+    text = inspect.getdoc(getattr(algorithm, "__init__", algorithm)) or ""
     section = re.search(r"^Args:\n(.*?)(?=^\w|\Z)", text, re.M | re.S)
     parts = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.M)[1:]
     return {
@@ -104,9 +104,9 @@ def descriptions(made: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def summary(made: Callable[..., Any]) -> str:
+def summary(algorithm: Callable[..., Any]) -> str:
     """Return the first line of a docstring, without its markup."""
-    return (inspect.getdoc(made) or "").split("\n")[0].rstrip(".").replace("`", "")
+    return (inspect.getdoc(algorithm) or "").split("\n")[0].rstrip(".").replace("`", "")
 
 
 def _default(parameter: inspect.Parameter) -> Any:

@@ -89,14 +89,14 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = list(rows[0])
     for name in names:
         left = isinstance(rows[0][name], str)
-        drawn.add_column(Text(_cell(name)), justify="left" if left else "right", overflow="fold")
+        grid.add_column(Text(_cell(name)), justify="left" if left else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(_cell(row[name])) for name in names))  # names may look like markup
-    Console().print(drawn)
+        grid.add_row(*(Text(_cell(row[name])) for name in names))  # names may look like markup
+    Console().print(grid)
 
 
 def on_terminal() -> bool:

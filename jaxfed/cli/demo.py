@@ -140,15 +140,15 @@ def compare(
     """Return the rows of the table, one for each method."""
     rows = []
     for name, solution in solutions.items():
-        learned = _evaluate.shares(solution.result, train.data)
-        unseen = _evaluate.shares(solution.result, held_out.data)
+        train_shares = _evaluate.shares(solution.result, train.data)
+        held_out_shares = _evaluate.shares(solution.result, held_out.data)
         rows.append(
             {
                 "method": name,
-                "residual, training": 100 * float(learned.residual),
-                "residual, held out": 100 * float(unseen.residual),
-                "in shared": 100 * float(learned.shared),
-                "in local": 100 * float(learned.local),
+                "residual, training": 100 * float(train_shares.residual),
+                "residual, held out": 100 * float(held_out_shares.residual),
+                "in shared": 100 * float(train_shares.shared),
+                "in local": 100 * float(train_shares.local),
                 "misalignment": _evaluate.theta(solution.result),
                 "kB sent": solution.history["bits_up"][-1] / 8e3,
             }

@@ -44,15 +44,15 @@ def run(arguments: argparse.Namespace) -> None:
     result = Personalized(*pca.personalize(saved, centered, rank))
     rows = _table(result, names, centered)
     folder.begin()
-    found = Saved(result, {}, 0, saved.status, saved.algorithm, len(names), saved.versions)
-    arrays = {**entries(found), "names": names, "mean": np.stack(means)}
+    new = Saved(result, {}, 0, saved.status, saved.algorithm, len(names), saved.versions)
+    arrays = {**entries(new), "names": names, "mean": np.stack(means)}
     samples = dict(zip(names, map(len, tables), strict=True))
     _report.show(rows)
     print()
     _report.finish(folder, arguments, arrays, {"samples": samples, "table": rows})
 
 
-def _rank(given: int | None, saved: Saved) -> int:
+def _rank(requested: int | None, saved: Saved) -> int:
     """Return the number of local components.
 
     Raises:
@@ -67,8 +67,8 @@ def _rank(given: int | None, saved: Saved) -> int:
             f"RESULT: wanted shared components with local ones beside them, got "
             f"{saved.algorithm}: {why}; in Python, jaxfed.personalize does it from a solution"
         )
-    if given is not None:
-        return given
+    if requested is not None:
+        return requested
     if local is None:
         raise ValueError(
             "--local-rank: wanted a number of local components of each new client, since "

@@ -37,20 +37,20 @@ def command() -> Command:
 def _command(entry: Entry) -> Command:
     options = {
         "clients": SHAPES,
-        "algorithm": options_of(entry.made),
+        "algorithm": options_of(entry.algorithm),
         "where and how": MACHINE,
     }
-    return Command(summary(entry.made), partial(run, entry=entry), options)
+    return Command(summary(entry.algorithm), partial(run, entry=entry), options)
 
 
 def run(arguments: argparse.Namespace, *, entry: Entry) -> None:
     """Run the command."""
-    found = plan(
-        call(arguments, entry.made),
+    prediction = plan(
+        call(arguments, entry.algorithm),
         shapes_of(arguments.clients, arguments.samples, arguments.features),
         topology=arguments.topology,
         rounds=arguments.rounds if entry.has_rounds else 1,
         channel=channel_of(arguments),
         chunk_size=arguments.chunk_size,
     )
-    print(found)
+    print(prediction)

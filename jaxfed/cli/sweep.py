@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"Runs: {sizes}.")
     if resumes:
         print(f"Taking up the sweep that was interrupted in {folder.path}.")
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     attempt = partial(
         grid,
         source.errors,
@@ -121,23 +121,23 @@ def run(arguments: argparse.Namespace) -> None:
         folder=folder.checkpoint,
     )
     try:
-        found = attempt()
+        errors = attempt()
     except CheckpointError:
         if not (resumes and arguments.force):
             raise
         # The blocks are of another sweep, which --force allows to overwrite.
         folder.discard_checkpoint()
-        found = attempt()
-    seconds = time.perf_counter() - begun
+        errors = attempt()
+    seconds = time.perf_counter() - start_time
 
-    rows, printed = _table(found)
+    rows, printed = _table(errors)
     print(f"\n{source.label}, mean ± standard deviation over seeds:\n")
     _report.show(printed)
     print()
     along = next((name for name, values in axes.items() if len(values) > 1), "prior_variance")
-    picture = plot.grid(found, along, over="seed", label=source.label)
-    arrays = {name: found[name].values for name in axes}
-    arrays |= {f"error {name}": values.values for name, values in found.items()}
+    picture = plot.grid(errors, along, over="seed", label=source.label)
+    arrays = {name: errors[name].values for name in axes}
+    arrays |= {f"error {name}": values.values for name, values in errors.items()}
     summary = {"seconds": seconds, "error": source.label, "table": rows}
     _report.finish(folder, arguments, arrays, summary, {PICTURE: picture})
 
@@ -155,11 +155,11 @@ def _axes(arguments: argparse.Namespace, source: Source) -> dict[str, Sequence[f
     return axes | {"seed": range(arguments.seeds)}
 
 
-def _table(found: "Dataset") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _table(errors: "Dataset") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a row for each setting, as numbers and as text for printing."""
-    mean = found.mean("seed", skipna=False)
+    mean = errors.mean("seed", skipna=False)
     # A single seed has no standard deviation.
-    sd = found.std("seed", ddof=1, skipna=False) if found.sizes["seed"] > 1 else mean * np.nan
+    sd = errors.std("seed", ddof=1, skipna=False) if errors.sizes["seed"] > 1 else mean * np.nan
     rows, printed = [], []
     for position in itertools.product(*map(range, mean.sizes.values())):
         place = dict(zip(mean.sizes, position, strict=True))
@@ -189,13 +189,13 @@ def _learn(clients: Clients, key, prior_variance, *, rank, noise, rounds) -> Map
             rounds,
         ),
     }
-    found = {}
+    frames = {}
     for name, (algorithm, length) in methods.items():
         result = rollout(algorithm, clients, rounds=length, key=key).result
-        found[name] = result.local
+        frames[name] = result.local
         if result.local is None:
-            found[name] = jnp.broadcast_to(result.shared, (len(clients), *result.shared.shape))
-    return found
+            frames[name] = jnp.broadcast_to(result.shared, (len(clients), *result.shared.shape))
+    return frames
 
 
 def _simulated(arguments: argparse.Namespace, learn: Callable) -> Source:
@@ -215,15 +215,15 @@ def _simulated_errors(learn, *, prior_variance, samples, clients, seed, law):
     """Return the expected errors on fresh samples, relative to those of the true components."""
     key = jax.random.key(seed)
     truth = data.hierarchical_synthetic(key, prior_variance=prior_variance, **law)
-    given = Clients.from_samples(truth.samples).restrict(clients=clients, samples=samples)
+    subset = Clients.from_samples(truth.samples).restrict(clients=clients, samples=samples)
 
     def error(frames):
         errors = metrics.expected_reconstruction_error(
             frames, truth.local, law["noise_variance"], relative=True, per_client=True
         )
-        return jnp.vdot(given.weights, errors)
+        return jnp.vdot(subset.weights, errors)
 
-    return {name: error(frames) for name, frames in learn(given, key, prior_variance).items()}
+    return {name: error(frames) for name, frames in learn(subset, key, prior_variance).items()}
 
 
 def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
@@ -246,13 +246,13 @@ def _read(arguments: argparse.Namespace, learn: Callable) -> Source:
 def _held_out_errors(learn, train, held_out, *, prior_variance, samples, clients, seed):
     """Return the shares of the held-out samples' energy that lie in no component."""
     train, held_out = jax.tree.map(lambda x: x[seed], (train, held_out))
-    given = train.restrict(clients=clients, samples=samples)
+    subset = train.restrict(clients=clients, samples=samples)
     values, counts = held_out.data.values, held_out.data.count
     energies = jnp.sum(values**2, axis=(1, 2)) / counts
 
     def error(frames):
         left = metrics.reconstruction_error(values, None, frames, counts, per_client=True)
-        return 100 * jnp.vdot(given.weights, left) / jnp.vdot(given.weights, energies)
+        return 100 * jnp.vdot(subset.weights, left) / jnp.vdot(subset.weights, energies)
 
-    learned = learn(given, jax.random.key(seed), prior_variance)
-    return {name: error(frames) for name, frames in learned.items()}
+    all_frames = learn(subset, jax.random.key(seed), prior_variance)
+    return {name: error(frames) for name, frames in all_frames.items()}

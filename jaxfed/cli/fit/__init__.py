@@ -11,7 +11,7 @@ from jaxfed.generative import AdaptiveAutoencoder, AdaptiveDiffusion, FedAvg
 
 # The algorithms that each command can run; a test compares them with those that are exported.
 ALGORITHMS = {
-    **{name: (entry.made,) for name, entry in pca.ALGORITHMS.items()},
+    **{name: (entry.algorithm,) for name, entry in pca.ALGORITHMS.items()},
     "gcca": (MaxVar, MVLSA),
     "mvlsa": (MVLSA,),
     "deep-gcca": (DeepMaxVar,),

@@ -45,8 +45,8 @@ def read(arguments: argparse.Namespace) -> Images:
             )
         shape = (side, side, 1)
     if np.prod(shape) != features:
-        given = "x".join(map(str, shape))
-        raise ValueError(f"--image-shape: {given} has {np.prod(shape)} values, images {features}")
+        words = "x".join(map(str, shape))
+        raise ValueError(f"--image-shape: {words} has {np.prod(shape)} values, images {features}")
     for name, array in zip(names, arrays, strict=True):
         if array.min() < 0 or array.max() > 1:
             raise ValueError(
@@ -79,22 +79,22 @@ def _read(
         source = path if path.is_file() or cifar[0].startswith("data") else path / cifar[0]
         return _deal(arguments, data.read_cifar10(source, max_bytes=limit))
     if any(name.endswith(".json") for name in files):
-        found = data.read_femnist(path)
+        writers = data.read_femnist(path)
         # FEMNIST has white for 1, the other data sets ink.
-        arrays = [1 - images.reshape(len(images), -1) for images in found.images]
-        return found.names, arrays, _shape_of(found.images[0])
+        arrays = [1 - images.reshape(len(images), -1) for images in writers.images]
+        return writers.names, arrays, _shape_of(writers.images[0])
     arrays, names = data.read_folder(path, max_bytes=limit)
     if max(array.max() for array in arrays) > 1 and all(_are_bytes(array) for array in arrays):
         arrays = [array / 255 for array in arrays]
     return names, [array.astype(np.float32) for array in arrays], None
 
 
-def _deal(arguments: argparse.Namespace, found: data.LabelledImages):
+def _deal(arguments: argparse.Namespace, labelled: data.LabelledImages):
     """Deal labelled images out to clients of few classes each."""
-    images = found.images.reshape(len(found.images), -1).astype(np.float32) / 255
+    images = labelled.images.reshape(len(labelled.images), -1).astype(np.float32) / 255
     parts = data.partition_by_class(
         images,
-        found.labels,
+        labelled.labels,
         arguments.clients,
         arguments.classes_per_client,
         sizes=arguments.images,
@@ -105,7 +105,7 @@ def _deal(arguments: argparse.Namespace, found: data.LabelledImages):
         f"client {i + 1} ({', '.join(map(str, np.unique(labels)))})"
         for i, labels in enumerate(parts.labels)
     ]
-    return names, arrays, _shape_of(found.images)
+    return names, arrays, _shape_of(labelled.images)
 
 
 def _shape_of(images: np.ndarray) -> tuple[int, int, int]:

@@ -92,8 +92,8 @@ def options(
 def check_positive(arguments: argparse.Namespace, *names: str) -> None:
     """Refuse options that are below 1."""
     for name in names:
-        if (found := getattr(arguments, name)) < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: wanted at least 1, got {found}")
+        if (value := getattr(arguments, name)) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: wanted at least 1, got {value}")
 
 
 def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]:
@@ -103,12 +103,12 @@ def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> di
         ValueError: if one was given for training without a prior.
     """
     options = {name: getattr(arguments, name) for name in names}
-    given = {name: value for name, value in options.items() if value is not None}
+    present = {name: value for name, value in options.items() if value is not None}
     training = arguments.training
-    if training != "personalized" and (given or arguments.published):
-        name = "--" + (next(iter(given)) if given else "published").replace("_", "-")
+    if training != "personalized" and (present or arguments.published):
+        name = "--" + (next(iter(present)) if present else "published").replace("_", "-")
         raise ValueError(f"{name}: is for --training personalized, got {training}")
-    return {"prior_weight": 0.0} if training == "local" else given
+    return {"prior_weight": 0.0} if training == "local" else present
 
 
 def step_options(arguments: argparse.Namespace, images: Images) -> dict[str, Any]:

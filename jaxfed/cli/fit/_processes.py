@@ -59,9 +59,9 @@ class Together(NamedTuple):
             ValueError: for options that do not go together.
             RuntimeError: if the others cannot be reached.
         """
-        given = [getattr(arguments, x, None) for x in ("coordinator", "process_count", "process")]
+        options = [getattr(arguments, x, None) for x in ("coordinator", "process_count", "process")]
         if not getattr(arguments, "processes", False):
-            if any(each is not None for each in given):
+            if any(each is not None for each in options):
                 raise ValueError("--coordinator, --process-count, --process: want --processes")
             return cls(1, 0, arguments.out)
         if arguments.backend not in ("vmap", "shard"):
@@ -71,7 +71,7 @@ class Together(NamedTuple):
         if arguments.center == "common":
             raise ValueError("--center: wanted own or none with --processes, got common")
         arguments.backend = "shard"
-        processes.initialize(*given)
+        processes.initialize(*options)
         together = cls(jax.process_count(), jax.process_index(), arguments.out)
         arguments.data = Path(str(arguments.data).replace(NUMBER, str(together.process)))
         arguments.out = together.out / f"process{together.process}"
@@ -92,11 +92,11 @@ class Together(NamedTuple):
 
     def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
         """Read this process's data, and refuse clients whose files several processes have read."""
-        found: list[Problem] = []
+        problems: list[Problem] = []
 
         def attempt() -> list[str]:
-            found.append(prepare())
-            return found[0].names
+            problems.append(prepare())
+            return problems[0].names
 
         readers: dict[str, int] = {}
         for process, names in enumerate(self.each("--data", attempt)):
@@ -107,7 +107,7 @@ class Together(NamedTuple):
                         f"{readers[name]} and {process}; {NUMBER} stands for the process's number"
                     )
                 readers[name] = process
-        return found[0]
+        return problems[0]
 
     @contextmanager
     def in_first(self, name: str, make: Callable[[], AbstractContextManager]) -> Iterator[None]:

@@ -120,7 +120,7 @@ def run(
         if together.processes > 1:
             print(f"{len(clients)} clients, {len(problem.clients)} in this process.")
         print(problem.message)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         common = {"key": problem.key, "backend": backend}
         start = None
         if problem.start is not None:
@@ -140,7 +140,7 @@ def run(
                 **problem.options,
             )
         )
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
     solution = together.local(solution, clients)
     findings = problem.evaluate(solution)
     quantities = {

@@ -104,8 +104,8 @@ def _evaluated(
     arrays, axis = _images.models_of(arguments, solution.result)
     padded = Clients.from_samples(samples).data
     reconstruct = jax.vmap(lambda arrays, x: jax.vmap(algorithm.model_of(arrays))(x), (axis, 0))
-    found = jax.jit(reconstruct)(arrays, padded.values)
-    shares = reconstructed_energy(padded.values, found, padded.count, per_client=True)
+    reconstructions = jax.jit(reconstruct)(arrays, padded.values)
+    shares = reconstructed_energy(padded.values, reconstructions, padded.count, per_client=True)
     energies = np.asarray(shares, np.float64)
     quantities = {
         "objective": float(solution.history["objective"][-1]),
@@ -118,7 +118,9 @@ def _evaluated(
         for path, leaf in jax.tree.leaves_with_path(solution.server.spread):
             saved[f"spread{jax.tree_util.keystr(path)}"] = leaf
     chosen = np.unique(np.linspace(0, len(samples) - 1, min(DRAWN, len(samples))).astype(int))
-    original, reconstructed = (np.asarray(part)[chosen, 0] for part in (padded.values, found))
-    drawn = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
-    figures = {PICTURES[0]: drawn, PICTURES[1]: _images.convergence(solution)}
+    original, reconstructed = (
+        np.asarray(part)[chosen, 0] for part in (padded.values, reconstructions)
+    )
+    picture = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
+    figures = {PICTURES[0]: picture, PICTURES[1]: _images.convergence(solution)}
     return _run.Findings(quantities, figures, saved, captions=CAPTIONS)

@@ -118,14 +118,14 @@ def _evaluated(
         steps=arguments.sampling_steps,
         at_once=2 if jax.default_backend() == "cpu" else None,  # as many as a cache holds
     )
-    drawn = jax.jit(draw)(jax.random.key(arguments.seed + 1), arrays)
-    samples = np.asarray(drawn).clip(0, 1).reshape(len(names), arguments.samples, -1)
+    samples = jax.jit(draw)(jax.random.key(arguments.seed + 1), arrays)
+    samples = np.asarray(samples).clip(0, 1).reshape(len(names), arguments.samples, -1)
 
     history = solution.history
     quantities = {"objective": float(history["objective"][-1])}
     if "held_out_loss" in history:
-        measured = history["held_out_loss"]
-        quantities["loss of held-out images"] = float(measured[~np.isnan(measured)][-1])
+        losses = history["held_out_loss"]
+        quantities["loss of held-out images"] = float(losses[~np.isnan(losses)][-1])
     if "spread" in history and arguments.training == "personalized":
         quantities["mean spread"] = float(history["spread"][-1])
     quantities["noise of samples"] = _noise(samples, images.shape)

@@ -31,12 +31,12 @@ class Entry(NamedTuple):
     """How an algorithm is run.
 
     Attributes:
-        made: its class, which describes its options.
+        algorithm: its class, which describes its options.
         has_rounds: whether it runs more than one exchange.
         has_warm_start: whether it may start from the solution of `OneShot`.
     """
 
-    made: Callable[..., Algorithm]
+    algorithm: Callable[..., Algorithm]
     has_rounds: bool = True
     has_warm_start: bool = False
 
@@ -79,13 +79,13 @@ def _command(name: str, entry: Entry) -> Command:
             option("--image-shape", _shape, shape, None, metavar="HxW"),
             *BACKEND,
         ],
-        "algorithm": options_of(entry.made, without={"start"} if entry.has_warm_start else ()),
+        "algorithm": options_of(entry.algorithm, without={"start"} if entry.has_warm_start else ()),
     }
     if entry.has_rounds:
         options["rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
     if entry.has_warm_start:
-        own = [option for option in options_of(entry.made) if option.flag == "--start"]
-        choices = own[0].keywords["choices"] if own else ("local_first",)
+        starts = [option for option in options_of(entry.algorithm) if option.flag == "--start"]
+        choices = starts[0].keywords["choices"] if starts else ("local_first",)
         about = (
             "first components: the algorithm's own choice, or those that oneshot finds by "
             "projector or spectrum"
@@ -93,7 +93,7 @@ def _command(name: str, entry: Entry) -> Command:
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
     options["several processes, each with the files of its own clients"] = _processes.OPTIONS
     run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=PICTURES)
-    return Command(summary(entry.made), run, options, {"algorithm": name, **ONE_EXCHANGE})
+    return Command(summary(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -128,7 +128,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
     if entry.has_warm_start and arguments.start in WARM_STARTS:
         start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
         delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
-    algorithm = call(settings, entry.made)
+    algorithm = call(settings, entry.algorithm)
     split_key, key = jax.random.split(jax.random.key(arguments.seed))
     if process := jax.process_index():
         split_key = jax.random.fold_in(split_key, process)
@@ -178,17 +178,18 @@ def _evaluated(
     solution: Solution, *, clients: Clients, split: Split, shape: tuple[int, int] | None
 ) -> _run.Findings:
     result = Personalized(*side_by_side(solution))
-    learned = _evaluate.shares(result, clients.data)
+    train = _evaluate.shares(result, clients.data)
     unseen = None
     if split.held_out:
-        unseen = _evaluate.shares(result, Clients.from_samples(split.held_out).data)
+        others = Clients.from_samples(split.held_out)
+        unseen = 100 * float(_evaluate.shares(result, others.data).residual)
     objective = _evaluate.objective(result, clients.data)
     quantities = {
         "objective (mean squared error of a training sample)": objective,
-        "error on training samples (% of their energy)": 100 * float(learned.residual),
-        "error on held-out samples (% of their energy)": unseen and 100 * float(unseen.residual),
-        "in shared components (% of the training energy)": 100 * float(learned.shared),
-        "in local components (% of the training energy)": 100 * float(learned.local),
+        "error on training samples (% of their energy)": 100 * float(train.residual),
+        "error on held-out samples (% of their energy)": unseen,
+        "in shared components (% of the training energy)": 100 * float(train.shared),
+        "in local components (% of the training energy)": 100 * float(train.local),
         "misalignment of the local components": _evaluate.theta(result),
     }
     samples = dict(zip(split.names, map(len, split.train), strict=True))

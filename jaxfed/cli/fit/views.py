@@ -150,13 +150,13 @@ def prepare(arguments: argparse.Namespace) -> _run.Problem:
 
 
 def _linear(arguments: argparse.Namespace) -> Method:
-    made = gcca.MVLSA if arguments.algorithm == "mvlsa" else gcca.MaxVar
+    algorithm = gcca.MVLSA if arguments.algorithm == "mvlsa" else gcca.MaxVar
     start = call(arguments, gcca.MVLSA) if arguments.start == "mvlsa" else None
 
     def outputs(local: Array, views: gcca.Views) -> Array:
         return jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
 
-    return Method(call(arguments, made), outputs, "", "", start)
+    return Method(call(arguments, algorithm), outputs, "", "", start)
 
 
 def _deep(arguments: argparse.Namespace, entities: int) -> Method:
