@@ -29,10 +29,10 @@ def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keyword
 
     Args:
         flag: see `Option`.
-        kind: what converts a word to the value; a tuple of the words that it may be; a list of one
-            kind for several values; or `bool` for a flag without a value.
+        kind: a function that converts a word to the value, a tuple of the allowed words, a list of
+            one function for several values, or `bool` for a flag that takes no value.
         about: its help, to which the default is appended.
-        default: its value where it is not given; without one it is required.
+        default: its value if it is not given; an option without a default is required.
         keywords: more keyword arguments of `add_argument`.
     """
     if default is not _REQUIRED:
@@ -61,7 +61,7 @@ def options_of(algorithm: Callable[..., Any], *, without: Collection[str] = ()) 
     """
     about = descriptions(algorithm)
     return [
-        option(flag_of(name), _kind(parameter.annotation), about[name], _default(parameter))
+        option(flag_of(name), _kind(parameter.annotation), about.get(name, ""), _default(parameter))
         for name, parameter in inspect.signature(algorithm).parameters.items()
         if name not in without
     ]

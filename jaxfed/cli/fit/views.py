@@ -79,7 +79,7 @@ def commands() -> dict[str, Command]:
             option("--batch-size", int, batch, None),
             option("--step-size", float, "step size of Adam", 1e-3),
         ],
-        # What is no number, and what has other defaults here.
+        # Without what is not a number, and what has other defaults here.
         "algorithm": options_of(
             gcca.DeepMaxVar, without={"network", "optimizer", "batch_size", "step_size"}
         ),
@@ -104,11 +104,11 @@ class Method(NamedTuple):
     """How the views are mapped to the common representation.
 
     Attributes:
-        algorithm: what is run.
-        outputs: `outputs(result.local, views)` maps each view, `(views, entities, rank)`; what it
-            gives is close to the representation times the root of the number of entities.
-        batches: what is printed of the size of batches.
-        maps: what is printed of the maps.
+        algorithm: the algorithm to run.
+        outputs: `outputs(result.local, views)` maps the views, `(views, entities, rank)`; each
+            approximates the representation times the square root of the number of entities.
+        batches: words about batches for the message before the run.
+        maps: words about the map of a view, behind its number of features.
         start: an algorithm whose solution the run starts from.
     """
 
