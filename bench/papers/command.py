@@ -6,7 +6,9 @@ from pathlib import Path
 
 import papers
 from jaxfed.cli import _report
+from jaxfed.cli._command import Command
 from jaxfed.cli._folder import Folder
+from jaxfed.cli._options import option
 from papers.every import FILES, PAGE, QUICK, folder_of, run_all
 from papers.report import text, write
 from papers.runs import Seeds
@@ -14,59 +16,31 @@ from papers.runs import Seeds
 ALL = "all"
 
 
-def add_parser(subparsers) -> None:
-    """Add the `reproduce` command.
-
-    Args:
-        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
-    """
-    parser = subparsers.add_parser(
-        "reproduce",
-        help="reproduce a table or figure of a paper",
-        description="Reproduce a table or figure of a paper, beside the published numbers, or all.",
-    )
-    parser.add_argument(
-        "targets", metavar="TARGET", nargs="*",
-        help=f"e.g. perpca/table2, or {ALL}; several of one experiment make it once",
-    )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="list all targets and stop")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
-    parser.add_argument("--seeds", type=int, help="number of seeds (default: 3, with --quick 1)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"of {ALL} what is done within {round(QUICK / 60)} minutes, the quickest first",
-    )
-    length.add_argument(
-        "--full", action="store_true", help=f"of {ALL} each one, however long it takes"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="BASE",
-        help="base that the seeds are derived from; 0, the default, gives 0, 1, ...",
-    )
-    parser.add_argument(
-        "--scale",
-        type=float,
-        metavar="SHARE",
-        help="of the published size, for targets that train networks; 1 is all of it",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR",
-        help="folder to write results to, of several targets in one for each",
-    )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
-    parser.set_defaults(run=run)
+def command() -> Command:
+    """Describe the command."""
+    about = "Reproduce a table or figure of a paper, beside the published numbers, or all."
+    targets = f"e.g. perpca/table2, or {ALL}; several of one experiment make it once"
+    quick = f"of {ALL} what is done within {round(QUICK / 60)} minutes, the quickest first"
+    seed = "base that the seeds are derived from; 0 gives 0, 1, ..."
+    scale = "share of the published size, for targets that train networks; 1 is all of it"
+    out = "folder to write results to, of several targets in one for each"
+    options = [
+        option("targets", str, targets, nargs="*", metavar="TARGET"),
+        option("--list", bool, "list all targets and stop", False),
+        option("--data", Path, "folder of the data files", None),
+        option("--seeds", int, "number of seeds; default: 3, with --quick 1", None),
+        option("--quick", bool, quick, False),
+        option("--full", bool, f"of {ALL} each one, however long it takes", False),
+        option("--seed", int, seed, 0, metavar="BASE"),
+        option("--scale", float, scale, None, metavar="SHARE"),
+        option("--out", Path, out, None),
+        option("--force", bool, "overwrite earlier results", False),
+    ]
+    return Command(about, run, {"": options}, is_configurable=False)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Run the command.
-
-    Returns:
-        The exit status, 0.
 
     Raises:
         ValueError: for an unknown target, no target, seeds that are not positive, a negative base,
@@ -74,12 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
             all targets without a length or a folder, and results that would be overwritten without
             `--force`.
     """
+    if arguments.quick and arguments.full:
+        raise ValueError("--full: wanted --quick or --full, got both")
     if arguments.list:
         known = papers.names()
         width = max(map(len, known))
         for name in known:
             print(f"{name:{width}}  {papers.description(name)}")
-        return 0
+        return
     if not arguments.targets:
         raise ValueError(f"TARGET: wanted {ALL} or one of {', '.join(papers.names())}")
     count = arguments.seeds
@@ -89,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.data is not None and not arguments.data.is_dir():
         raise ValueError(f"--data: {arguments.data} is not a folder")
     if arguments.targets == [ALL]:
-        return _run_all(arguments, seeds)
+        _run_all(arguments, seeds)
+        return
     for name in ("quick", "full"):
         if getattr(arguments, name):
             raise ValueError(
@@ -120,10 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
         if folders[name] is not None:
             for path in write(report, folders[name]):
                 print(f"wrote {path}")
-    return 0
 
 
-def _run_all(arguments: argparse.Namespace, seeds: Seeds) -> int:
+def _run_all(arguments: argparse.Namespace, seeds: Seeds) -> None:
     """Run the targets one after the other, and write the page of the papers' items."""
     if not (arguments.quick or arguments.full):
         raise ValueError(f"{ALL}: wanted --quick or --full")
@@ -135,4 +111,3 @@ def _run_all(arguments: argparse.Namespace, seeds: Seeds) -> int:
     budget = QUICK if arguments.quick else None
     run_all(seeds, arguments.out, data=arguments.data, names=papers.names(), budget=budget)
     print(f"wrote {arguments.out / PAGE}")
-    return 0

@@ -1,4 +1,4 @@
-"""How good learned components are, on the samples they were learned from and on others."""
+"""Measures how well components fit samples, whether or not they were learned from them."""
 
 import jax
 
@@ -9,22 +9,22 @@ from jaxfed.core.contract.algorithm import Personalized
 
 @jax.jit
 def shares(result: Personalized, data: Samples) -> metrics.EnergyShares:
-    """Shares of the samples' energy in the shared components, in the local ones, in neither."""
+    """Return the shares of the samples' energy in shared components, in local ones, in neither."""
     return metrics.separation(data.values, result.shared, result.local, data.count)
 
 
 @jax.jit
 def shares_of_each(result: Personalized, data: Samples) -> metrics.EnergyShares:
-    """The same of every client by itself, three arrays."""
+    """Return the same shares for each client, as three arrays."""
     return metrics.separation(data.values, result.shared, result.local, data.count, per_client=True)
 
 
 def objective(result: Personalized, data: Samples) -> float:
-    """Mean over clients of the squared reconstruction error of a sample."""
+    """Return the squared reconstruction error of a sample, averaged over clients."""
     error = metrics.reconstruction_error(data.values, result.shared, result.local, data.count)
     return float(error)
 
 
 def theta(result: Personalized) -> float | None:
-    """Misalignment of the local components, None where there are none."""
+    """Return the misalignment of the local components; None without any."""
     return None if result.local is None else float(metrics.misalignment(result.local))

@@ -1,4 +1,4 @@
-"""The folder that a command's results go to, and the list of what was written there."""
+"""The folder of a command's results, which leaves files of others alone."""
 
 import hashlib
 import json
@@ -16,16 +16,16 @@ from jaxfed.core.store import grid as grid_store
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
-_ABOUT = "what jaxfed wrote into this folder; all else is left as it is"
-_MARK = f"{CHECKPOINT}/.jaxfed"  # says that the folder of checkpoints was made here
+_ABOUT = "what jaxfed wrote into this folder; all else is left as it is"  # marks manifests
+_MARK = f"{CHECKPOINT}/.jaxfed"  # marks a folder of checkpoints that was made here
 
 
 class Folder:
-    """A folder of results, which may hold files of others.
+    """A folder of results, which may hold other files too.
 
-    Its `manifest.json` lists the size and the SHA-256 of each file that was written. What is not
-    on this list, or is not any more what was written, belongs to somebody else: it is neither
-    overwritten nor removed, whatever the command was told.
+    Its `manifest.json` lists the size and the SHA-256 hash of each file that was written. Any
+    other file, and a listed one that has changed since, is foreign: it is neither overwritten nor
+    removed, with or without `--force`.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -33,26 +33,26 @@ class Folder:
 
     @property
     def checkpoint(self) -> Path:
-        """The folder for checkpoints in this one."""
+        """The folder of checkpoints inside this one."""
         return self.path / CHECKPOINT
 
     @property
     def interrupted(self) -> bool:
-        """Whether a run with checkpoints was begun here and did not end."""
-        begun = _MARK in self._listed() and not self._is_foreign(CHECKPOINT)
-        return begun and not (self.path / RESULT[-1]).exists()
+        """Whether a run with checkpoints began here and did not end."""
+        has_begun = _MARK in self._listed() and not self._is_foreign(CHECKPOINT)
+        return has_begun and not (self.path / RESULT[-1]).exists()
 
     def check(self, names: Iterable[str], *, force: bool, resumable: bool = False) -> None:
-        """Make sure that nothing of value is overwritten, before anything is computed.
+        """Refuse a folder whose files may not be overwritten, before anything is computed.
 
         Args:
-            names: of what is to be written, or patterns of them.
+            names: names of the files to write, or patterns of them.
             force: whether earlier results may be overwritten.
-            resumable: whether a folder that an interrupted run left is taken up again.
+            resumable: whether an interrupted run may be resumed.
 
         Raises:
-            ValueError: if the folder is in use and may not be overwritten, is a file, or holds
-                files of others in the places of results.
+            ValueError: for a file instead of a folder, a folder that is not empty (without
+                `force`), and foreign files in the places of results.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--out: {self.path} is a file, wanted a folder")
@@ -67,13 +67,13 @@ class Folder:
         self._refuse_foreign((MANIFEST, *RESULT, *names))
 
     def begin(self, *, resume: bool = False) -> None:
-        """Make the folder, without the results of an earlier run.
+        """Make the folder, or remove the results of an earlier run from it.
 
         Args:
-            resume: whether checkpoints stay, for the run to be taken up again.
+            resume: whether checkpoints stay, so that the run can be resumed.
 
         Raises:
-            BlockingIOError: if another process has a run with checkpoints in the folder.
+            BlockingIOError: if another process is running with checkpoints in the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._refuse_foreign([MANIFEST])
@@ -88,40 +88,40 @@ class Folder:
                 self._list({name: entry for name, entry in listed.items() if name == _MARK})
 
     def begin_checkpoint(self) -> None:
-        """Make the folder for checkpoints; from here on the folder tells that a run was begun."""
+        """Make the folder of checkpoints, which marks that a run has begun."""
         self._refuse_foreign([CHECKPOINT])
         self.checkpoint.mkdir(exist_ok=True)
         with self.writing(_MARK) as part:
             part.write_text("made by jaxfed\n", encoding="utf-8")
 
     def discard_checkpoint(self) -> None:
-        """Remove the checkpoints that runs saved here."""
+        """Remove the checkpoints that were saved here."""
         if self._is_marked:
             checkpoint.discard(self.checkpoint)
             grid_store.discard(self.checkpoint)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Write a file: complete or not at all, and known to the manifest once it is there.
+        """Write a file completely or not at all, and list it in the manifest.
 
         Args:
-            name: of the file.
+            name: name of the file.
 
         Yields:
             The path to write to.
 
         Raises:
-            ValueError: if a file of others is in its place.
+            ValueError: if a foreign file is in its place.
         """
         self._refuse_foreign([name])
         with replacing(self.path / name) as part:
             yield part
-            # First, so that no file of its own is ever taken for somebody else's.
+            # Before the file is in place, so that it never looks foreign.
             self._list({**self._listed(), name: _entry(part)})
 
     @property
     def _is_marked(self) -> bool:
-        """Whether the folder for checkpoints was made here."""
+        """Whether the folder of checkpoints was made here."""
         return os.path.lexists(self.path / _MARK) and not self._is_foreign(_MARK)
 
     def _refuse_foreign(self, patterns: Iterable[str]) -> None:
@@ -135,7 +135,7 @@ class Folder:
                     )
 
     def _is_foreign(self, name: str) -> bool:
-        """Whether something of others is in this place."""
+        """Whether something is in this place that was not written here."""
         path = self.path / name
         if not os.path.lexists(path):
             return False
@@ -156,20 +156,20 @@ class Folder:
 
 
 def _visible(folder: Path) -> set[str]:
-    """What is in a folder, without what a killed process had not put in its place yet."""
+    """List a folder, without the incomplete files that a killed process has left."""
     names = os.listdir(folder) if folder.is_dir() else []
     return {name for name in names if not name.startswith(".part-")}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The files that a manifest lists; None if it is none."""
+    """Read the files that a manifest lists; None if this is no manifest."""
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else None
+        manifest = json.loads(path.read_bytes()) if path.is_file() else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("about") != _ABOUT:
+    if not isinstance(manifest, dict) or manifest.get("about") != _ABOUT:
         return None
-    files = found.get("files")
+    files = manifest.get("files")
     if not isinstance(files, dict) or any(Path(n).name != n for n in files.keys() - {_MARK}):
         return None
     return files

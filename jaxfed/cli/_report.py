@@ -1,5 +1,6 @@
-"""What every command does besides computing: its files, its table."""
+"""What commands print and write: the files with a result, and tables."""
 
+import argparse
 import json
 import os
 import sys
@@ -18,19 +19,47 @@ def write(folder: Folder, arrays: Mapping[str, Any], summary: Mapping[str, Any])
 
     Args:
         folder: where to.
-        arrays: what goes into `result.npz`; parts that do not exist, None, are left out.
-        summary: what goes into `result.json`, beside the versions that made it.
+        arrays: go into `result.npz`, without those that are None.
+        summary: goes into `result.json`, beside the versions of the packages that made it.
     """
     with folder.writing(RESULT[0]) as part:
-        there = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
-        np.savez(part, **there)  # pyright: ignore[reportArgumentType]
+        present = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
+        np.savez(part, **present)  # pyright: ignore[reportArgumentType]
     with folder.writing(RESULT[1]) as part:
         text = json.dumps({**summary, "versions": versions()}, indent=2, default=_plain)
         part.write_text(text + "\n", encoding="utf-8")
 
 
+def finish(
+    folder: Folder,
+    arguments: argparse.Namespace,
+    arrays: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    others: Mapping[str, Any] | None = None,
+) -> None:
+    """Write all that a command found, and print the names of its files.
+
+    Args:
+        folder: where to.
+        arguments: the values of the options, which go into `result.json` as `settings`.
+        arrays: see `write`.
+        summary: see `write`.
+        others: figures, and texts, by the names of their files.
+    """
+    others = others or {}
+    for name, content in others.items():
+        with folder.writing(name) as part:
+            if isinstance(content, str):
+                part.write_text(content, encoding="utf-8")
+            else:
+                content.savefig(part, dpi=150)
+    settings = {name: value for name, value in vars(arguments).items() if name != "run"}
+    write(folder, arrays, {"settings": settings, **summary})
+    print(f"Written to {folder.path}: {', '.join((*RESULT, *others))}.")
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as text, columns aligned: words to the left, numbers to the right.
+    """Format rows as text, with columns of words aligned left and those of numbers right.
 
     Args:
         rows: cells by the name of their column, the same columns in each; None is left empty.
@@ -51,11 +80,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table: by rich where somebody watches and it is installed, else as `table` has it.
-
-    Args:
-        rows: as those of `table`.
-    """
+    """Print a table: with rich on a terminal, if it is installed, else as `table` formats it."""
     if not (sys.stdout.isatty() and find_spec("rich")):
         print(table(rows))
         return
@@ -64,18 +89,18 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = list(rows[0])
     for name in names:
         left = isinstance(rows[0][name], str)
-        drawn.add_column(Text(_cell(name)), justify="left" if left else "right", overflow="fold")
+        grid.add_column(Text(_cell(name)), justify="left" if left else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(_cell(row[name])) for name in names))  # names are no markup
-    Console().print(drawn)
+        grid.add_row(*(Text(_cell(row[name])) for name in names))  # names may look like markup
+    Console().print(grid)
 
 
 def on_terminal() -> bool:
-    """Whether somebody watches, so that a progress bar is of use and does not fill a log."""
+    """Whether errors go to a terminal, where a progress bar is of use and fills no log."""
     return sys.stderr.isatty()
 
 
@@ -86,12 +111,12 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return f"{value:,}"
-    # What would move a terminal's cursor comes from names of files, and from files of results.
+    # Names of files and results may hold control characters, which would move the cursor.
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def _plain(value: Any) -> Any:
-    """NumPy and JAX scalars and arrays, and paths, as JSON knows them."""
+    """Convert arrays, scalars of NumPy and JAX, and paths to what JSON can hold."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return np.asarray(value).tolist()

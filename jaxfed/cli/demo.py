@@ -1,4 +1,4 @@
-"""`jaxfed demo`: what do clients with different handwritten digits share, what is their own?"""
+"""`jaxfed demo`: shared and local components of clients with different handwritten digits."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ from jaxtyping import Float
 from jaxfed import data, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _evaluate, _report
-from jaxfed.cli._folder import RESULT, Folder
+from jaxfed.cli._command import Command
+from jaxfed.cli._common import FORCE
+from jaxfed.cli._folder import Folder
+from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
@@ -24,7 +27,7 @@ IMAGE = (8, 8)
 
 
 class Digits(NamedTuple):
-    """Clients with images of one or two digits each, in two halves, the mean image removed."""
+    """Images of clients with one or two digits each, without the mean image."""
 
     train: list[Float[np.ndarray, "n_i 64"]]
     held_out: list[Float[np.ndarray, "n_i 64"]]
@@ -32,44 +35,24 @@ class Digits(NamedTuple):
     mean: Float[np.ndarray, " 64"]
 
 
-def add_parser(subparsers) -> None:
-    """Add the `demo` command.
-
-    Args:
-        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
-    """
-    parser = subparsers.add_parser(
-        "demo",
-        help="shared and local components of real handwritten digits, in under a minute",
-        description=(
-            "Split scikit-learn's 1,797 images of handwritten digits over 50 clients of one or "
-            "two digits each, fit shared and local components, compare with PCA of each client "
-            "alone, of all data pooled, and in one shot, and draw what was learned."
-        ),
+def command() -> Command:
+    """Describe the command."""
+    about = (
+        "Split scikit-learn's 1,797 images of handwritten digits over 50 clients with one or two "
+        "digits each, fit shared and local components, compare them with PCA of each client "
+        "alone, of all data pooled, and in one shot, and draw what was learned."
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("jaxfed-demo"),
-        metavar="DIR",
-        help="results go here; default: %(default)s",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite earlier results")
-    parser.add_argument("--seed", type=int, default=0, help="of the split; default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=200, help="of PerPCA; default: %(default)s")
-    parser.set_defaults(run=run)
+    options = [
+        option("--out", Path, "folder for the results", Path("jaxfed-demo")),
+        FORCE,
+        option("--seed", int, "seed of the split", 0, metavar="SEED"),
+        option("--rounds", int, "number of rounds of PerPCA", 200),
+    ]
+    return Command(about, run, {"": options})
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        ValueError: if results would be overwritten, or rounds are not positive.
-        ImportError: if an optional package is missing.
-    """
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
     # Before anything is computed.
     require("sklearn.datasets", extra="data")
     require("matplotlib.figure", extra="plot")
@@ -87,30 +70,25 @@ def run(arguments: argparse.Namespace) -> int:
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
     best = min(rows, key=lambda row: row["residual, held out"])["method"]
     _report.show(rows)
-    for remark in solutions["PerPCA"].remarks():
+    perpca = solutions["PerPCA"]
+    for remark in perpca.remarks():
         print(f"\nPerPCA: {remark}")
     print(
         "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "
-        f"does not belong.\nkB sent: by each client in all. Lowest held-out error: {best}."
+        f"does not belong.\nkB sent: by each client in all. Lowest held-out error: {best}.\n"
     )
-    perpca = solutions["PerPCA"]
     figure = picture(digits, perpca, rows)
     folder.begin()
-    with folder.writing(PICTURE) as part:
-        figure.savefig(part, dpi=150)
     arrays = {**perpca.entries(), "mean": digits.mean}
     settings = {"seed": arguments.seed, "rounds": arguments.rounds}
     settings |= {"shared_rank": SHARED_RANK, "local_rank": LOCAL_RANK}
-    _report.write(folder, arrays, {"settings": settings, "classes": digits.classes, "table": rows})
-    print(
-        f"\nThe picture is {folder.path / PICTURE}, the numbers are in {folder.path / RESULT[1]}."
-    )
-    return 0
+    summary = {"settings": settings, "classes": digits.classes, "table": rows}
+    _report.finish(folder, arguments, arrays, summary, {PICTURE: figure})
 
 
 def load(key) -> Digits:
-    """The digits on 50 clients: 30 of one class, 20 of two; 40 % of each client held out."""
+    """Split the digits over 50 clients: 30 with one class, 20 with two; hold 40 % of each out."""
     bundled = require("sklearn.datasets", extra="data").load_digits()
     pixels, labels = (bundled.data / 16).astype(np.float32), bundled.target
     keys = jax.random.split(key, 5)
@@ -122,20 +100,20 @@ def load(key) -> Digits:
         )
         samples += part.samples
         classes += [tuple(np.unique(labels).tolist()) for labels in part.labels]
-    # Unequal clients: of what a client has left, mostly few images, and never fewer to learn from
-    # than components.
+    # Make clients unequal: drop a random part of their images, mostly a large one, but leave as
+    # many as there are components.
     spare = [max(len(y) - 20, 0) for y in samples]
     chance = np.sqrt(jax.random.uniform(keys[3], (len(samples),)))
     dropped = [1 + int(u * count) for count, u in zip(spare, chance, strict=True)]
     samples, _ = data.train_test_split(samples, dropped, key=keys[3])
     train, held_out = data.train_test_split(samples, 0.4, key=keys[4])
-    # What a server learns from one sum and one count of each client.
+    # A server can compute the mean from one sum and one count of each client.
     mean = np.concatenate(train).mean(axis=0)
     return Digits([y - mean for y in train], [y - mean for y in held_out], classes, mean)
 
 
 def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clients]:
-    """Every method with as many components for each client as the others; and the held-out data."""
+    """Fit every method, all with equally many components for a client; return held-out data too."""
     clients = Clients.from_samples(digits.train)
     held_out = Clients.from_samples(digits.held_out)
     rank = SHARED_RANK + LOCAL_RANK
@@ -160,31 +138,31 @@ def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clie
 def compare(
     solutions: dict[str, Solution], train: Clients, held_out: Clients
 ) -> list[dict[str, Any]]:
-    """The table: a row for each method."""
+    """Return the rows of the table, one for each method."""
     rows = []
     for name, solution in solutions.items():
-        learned = _evaluate.shares(solution.result, train.data)
-        unseen = _evaluate.shares(solution.result, held_out.data)
+        train_shares = _evaluate.shares(solution.result, train.data)
+        held_out_shares = _evaluate.shares(solution.result, held_out.data)
         rows.append(
             {
                 "method": name,
-                "residual, training": 100 * float(learned.residual),
-                "residual, held out": 100 * float(unseen.residual),
-                "in shared": 100 * float(learned.shared),
-                "in local": 100 * float(learned.local),
+                "residual, training": 100 * float(train_shares.residual),
+                "residual, held out": 100 * float(held_out_shares.residual),
+                "in shared": 100 * float(train_shares.shared),
+                "in local": 100 * float(train_shares.local),
                 "misalignment": _evaluate.theta(solution.result),
                 "kB sent": solution.history["bits_up"][-1] / 8e3,
             }
         )
-    # PerPCA started from the one shot, which was sent before.
+    # PerPCA started from the solution of OneShot, which had to be sent first.
     rows[-1]["kB sent"] += rows[-2]["kB sent"]
     return rows
 
 
 def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) -> Any:
-    """Shared components, local components of some clients, samples taken apart, convergence."""
+    """Draw shared components, local ones of some clients, samples in parts, and the convergence."""
     shared, local = (np.asarray(part) for part in solution.result)
-    # For each digit a client that has no other.
+    # For each digit a client that has no other digits.
     owners = [digits.classes.index((digit,)) for digit in range(10)]
     figure = _figure.canvas(None, 11.0, 7.4)
     figure.suptitle(

@@ -1,6 +1,7 @@
-"""`jaxfed transform`: the scores of samples in components that were learned before."""
+"""`jaxfed transform`: compute scores of samples in components that were learned before."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,124 +9,126 @@ import numpy as np
 
 from jaxfed import data, pca
 from jaxfed.cli import _report
-from jaxfed.cli._folder import RESULT, Folder
-from jaxfed.cli.fit import _common
+from jaxfed.cli._command import Command
+from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files
+from jaxfed.cli._folder import Folder
+from jaxfed.cli._options import option
 from jaxfed.cli.info import file_of
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store.saved import Saved, load
 
 
-def add_parser(subparsers) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
-    """
-    parser = subparsers.add_parser(
-        "transform",
-        help="scores of samples in components that were learned before",
-        description="Write the scores of samples in their client's components, and how far they "
-        "are from them, to result.npz: `names`, and for each row `client`, `scores`, `anomaly`.",
+def command() -> Command:
+    """Describe the command."""
+    about = (
+        "Write the scores of samples in the components of their client, and their squared distance "
+        "from the subspace of these components, to result.npz: `names` of the clients, and for "
+        "each sample `client`, `scores` and `anomaly`."
     )
-    parser.add_argument(
-        "result", type=Path, metavar="RESULT", help="what jaxfed fit wrote, of the PCA family"
-    )
-    _common.add_samples(parser, "scores")
-    parser.add_argument(
-        "--personalize",
-        action="store_true",
-        help="learn local components for clients that were not there, from their samples alone",
-    )
-    parser.set_defaults(run=run)
+    new = "learn local components of new clients, which took no part in the fit, from their samples"
+    personalize = option("--personalize", bool, new, False)
+    options = [EARLIER_RESULT, *files(SAMPLES), COLUMN, *OUTPUT, personalize]
+    return Command(about, run, {"": options})
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        ValueError: for arguments, a result or data that do not fit.
-        OSError: if a file cannot be read or written.
-    """
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
     folder = Folder(arguments.out)
     folder.check([], force=arguments.force)
-    saved, known, means = read_components(arguments.result)
-    tables, names = data.read_folder(
-        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
-    )
+    fitted = Fitted.read(arguments.result)
+    tables, names = read_tables(arguments)
     rows, scores, anomalies = [], [], []
     for name, table in zip(names, tables, strict=True):
-        place = known.index(name) if name in known else None
-        if place is None and not arguments.personalize and saved.result.local is not None:
+        is_new = name not in fitted.names
+        if is_new and not arguments.personalize and fitted.saved.result.local is not None:
             raise ValueError(
-                f"--data: {name} was not there when components were learned; --personalize learns "
-                "its own from its samples"
+                f"--data: wanted clients that took part in the fit, got {name}; --personalize "
+                "learns local components from its samples"
             )
-        centred = table - mean_of(means, place, table)
-        fitted, client = _components(saved, place, centred)
-        scores.append(np.asarray(pca.transform(fitted, centred, client=client)))
-        anomalies.append(np.asarray(pca.anomaly_score(fitted, centred, client=client)))
-        energy = np.sum(centred**2)
+        centered = table - fitted.mean_of(name, table)
+        model, client = _components(fitted, name, centered)
+        scores.append(np.asarray(pca.transform(model, centered, client=client)))
+        anomalies.append(np.asarray(pca.anomaly_score(model, centered, client=client)))
+        energy = np.sum(centered**2)
         rows.append(
             {
                 "client": name,
                 "samples": len(table),
-                "known": "no" if place is None else "yes",
+                "known": "no" if is_new else "yes",
                 "residual (% of their energy)": 100 * anomalies[-1].sum() / max(energy, 1e-30),
             }
         )
     folder.begin()
-    owner = np.repeat(np.arange(len(names)), [len(table) for table in tables])
-    arrays = {"names": names, "client": owner, "scores": np.concatenate(scores)}
-    settings = {name: value for name, value in vars(arguments).items() if name != "run"}
-    _report.write(
-        folder,
-        arrays | {"anomaly": np.concatenate(anomalies)},
-        {"settings": settings, "table": rows},
-    )
+    arrays = {
+        "names": names,
+        "client": np.repeat(np.arange(len(names)), [len(table) for table in tables]),
+        "scores": np.concatenate(scores),
+        "anomaly": np.concatenate(anomalies),
+    }
     _report.show(rows)
-    print(f"\nWritten to {folder.path}: {', '.join(RESULT)}.")
-    return 0
+    print()
+    _report.finish(folder, arguments, arrays, {"table": rows})
 
 
-def read_components(path: Path) -> tuple[Saved, list[str], np.ndarray]:
-    """What `jaxfed fit` wrote of the PCA family, with the clients' names and means.
+def read_tables(arguments: argparse.Namespace) -> tuple[list[np.ndarray], list[str]]:
+    """Read the samples of each client and the clients' names."""
+    return data.read_folder(
+        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
+    )
 
-    Raises:
-        ValueError: for any other file.
-        OSError: if it cannot be read.
+
+@dataclass(frozen=True)
+class Fitted:
+    """A result of `jaxfed fit` of the PCA family.
+
+    Attributes:
+        saved: the result itself.
+        names: of the clients.
+        means: what was subtracted from each client's samples, `(m, d)`.
     """
-    path = file_of(path)
-    saved = load(path)
-    with np.load(path, allow_pickle=False) as stored:
-        # Views have names, means and the numbers of their features.
-        if not {"names", "mean"} <= set(stored) or "features" in stored:
-            raise ValueError(
-                f"{path}: wanted what jaxfed fit wrote of the PCA family, got {saved.algorithm}"
-            )
-        known, means = stored["names"].tolist(), stored["mean"]
-    features = saved.result.shared if saved.result.shared is not None else saved.result.local
-    local = np.shape(saved.result.local)[:1] or np.shape(known)  # one process holds its own alone
-    if np.shape(known) != local or means.shape != (*local, features.shape[-2]):
-        raise ValueError(f"{path}: its names and means are not those of its clients")
-    return saved, known, means
+
+    saved: Saved
+    names: list[str]
+    means: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path) -> "Fitted":
+        """Read a result.
+
+        Raises:
+            ValueError: for any other file.
+            OSError: if it cannot be read.
+        """
+        path = file_of(path)
+        saved = load(path)
+        with np.load(path, allow_pickle=False) as stored:
+            # A result of views has names and means too, and the numbers of their features.
+            if not {"names", "mean"} <= set(stored) or "features" in stored:
+                raise ValueError(
+                    f"{path}: wanted what jaxfed fit wrote of the PCA family, got {saved.algorithm}"
+                )
+            names, means = stored["names"].tolist(), stored["mean"]
+        shared, local = saved.result
+        features = (local if shared is None else shared).shape[-2]
+        # In a run of several processes, each writes the local components of its own clients.
+        clients = len(names) if local is None else len(local)
+        if np.shape(names) != (clients,) or means.shape != (clients, features):
+            raise ValueError(f"{path}: its names and means are not those of its clients")
+        return cls(saved, names, means)
+
+    def mean_of(self, name: str, table: np.ndarray) -> np.ndarray:
+        """Return what to subtract from a client's samples, chosen as it was for the fit."""
+        if name in self.names:
+            return self.means[self.names.index(name)]
+        is_common = (self.means == self.means[0]).all()
+        return self.means[0] if is_common else table.mean(axis=0)
 
 
-def mean_of(means: np.ndarray, place: int | None, table: np.ndarray) -> np.ndarray:
-    """What is subtracted from a client's samples, as it was from those that were learned from."""
-    if place is not None:
-        return means[place]
-    common = (means == means[0]).all()
-    return means[0] if common else table.mean(axis=0)
-
-
-def _components(saved: Saved, place: int | None, table: np.ndarray) -> tuple[Any, int | None]:
-    """Components for a client's samples, and the client's place among them."""
-    if saved.result.local is None:
-        return saved, None
-    if place is not None:
-        return saved, place
-    rank = saved.result.local.shape[-1]
-    return Personalized(*pca.personalize(saved, [table], rank)), 0
+def _components(fitted: Fitted, name: str, table: np.ndarray) -> tuple[Any, int | None]:
+    """Return components for a client's samples, and the client's index among them."""
+    local = fitted.saved.result.local
+    if local is None:
+        return fitted.saved, None
+    if name in fitted.names:
+        return fitted.saved, fitted.names.index(name)
+    return Personalized(*pca.personalize(fitted.saved, [table], local.shape[-1])), 0

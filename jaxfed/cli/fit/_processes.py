@@ -1,59 +1,67 @@
 """`jaxfed fit ... --processes`: one run in several processes, each with its own clients' files."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 
 from jaxfed import backend
+from jaxfed.cli._folder import Folder
+from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import attempted
 from jaxfed.core.run.solution import Solution
 from jaxfed.deploy import processes
 
-PLACE = "{process}"
+if TYPE_CHECKING:
+    from jaxfed.cli.fit._run import Problem
 
-
-def add_processes(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a run in several processes."""
-    group = parser.add_argument_group("several processes, each with the files of its own clients")
-    group.add_argument(
+NUMBER = "{process}"
+OPTIONS = [
+    option(
         "--processes",
-        action="store_true",
-        help="join the others, as Slurm, Open MPI or a TPU pod tells; in --data, "
-        f"{PLACE} stands for the number of the process, whose results go to --out/process{PLACE}",
-    )
-    group.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="of the first process, where nothing tells"
-    )
-    group.add_argument("--process-count", type=int, metavar="N", help="how many there are")
-    group.add_argument("--process", type=int, metavar="K", help="which one this is, from 0")
+        bool,
+        "join the other processes, found through Slurm, Open MPI or a TPU pod. In --data, "
+        f"{NUMBER} stands for the number of the process; its results go to --out/process{NUMBER}",
+        False,
+    ),
+    option("--coordinator", str, "address of the first process", None, metavar="HOST:PORT"),
+    option("--process-count", int, "number of processes", None),
+    option("--process", int, "number of this process, from 0", None, metavar="K"),
+]
 
 
 class Together(NamedTuple):
-    """What this process does for all, or alone where it is the only one."""
+    """The part of this process in a run of all processes.
+
+    Attributes:
+        processes: how many there are.
+        process: the number of this one.
+        out: what `--out` names, the folder of the processes' folders.
+    """
 
     processes: int
-    place: int
-    out: Path  # what --out names
+    process: int
+    out: Path
 
     @classmethod
     def join(cls, arguments: argparse.Namespace) -> Self:
-        """Join the others, and find this process's folders.
+        """Join the other processes, if there are any.
 
         Args:
-            arguments: the parsed ones; paths become those of this process.
+            arguments: values of the options; folders and backend become those of this process.
 
         Raises:
             ValueError: for options that do not go together.
             RuntimeError: if the others cannot be reached.
         """
-        given = arguments.coordinator, arguments.process_count, arguments.process
-        if not arguments.processes:
-            if any(each is not None for each in given):
+        options = [getattr(arguments, x, None) for x in ("coordinator", "process_count", "process")]
+        if not getattr(arguments, "processes", False):
+            if any(each is not None for each in options):
                 raise ValueError("--coordinator, --process-count, --process: want --processes")
             return cls(1, 0, arguments.out)
         if arguments.backend not in ("vmap", "shard"):
@@ -63,47 +71,65 @@ class Together(NamedTuple):
         if arguments.center == "common":
             raise ValueError("--center: wanted own or none with --processes, got common")
         arguments.backend = "shard"
-        processes.initialize(*given)
-        number, place, out = jax.process_count(), jax.process_index(), arguments.out
-        arguments.data = Path(str(arguments.data).replace(PLACE, str(place)))
-        arguments.out = out / f"process{place}"
-        return cls(number, place, out)
+        processes.initialize(*options)
+        together = cls(jax.process_count(), jax.process_index(), arguments.out)
+        arguments.data = Path(str(arguments.data).replace(NUMBER, str(together.process)))
+        arguments.out = together.out / f"process{together.process}"
+        return together
 
-    @property
-    def first_out(self) -> Path:
-        """The folder of the first process's results."""
-        return self.out / "process0"
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this process tells of the run."""
-        return self.place == 0
+    def first_folder(self, folder: Folder) -> Folder:
+        """Return the first process's folder of results, given this one's."""
+        return folder if self.processes == 1 else Folder(self.out / "process0")
 
     def each(self, name: str, attempt: Callable[[], Any]) -> list[Any]:
-        """What an attempt gives in every process; an error in one is one in all."""
+        """Collect what every process returns; an error in one is an error in all.
+
+        Args:
+            name: the option that the error is about.
+            attempt: returns what JSON can hold.
+        """
         return [attempt()] if self.processes == 1 else attempted(name, attempt)
 
-    def check_names(self, names: list[str]) -> None:
-        """Refuse clients whose files several processes have read."""
-        found: dict[str, int] = {}
-        for place, own in enumerate(self.each("--data", lambda: names)):
-            for name in own:
-                if name in found:
+    def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
+        """Read this process's data, and refuse clients whose files several processes have read."""
+        problems: list[Problem] = []
+
+        def attempt() -> list[str]:
+            problems.append(prepare())
+            return problems[0].names
+
+        readers: dict[str, int] = {}
+        for process, names in enumerate(self.each("--data", attempt)):
+            for name in names:
+                if name in readers:
                     raise ValueError(
                         f"--data: wanted other clients in each process, got {name} in "
-                        f"{found[name]} and {place}; {PLACE} stands for the number of the process"
+                        f"{readers[name]} and {process}; {NUMBER} stands for the process's number"
                     )
-                found[name] = place
+                readers[name] = process
+        return problems[0]
 
-    def spread(self, clients: Clients, mapped: backend.Backend) -> Clients:
-        """All processes' clients."""
-        return (
-            clients if self.processes == 1 else Clients.from_process_local(clients, backend=mapped)
-        )
+    @contextmanager
+    def in_first(self, name: str, make: Callable[[], AbstractContextManager]) -> Iterator[None]:
+        """Enter a context in the first process; its error there is an error in all."""
+        with ExitStack() as stack:
 
-    def own(self, solution: Solution, clients: Clients) -> Solution:
-        """A solution with the local parts of this process's clients alone."""
+            def enter() -> None:
+                if self.process == 0:
+                    stack.enter_context(make())
+
+            self.each(name, enter)
+            yield
+
+    def spread(self, clients: Clients, mapping: backend.Backend) -> Clients:
+        """Return the clients of all processes."""
+        if self.processes == 1:
+            return clients
+        return Clients.from_process_local(clients, backend=mapping)
+
+    def local(self, solution: Solution, clients: Clients) -> Solution:
+        """Return a solution with the local parts of this process's clients alone."""
         if self.processes == 1:
             return solution
-        own = clients.own(solution.result.local)
-        return replace(solution, result=solution.result._replace(local=own))
+        local = clients.own(solution.result.local)
+        return replace(solution, result=solution.result._replace(local=local))

@@ -1,73 +1,212 @@
-"""`jaxfed fit`, the PCA family: every exported algorithm, by one table."""
+"""`jaxfed fit` for the PCA family: every exported algorithm, by one table."""
 
 import argparse
-import inspect
+import re
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxfed import pca
-from jaxfed.cli.fit import _pca, _signature
-from jaxfed.core.contract.algorithm import Algorithm
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from jaxfed import data, pca, plot
+from jaxfed.cli import _evaluate
+from jaxfed.cli._command import Command
+from jaxfed.cli._common import BACKEND, CENTER, COLUMN, SAMPLES, files, held_out, rounds, share_of
+from jaxfed.cli._options import call, option, options_of, summary
+from jaxfed.cli.fit import _processes, _run
+from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, RUN, TOL
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.solution import Solution
+from jaxfed.pca.fitted import side_by_side
+
+PICTURES = ("components.png", "convergence.png")
+WARM_STARTS = ("projector", "spectrum")
+DRAWN = 4  # clients whose local components are drawn
 
 
-class Command(NamedTuple):
-    """How an algorithm is run from the command line; its options are those of its class."""
+class Entry(NamedTuple):
+    """How an algorithm is run.
 
-    made: Callable[..., Algorithm]
-    rounds: bool = True  # whether there are any
-    warm: bool = False  # whether it may start from another algorithm's solution
+    Attributes:
+        algorithm: its class, which describes its options.
+        has_rounds: whether it runs more than one exchange.
+        has_warm_start: whether it may start from the solution of `OneShot`.
+    """
+
+    algorithm: Callable[..., Algorithm]
+    has_rounds: bool = True
+    has_warm_start: bool = False
 
 
-COMMANDS = {
-    "perpca": Command(pca.PerPCA, warm=True),
-    "varpro": Command(pca.VarProPerPCA, warm=True),
-    "local": Command(pca.Local, rounds=False),
-    "pooled": Command(pca.Pooled, rounds=False),
-    "oneshot": Command(pca.OneShot, rounds=False),
-    "hierarchical": Command(pca.HierarchicalPCA),
-    "adaptive": Command(pca.AdaptivePCA),
-    "empirical-bayes": Command(pca.EmpiricalBayesPCA),
-    "local-probabilistic": Command(pca.LocalProbabilisticPCA),
-    "global-probabilistic": Command(pca.GlobalProbabilisticPCA),
-    "block-lanczos": Command(pca.BlockLanczos),
-    "subspace-iteration": Command(pca.SubspaceIteration),
-    "local-power": Command(pca.LocalPower),
-    "faps": Command(pca.FAPS),
+ALGORITHMS = {
+    "perpca": Entry(pca.PerPCA, has_warm_start=True),
+    "varpro": Entry(pca.VarProPerPCA, has_warm_start=True),
+    "local": Entry(pca.Local, has_rounds=False),
+    "pooled": Entry(pca.Pooled, has_rounds=False),
+    "oneshot": Entry(pca.OneShot, has_rounds=False),
+    "hierarchical": Entry(pca.HierarchicalPCA),
+    "adaptive": Entry(pca.AdaptivePCA),
+    "empirical-bayes": Entry(pca.EmpiricalBayesPCA),
+    "local-probabilistic": Entry(pca.LocalProbabilisticPCA),
+    "global-probabilistic": Entry(pca.GlobalProbabilisticPCA),
+    "block-lanczos": Entry(pca.BlockLanczos),
+    "subspace-iteration": Entry(pca.SubspaceIteration),
+    "local-power": Entry(pca.LocalPower),
+    "faps": Entry(pca.FAPS),
 }
 
 
-def add_parser(subparsers) -> None:
-    """Add the algorithms.
+# --- options -------------------------------------------------------------------------------------
 
-    Args:
-        subparsers: what `argparse.ArgumentParser.add_subparsers` returned.
+
+def commands() -> dict[str, Command]:
+    """Describe the commands."""
+    return {name: _command(name, entry) for name, entry in ALGORITHMS.items()}
+
+
+def _command(name: str, entry: Entry) -> Command:
+    shape = "draw components as images of this many pixels, e.g. 28x28"
+    options = {
+        "": [
+            *files(SAMPLES),
+            *RUN,
+            COLUMN,
+            held_out("share of each client's samples to test on; 0 for none", 0.2),
+            CENTER,
+            option("--image-shape", _shape, shape, None, metavar="HxW"),
+            *BACKEND,
+        ],
+        "algorithm": options_of(entry.algorithm, without={"start"} if entry.has_warm_start else ()),
+    }
+    if entry.has_rounds:
+        options["rounds"] = [rounds(200), TOL, PARTICIPATION, CHECKPOINTS]
+    if entry.has_warm_start:
+        starts = [option for option in options_of(entry.algorithm) if option.flag == "--start"]
+        choices = starts[0].keywords["choices"] if starts else ("local_first",)
+        about = (
+            "first components: the algorithm's own choice, or those that oneshot finds by "
+            "projector or spectrum"
+        )
+        options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
+    options["several processes, each with the files of its own clients"] = _processes.OPTIONS
+    run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=PICTURES)
+    return Command(summary(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})
+
+
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"wanted HEIGHTxWIDTH, e.g. 28x28, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+    """The clients' samples, centered.
+
+    Attributes:
+        names: of the clients.
+        train: samples to learn from, `(n_i, d)`.
+        held_out: samples to test on, `(k_i, d)`; an empty list if none are held out.
+        mean: what was subtracted, `(m, d)`.
     """
-    for name, command in COMMANDS.items():
-        build = partial(plan, command=command)
-        parser = _pca.add_command(subparsers, name, _signature.summary(command.made), build)
-        group = parser.add_argument_group("algorithm")
-        # A warm start is one more choice of the first components.
-        without = {"start"} if command.warm else set()
-        _signature.add_settings(group, command.made, without=without)
-        if command.rounds:
-            _pca.add_loop(parser, starts=_starts(command))
+
+    names: list[str]
+    train: list[Float[np.ndarray, "n_i d"]]
+    held_out: list[Float[np.ndarray, "k_i d"]]
+    mean: Float[np.ndarray, "m d"]
 
 
-def plan(arguments: argparse.Namespace, *, command: Command) -> _pca.Plan:
-    """The algorithm that was asked for, and the one whose solution it starts from."""
-    start = _pca.warm_start(arguments) if command.warm else None
-    if start is None:
-        return _pca.Plan(_signature.chosen(arguments, command.made))
-    known = inspect.signature(command.made).parameters
-    own = {"start": known["start"].default} if "start" in known else {}
-    return _pca.Plan(_signature.chosen(arguments, command.made, **own), start)
+def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
+    """Make the algorithm, and read the samples."""
+    settings, start = argparse.Namespace(**vars(arguments)), None
+    if entry.has_warm_start and arguments.start in WARM_STARTS:
+        start = pca.OneShot(arguments.shared_rank, arguments.local_rank, method=arguments.start)
+        delattr(settings, "start")  # the algorithm's own default, which the warm start replaces
+    algorithm = call(settings, entry.algorithm)
+    split_key, key = jax.random.split(jax.random.key(arguments.seed))
+    if process := jax.process_index():
+        split_key = jax.random.fold_in(split_key, process)
+    split = read(arguments, split_key)
+    clients = Clients.from_samples(split.train)
+    shape = arguments.image_shape
+    if shape is not None and shape[0] * shape[1] != clients.features:
+        raise ValueError(
+            f"--image-shape: {shape[0]}x{shape[1]} is {shape[0] * shape[1]} pixels, the data have "
+            f"{clients.features} features"
+        )
+    return _run.Problem(
+        algorithm,
+        clients,
+        split.names,
+        f"{len(clients)} clients, {clients.features} features, {sum(map(len, split.train))} "
+        f"samples to learn from and {sum(map(len, split.held_out))} held out.",
+        key,
+        partial(_evaluated, clients=clients, split=split, shape=shape),
+        start,
+        page={"image_shape": shape},
+    )
 
 
-def _starts(command: Command) -> tuple[str, ...]:
-    """What `--start` may be, where it is not only the algorithm's own; its default first."""
-    if not command.warm:
-        return ()
-    known = inspect.signature(command.made).parameters
-    own = _signature.names_of(known["start"]) if "start" in known else ("local_first",)
-    return (*own, *_pca.WARM_STARTS)
+def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
+    """Read, split and center the samples that `--data` names."""
+    arrays, names = data.read_folder(
+        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
+    )
+    share = share_of(arguments)
+    train, held_out = arrays, []
+    if share > 0:
+        train, held_out = data.train_test_split(arrays, share, key=key)
+    # The means of training samples alone, so that held-out samples have no influence.
+    mean = np.stack([y.mean(axis=0) for y in train])
+    if arguments.center == "common":
+        mean[:] = np.concatenate(train).mean(axis=0)
+    elif arguments.center == "none":
+        mean[:] = 0
+    train = [y - shift for y, shift in zip(train, mean, strict=True)]
+    # Either every client has held-out samples or none has.
+    held_out = [y - shift for y, shift in zip(held_out, mean, strict=False)]
+    return Split(names, train, held_out, mean)
+
+
+def _evaluated(
+    solution: Solution, *, clients: Clients, split: Split, shape: tuple[int, int] | None
+) -> _run.Findings:
+    result = Personalized(*side_by_side(solution))
+    train = _evaluate.shares(result, clients.data)
+    unseen = None
+    if split.held_out:
+        others = Clients.from_samples(split.held_out)
+        unseen = 100 * float(_evaluate.shares(result, others.data).residual)
+    objective = _evaluate.objective(result, clients.data)
+    quantities = {
+        "objective (mean squared error of a training sample)": objective,
+        "error on training samples (% of their energy)": 100 * float(train.residual),
+        "error on held-out samples (% of their energy)": unseen,
+        "in shared components (% of the training energy)": 100 * float(train.shared),
+        "in local components (% of the training energy)": 100 * float(train.local),
+        "misalignment of the local components": _evaluate.theta(result),
+    }
+    samples = dict(zip(split.names, map(len, split.train), strict=True))
+    figures = _figures(solution, split, shape)
+    return _run.Findings(quantities, figures, {"mean": split.mean}, {"samples": samples})
+
+
+def _figures(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:
+    """Draw pictures, by the names of their files."""
+    shared, local = solution.result
+    groups = {}
+    if shared is not None:
+        groups["shared components"] = pca.principal_axes(shared, split.train)
+    if local is not None:
+        for name, basis, samples in list(zip(split.names, local, split.train, strict=True))[:DRAWN]:
+            groups[f"local components of {name}"] = pca.principal_axes(basis, [samples])
+    figures = {PICTURES[0]: plot.components(groups, shape)}
+    if solution.rounds > 1:
+        figures[PICTURES[1]] = plot.convergence(solution.history)
+    return figures

@@ -1,0 +1,90 @@
+"""Options that several commands share, and what is made of their values."""
+
+import argparse
+from pathlib import Path
+
+from jaxfed import backend, channel
+from jaxfed.cli._options import Option, option
+from jaxfed.data._files import MAX_BYTES
+
+EARLIER_RESULT = option(
+    "result", Path, "folder with a result, or its file result.npz", metavar="RESULT"
+)
+FORCE = option("--force", bool, "overwrite earlier results", False)
+OUTPUT = [option("--out", Path, "folder for the results"), FORCE]
+SAMPLES = (
+    "folder with one file for each client (.npy, .csv, .parquet, or images whose rows are "
+    "samples), or one file with the samples of all clients"
+)
+COLUMN = option("--client-column", str, "column of one table that names the client", None)
+CENTER = option(
+    "--center",
+    ("none", "own", "common"),
+    "subtract each client's own mean (also without a value), or the mean of all training samples",
+    "none",
+    nargs="?",
+    const="own",
+)
+BITS = option(
+    "--bits", int, "2 to 8 bits for each entry of a message; default: all", None, metavar="B"
+)
+BACKEND = [
+    option(
+        "--backend",
+        ("auto", "vmap", "chunked", "pmap", "shard"),
+        "map all clients at once (vmap), in blocks (chunked), over devices (pmap, shard), or in "
+        "blocks where the processor's cache is too small for all (auto)",
+        "vmap",
+    ),
+    option("--chunk-size", int, "clients in a block; not for vmap and auto", None, metavar="K"),
+]
+
+
+def files(about: str, *default: None) -> list[Option]:
+    """Describe the options of data; `about` says which files they are."""
+    limit = "largest memory that a compressed file or an image may take"
+    return [option("--data", Path, about, *default), option("--max-bytes", int, limit, MAX_BYTES)]
+
+
+def rounds(default: int) -> Option:
+    """Describe the number of rounds."""
+    return option("--rounds", int, "number of rounds", default)
+
+
+def held_out(about: str, default: float) -> Option:
+    """Describe what is held out."""
+    return option("--held-out", float, about, default, metavar="SHARE")
+
+
+def share_of(arguments: argparse.Namespace) -> float:
+    """Return the share of the data that is held out.
+
+    Raises:
+        ValueError: if it is not a share.
+    """
+    share = arguments.held_out
+    if not 0 <= share < 1:
+        raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
+    return share
+
+
+def channel_of(arguments: argparse.Namespace) -> channel.Channel:
+    """Make the channel that `--bits` asks for: quantized differences."""
+    if arguments.bits is None:
+        return channel.lossless()
+    return channel.difference(channel.quantize(arguments.bits))
+
+
+def backend_of(arguments: argparse.Namespace) -> backend.Backend:
+    """Make the backend that `--backend` and `--chunk-size` ask for.
+
+    Raises:
+        ValueError: for a size of blocks with a backend that has none.
+    """
+    name, size = arguments.backend, arguments.chunk_size
+    if name in ("auto", "vmap") and size is not None:
+        raise ValueError(f"--chunk-size: is for --backend chunked, pmap and shard, got {name}")
+    if name == "chunked":
+        return backend.chunked(256 if size is None else size)
+    blocks = {} if size is None else {"inner": backend.chunked(size)}
+    return getattr(backend, name)(**blocks)

@@ -1,0 +1,123 @@
+"""Options of commands, written by hand or read from the signature of an algorithm's class."""
+
+import argparse
+import inspect
+import re
+import types
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "DIR"}
+_REQUIRED = object()
+
+
+class Option(NamedTuple):
+    """An option of a command.
+
+    Attributes:
+        flag: `--shared-rank`, or a name without dashes for an argument given by its position.
+        keywords: the keyword arguments of `argparse.ArgumentParser.add_argument`.
+    """
+
+    flag: str
+    keywords: dict[str, Any]
+
+
+def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keywords: Any) -> Option:
+    """Describe an option.
+
+    Args:
+        flag: see `Option`.
+        kind: a function that converts a word to the value, a tuple of the allowed words, a list of
+            one function for several values, or `bool` for a flag that takes no value.
+        about: its help, to which the default is appended.
+        default: its value if it is not given; an option without a default is required.
+        keywords: more keyword arguments of `add_argument`.
+    """
+    if default is not _REQUIRED:
+        keywords["default"] = default
+        if default is not None and default != () and kind is not bool:
+            shown = " ".join(map(str, default)) if isinstance(default, tuple) else "%(default)s"
+            about += f"; default: {shown}"
+    elif flag.startswith("-"):
+        keywords["required"] = True
+    if kind is bool:
+        keywords["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    elif isinstance(kind, tuple):
+        keywords["choices"] = kind
+    else:
+        if isinstance(kind, list):
+            keywords = {"nargs": "+"} | keywords
+            (kind,) = kind
+        keywords = {"type": kind, "metavar": METAVARS.get(kind)} | keywords
+    return Option(flag, {"help": about, **keywords})
+
+
+def options_of(algorithm: Callable[..., Any], *, without: Collection[str] = ()) -> list[Option]:
+    """Describe an option for each parameter of a class, but for those named in `without`.
+
+    The annotation says what it takes, and the docstring of the constructor is the help.
+    """
+    about = descriptions(algorithm)
+    return [
+        option(flag_of(name), _kind(parameter.annotation), about.get(name, ""), _default(parameter))
+        for name, parameter in inspect.signature(algorithm).parameters.items()
+        if name not in without
+    ]
+
+
+def optional_of(algorithm: Callable[..., Any], defaults: Mapping[str, str]) -> list[Option]:
+    """Describe options for some parameters of a class whose defaults the command chooses.
+
+    Args:
+        algorithm: its class.
+        defaults: how the help states the default of each; its value is None.
+    """
+    about, parameters = descriptions(algorithm), inspect.signature(algorithm).parameters
+    return [
+        option(flag_of(x), _kind(parameters[x].annotation), f"{about[x]}; default: {words}", None)
+        for x, words in defaults.items()
+    ]
+
+
+def call(arguments: argparse.Namespace, algorithm: Callable[..., Any], **others: Any) -> Any:
+    """Call a class with the values of its options; `others` replace them or add to them."""
+    names = inspect.signature(algorithm).parameters
+    values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return algorithm(**(values | others))
+
+
+def flag_of(name: str) -> str:
+    """Return the option of a parameter."""
+    return "--" + name.replace("_", "-")
+
+
+def descriptions(algorithm: Callable[..., Any]) -> dict[str, str]:
+    """Return what the docstring of a constructor says of each parameter, as a help text."""
+    text = inspect.getdoc(getattr(algorithm, "__init__", algorithm)) or ""
+    section = re.search(r"^Args:\n(.*?)(?=^\w|\Z)", text, re.M | re.S)
+    parts = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.M)[1:]
+    return {
+        name: " ".join(about.split()).replace("`", "").rstrip(".").replace("%", "%%")
+        for name, about in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def summary(algorithm: Callable[..., Any]) -> str:
+    """Return the first line of a docstring, without its markup."""
+    return (inspect.getdoc(algorithm) or "").split("\n")[0].rstrip(".").replace("`", "")
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return _REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def _kind(annotation: Any) -> Any:
+    """Return what an option takes: of several types, one that a word can be converted to."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        kinds = [kind for part in get_args(annotation) if (kind := _kind(part)) is not None]
+        return float if float in kinds else kinds[0]
+    return annotation if annotation in (int, float, bool) else None

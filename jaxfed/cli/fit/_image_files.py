@@ -1,0 +1,117 @@
+"""Reads the images of clients from files of the usual formats."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxfed import data
+from jaxfed.cli._common import share_of
+
+
+class Images(NamedTuple):
+    """Every client's images, flattened, with values from 0 to 1.
+
+    Attributes:
+        names: of the clients.
+        train: images to learn from, `(n_i, d)`.
+        held_out: images to test on, `(k_i, d)`, none of them if nothing is held out.
+        shape: height, width and channels.
+    """
+
+    names: list[str]
+    train: list[Float[np.ndarray, "n_i d"]]
+    held_out: list[Float[np.ndarray, "k_i d"]]
+    shape: tuple[int, int, int]
+
+
+def read(arguments: argparse.Namespace) -> Images:
+    """Read and split the images that `--data` names."""
+    share = share_of(arguments)
+    names, arrays, shape = _read(arguments)
+    if arguments.image_shape is not None:
+        shape = arguments.image_shape
+    features = arrays[0].shape[1]
+    if shape is None:
+        side = round(features**0.5)
+        if side**2 != features:
+            raise ValueError(
+                f"--image-shape: wanted that of the images of {features} values, which are no "
+                "square gray ones"
+            )
+        shape = (side, side, 1)
+    if np.prod(shape) != features:
+        words = "x".join(map(str, shape))
+        raise ValueError(f"--image-shape: {words} has {np.prod(shape)} values, images {features}")
+    for name, array in zip(names, arrays, strict=True):
+        if array.min() < 0 or array.max() > 1:
+            raise ValueError(
+                f"--data: wanted values from 0 to 1, or bytes, {name} has values from "
+                f"{array.min():.4g} to {array.max():.4g}"
+            )
+    held_out = [array[:0] for array in arrays]
+    if share:
+        for name, array in zip(names, arrays, strict=True):
+            if len(array) < 2:
+                raise ValueError(f"--held-out: {name} has one image, of which none can be held out")
+        key = jax.random.key(arguments.seed)
+        arrays, held_out = data.train_test_split(arrays, share, key=key)
+    return Images(names, arrays, held_out, shape)
+
+
+def _read(
+    arguments: argparse.Namespace,
+) -> tuple[list[str], list[Float[np.ndarray, "n d"]], tuple[int, int, int] | None]:
+    """Read the clients' names and images, and their shape if the format tells it."""
+    path: Path = arguments.data
+    limit = arguments.max_bytes
+    files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    idx = [name for name in files if re.search(r"images[-.]idx3-ubyte(\.gz)?$", name)]
+    cifar = [n for n in files if re.fullmatch(r"(cifar-10-.*\.tar\.gz|data_batch_1(\.bin)?)", n)]
+    if idx:
+        split = "train" if any(name.startswith("train") for name in idx) else "test"
+        return _deal(arguments, data.read_mnist(path, split, max_bytes=limit))
+    if cifar:
+        source = path if path.is_file() or cifar[0].startswith("data") else path / cifar[0]
+        return _deal(arguments, data.read_cifar10(source, max_bytes=limit))
+    if any(name.endswith(".json") for name in files):
+        writers = data.read_femnist(path)
+        # FEMNIST has white for 1, the other data sets ink.
+        arrays = [1 - images.reshape(len(images), -1) for images in writers.images]
+        return writers.names, arrays, _shape_of(writers.images[0])
+    arrays, names = data.read_folder(path, max_bytes=limit)
+    if max(array.max() for array in arrays) > 1 and all(_are_bytes(array) for array in arrays):
+        arrays = [array / 255 for array in arrays]
+    return names, [array.astype(np.float32) for array in arrays], None
+
+
+def _deal(arguments: argparse.Namespace, labelled: data.LabelledImages):
+    """Deal labelled images out to clients of few classes each."""
+    images = labelled.images.reshape(len(labelled.images), -1).astype(np.float32) / 255
+    parts = data.partition_by_class(
+        images,
+        labelled.labels,
+        arguments.clients,
+        arguments.classes_per_client,
+        sizes=arguments.images,
+        key=jax.random.key(arguments.seed),
+    )
+    arrays = [np.asarray(part) for part in parts.samples]
+    names = [
+        f"client {i + 1} ({', '.join(map(str, np.unique(labels)))})"
+        for i, labels in enumerate(parts.labels)
+    ]
+    return names, arrays, _shape_of(labelled.images)
+
+
+def _shape_of(images: np.ndarray) -> tuple[int, int, int]:
+    height, width, *channels = images.shape[1:]
+    return height, width, channels[0] if channels else 1
+
+
+def _are_bytes(array: np.ndarray) -> bool:
+    return array.min() >= 0 and array.max() <= 255 and bool((array == np.round(array)).all())

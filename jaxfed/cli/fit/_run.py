@@ -1,0 +1,217 @@
+"""The run of all commands below `jaxfed fit`: read data, fit, evaluate and write results."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Key
+
+from jaxfed import participation, report
+from jaxfed._optional import require
+from jaxfed.cli import _report
+from jaxfed.cli._common import OUTPUT, backend_of
+from jaxfed.cli._folder import CHECKPOINT, Folder
+from jaxfed.cli._options import option
+from jaxfed.cli.fit._processes import Together
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.files import locked
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.fit import fit
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.store.checkpoint import Checkpoint, CheckpointError
+
+REPORT = "report.html"
+
+RUN = [
+    *OUTPUT,
+    option("--report", bool, f"also write {REPORT}, one page about the run for any browser", False),
+    option("--seed", int, "seed of everything drawn at random", 0, metavar="SEED"),
+]
+TOL = option("--tol", float, "stop at this relative change of the objective; default: never", None)
+PARTICIPATION = option("--participation", int, "clients in a round; default: all", None)
+CHECKPOINTS = option(
+    "--checkpoint-every",
+    int,
+    "rounds between saved states, from which the same command continues an interrupted run",
+    50,
+    metavar="ROUNDS",
+)
+# For algorithms without rounds.
+ONE_EXCHANGE = {"rounds": 1, "tol": None, "participation": None, "checkpoint_every": None}
+
+
+class Findings(NamedTuple):
+    """What a solution shows.
+
+    Attributes:
+        quantities: lines of the table, between the number of rounds and the traffic.
+        figures: pictures, by the names of their files.
+        arrays: more for `result.npz`, beside the solution and the clients' names.
+        summary: more for `result.json`.
+        captions: captions of the pictures that the report does not draw itself.
+    """
+
+    quantities: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    arrays: Mapping[str, Any] = {}
+    summary: Mapping[str, Any] = {}
+    captions: Mapping[str, str] = {}
+
+
+class Problem(NamedTuple):
+    """What a command fits, made from its options and files.
+
+    Attributes:
+        algorithm: the algorithm to run.
+        clients: the clients of this process, usually all.
+        names: their names.
+        message: printed before the run.
+        key: randomness of the run.
+        evaluate: measures and draws a solution.
+        start: an algorithm of one exchange whose solution the run starts from.
+        options: more arguments of `jaxfed.fit`.
+        page: more arguments of `jaxfed.report.html`.
+    """
+
+    algorithm: Algorithm
+    clients: Clients
+    names: list[str]
+    message: str
+    key: Key[Array, ""]
+    evaluate: Callable[[Solution], Findings]
+    start: Algorithm | None = None
+    options: Mapping[str, Any] = {}
+    page: Mapping[str, Any] = {}
+
+
+def run(
+    arguments: argparse.Namespace,
+    *,
+    prepare: Callable[[argparse.Namespace], Problem],
+    pictures: Sequence[str],
+) -> None:
+    """Fit an algorithm as the options say, and write what it finds.
+
+    Args:
+        arguments: values of the options.
+        prepare: reads the data and makes the problem.
+        pictures: names of the files that are drawn.
+    """
+    together = Together.join(arguments)
+    require("matplotlib.figure", extra="plot")
+    backend = backend_of(arguments)
+    folder = Folder(arguments.out)
+    resumable = arguments.checkpoint_every is not None
+
+    def ready() -> Problem:
+        names = [*pictures, REPORT, *([CHECKPOINT] if resumable else [])]
+        folder.check(names, force=arguments.force, resumable=resumable)
+        return prepare(arguments)
+
+    problem = together.read(ready)
+    clients = together.spread(problem.clients, backend)
+    for algorithm in (problem.start, problem.algorithm):
+        if algorithm is not None:
+            algorithm.check(clients, None)
+    with _begin(folder, arguments, together) as attempt:
+        if together.processes > 1:
+            print(f"{len(clients)} clients, {len(problem.clients)} in this process.")
+        print(problem.message)
+        start_time = time.perf_counter()
+        common = {"key": problem.key, "backend": backend}
+        start = None
+        if problem.start is not None:
+            start = fit(problem.start, clients, rounds=1, **common)
+        count = arguments.participation
+        solution = attempt(
+            partial(
+                fit,
+                problem.algorithm,
+                clients,
+                rounds=arguments.rounds,
+                warm_start=start,
+                participation=None if count is None else participation.uniform(count),
+                tol=arguments.tol,
+                progress=_report.on_terminal() and arguments.rounds > 1,
+                **common,
+                **problem.options,
+            )
+        )
+        seconds = time.perf_counter() - start_time
+    solution = together.local(solution, clients)
+    findings = problem.evaluate(solution)
+    quantities = {
+        "rounds": int(solution.rounds),
+        **findings.quantities,
+        **_traffic(start, solution),
+    }
+    rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
+    print()
+    _report.show(rows)
+    for remark in solution.remarks():
+        print(f"\n{remark}")
+    print()
+    others = dict(findings.figures)
+    if arguments.report:
+        others[REPORT] = report.html(
+            solution,
+            problem.clients,
+            names=problem.names,
+            title=f"jaxfed fit {arguments.algorithm}, {arguments.data.absolute().name}",
+            seconds=seconds,
+            table=rows,
+            pictures={text: findings.figures[name] for name, text in findings.captions.items()},
+            **problem.page,
+        )
+    arrays = {**solution.entries(), "names": problem.names, **findings.arrays}
+    summary = {"seconds": seconds, **findings.summary, "table": rows}
+    _report.finish(folder, arguments, arrays, summary, others)
+
+
+@contextmanager
+def _begin(
+    folder: Folder, arguments: argparse.Namespace, together: Together
+) -> Iterator[Callable[[Callable[..., Solution]], Solution]]:
+    """Prepare the folder of results, and lock its checkpoint while a run uses it.
+
+    All processes save one checkpoint, in the folder of the first.
+
+    Yields:
+        A function that calls `jaxfed.fit` with the checkpoint, if there is one.
+    """
+    every = arguments.checkpoint_every
+    if every is None:
+        folder.begin()
+        yield lambda fit: fit()
+        return
+    checkpoint = Checkpoint(together.first_folder(folder).checkpoint, every=every)
+    resumes = together.each("--out", lambda: folder.interrupted)[0]
+    folder.begin(resume=resumes)
+    folder.begin_checkpoint()
+    if resumes:
+        print(f"Taking up the run that was interrupted in {folder.path}.")
+
+    def attempt(fit: Callable[..., Solution]) -> Solution:
+        try:
+            return fit(checkpoint=checkpoint)
+        except CheckpointError:
+            if not (resumes and arguments.force):
+                raise
+            # The checkpoint is of another run, which --force allows to overwrite.
+            together.each("--out", folder.discard_checkpoint)
+            return fit(checkpoint=checkpoint)
+
+    with together.in_first("--out", partial(locked, checkpoint.path, "--out")):
+        yield attempt
+
+
+def _traffic(*solutions: Solution | None) -> dict[str, int]:
+    """Return how many bits a client has sent and received in all runs."""
+    up, down = (
+        sum(float(each.history[way][-1]) for each in solutions if each is not None)
+        for way in ("bits_up", "bits_down")
+    )
+    return {"bits sent by a client": round(up), "bits received by a client": round(down)}

@@ -1,0 +1,74 @@
+"""Reads views of the same entities from files, scales them, and holds some entities out."""
+
+import argparse
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+from jaxtyping import Float, Int
+
+from jaxfed import data
+from jaxfed.cli._common import share_of
+
+MATCHED = 1000  # largest number of held-out entities that are looked for in other views
+
+
+class Split(NamedTuple):
+    """The views, scaled.
+
+    Attributes:
+        names: of the views.
+        entities: indices of the entities that are learned from.
+        train: the views of these entities, dense or sparse; sparse ones are not centered.
+        held_out: the views of other entities, `(k, d_j)`.
+        mean: what was subtracted, `(d_j,)`; for sparse views, what is to be subtracted.
+        scale: what they were divided by, `(d_j,)`.
+    """
+
+    names: list[str]
+    entities: Int[np.ndarray, " entities"]
+    train: list[Any]
+    held_out: list[Float[np.ndarray, "k d_j"]]
+    mean: list[Float[np.ndarray, " d_j"]]
+    scale: list[Float[np.ndarray, " d_j"]]
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of features."""
+        return [len(mean) for mean in self.mean]
+
+
+def read(arguments: argparse.Namespace) -> Split:
+    """Read, split and scale the views that `--data` names."""
+    views, names = data.read_views(
+        arguments.data, names=arguments.views, max_bytes=arguments.max_bytes
+    )
+    share = share_of(arguments)
+    entities = views[0].shape[0]
+    order = np.random.default_rng(arguments.seed).permutation(entities)
+    out, kept = np.split(order, [round(share * entities)])
+    split = Split(names, np.sort(kept), [], [], [], [])
+    for view in views:
+        train, held_out = view[split.entities], view[out[:MATCHED]]
+        is_sparse = scipy.sparse.issparse(view)
+        # The moments of training entities alone, so that held-out ones have no influence.
+        mean = np.asarray(train.mean(axis=0)).ravel()
+        scale = np.ones_like(mean)
+        if arguments.scale == "standardize":
+            squares = train.power(2) if is_sparse else (train - mean) ** 2
+            variance = np.asarray(squares.mean(axis=0)).ravel()
+            if is_sparse:
+                variance = np.maximum(variance - mean**2, 0)
+            # A constant feature has nothing to divide by.
+            scale = np.where(variance > 0, np.sqrt(variance), scale)
+        elif arguments.scale == "none":
+            mean = np.zeros_like(mean)
+        if is_sparse:
+            held_out = held_out.toarray()
+            split.train.append(train @ scipy.sparse.diags_array(1 / scale))
+        else:
+            split.train.append((train - mean) / scale)
+        split.held_out.append((held_out - mean) / scale)
+        split.mean.append(mean)
+        split.scale.append(scale)
+    return split

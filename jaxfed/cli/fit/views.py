@@ -1,0 +1,225 @@
+"""`jaxfed fit gcca`, `mvlsa` and `deep-gcca`: what views of the same entities have in common."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import scipy.sparse
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed import gcca, models, plot
+from jaxfed.cli._command import Command
+from jaxfed.cli._common import BACKEND, BITS, channel_of, files, held_out, rounds
+from jaxfed.cli._options import Option, call, option, options_of
+from jaxfed.cli.fit import _run
+from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, RUN, TOL
+from jaxfed.cli.fit._view_files import Split, read
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.solution import Solution
+
+PICTURES = ("agreement.png", "convergence.png")
+CAPTIONS = {PICTURES[0]: "How much of each component of the representation each view gives, 0 to 1"}
+POOLED = 10**8  # largest number of entries from which the least cost is computed
+BATCH = 1000
+SUMMARIES = {
+    "gcca": "generalized CCA of views of the same entities (Shrestha & Fu 2023)",
+    "mvlsa": "generalized CCA in one round (Rastogi et al. 2015)",
+    "deep-gcca": "generalized CCA by a neural network for every view (Shrestha & Fu 2023)",
+}
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _plain(sparse: str) -> list[Option]:
+    """Describe the options that all have; `sparse` names the files of sparse views."""
+    data = (
+        f"folder with one file for each view (.npy, .csv, .parquet, or .npz of one array{sparse}), "
+        "or one .npz file with an array for each; the rows of all views are the same entities"
+    )
+    scale = (
+        "subtract each feature's mean (center) and divide by its standard deviation (standardize)"
+    )
+    return [
+        *files(data),
+        *RUN,
+        option("--views", [str], "names of the views to take; default: all", None),
+        option("--scale", ("none", "center", "standardize"), scale, "standardize"),
+        held_out("share of the entities to look for in other views", 0.0),
+        BITS,
+        *BACKEND,
+    ]
+
+
+def commands() -> dict[str, Command]:
+    """Describe the commands."""
+    start = "first representation: that of mvlsa, or a random one"
+    sparse, loop = _plain(" or of scipy.sparse.save_npz"), [TOL, CHECKPOINTS]
+    linear = {
+        "": sparse,
+        "rounds": [
+            rounds(100),
+            *loop,
+            option("--start", ("mvlsa", "random"), start, "mvlsa"),
+            *options_of(gcca.MVLSA, without={"rank"}),
+        ],
+        "algorithm": options_of(gcca.MaxVar),
+    }
+    batch = f"entities in each step; default: {BATCH}, or all if they are fewer"
+    hidden = "numbers of units of the hidden layers; none for linear maps"
+    deep = {
+        "": _plain(""),
+        "rounds": [rounds(50), *loop],
+        "networks": [
+            option("--hidden", int, hidden, (128, 64), nargs="*", metavar="UNITS"),
+            option("--batch-size", int, batch, None),
+            option("--step-size", float, "step size of Adam", 1e-3),
+        ],
+        # Without what is not a number, and what has other defaults here.
+        "algorithm": options_of(
+            gcca.DeepMaxVar, without={"network", "optimizer", "batch_size", "step_size"}
+        ),
+    }
+    one_round = {"": sparse, "algorithm": options_of(gcca.MVLSA)}
+    return {
+        "gcca": _command("gcca", linear),
+        "mvlsa": _command("mvlsa", one_round, start=None, ridge=0.0),
+        "deep-gcca": _command("deep-gcca", deep),
+    }
+
+
+def _command(name: str, options: dict[str, list[Option]], **defaults: Any) -> Command:
+    run = partial(_run.run, prepare=prepare, pictures=PICTURES)
+    return Command(SUMMARIES[name], run, options, {"algorithm": name, **ONE_EXCHANGE, **defaults})
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+class Method(NamedTuple):
+    """How the views are mapped to the common representation.
+
+    Attributes:
+        algorithm: the algorithm to run.
+        outputs: `outputs(result.local, views)` maps the views, `(views, entities, rank)`; each
+            approximates the representation times the square root of the number of entities.
+        batches: words about batches for the message before the run.
+        maps: words about the map of a view, behind its number of features.
+        start: an algorithm whose solution the run starts from.
+    """
+
+    algorithm: Algorithm
+    outputs: Callable[[PyTree, gcca.Views], Float[Array, "views entities rank"]]
+    batches: str
+    maps: str
+    start: Algorithm | None = None
+
+
+def prepare(arguments: argparse.Namespace) -> _run.Problem:
+    """Read the views, and make the algorithm."""
+    channel = channel_of(arguments)
+    is_deep = arguments.algorithm == "deep-gcca"
+    linear = None if is_deep else _linear(arguments)
+    split = read(arguments)
+    if not scipy.sparse.issparse(split.train[0]):
+        views = gcca.Views.from_arrays(split.train)
+    elif is_deep:
+        raise ValueError("--data: networks need dense views, got sparse ones; fit gcca takes them")
+    else:
+        views = gcca.Views.from_sparse(split.train, center=arguments.scale != "none")
+    method = linear or _deep(arguments, len(split.entities))
+    maps = ", ".join(
+        f"{name} {width}{method.maps}"
+        for name, width in zip(split.names, split.widths, strict=True)
+    )
+    return _run.Problem(
+        method.algorithm,
+        views,
+        split.names,
+        f"{len(views)} views, {len(split.entities)} entities to learn from{method.batches} and "
+        f"{len(split.held_out[0])} held out; {'networks of' if is_deep else 'features:'} {maps}.",
+        jax.random.key(arguments.seed),
+        partial(_evaluated, arguments=arguments, method=method, views=views, split=split),
+        method.start,
+        options={"channel": channel},
+    )
+
+
+def _linear(arguments: argparse.Namespace) -> Method:
+    algorithm = gcca.MVLSA if arguments.algorithm == "mvlsa" else gcca.MaxVar
+    start = call(arguments, gcca.MVLSA) if arguments.start == "mvlsa" else None
+
+    def outputs(local: Array, views: gcca.Views) -> Array:
+        return jax.vmap(lambda view, weights: view.mv(weights))(views.data, local)
+
+    return Method(call(arguments, algorithm), outputs, "", "", start)
+
+
+def _deep(arguments: argparse.Namespace, entities: int) -> Method:
+    batch = min(BATCH, entities) if arguments.batch_size is None else arguments.batch_size
+    hidden = tuple(arguments.hidden)
+    algorithm = call(
+        arguments,
+        gcca.DeepMaxVar,
+        network=partial(models.Perceptron, outputs=arguments.rank, hidden=hidden),
+        optimizer=optax.adam(1.0),
+        batch_size=batch,
+    )
+    sizes = "".join(f"-{units}" for units in (*hidden, arguments.rank))
+    return Method(algorithm, algorithm.outputs, f", in batches of {batch},", sizes)
+
+
+def _evaluated(
+    solution: Solution,
+    *,
+    arguments: argparse.Namespace,
+    method: Method,
+    views: gcca.Views,
+    split: Split,
+) -> _run.Findings:
+    shared, local = np.asarray(solution.result.shared), solution.result.local
+    scores = np.asarray(method.outputs(local, views)) / len(split.entities) ** 0.5
+    shares = _shares(shared, scores)
+    quantities: dict[str, float | None] = {}
+    arrays: dict[str, Any] = {"entities": split.entities, "features": split.widths}
+    least = None
+    if arguments.algorithm == "deep-gcca":
+        quantities["cost"] = float(np.square(scores - shared).sum() / 2)
+        arrays["scores"] = scores
+    else:
+        quantities["cost"] = float(gcca.cost(views, *solution.result, ridge=arguments.ridge))
+        # The least cost is computed from all views together, if they are dense and not too large.
+        if isinstance(views.data, gcca.View) and views.data.values.size <= POOLED:
+            least = float(gcca.optimum(views, arguments.rank, ridge=arguments.ridge).cost)
+        quantities["least cost, of pooled views"] = least
+    for name, share in zip(split.names, shares.mean(1), strict=True):
+        quantities[f"representation that {name} gives (%)"] = 100 * float(share)
+    accuracy = None
+    if len(split.held_out[0]) > 1:
+        others = method.outputs(local, gcca.Views.from_arrays(split.held_out))
+        accuracy = 100 * float(gcca.alignment_accuracy(others))
+    quantities["held-out entities whose nearest in another view is themselves (%)"] = accuracy
+    for name in ("mean", "scale"):
+        arrays[name] = [np.pad(x, (0, views.features - len(x))) for x in getattr(split, name)]
+    figures = {PICTURES[0]: plot.agreement(shares, split.names)}
+    if solution.rounds > 1:
+        levels = None if least is None else {"least cost / views": least / len(split.names)}
+        label = "cost / views"
+        figures[PICTURES[1]] = plot.convergence(solution.history, levels=levels, label=label)
+    return _run.Findings(quantities, figures, arrays, captions=CAPTIONS)
+
+
+def _shares(
+    shared: Float[np.ndarray, "entities rank"], scores: Float[np.ndarray, "views entities rank"]
+) -> Float[np.ndarray, "views rank"]:
+    """Return the share of each component of the representation that each view's scores give.
+
+    The representation is rotated first, so that the views agree most on its first component.
+    """
+    agreement = shared.T @ scores.mean(0)
+    axes = np.linalg.eigh(agreement + agreement.T)[1][:, ::-1]
+    return 1 - np.square((scores - shared) @ axes).sum(axis=1)
