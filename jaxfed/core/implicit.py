@@ -32,8 +32,7 @@ from jaxfed.core.problem import Problem, State
 from jaxfed.core.reduction import contributions, plain, wrapped
 from jaxfed.core.rounds import begin, one_round, prepared, result_of
 from jaxfed.core.solution import Solution
-from jaxfed.linalg._factor import DECOMPOSITION
-from jaxfed.linalg._rule import with_rule
+from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
 
 LOG = logging.getLogger("jaxfed.adjoint")
 LOSSLESS = channel.lossless()

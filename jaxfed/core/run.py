@@ -34,7 +34,7 @@ from jaxfed.core.processes import exchanged, on_host, watched
 from jaxfed.core.solution import DivergenceError, Solution, Status
 from jaxfed.core.source import check_in_memory, is_source
 from jaxfed.core.streaming import Streamed, streamed
-from jaxfed.linalg._precision import precise
+from jaxfed.linalg.precision import precise
 
 
 @precise()

@@ -1,4 +1,4 @@
-"""Networks as deep GCCA uses them: how they are made, taken apart, applied and checked."""
+"""The networks of deep GCCA: making them, splitting them into parameters and the rest, applying."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def arrays_of(
 
 
 def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
-    """The shapes of a network's arrays, once it is known to fit a view.
+    """The shapes of a network's arrays, after a check that it fits a view.
 
     Args:
         network: makes it.
@@ -49,10 +49,10 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
     try:
         arrays, frame = frame_of(network, features, dtype)
         parameters = jax.tree.leaves(split(eqx.combine(arrays, frame))[0])
+        entities = jax.ShapeDtypeStruct((batch, features), dtype)
         outputs, _ = eqx.filter_eval_shape(
-            lambda arrays, x: _in_training(eqx.combine(arrays, frame), x),
-            arrays, jax.ShapeDtypeStruct((batch, features), dtype),
-        )  # fmt: skip
+            lambda arrays, x: _in_training(eqx.combine(arrays, frame), x), arrays, entities
+        )
     except Exception as error:
         raise ValueError(
             f"network: it fails for batches of {batch} entities with {features} features: {error}"
@@ -85,7 +85,7 @@ def with_statistics(network: Any, statistics: PyTree) -> Any:
 
 
 def applied(network: Any, values: Float[Array, "n features"]) -> Float[Array, "n rank"]:
-    """What the network gives by its running statistics."""
+    """The network's outputs by its running statistics."""
     return network(values) if hasattr(network, "statistics") else jax.vmap(network)(values)
 
 

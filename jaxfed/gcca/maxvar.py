@@ -13,24 +13,28 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from jaxfed.core.algorithm import Algorithm, Diagnostics, Personalized, hyperparameter
+from jaxfed.core.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_name
 from jaxfed.core.clients import Clients
 from jaxfed.core.fixed_point import DifferentiatedThrough, HasBases, without_batches
 from jaxfed.core.gauge import Bases
 from jaxfed.core.shuffle import shuffled
-from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
-from jaxfed.linalg import (
-    Moment,
-    largest_eigenvalue,
-    matmul,
-    polar,
-    ratio,
-    should_densify,
-    transposed_product,
+from jaxfed.gcca.views import (
+    RandomKey,
+    Scores,
+    SparseView,
+    Start,
+    View,
+    Weights,
+    check_shape,
+    check_views,
+    factorize,
 )
+from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, transposed_product
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.moments import should_densify
 
 
 class Member(NamedTuple):
@@ -92,11 +96,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         Args:
             rank: number of components of the common representation.
-            solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, with
-                step size one over the largest eigenvalue of its second moment; `"exact"` goes all
-                the way, to the least-squares map, through a singular value decomposition of the
-                view that is made once. Exact maps forget their start; their derivatives need
-                singular values that differ, and are zero in the directions concerned elsewhere.
+            solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, of
+                size one over the largest eigenvalue of its second moment; `"exact"` takes the
+                least-squares map, from a singular value decomposition of the view that is computed
+                once. Exact maps do not depend on their start; their derivatives need distinct
+                singular values, and are zero in the directions of equal ones.
             inner_steps: gradient steps of a client in each round.
             batch_size: entities in each step, drawn without replacement; None for all of them.
             ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
@@ -122,12 +126,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         self.inner_steps, self.batch_size = inner_steps, batch_size
         self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
-    def check(self, clients: Clients, start: Personalized | None) -> None:
-        """Refuse data, a batch or a warm start that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
+    def check(self, clients: Clients, start: Start) -> None:
+        """Raise a `ValueError` for data, a batch or a warm start that do not fit."""
         check_views(clients, self.rank)
         views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
@@ -137,21 +137,13 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 raise ValueError("solver: sparse views want 'gradient', got 'exact'")
             if self.batch_size is not None:
                 raise ValueError(f"batch_size: sparse views want None, got {self.batch_size}")
-        if start is None:
-            return
-        for name, part, wanted in (
-            ("shared", start.shared, (entities, self.rank)),
-            ("local", start.local, (views, features, self.rank)),
-        ):
-            if part is None and name == "local":
-                continue
-            given = getattr(part, "shape", None)
-            if given != wanted:
-                raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {given}")
+        if start is not None:
+            check_shape("shared", start.shared, (entities, self.rank))
+            if start.local is not None:
+                check_shape("local", start.local, (views, features, self.rank))
 
     def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
-        del client_id
         if self.solver == "exact":
             return Member(factorize(data, min(data.shape)), data.mask, None, None)
         (entities, features), moment = data.shape, None
@@ -165,31 +157,23 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 moment = whole.matrix()
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
-    def first_message(
-        self, key: Key[Array, ""], data: Member, start: Personalized | None
-    ) -> Scores:
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> Scores:
         """The scores of the first map."""
         return self._first(key, data, start).scores
 
-    def server_init(
-        self, key: Key[Array, ""], first: Scores, like: Member, start: Personalized | None
-    ) -> Scores:
-        """The representation closest to the scores, or the one given."""
-        del key, like
+    def server_init(self, key: RandomKey, first: Scores, like: Member, start: Start) -> Scores:
+        """The representation closest to the scores, or that of the warm start."""
         return polar(first) if start is None else start.shared
 
     def downlink(self, server: Scores) -> Scores:
         """The representation."""
         return server
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Scores, data: Member, start: Personalized | None
-    ) -> Map:
+    def client_init(self, key: RandomKey, downlink: Scores, data: Member, start: Start) -> Map:
         """The first map, the same as for the first message, and its scores."""
-        del downlink
         return self._first(key, data, start)
 
-    def _first(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Map:
+    def _first(self, key: RandomKey, data: Member, start: Start) -> Map:
         if start is None or start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
@@ -198,12 +182,12 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return Map(weights, _scores(data, weights))
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Scores, local: Map, data: Member
+        self, key: RandomKey, downlink: Scores, local: Map, data: Member
     ) -> tuple[Scores, Map, Diagnostics]:
         """Move the map towards the representation; send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         distance = jnp.sum((local.scores - downlink) ** 2) / 2
-        # Maps of tiny views are huge: without a ridge, their squares' overflow must not count.
+        # Maps of tiny views are huge. In this order no square overflows where the ridge is zero.
         objective = distance + jnp.sum(ridge * local.weights * local.weights) / 2
         if self.solver == "exact":
             weights = data.view.solve(downlink, ridge)
@@ -214,7 +198,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
     def _gradient_steps(
         self,
-        key: Key[Array, ""],
+        key: RandomKey,
         downlink: Scores,
         weights: Weights,
         data: Member,
@@ -241,20 +225,18 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)
             return weights - ratio(gradient + ridge * weights, curvature), None
 
-        # Keys take longer to make than small products.
+        # Only where needed: making keys takes longer than small products.
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
         return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
     def server_step(
-        self, key: Key[Array, ""], server: Scores, uplink: Scores
+        self, key: RandomKey, server: Scores, uplink: Scores
     ) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
-        del key
         return polar(uplink + self.proximal.astype(server.dtype) * server), {}
 
     def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
         """The view's map."""
-        del downlink, data
         return local.weights
 
     def through(self) -> Algorithm:
@@ -266,7 +248,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return without_batches(self, self.batch_size)
 
     def bases(self, server: Scores, local: Map) -> Bases:
-        """The representation, the maps and the scores, all of them turned alike."""
+        """The representation, the maps and the scores, all of which rotate together."""
         return Bases(shared=(server,), along=tuple(local))
 
 

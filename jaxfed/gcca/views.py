@@ -1,4 +1,4 @@
-"""Views: clients that hold the same entities and each its own features of them."""
+"""Views: clients that hold the same entities, each with features of its own."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, final
@@ -9,16 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.experimental.sparse import BCOO
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int, Key
 
+from jaxfed.core.algorithm import Personalized
 from jaxfed.core.checks import check_flag, is_list
 from jaxfed.core.client_checks import check_tables, checked_array
 from jaxfed.core.clients import Clients
 from jaxfed.core.samples import Ragged, padded, widened
 from jaxfed.core.source import is_source
-from jaxfed.linalg import matmul, not_rounding, ratio, svd, transposed_product
+from jaxfed.linalg import matmul, svd, transposed_product
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sparse import checked_rows
+from jaxfed.linalg.svd import not_rounding
 
+RandomKey = Key[Array, ""]
+Start = Personalized | None  # the warm start
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
 
@@ -97,7 +102,7 @@ class SparseView(Ragged):
 
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q` of ONE view."""
-        # Segment sums take what a product of BCOO arrays takes, and need no second list for X'.
+        # As fast as products of BCOO arrays, without a second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
         return jax.ops.segment_sum(terms, self.rows, self.shape[0]) - matmul(self.mean, weights)
 
@@ -120,11 +125,11 @@ class Factors(NamedTuple):
         r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
         length, kept = len(self.left), self.singular > 0
         ridge = jnp.asarray(ridge, self.singular.dtype)
-        # In units in which no square under- or overflows, in the derivative either.
+        # In units in which no square over- or underflows, not even in the derivative.
         unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
         unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
         singular = self.singular / unit
-        # Twice, and not as `/ unit / unit`, which a compiler makes a division by a lost square.
+        # Two ratios, since a compiler turns `/ unit / unit` into a division by a vanishing square.
         squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
         shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
         along = shrunk[:, None] * transposed_product(self.left, scores)
@@ -138,9 +143,9 @@ class Factors(NamedTuple):
 def factorize(view: View | SparseView, rank: int) -> Factors:
     """The first singular triples of ONE view.
 
-    Those of a sparse view come from a subspace iteration with ten columns more than asked for
-    (Halko, Martinsson & Tropp 2011): exact where the view has no more directions than that, else
-    the better the faster its singular values fall.
+    Those of a sparse view come from a subspace iteration with ten more columns than triples
+    (Halko, Martinsson & Tropp 2011). They are exact where the view has no more directions than
+    that, and otherwise the more accurate the faster its singular values fall.
     """
     if isinstance(view, View):
         left, singular, right = svd(view.values)
@@ -198,16 +203,16 @@ class Views(Clients):
         Args:
             matrices: one `(entities, features_j)` matrix per client: of `scipy.sparse`, in any
                 format, or a `jax.experimental.sparse.BCOO`.
-            center: subtract each feature's mean over the entities, as the products go: no zero is
-                filled.
+            center: subtract each feature's mean over the entities; products subtract it, so that
+                zeros stay zeros.
 
         Returns:
             The clients, in single precision unless the values are double and JAX has 64 bits
             enabled.
 
         Raises:
-            ValueError: for what is not sparse, indices outside of a matrix, and as `from_arrays`
-                does.
+            ValueError: for matrices that are not sparse, indices outside of a matrix, and as
+                `from_arrays` does.
         """
         _check_list("matrices", matrices)
         check_flag("center", center)
@@ -280,22 +285,35 @@ def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:
     return (columns < view.count[..., None]).astype(view.values.dtype)
 
 
-def check_views(clients: Clients, rank: int, name: str = "clients") -> None:
-    """Refuse clients without views, and more components than there are entities.
+def check_views(
+    clients: Clients, rank: int, name: str = "clients", *, dense: str | None = None
+) -> None:
+    """Raise a `ValueError` for clients without views, or more components than entities.
 
-    Raises:
-        ValueError: as said above.
+    Args:
+        clients: the clients.
+        rank: number of components.
+        name: of the argument.
+        dense: what needs dense views, such as "networks need"; None where sparse ones will do.
     """
-    if isinstance(clients, Clients) and is_source(clients.data):
+    data = getattr(clients, "data", clients)
+    if is_source(data):
         raise ValueError(
             f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
             "is one table of all entities, and sources are read by whole clients"
         )
-    if not isinstance(clients, Clients) or not isinstance(clients.data, View | SparseView):
-        given = clients.data if isinstance(clients, Clients) else clients
-        raise ValueError(
-            f"{name}: GCCA needs Views.from_arrays, got data of type {type(given).__name__}"
-        )
-    entities = clients.data.shape[0]
+    if not isinstance(data, View | SparseView):
+        kind = type(data).__name__
+        raise ValueError(f"{name}: GCCA needs Views.from_arrays, got data of type {kind}")
+    if dense and isinstance(data, SparseView):
+        raise ValueError(f"{name}: {dense} dense views, Views.from_arrays, got sparse ones")
+    entities = data.shape[0]
     if rank > entities:
         raise ValueError(f"rank: {rank} orthonormal components do not fit {entities} entities")
+
+
+def check_shape(part: str, array: Any, wanted: tuple[int, ...]) -> None:
+    """Raise a `ValueError` for a part of a warm start of another shape."""
+    shape = getattr(array, "shape", type(array).__name__)
+    if shape != wanted:
+        raise ValueError(f"warm_start: wanted {part} of shape {wanted}, got {shape}")

@@ -199,7 +199,7 @@ def _sorted(
     )
 
 
-def _lengths(rows: Float[Array, "k n"]) -> Float[Array, " k"]:
+def _lengths(rows: Float[Array, "k n ..."]) -> Float[Array, "k ..."]:
     return jnp.sqrt(jnp.sum(rows * rows, axis=1))
 
 

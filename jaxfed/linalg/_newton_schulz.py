@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import is_wide, matmul, squared_norm, times
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 Product = Callable[[Array, Array], Array]
 

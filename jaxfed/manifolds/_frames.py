@@ -1,4 +1,4 @@
-"""One point of a manifold of frames: what it must be, and the precision of what is done to it."""
+"""Checks of points with orthonormal columns, and the precision of operations on them."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,13 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import checked_array, refuse
 
-# Accelerators shorten the factors of single precision products by default (to 10 bits of
-# mantissa or fewer), which alone would move a point off the manifold by about 1e-3.
+# By default accelerators shorten the factors of single precision products to 10 bits of mantissa or
+# fewer, which alone would move a point off the manifold by about 1e-3.
 full_precision = jax.default_matmul_precision("highest")
 
 
 def frame(name: str, x: Array) -> Array:
-    """One point, refused if it cannot have orthonormal columns."""
+    """One point as an array; a `ValueError` if it cannot have orthonormal columns."""
     x = checked_array(name, x, "d r")
     if x.shape[0] < x.shape[1]:
         raise refuse(name, "one matrix (d, r) with d >= r; map over several with jax.vmap", x)
@@ -20,7 +20,7 @@ def frame(name: str, x: Array) -> Array:
 
 
 def frames(**matrices: Array) -> list[Array]:
-    """A point and its companions, by name; refused if these have another shape."""
+    """A point and its companions, by name; a `ValueError` if these have another shape."""
     (name, x), *others = matrices.items()
     x = frame(name, x)
     shape = f"{x.shape[0]} {x.shape[1]}"

@@ -34,9 +34,8 @@ def exp(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
 
-    Source:
-        Edelman et al. (1998), Sections 2.2.2 and 2.4.1; Hüper, Markina & Silva Leite (2021), A
-        Lagrangian approach to extremal curves on Stiefel manifolds, for both at once.
+    Source: Edelman et al. (1998), Sections 2.2.2 and 2.4.1; Hüper, Markina & Silva Leite (2021), A
+    Lagrangian approach to extremal curves on Stiefel manifolds, for both at once.
     """
     x, v = frames(x=x, v=v)
     check_name("metric", metric, METRICS)
@@ -77,10 +76,9 @@ def log(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or the metric is unknown.
 
-    Source:
-        Bryner (2017), Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, with
-        Newton's method in place of its fixed-point iteration; Absil & Mataigne (2024), The
-        ultimate upper bound on the injectivity radius of the Stiefel manifold.
+    Source: Bryner (2017), Endpoint geodesics on the Stiefel manifold embedded in Euclidean space,
+    with Newton's method in place of its fixed-point iteration; Absil & Mataigne (2024), The
+    ultimate upper bound on the injectivity radius of the Stiefel manifold.
     """
     x, y = frames(x=x, y=y)
     check_name("metric", metric, METRICS)

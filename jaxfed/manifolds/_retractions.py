@@ -27,8 +27,7 @@ def retract_polar(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Shi & Kontar (2024), Proposition 6.
+    Source: Shi & Kontar (2024), Proposition 6.
     """
     x, v = frames(x=x, v=v)
     return polar(x + v)
@@ -50,8 +49,7 @@ def retract_qr(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Shi & Kontar (2024), Proposition 7.
+    Source: Shi & Kontar (2024), Proposition 7.
     """
     x, v = frames(x=x, v=v)
     return orthonormalize(x + v)
@@ -78,9 +76,8 @@ def retract_cayley(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Arra
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
-        Lemma 4.
+    Source: Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
+    Lemma 4.
     """
     x, v = frames(x=x, v=v)
     return polish(_cayley(x, v, x))
@@ -143,8 +140,7 @@ def transport_differential(
         ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
             retraction of that name.
 
-    Source:
-        Absil et al. (2008), Section 8.1.2.
+    Source: Absil et al. (2008), Section 8.1.2.
     """
     x, v, u = frames(x=x, v=v, u=u)
     check_name("retraction", retraction, sorted(RETRACTIONS))
@@ -169,9 +165,8 @@ def transport_cayley(
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.
 
-    Source:
-        Zhu (2017), A Riemannian conjugate gradient method for optimization on the Stiefel
-        manifold, Section 3.2.
+    Source: Zhu (2017), A Riemannian conjugate gradient method for optimization on the Stiefel
+    manifold, Section 3.2.
     """
     x, v, u = frames(x=x, v=v, u=u)
     return _cayley(x, v, u)

@@ -31,8 +31,7 @@ def exp(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Edelman et al. (1998), Theorem 2.3.
+    Source: Edelman et al. (1998), Theorem 2.3.
     """
     x, v = frames(x=x, v=v)
     rank = x.shape[1]
@@ -61,9 +60,8 @@ def log(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, "d r"]:
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``y`` has another shape.
 
-    Source:
-        Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
-        decomposition.
+    Source: Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
+    decomposition.
     """
     x, y = frames(x=x, y=y)
     y = y @ polar(x.T @ y).T
@@ -94,8 +92,7 @@ def transport_parallel(
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.
 
-    Source:
-        Edelman et al. (1998), Theorem 2.4.
+    Source: Edelman et al. (1998), Theorem 2.4.
     """
     x, v, u = frames(x=x, v=v, u=u)
     rank = x.shape[1]

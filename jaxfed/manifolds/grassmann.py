@@ -68,8 +68,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Edelman et al. (1998), Section 2.5.
+    Source: Edelman et al. (1998), Section 2.5.
     """
     x, g = frames(x=x, g=g)
     return g - x @ (x.T @ g)
@@ -88,8 +87,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Raises:
         ValueError: If ``x_new`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Absil, Mahony & Sepulchre (2008), Section 8.1.3.
+    Source: Absil, Mahony & Sepulchre (2008), Section 8.1.3.
     """
     return project(*frames(x_new=x_new, g=g))
 
@@ -115,8 +113,7 @@ def transport_differential(
         ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
             retraction of that name.
 
-    Source:
-        Absil et al. (2008), Section 8.1.2.
+    Source: Absil et al. (2008), Section 8.1.2.
     """
     moved = _stiefel_differential(x, v, u, retraction)
     return project(RETRACTIONS[retraction](x, v), moved)
@@ -214,8 +211,7 @@ def ehess2rhess(
     Raises:
         ValueError: If ``x`` is not a tall matrix or another one has another shape.
 
-    Source:
-        Edelman et al. (1998), Section 2.5.4.
+    Source: Edelman et al. (1998), Section 2.5.4.
     """
     x, g, h, v = frames(x=x, g=g, h=h, v=v)
     return project(x, h) - v @ (x.T @ g)
@@ -239,8 +235,7 @@ def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Ar
     Raises:
         ValueError: If ``x`` or ``y`` is not a tall matrix or they differ in d.
 
-    Source:
-        Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
+    Source: Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
     """
     x, y = frame("x", x), frame("y", y)
     if x.shape[0] != y.shape[0]:
@@ -273,8 +268,7 @@ def distance(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
 
-    Source:
-        Edelman et al. (1998), Section 4.3.
+    Source: Edelman et al. (1998), Section 4.3.
     """
     x, y = frames(x=x, y=y)
     check_name("kind", kind, ("chordal", "geodesic", "procrustes"))

@@ -80,8 +80,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
+    Source: Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
     """
     x, g = frames(x=x, g=g)
     xtg = x.T @ g
@@ -110,8 +109,7 @@ def inner(
         ValueError: If ``x`` is not a tall matrix, ``u`` or ``v`` has another shape or the metric is
             unknown.
 
-    Source:
-        Edelman et al. (1998), Sections 2.2.1 and 2.4.1.
+    Source: Edelman et al. (1998), Sections 2.2.1 and 2.4.1.
     """
     x, u, v = frames(x=x, u=u, v=v)
     check_name("metric", metric, METRICS)
@@ -161,8 +159,7 @@ def egrad2rgrad(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``g`` has another shape or the metric is unknown.
 
-    Source:
-        Edelman et al. (1998), Section 2.4.4.
+    Source: Edelman et al. (1998), Section 2.4.4.
     """
     x, g = frames(x=x, g=g)
     check_name("metric", metric, METRICS)
@@ -189,8 +186,7 @@ def ehess2rhess(
     Raises:
         ValueError: If ``x`` is not a tall matrix or another one has another shape.
 
-    Source:
-        Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
+    Source: Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
     """
     x, g, h, v = frames(x=x, g=g, h=h, v=v)
     xtg = x.T @ g
@@ -210,8 +206,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Raises:
         ValueError: If ``x_new`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Absil et al. (2008), Section 8.1.3.
+    Source: Absil et al. (2008), Section 8.1.3.
     """
     return project(*frames(x_new=x_new, g=g))
 
@@ -235,8 +230,7 @@ def random(
     Raises:
         ValueError: If not 1 <= rank <= dim, or ``key`` is no random key.
 
-    Source:
-        Mezzadri (2007), How to generate random matrices from the classical compact groups.
+    Source: Mezzadri (2007), How to generate random matrices from the classical compact groups.
     """
     key = checked_key("key", key)
     check_whole("dim", dim)

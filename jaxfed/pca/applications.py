@@ -46,8 +46,7 @@ def cluster_clients(
         ImportError: if scikit-learn is not installed.
         ValueError: if `local` is not `(m, d, r)` or there are more groups than clients.
 
-    Source:
-        Shi & Kontar (2024), Section 7.1.7, distances (31).
+    Source: Shi & Kontar (2024), Section 7.1.7, distances (31).
 
     Example:
         >>> import jax, jaxfed as jf
@@ -88,9 +87,8 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
     Raises:
         ValueError: if `local` is not `(m, d, r)` or there are more coordinates than clients.
 
-    Source:
-        Shi & Kontar (2024), Section 7.1.7; Torgerson (1952), Multidimensional scaling: I. Theory
-        and method.
+    Source: Shi & Kontar (2024), Section 7.1.7; Torgerson (1952), Multidimensional scaling: I.
+    Theory and method.
 
     Example:
         >>> import jax.numpy as jnp, jaxfed as jf
@@ -157,8 +155,7 @@ def separate_video(
         ValueError: if frames are not `(t, h, w)`, are not finite floating point numbers, or are
             narrower than the ranks need.
 
-    Source:
-        Shi & Kontar (2024), Sections 7.2 and 7.4.1.
+    Source: Shi & Kontar (2024), Sections 7.2 and 7.4.1.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxfed as jf
@@ -199,7 +196,9 @@ class Topics(NamedTuple):
 
 
 def topic_words(
-    counts: Sequence[Float[ArrayLike, "n_i words"]],
+    counts: Sequence[Float[ArrayLike, "n_i words"]]
+    | Float[Array, "groups n words"]
+    | Float[np.ndarray, "groups n words"],
     vocabulary: Sequence[str],
     *,
     shared_rank: int = 2,
@@ -234,8 +233,7 @@ def topic_words(
         ValueError: if the vocabulary has another length than the counts have columns, or the
             counts are not as `Clients.from_samples` wants them.
 
-    Source:
-        Shi & Kontar (2024), Section 7.4.2.
+    Source: Shi & Kontar (2024), Section 7.4.2.
 
     Example:
         >>> import jaxfed as jf

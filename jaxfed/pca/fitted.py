@@ -26,8 +26,8 @@ from jaxfed.core.samples import Samples
 from jaxfed.core.saved import Saved
 from jaxfed.core.solution import Solution
 from jaxfed.linalg import Moment
-from jaxfed.metrics.reconstruction import Data, moments
-from jaxfed.pca._components import Frame, best_local, check_fits
+from jaxfed.metrics.reconstruction import moments
+from jaxfed.pca.components import Frame, best_local, check_fits
 
 Fitted: TypeAlias = Solution | Saved | Personalized
 Tables: TypeAlias = (
@@ -113,7 +113,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
     return _mapped("samples", distance, fitted, samples, client, 0)
 
 
-def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
+def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVariance:
     """What each component explains of each client's second moment.
 
     Shares of the whole are `jaxfed.metrics.separation`.

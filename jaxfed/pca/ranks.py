@@ -24,7 +24,7 @@ from jaxfed.core.samples import Samples
 from jaxfed.core.source import check_in_memory
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
-from jaxfed.pca._components import check_data, check_fits
+from jaxfed.pca.components import check_data, check_fits
 from jaxfed.pca.one_shot import METHODS, OneShot
 from jaxfed.pca.perpca import PerPCA
 
@@ -121,8 +121,7 @@ def suggest_ranks(
     Raises:
         ValueError: if there is nothing to try, ranks do not fit, or a share is not from 0 to 1.
 
-    Source:
-        Shi & Kontar (2024), Section 7.1.6.
+    Source: Shi & Kontar (2024), Section 7.1.6.
 
     Example:
         >>> import jax, jaxfed as jf

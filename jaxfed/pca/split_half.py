@@ -1,8 +1,8 @@
-"""Which shared components to believe: those that two halves of the samples agree on.
+"""Choice between algorithms by whether two halves of the samples give the same shared components.
 
-The objective cannot tell: where shared variance is small its optimum on few noisy samples may be
-far from the truth, and held-out reconstruction may even improve on the way there. Components that
-are noise differ between the halves; true ones do not.
+The objective does not show it: where shared variance is small, its optimum on few noisy samples may
+be far from the truth, and held-out reconstruction may even improve on the way there. Components
+that are noise differ between the halves; true ones do not.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from jaxfed.core.run import fit
 from jaxfed.core.samples import Samples
 from jaxfed.core.source import check_in_memory
 from jaxfed.metrics import projector_distance
-from jaxfed.pca._components import check_data
+from jaxfed.pca.components import check_data
 
 
 def split_half(

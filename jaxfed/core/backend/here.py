@@ -15,7 +15,7 @@ from jaxfed.core.backend.base import Backend, Work
 from jaxfed.core.buckets import split, unlike
 from jaxfed.core.checks import check_whole
 from jaxfed.core.reduction import Reduction, additive, combined, each
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 
 class _HereAlone(Backend):

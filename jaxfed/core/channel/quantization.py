@@ -20,7 +20,7 @@ from jaxfed.core.channel.packing import (
     unpack_symbols,
 )
 from jaxfed.core.checks import check_name, check_number, is_whole, refuse, shown
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 
 class _Codes(Payload):

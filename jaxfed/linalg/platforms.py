@@ -184,7 +184,7 @@ def _unless_parted(own: Callable, by_default: Callable) -> Callable:
 # --- for kernels ----------------------------------------------------------------------------------
 
 
-def sizes_of(maps: Maps, arrays: Sequence[Array]) -> tuple[int, ...]:
+def sizes_of(maps: Maps, arrays: Sequence[Array | ShapedArray]) -> tuple[int, ...]:
     """Over how many each of the maps goes, the outermost first."""
     sizes, fronts = [], [0] * len(arrays)
     for which in reversed(maps):
