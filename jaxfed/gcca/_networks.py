@@ -19,6 +19,7 @@ def frame_of(network: Maker, features: int, dtype: DTypeLike) -> tuple[PyTree, P
     def make(key, mask):
         return network(features, mask=mask, key=key)
 
+    # Shapes alone: the arrays are drawn by each client, from its own key.
     mask = jax.ShapeDtypeStruct((features,), dtype)
     made = eqx.filter_eval_shape(make, jax.random.key(0), mask)
     shapes, frame = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
@@ -38,7 +39,7 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
 
     Args:
         network: makes it.
-        view: what it is for; only shape and type count.
+        view: the view, of which only shape and type matter.
         batch: entities in a batch.
         rank: how many outputs it must have.
 
@@ -53,7 +54,7 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
         outputs, _ = eqx.filter_eval_shape(
             lambda arrays, x: _in_training(eqx.combine(arrays, frame), x), arrays, entities
         )
-    except Exception as error:
+    except Exception as error:  # the user's function may raise anything
         raise ValueError(
             f"network: it fails for batches of {batch} entities with {features} features: {error}"
         ) from error
@@ -78,6 +79,7 @@ def split(network: Any) -> tuple[PyTree, PyTree]:
 
 def with_statistics(network: Any, statistics: PyTree) -> Any:
     """The network with other running statistics."""
+    # Both trees have their leaves in the same order.
     leaves = iter(jax.tree.leaves(statistics))
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: next(leaves) if _is_statistic(path) else leaf, network

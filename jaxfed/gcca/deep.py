@@ -184,6 +184,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
     def client_init(self, key: RandomKey, downlink: Scores, data: View, start: Start) -> Learner:
         """The first network, the same as for the first message, and the order of the entities."""
+        # One half of the key is for the network, as in `first_message`, the other for the order.
         network, scores = self._first(key, data, start)
         order = None
         if self.batch_size is not None:
@@ -216,12 +217,14 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         objective = jnp.sum((local.scores - downlink) ** 2) / 2
         batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
 
+        # Only arrays can be carried through a scan, so each step puts the network together again.
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
             parameters, rest = split(network)
             gradient, statistics = jax.grad(loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
+            # The optimizer is static; its step size becomes traced by this factor.
             updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
             parameters = optax.apply_updates(parameters, updates)
             network = with_statistics(eqx.combine(parameters, rest), statistics)

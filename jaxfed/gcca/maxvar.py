@@ -145,6 +145,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
         if self.solver == "exact":
+            # All singular triples, once; every round then solves by products alone.
             return Member(factorize(data, min(data.shape)), data.mask, None, None)
         (entities, features), moment = data.shape, None
         if isinstance(data, SparseView):
@@ -173,6 +174,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         """The first map, the same as for the first message, and its scores."""
         return self._first(key, data, start)
 
+    # Called for the first message and for the first state, with the same key: both have one map.
     def _first(self, key: RandomKey, data: Member, start: Start) -> Map:
         if start is None or start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
@@ -205,6 +207,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         ridge: Float[Array, ""],
     ) -> Weights:
         view, batch, length = data.view, self.batch_size, len(downlink)
+        # X'G is the same in all steps of a round over all entities.
         target = view.rmv(downlink) / length**0.5 if batch is None else 0
         curvature = data.curvature
         assert curvature is not None
@@ -216,9 +219,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         def of_batch(weights, key):
             assert batch is not None
+            # The first places of a random permutation, without making all of it.
             rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
             values = view.values[rows]
             residual = matmul(values, weights) / length**0.5 - downlink[rows]
+            # An unbiased estimate of the gradient over all entities.
             return transposed_product(values, residual) * (length**0.5 / batch)
 
         def step(weights, key):
@@ -264,5 +269,6 @@ def _largest_eigenvalue(view: SparseView) -> Float[Array, ""]:
     def product(view, vector):
         return view.rmv(view.mv(vector[:, None]))[:, 0] / entities
 
+    # A fixed key, as the step size should not differ between runs.
     start = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
     return largest_eigenvalue(product, view, start, min(32, entities))

@@ -71,8 +71,8 @@ def transform(
         views: the same views, centred in the same way, of any entities.
 
     Raises:
-        ValueError: for what is no result of these, clients without views, or shapes that do not
-            fit.
+        ValueError: if `fitted` is no result of these, for clients without views, or shapes that do
+            not fit.
 
     Source: Shrestha & Fu (2023), equation (7).
     """
@@ -137,6 +137,7 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     if rank > clients * width:
         raise ValueError(f"rank: {rank} components from {clients} views of {features} features")
     factors = jax.vmap(lambda view: factorize(view, width))(views.data)
+    # A ridge shrinks each direction of a view by s² / (s² + L ridge) in its projection.
     squares, penalty = factors.singular**2, entities * ridge
     kept = squares / jnp.where(squares + penalty > 0, squares + penalty, 1)
     bases = factors.left * jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)[:, None]
@@ -218,8 +219,8 @@ def bits_per_variable(
         bits: per entry of a round's messages.
         entries: of a message, each of which carries a 32-bit scale; None for the paper's
             accounting, which leaves the scale out, and for messages in full precision.
-        start_bits: per entry of the messages before the rounds; None for what is taken there
-            by default, 8 bits by compressors and 32 in full precision. In the paper it is 32.
+        start_bits: per entry of the messages before the rounds; None for the defaults, 8 bits with
+            compressors and 32 in full precision. In the paper it is 32.
 
     Raises:
         ValueError: for negative rounds, or bits or entries that are not positive.
@@ -257,6 +258,7 @@ def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Arr
 
     def matched(pair):
         i, j = pair
+        # The squared length of scores[i] is the same for all candidates.
         distances = squares[j] - 2 * scores[i] @ scores[j].T
         return jnp.mean(jnp.argmin(distances, axis=1) == jnp.arange(scores.shape[1]))
 

@@ -77,7 +77,7 @@ class SparseView(Ragged):
     values: Float[Array, "*clients nonzeros"]
     rows: Int[Array, "*clients nonzeros"]
     columns: Int[Array, "*clients nonzeros"]
-    mean: Float[Array, "*clients features"]  # what is subtracted from each row
+    mean: Float[Array, "*clients features"]  # subtracted from each row
     count: Float[Array, "*clients"]  # of features
     shape: tuple[int, int] = eqx.field(static=True)
 
@@ -94,6 +94,7 @@ class SparseView(Ragged):
     def filled(self, lengths: tuple[int, ...]) -> Self:
         """With more zeros in the lists, and columns without values."""
         longest, features = lengths
+        # The new zeros are in the last row, so that the lists stay sorted by rows.
         values, columns = (widened(x, {-1: longest}) for x in (self.values, self.columns))
         more = longest - self.rows.shape[-1]
         rows = jnp.pad(self.rows, ((0, 0), (0, more)), constant_values=self.shape[0] - 1)
@@ -104,6 +105,7 @@ class SparseView(Ragged):
         """The product `X Q` of ONE view."""
         # As fast as products of BCOO arrays, without a second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
+        # Centring subtracts the same row from all.
         return jax.ops.segment_sum(terms, self.rows, self.shape[0]) - matmul(self.mean, weights)
 
     def rmv(self, scores: Scores) -> Weights:
@@ -115,7 +117,7 @@ class SparseView(Ragged):
 
 
 class Factors(NamedTuple):
-    """One view's singular value decomposition, of some rank; what is rounding is zero."""
+    """One view's truncated singular value decomposition, with zeros in place of rounding."""
 
     left: Float[Array, "entities k"]
     singular: Float[Array, " k"]
@@ -274,7 +276,7 @@ def _as_list(matrix: Any, name: str) -> Any:
 
 def _from_jax(matrix: BCOO) -> scipy.sparse.coo_array:
     places = np.asarray(matrix.indices)
-    inside = places[:, 0] < matrix.shape[0]  # JAX pads with places outside
+    inside = places[:, 0] < matrix.shape[0]  # JAX pads lists with places outside the matrix
     return scipy.sparse.coo_array(
         (np.asarray(matrix.data)[inside], tuple(places[inside].T)), shape=matrix.shape
     )
@@ -296,7 +298,7 @@ def check_views(
         name: of the argument.
         dense: what needs dense views, such as "networks need"; None where sparse ones will do.
     """
-    data = getattr(clients, "data", clients)
+    data = clients.data if isinstance(clients, Clients) else clients
     if is_source(data):
         raise ValueError(
             f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "

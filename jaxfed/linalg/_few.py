@@ -45,8 +45,8 @@ def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int)
 
 # On a processor one client after the other, so that only one copy of samples exists at a time.
 _kernel = one_by_one(
-    lambda given: (_of_rest(*given),),
-    tpu=lambda given: (_of_rest(*given, product=_jacobi.product),),
+    lambda pair: (_of_rest(*pair),),
+    tpu=lambda pair: (_of_rest(*pair, product=_jacobi.product),),
 )
 
 
@@ -87,12 +87,12 @@ def _values(
 
 def _rule(primals, tangents, rank):
     rows, basis = (constant(x, "eigenvectors") for x in primals)
-    known = min(rank, len(rows))
+    count = min(rank, len(rows))  # eigenvectors that the samples determine
     spectrum, scores = checkpoint_name(descending(_gram(rows, basis)), DECOMPOSITION)
-    values, vectors = _completed(rows, basis, spectrum[:known], scores[:, :known], rank)
+    values, vectors = _completed(rows, basis, spectrum[:count], scores[:, :count], rank)
     info = jnp.finfo(rows.dtype)
     least = jnp.maximum(info.eps * len(rows) * spectrum[0], 1e5 * float(info.tiny))
-    dropped, others = scores[:, known:], spectrum[known:, None]
+    dropped, others = scores[:, count:], spectrum[count:, None]
     gaps = values - others
     clear = gaps > least
     # For equal eigenvalues the factor must cancel 1 / lambda, hence -1 / mu.

@@ -51,6 +51,7 @@ def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: 
         lower &= (trial.place.value < here.value) | (
             norm(trial.place.gradient) < norm(here.gradient)
         )
+        # The rule sees the trial even where it is refused; its answer is then dropped.
         turned, length, kept = kind.turn(surface.space, here, direction, trial, kept)
         there = chosen(lower, trial.place, here)
         slope = inner(there.gradient, turned)
@@ -131,6 +132,7 @@ def _quasi_newton(
     step = carry(scaled(trial.length, trial.velocity))
     change = combined(1, there.gradient, -1, carry(before.gradient))
     product = inner(step, change)
+    # A pair without positive curvature would make the estimate indefinite: keep the old ones.
     sound = product > 1e-10 * norm(step) * norm(change)
     olds = jax.vmap(carry)(pairs.steps), jax.vmap(carry)(pairs.changes)
     newest = jax.tree.map(
@@ -141,6 +143,7 @@ def _quasi_newton(
         sound, _Pairs(newest[0], newest[1], weights), _Pairs(olds[0], olds[1], pairs.weights)
     )
 
+    # The two-loop recursion, from the newest pair to the oldest and back.
     def back(vector, pair):
         step, change, weight = pair
         share = weight * inner(step, vector)
@@ -152,6 +155,7 @@ def _quasi_newton(
 
     vector, shares = jax.lax.scan(back, there.gradient, pairs, reverse=True)
     last = jax.tree.map(lambda x: x[-1], (pairs.changes, pairs.weights))
+    # Scaled by the newest pair, as the first estimate of the Hessian.
     curvature = last[1] * inner(last[0], last[0])
     vector = scaled(1 / jnp.where(curvature > 0, curvature, 1), vector)
     vector, _ = jax.lax.scan(forth, vector, (pairs, shares))

@@ -68,6 +68,7 @@ def search(
     def enough(trial):
         return trial.place.value <= value + DECREASE * trial.length * slope
 
+    # `low` and `other` are the ends of a bracket; until it is closed, `other` is at infinity.
     def judged(trial, low, other):
         lower = enough(trial) | (
             (jnp.abs(trial.place.value - value) <= noise)
@@ -89,6 +90,7 @@ def search(
             chosen(closed, other, (jnp.zeros_like(value), value, slope)),
         )
         share = (length - low.length) / jnp.where(closed, width, 1)
+        # Within the bracket, not too near to its ends; before it is closed, further out.
         inside = jnp.clip(share, 0.05, 0.95)
         inside = low.length + width * jnp.where(jnp.isnan(inside), 0.2, inside)
         beyond = jnp.where(length > low.length, length, jnp.inf)

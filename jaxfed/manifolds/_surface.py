@@ -11,7 +11,7 @@ from jaxfed.manifolds._space import Space, norm
 
 
 class Place(NamedTuple):
-    """A point, and what the function is there."""
+    """A point, and the function and its gradients there."""
 
     point: PyTree
     value: Float[Array, ""]

@@ -83,6 +83,27 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         return Member(summed, data.count, client_id)
 
 
+class HoldsBasis(Eigensolver):
+    """An eigensolver whose server holds the components alone, and whose clients get them."""
+
+    @final
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
+        """The samples' energy if the stopping rule needs it."""
+        return energy_message(data, self.stop)
+
+    @final
+    def server_init(
+        self, key: RandomKey, first: Array | None, like: Member, start: Start
+    ) -> Server:
+        """The first components."""
+        return first_state(key, first, like, self.rank, start)
+
+    @final
+    def downlink(self, server: Server) -> Frame:
+        """The components."""
+        return server.shared
+
+
 def check_arguments(rank: int, stop: str) -> None:
     """Raise a `ValueError` for a rank that is not a positive whole number or an unknown `stop`."""
     check_count("rank", rank)

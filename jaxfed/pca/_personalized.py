@@ -15,12 +15,7 @@ from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.reduction import Gram
 from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment, polar
-from jaxfed.pca.components import (
-    Frame,
-    RandomKey,
-    Rows,
-    Start,
-)
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start
 from jaxfed.pca.likelihood import (
     Member,
     Number,

@@ -17,13 +17,7 @@ from jaxfed.core.checks import check_name, check_positive
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.components import (
-    Frame,
-    RandomKey,
-    Rows,
-    Start,
-    check_start,
-)
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,

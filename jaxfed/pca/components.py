@@ -148,6 +148,7 @@ def beside(
 
     Where that part has too few dimensions, other directions orthogonal to `shared` complete it.
     """
+    # The first columns of a QR factor do not depend on the last ones, so they stay the shared ones.
     joint = orthonormalize_once(jnp.concatenate([shared, local], axis=1))
     rest = joint[:, shared.shape[1] :]
     return rest if active is None else rest * active

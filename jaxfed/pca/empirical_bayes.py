@@ -44,13 +44,7 @@ from jaxfed.pca.components import (
     moment_of,
     moment_received,
 )
-from jaxfed.pca.likelihood import (
-    Scalar,
-    aligned,
-    check_proper_rank,
-    joint_moment,
-    precision,
-)
+from jaxfed.pca.likelihood import Scalar, aligned, check_proper_rank, joint_moment, precision
 
 LARGEST_ACCELERATION = 100.0  # of EM's own step
 LARGEST_RATIO = 100.0  # of the concentration to the samples' mean precision
@@ -169,17 +163,17 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         joint = self._posterior(data, downlink)
         rows = data.dim if joint.samples is None else len(joint.samples)
         top, vectors = joint.top(min(rows, data.dim))
-        known = len(top)
+        count = len(top)
         # Eigenvalues beyond the vectors are zero.
-        values = jnp.pad(top, (0, data.dim - known))
+        values = jnp.pad(top, (0, data.dim - count))
         features, rank, s = data.dim, self.rank, self.noise_variance.astype(values.dtype)
         weights = bingham.mean_projector_weights(values, rank)
-        rest = weights[-1] if known < features else 0.0
+        rest = weights[-1] if count < features else 0.0
         inside = vectors.T @ shared
         # The eigenvectors' own derivative leaves out what turns them towards each other.
-        differences = bingham.divided_differences(values, weights)[:known, :known]
+        differences = bingham.divided_differences(values, weights)[:count, :count]
         turned = differences * change_within(joint, vectors)
-        within = (weights[:known, None] - rest) * inside + turned @ inside
+        within = (weights[:count, None] - rest) * inside + turned @ inside
         product = rest * shared + vectors @ within
         # Computed here: the server's difference of two rounded messages would have no digit left.
         distance = jnp.vdot(shared, shared - product)
@@ -192,7 +186,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         constant = features * jnp.log(s) + rank * jnp.log1p(1 / s) + data.trace / s
         objective = data.count / 2 * constant - posterior + prior
         # What the components hold of the variance: tr E[UUᵀ]S from E[UUᵀ](cS + κVVᵀ).
-        held = jnp.vdot(weights[:known], top) - concentration * jnp.vdot(shared, product)
+        held = jnp.vdot(weights[:count], top) - concentration * jnp.vdot(shared, product)
         left = (data.trace - ratio(held, self._precision(data))) / (features - rank)
         return Uplink(product, distance), local, {"objective": objective, "residual_variance": left}
 

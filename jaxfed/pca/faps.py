@@ -21,11 +21,10 @@ from jaxfed.core.checks import check_count, check_name, check_positive, shown
 from jaxfed.core.reduction import Sum
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca._consensus import (
+    HoldsBasis,
     Member,
     Server,
     check_arguments,
-    energy_message,
-    first_state,
     kkt_violation,
     measures,
     residual_variance,
@@ -56,7 +55,7 @@ class Masked(NamedTuple):
     gradient: Frame | None  # A_i A_iᵀ Z, for the KKT violation
 
 
-class FAPS(Accelerated):
+class FAPS(Accelerated, HoldsBasis):
     r"""Principal components of all samples together by projection splitting.
 
     In round k client i brings its own basis \(X_i\) nearer to the top eigenvectors of
@@ -141,16 +140,6 @@ class FAPS(Accelerated):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
-        """The samples' energy if the stopping rule needs it."""
-        return energy_message(data, self.stop)
-
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Member, start: Start
-    ) -> Server:
-        """The first components."""
-        return first_state(key, first, like, self.rank, start)
-
     def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> Consensus:
         """X_i = Z, with its multiplier."""
         norm = data.moment.largest_eigenvalue()
@@ -163,10 +152,6 @@ class FAPS(Accelerated):
         )
 
     # --- a round (Algorithm 1) -----------------------------------------------------------------
-
-    def downlink(self, server: Server) -> Frame:
-        """The components."""
-        return server.shared
 
     def client_step(
         self, key: RandomKey, downlink: Frame, local: Consensus, data: Member

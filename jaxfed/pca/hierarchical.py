@@ -21,19 +21,8 @@ from jaxfed.core.algorithm import Diagnostics
 from jaxfed.core.clients import Clients
 from jaxfed.core.gauge import Bases
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.components import (
-    Frame,
-    RandomKey,
-    Rows,
-    Start,
-    check_start,
-)
-from jaxfed.pca.likelihood import (
-    Member,
-    check_proper_rank,
-    first_shared,
-    pooled_message,
-)
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start
+from jaxfed.pca.likelihood import Member, check_proper_rank, first_shared, pooled_message
 
 
 class HierarchicalPCA(PersonalizedPCA):

@@ -29,13 +29,7 @@ from jaxfed.core.checks import check_count
 from jaxfed.core.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import (
-    Member,
-    check_arguments,
-    norm,
-    positive,
-    relative_change,
-)
+from jaxfed.pca._consensus import Member, check_arguments, norm, positive, relative_change
 from jaxfed.pca.components import Frame, RandomKey, Start
 from jaxfed.pca.subspace_iteration import Accelerated
 

@@ -225,6 +225,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             # Orthogonal to the shared ones now, or deflation in the rounds could leave too few.
             return beside(downlink.shared.T, start.local, active).T
         if start is None and self.start == "random":
+            # Transposed, so that components in rows draw the same numbers as in columns.
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk

@@ -16,14 +16,7 @@ from jaxfed.core.fixed_point import HasBases
 from jaxfed.core.gauge import Bases
 from jaxfed.core.samples import Samples
 from jaxfed.linalg import Moment
-from jaxfed.pca.components import (
-    Frame,
-    RandomKey,
-    Rows,
-    Start,
-    check_start,
-    moment_received,
-)
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start, moment_received
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,
@@ -178,6 +171,7 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         """The components, and the curvature where the step size comes from it."""
         shared, curvature = first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
+            # A mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")
             if curvature is None:
                 curvature = moment_received(first["moment"]).largest_eigenvalue()

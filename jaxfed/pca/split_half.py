@@ -44,7 +44,7 @@ def split_half(
     Returns:
         `(best, disagreement)`: the position of the candidate whose halves agree most, and
         `‖P_a - P_b‖²_F` of the shared components for each, between 0 and twice the shared rank.
-        More than about 1 says that the shared components are noise.
+        Above about 1 the shared components are noise.
 
     Raises:
         ValueError: without candidates, without samples (moments cannot be split), or with a
@@ -66,7 +66,7 @@ def split_half(
         )
 
     def half(first: int, part: Samples) -> Samples:
-        # Of an odd number the first half has one more.
+        # Of an odd number of samples the even rows are one more.
         return Samples(part.values[:, first::2], (part.count + 1 - first) // 2)
 
     halves = [

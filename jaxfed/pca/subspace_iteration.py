@@ -10,7 +10,6 @@ from typing import Literal, final
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from jaxfed.core.algorithm import Diagnostics
 from jaxfed.core.checks import check_name
@@ -19,11 +18,10 @@ from jaxfed.core.gauge import Bases
 from jaxfed.core.reduction import Sum
 from jaxfed.pca._consensus import (
     Eigensolver,
+    HoldsBasis,
     Member,
     Server,
     check_arguments,
-    energy_message,
-    first_state,
     kkt_violation,
     measures,
     residual_variance,
@@ -31,7 +29,7 @@ from jaxfed.pca._consensus import (
 from jaxfed.pca.components import RETRACTIONS, Frame, RandomKey, Start
 
 
-class SubspaceIteration(Eigensolver, HasBases):
+class SubspaceIteration(HoldsBasis, HasBases):
     r"""Principal components of all samples together by simultaneous subspace iteration ("SSI").
 
     A round sends `features × rank` numbers each way, and the server needs only the sum. The error
@@ -73,20 +71,6 @@ class SubspaceIteration(Eigensolver, HasBases):
 
     def _products(self, rounds: int) -> int:
         return rounds
-
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
-        """The samples' energy if the stopping rule needs it."""
-        return energy_message(data, self.stop)
-
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Member, start: Start
-    ) -> Server:
-        """The first components."""
-        return first_state(key, first, like, self.rank, start)
-
-    def downlink(self, server: Server) -> Frame:
-        """The components."""
-        return server.shared
 
     def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> None:
         """Clients keep nothing."""
