@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Key, PyTree, UInt32
 
 from jaxfed.core import adjoint, backend, channel, contract, participation
 from jaxfed.core.algorithm import Algorithm, Personalized
@@ -45,7 +45,7 @@ def problem_of(
     algorithm: Algorithm,
     clients: Clients,
     rounds: int,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None,
     channels: channel.Channels,
     participants: participation.Participation | None,

@@ -279,7 +279,7 @@ def server_round(
     state: State,
     inclusion: Float[Array, " clients"],
     heard: PyTree,
-    failed_clients: Bool[Array, " clients"],
+    failed_clients: Bool[Array, " padded_clients"],
 ) -> tuple[State, dict[str, Array]]:
     """The server's part of a round: its step, and down the wire.
 

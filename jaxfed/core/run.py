@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree, UInt32
 
 from jaxfed._optional import require
 from jaxfed.core import adjoint, apart, backend, channel, participation
@@ -43,12 +43,12 @@ def rollout(
     clients: Clients,
     *,
     rounds: int,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None = None,
     channel: channel.Channels = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: backend.Backend = VMAP,
-    tol: float | None = None,
+    tol: float | Float[Array, ""] | None = None,
     metrics: Metrics | None = None,
     metrics_every: int = 1,
     adjoint: adjoint.Adjoint = UNROLLED,
@@ -99,7 +99,7 @@ def fit(
     clients: Clients,
     *,
     rounds: int,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None = None,
     channel: channel.Channels = LOSSLESS,
     participation: participation.Participation | None = None,
