@@ -21,6 +21,7 @@ import numpy as np
 import plain_jax
 
 import jaxfed as jf
+from jaxfed.linalg.moments import should_densify
 
 ROUNDS = 20  # per compiled call, so that the call itself does not count
 
@@ -70,7 +71,7 @@ def main() -> None:
         ).result
         # Long runs form the d × d moments once; the choice is the library's own rule.
         prepared = jf.Clients.from_samples(samples)
-        dense = jf.linalg.should_densify(n, d, r1 + r2, 1000)
+        dense = should_densify(n, d, r1 + r2, 1000)
         if dense:
             moments = jnp.einsum("mnd,mne->mde", samples, samples) / n
             prepared = jf.Clients.from_moments(np.asarray((moments + moments.mT) / 2))

@@ -1,6 +1,7 @@
-"""What arguments must be, said alike everywhere: name, what was wanted and what was given.
+"""Checks of arguments, with one form of error: `name: wanted ..., got ...`, a `ValueError`.
 
-Numbers and arrays that are traced have no values yet: their shapes and types are looked at alone.
+Functions named `check_...` raise it or return nothing, those named `checked_...` also return the
+argument in its final form. Of traced numbers and arrays only shapes and types are checked.
 """
 
 import os
@@ -25,7 +26,7 @@ _BRIEF.maxlong = 60
 
 
 def shown(given: object) -> str:
-    """A value in one short line, whatever it is."""
+    """Any value in one short line."""
     if isinstance(given, np.ndarray | jax.Array) and np.ndim(given) > 0:
         return f"an array of {given.dtype} of shape {given.shape}"
     try:
@@ -35,72 +36,49 @@ def shown(given: object) -> str:
 
 
 def refuse(argument: str, wanted: str, given: object) -> ValueError:
-    """The error that says what an argument should have been; raise it."""
+    """The error for a wrong argument, for the caller to raise."""
     return ValueError(f"{argument}: wanted {wanted}, got {shown(given)}")
 
 
 def check_name(argument: str, given: object, known: Sequence[str]) -> None:
-    """Refuse a name that is not among the known ones.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept one of the known names."""
     if not isinstance(given, str) or given not in known:
         raise refuse(argument, f"one of {', '.join(known)}", given)
 
 
 def check_flag(argument: str, given: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept True and False."""
     if not isinstance(given, bool | np.bool_):
         raise refuse(argument, "True or False", given)
 
 
 def check_text(argument: str, given: object) -> None:
-    """Refuse what is no text.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept a text."""
     if not isinstance(given, str):
         raise refuse(argument, "a text", given)
 
 
 def check_texts(argument: str, given: object) -> None:
-    """Refuse what is no list of texts.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept a list of texts."""
     if not is_list(given) or not all(isinstance(each, str) for each in given):
         raise refuse(argument, "a list of texts", given)
 
 
 def check_list(argument: str, given: object, wanted: str) -> None:
-    """Refuse what is no list, or a list of nothing.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept a list that is not empty."""
     if not is_list(given) or len(given) == 0:
         raise refuse(argument, f"a list of {wanted}, at least one", given)
 
 
 def is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    """Whether something is a list or the like; a text is none."""
+    """Whether a value is a list or another sequence, but not a text."""
     return isinstance(given, Sequence) and not isinstance(given, str | bytes)
 
 
 def check_count(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
-    """Refuse what is not a whole number of Python of at least so many.
+    """Accept an int of Python from `least` to `most`.
 
     Those of NumPy are arrays for Equinox, which static fields must not hold; see `check_whole`.
-
-    Raises:
-        ValueError: as said above, and for more than fit into 32 bits.
     """
     if isinstance(given, np.integer):
         raise refuse(argument, "an int of Python", given)
@@ -108,11 +86,7 @@ def check_count(argument: str, given: object, *, least: int = 1, most: int = LAR
 
 
 def check_whole(argument: str, given: object, *, least: int = 1, most: int = LARGEST) -> None:
-    """Refuse what is not a whole number, Python's or NumPy's, of at least so many.
-
-    Raises:
-        ValueError: as said above, and for more than fit into 32 bits.
-    """
+    """Accept a whole number, Python's or NumPy's, from `least` to `most`."""
     if not is_whole(given) or given < least:
         raise refuse(argument, f"a whole number of at least {least}", given)
     if given > most:
@@ -120,11 +94,7 @@ def check_whole(argument: str, given: object, *, least: int = 1, most: int = LAR
 
 
 def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
-    """A positive whole number for each client, from one for all or a list.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """A positive whole number for each client, from one for all or a list."""
     if is_whole(given):
         given = (given,) * owners
     if isinstance(given, np.ndarray | jax.Array):
@@ -137,23 +107,20 @@ def counts_of(argument: str, given: object, owners: int) -> tuple[int, ...]:
 
 
 def is_whole(given: object) -> TypeGuard[int]:
-    """Whether something is a whole number, Python's or NumPy's; True is none."""
+    """Whether a value is a whole number, Python's or NumPy's, and not True or False."""
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
 def check_factor(
     argument: str, given: object, *, optional: bool = False, single: bool = False
 ) -> None:
-    """Refuse numbers that are negative or not finite, in the precision that JAX gives them.
+    """Accept finite numbers of at least 0, in the precision that JAX gives them.
 
     Args:
         argument: its name.
         given: one number, or an array of them.
         optional: whether it may be None.
         single: whether it must be one number.
-
-    Raises:
-        ValueError: as said above.
     """
     if not (optional and given is None):
         _check_numbers(argument, given, "a finite number of at least 0", lambda x: x >= 0, single)
@@ -162,16 +129,13 @@ def check_factor(
 def check_positive(
     argument: str, given: object, *, optional: bool = False, single: bool = False
 ) -> None:
-    """Refuse numbers that are not positive or not finite, in the precision that JAX gives them.
+    """Accept positive finite numbers, in the precision that JAX gives them.
 
     Args:
         argument: its name.
         given: one number, or an array of them.
         optional: whether it may be None.
         single: whether it must be one number.
-
-    Raises:
-        ValueError: as said above.
     """
     if not (optional and given is None):
         _check_numbers(argument, given, "a positive finite number", lambda x: x > 0, single)
@@ -180,16 +144,13 @@ def check_positive(
 def check_number(
     argument: str, given: object, wanted: str, holds: Callable[[Any], Any] = np.isfinite
 ) -> None:
-    """Refuse what is not ONE finite real number, or not such a one.
+    """Accept ONE finite real number that meets a condition.
 
     Args:
         argument: its name.
         given: the number.
-        wanted: what it should be, in words.
-        holds: whether a number is that.
-
-    Raises:
-        ValueError: as said above.
+        wanted: the condition in words.
+        holds: the condition.
     """
     _check_numbers(argument, given, wanted, holds, single=True)
 
@@ -210,31 +171,19 @@ def _check_numbers(
 
 
 def check_callable(argument: str, given: object, wanted: str = "a function") -> None:
-    """Refuse what cannot be called.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept what can be called."""
     if not callable(given):
         raise refuse(argument, wanted, given)
 
 
 def check_instance(argument: str, given: object, kind: type, wanted: str) -> None:
-    """Refuse what is not an object of a class.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Accept an object of a class."""
     if not isinstance(given, kind):
         raise refuse(argument, wanted, given)
 
 
 def checked_key(argument: str, given: object) -> Key[Array, ""]:
-    """One random key; a key of the old style becomes one of the new.
-
-    Raises:
-        ValueError: if it is none, or several.
-    """
+    """One random key; one of the old style (`uint32`) becomes one of the new."""
     if isinstance(given, jax.Array | np.ndarray):
         key = given
         if given.dtype == np.uint32 and given.ndim > 0:
@@ -246,11 +195,7 @@ def checked_key(argument: str, given: object) -> Key[Array, ""]:
 
 
 def checked_dtype(argument: str, given: object) -> np.dtype:
-    """A type of floating-point numbers.
-
-    Raises:
-        ValueError: if it is none.
-    """
+    """A type of floating-point numbers."""
     try:
         found = jnp.dtype(given) if isinstance(given, str | type | np.dtype) else None
     except TypeError:
@@ -261,11 +206,7 @@ def checked_dtype(argument: str, given: object) -> np.dtype:
 
 
 def checked_path(argument: str, given: object) -> Path:
-    """A path, whether or not there is anything.
-
-    Raises:
-        ValueError: if it is none, or no file system could have it.
-    """
+    """A path that a file system could have, whether or not it exists."""
     if not isinstance(given, str | os.PathLike):
         raise refuse(argument, "a path", given)
     name = os.fspath(given)
@@ -286,9 +227,6 @@ def checked_array(
             `"..."` stands for any number of axes.
         finite: whether NaN and infinity are refused.
         whole: whether whole numbers are taken.
-
-    Raises:
-        ValueError: if it is none of these.
     """
     kind = "real" if whole else "floating-point"
     wanted = f"an array of {kind} numbers of shape ({', '.join(axes.split())})"
@@ -306,11 +244,7 @@ def checked_array(
 
 
 def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
-    """An array of NumPy, of whatever type, in the machine's order of bytes.
-
-    Raises:
-        ValueError: if nothing but an array of objects can be made of it.
-    """
+    """An array of NumPy, of any type but objects, in the machine's order of bytes."""
     listed = is_list(given) or isinstance(given, np.ndarray | np.generic | int | float | jax.Array)
     try:
         array = np.asarray(given) if listed else None
@@ -323,11 +257,7 @@ def host_array(argument: str, given: object, wanted: str) -> np.ndarray:
 
 
 def checked_table(argument: str, given: object) -> np.ndarray:
-    """A table of finite real numbers in double precision, on the host.
-
-    Raises:
-        ValueError: if it is none.
-    """
+    """A table of finite real numbers in double precision, on the host."""
     wanted = "a table (rows, columns) of finite real numbers"
     table = host_array(argument, given, wanted)
     if not is_real(table.dtype) or table.ndim != 2 or not table.size:
@@ -344,9 +274,6 @@ def checked_labels(argument: str, given: object, length: int | None = None) -> n
         argument: its name.
         given: the labels.
         length: how many are wanted; any number of at least one by default.
-
-    Raises:
-        ValueError: if they are no labels, or not so many.
     """
     wanted = f"{'' if length is None else f'{length} '}labels, numbers or names, in a list"
     labels = host_array(argument, given, wanted)
@@ -370,20 +297,19 @@ def _has_axes(shape: tuple[int, ...], axes: list[str]) -> bool:
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether a type is of real numbers, whole ones among them."""
+    """Whether a type is one of real numbers, floating-point or whole."""
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _in_precision(given: object) -> np.ndarray | None:
-    """Real numbers as JAX will have them; None for what is none."""
+    """Real numbers in the precision that JAX will use; None for anything else."""
     if not isinstance(given, int | float | np.number | np.ndarray | jax.Array):
         return None
     try:
         values = np.asarray(given)
     except TypeError:  # random keys
         return None
-    odd = isinstance(given, bool | np.ma.MaskedArray)
-    if odd or not is_real(values.dtype) or not values.size:
+    if isinstance(given, bool | np.ma.MaskedArray) or not is_real(values.dtype) or not values.size:
         return None
     with np.errstate(over="ignore", under="ignore"):
         return values.astype(jax.dtypes.canonicalize_dtype(np.float64))

@@ -656,7 +656,7 @@ def test_networks_refuse_other_views(key):
     narrow = jf.gcca.Views.from_arrays([x[:, :3] for x in arrays(np.float32)])
     with pytest.raises(ValueError, match=r"^views: the networks are not .* of 3 features"):
         algorithm.represent(local, narrow)
-    with pytest.raises(ValueError, match=r"^clients: GCCA needs"):
+    with pytest.raises(ValueError, match=r"^views: GCCA needs"):
         algorithm.outputs(local, jf.Clients.from_samples(arrays(np.float32, features=(5, 5, 5))))
 
 

@@ -4,6 +4,7 @@ import inspect
 import random
 
 import jax
+import jaxtyping
 import pytest
 
 import jaxfed as jf
@@ -46,6 +47,8 @@ OPEN = {
 @pytest.mark.filterwarnings("ignore")  # Pillow's, of damaged pictures
 def test_malformed_arguments_and_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # Types are wrong on purpose, and what counts is the function's own answer.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     outcomes = [run.outcome(case) for case in run.cases(CASES, seed=0)]
     faults = [each for each in outcomes if each.kind not in run.GOOD]
     assert not faults, "\n".join(f"{x.kind}: {x.case}: {x.message}" for x in faults[:20])

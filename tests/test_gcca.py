@@ -519,7 +519,7 @@ def test_what_sparse_views_cannot_is_refused(key):
     ):
         with pytest.raises(ValueError, match=f"{argument}: sparse views"):
             jf.fit(algorithm, views, rounds=1, key=key)
-    with pytest.raises(ValueError, match="the optimum needs dense ones"):
+    with pytest.raises(ValueError, match="the optimum needs dense views"):
         jf.gcca.optimum(views, 2)
 
 

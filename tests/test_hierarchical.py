@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from formulas import adept as theory
 from jaxfed.linalg import Moment
-from jaxfed.pca import _likelihood as likelihood
-from jaxfed.pca import adaptive, empirical_bayes
-from jaxfed.pca import hierarchical_theory as theory
+from jaxfed.pca import adaptive, bingham, empirical_bayes, likelihood
 from tests.references import empirical_bayes as reference_of_bayes
 from tests.references import hierarchical as reference
 
@@ -69,7 +68,7 @@ def slope(function, point, direction, step=1e-6):
 
 
 def test_terms_against_dense_inverses(samples, frames, x64):
-    y, u, v = samples[0], frames[0], frames[1]
+    y, (u, v) = samples[0], map(jnp.asarray, frames[:2])
     s, n = y.T @ y / len(y), len(y)
     moment = Moment.from_samples(jnp.asarray(y))
     for given in (moment, moment.densified()):
@@ -87,7 +86,7 @@ def test_terms_against_dense_inverses(samples, frames, x64):
 
 
 def test_gradients_against_finite_differences(samples, frames, x64):
-    u, v, direction = frames[0], frames[1], frames[2]
+    u, v, direction = map(jnp.asarray, frames[:3])
     y = samples[0]
     s, n = y.T @ y / len(y), len(y)
     moment = Moment.from_samples(jnp.asarray(y))
@@ -116,7 +115,7 @@ def test_gradients_against_finite_differences(samples, frames, x64):
 
 
 def test_alignment_gives_the_distance_of_subspaces(frames, x64):
-    u, v = frames[:2]
+    u, v = map(jnp.asarray, frames[:2])
     turned = likelihood.aligned(u.T, v.T).T
     np.testing.assert_allclose(projectors(turned), projectors(u), atol=1e-12)
     overlap = v.T @ turned
@@ -322,37 +321,35 @@ def test_normalizer_against_monte_carlo(x64):
     distance = r - squares[:, :r].sum(axis=1)
     for concentration in (0.5, 3.0, 10.0):
         density = np.exp(-concentration / 2 * distance)
-        value = empirical_bayes.log_normalizer(concentration, d, r)
+        value = bingham.log_normalizer(concentration, d, r)
         np.testing.assert_allclose(value, np.log(density.mean()), atol=0.1)
         expected = density @ distance / density.sum()
-        value = empirical_bayes.prior_distance(concentration, d, r)
+        value = bingham.prior_distance(concentration, d, r)
         np.testing.assert_allclose(value, expected, rtol=0.12)
     # Several eigenvalues: an approximation.
     values = np.asarray([9.0, 6.0, 4.0, 2.0, 1.0, 0.0])
     density = np.exp(squares @ values / 2)
     expected = density @ squares / density.sum()
-    weights = empirical_bayes.mean_projector_weights(jnp.asarray(values), r)
+    weights = bingham.mean_projector_weights(jnp.asarray(values), r)
     np.testing.assert_allclose(weights, expected, atol=0.04)
     np.testing.assert_allclose(weights.sum(), r, rtol=1e-12)
 
 
 def test_normalizer_at_its_ends(x64):
     d, r = 30, 10
-    np.testing.assert_allclose(empirical_bayes.log_normalizer(0.0, d, r), 0, atol=1e-12)
-    np.testing.assert_allclose(empirical_bayes.prior_distance(0.0, d, r), r * (d - r) / d)
-    np.testing.assert_allclose(
-        empirical_bayes.prior_distance(1e6, d, r), r * (d - r) / 1e6, rtol=1e-4
-    )
+    np.testing.assert_allclose(bingham.log_normalizer(0.0, d, r), 0, atol=1e-12)
+    np.testing.assert_allclose(bingham.prior_distance(0.0, d, r), r * (d - r) / d)
+    np.testing.assert_allclose(bingham.prior_distance(1e6, d, r), r * (d - r) / 1e6, rtol=1e-4)
 
 
 def test_concentrations_of_any_size():
     """In single precision the denominators of the printed saddle point vanish from 10^7 on."""
     for d, r in ((5, 2), (100, 1), (30, 29)):
         for concentration in (0.0, 1e-6, 0.3, float(d), 1e3, 1e9, 1e30):
-            value, derivative = jax.value_and_grad(empirical_bayes.log_normalizer)(
+            value, derivative = jax.value_and_grad(bingham.log_normalizer)(
                 jnp.float32(concentration), d, r
             )
-            distance = empirical_bayes.prior_distance(jnp.float32(concentration), d, r)
+            distance = bingham.prior_distance(jnp.float32(concentration), d, r)
             assert jnp.isfinite(value) and distance > 0
             np.testing.assert_allclose(-2 * derivative, distance, atol=2e-6 * r)
             if concentration >= 1e9:
@@ -361,8 +358,8 @@ def test_concentrations_of_any_size():
 
 def test_distances_that_no_concentration_has():
     """None at all, by rounding even less, and more than the uniform law's."""
-    fit = partial(empirical_bayes.fitted_concentration, features=30, rank=10)
-    least, most = empirical_bayes.concentrations(30, 10, jnp.float32)
+    fit = partial(bingham.fitted_concentration, features=30, rank=10)
+    least, most = bingham.concentrations(30, 10, jnp.float32)
     for distance, wanted in ((-1e-6, most), (0.0, most), (200 / 30 + 1e-3, least)):
         value, derivative = jax.value_and_grad(fit)(jnp.float32(distance))
         np.testing.assert_allclose(value, wanted, rtol=1e-4)
@@ -370,9 +367,9 @@ def test_distances_that_no_concentration_has():
 
 
 def test_concentration_is_the_inverse_of_the_distance(x64):
-    fit = jax.jit(partial(empirical_bayes.fitted_concentration, features=30, rank=10))
+    fit = jax.jit(partial(bingham.fitted_concentration, features=30, rank=10))
     for concentration in (0.1, 5.0, 60.0, 4000.0):
-        distance = empirical_bayes.prior_distance(concentration, 30, 10)
+        distance = bingham.prior_distance(concentration, 30, 10)
         np.testing.assert_allclose(fit(distance), concentration, rtol=1e-6)
         wanted = slope(fit, distance, 1e-3 * distance, 1e-2) / (1e-3 * distance)
         np.testing.assert_allclose(jax.grad(fit)(distance), wanted, rtol=1e-3)
@@ -457,7 +454,7 @@ def estimated(key, prior_variance):
         lambda v: error(run(jf.pca.HierarchicalPCA(4, NOISE, v, solver="eigenvectors"), rounds=30))
     )(grid)
     apart = data.local - data.shared @ (data.shared.T @ data.local)
-    true = 1 / empirical_bayes.fitted_concentration(jnp.sum(apart**2) / 60, 20, 4)
+    true = 1 / bingham.fitted_concentration(jnp.sum(apart**2) / 60, 20, 4)
     return found.history["prior_variance"][-1], true, error(found), fixed.min()
 
 
@@ -578,11 +575,10 @@ def test_a_step_of_the_variance_is_down_its_gradient(spread, variance, key, x64)
 def test_spread_never_falls_below_its_floor(x64):
     hyper_prior, dimension = 0.4, 12
     floor = theory.spread_floor(hyper_prior, dimension)
-    sigma = jnp.sqrt(jnp.linspace(1.0, 40.0, 50) * floor)
+    variance = jnp.linspace(1.0, 40.0, 50) * floor
     for _ in range(300):
-        slope = theory.spread_gradient(sigma, 0.0, hyper_prior, dimension)
-        sigma = sigma - hyper_prior / dimension**2 * slope
-        assert jnp.all(sigma**2 >= floor * (1 - 1e-12))
+        variance = adaptive.SPREADS["gradient"](variance, 0.0, hyper_prior, dimension, None)
+        assert jnp.all(variance >= floor * (1 - 1e-12))
 
 
 # --- data and metric -----------------------------------------------------------------------------

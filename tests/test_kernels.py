@@ -21,7 +21,7 @@ from jaxfed_kernels.inverse_sqrt_cuda import inverse_sqrt_cuda
 
 from jaxfed.linalg import _dispatch, polar
 from jaxfed.linalg._newton_schulz import newton_schulz
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 polar_module = sys.modules["jaxfed.linalg.polar"]
 

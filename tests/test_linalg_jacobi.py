@@ -9,8 +9,8 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import _jacobi
-from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.eigen import with_sign
+from jaxfed.linalg.platforms import per_platform
 
 SHAPES = [(1, 1), (5, 5), (32, 5), (5, 32), (3, 2), (40, 33)]
 

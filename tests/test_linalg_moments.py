@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfed.linalg import Moment, should_densify
+from jaxfed.linalg import Moment
+from jaxfed.linalg.moments import should_densify
 
 RNG = np.random.default_rng(0)
 FEATURES = 6
@@ -30,8 +31,8 @@ SIZES = [(20, 0), (20, 3), (4, 0), (4, 5), (3, 1)]
 @pytest.mark.parametrize(("n", "padding"), SIZES)
 def test_representations_agree(n, padding, x64):
     moment, dense, matrix = pair(n, padding)
-    w = RNG.normal(size=(FEATURES, 2))
-    basis = np.linalg.qr(w)[0]
+    w = jnp.asarray(RNG.normal(size=(FEATURES, 2)))
+    basis = jnp.linalg.qr(w)[0]
     projector = np.eye(FEATURES) - basis @ basis.T
     for each in (moment, dense):
         assert each.dim == FEATURES
@@ -92,7 +93,7 @@ def test_derivative_of_the_top_subspace_beside_others(n, scale, x64):
     """In both modes, by samples and by the basis that is left out, along turns of it."""
     rng = np.random.default_rng(1)
     samples, samples_change = rng.normal(size=(2, n, FEATURES))
-    basis, _ = np.linalg.qr(rng.normal(size=(FEATURES, 2)))
+    basis, _ = jnp.linalg.qr(rng.normal(size=(FEATURES, 2)))
     skew = rng.normal(size=(FEATURES, FEATURES))
     skew = skew - skew.T
     weights = rng.normal(size=(FEATURES, FEATURES))
@@ -122,7 +123,7 @@ def test_derivative_of_the_top_subspace_beside_others(n, scale, x64):
 def test_the_second_derivative_beside_others(x64):
     rng = np.random.default_rng(2)
     samples, direction = rng.normal(size=(2, 4, FEATURES))
-    basis, _ = np.linalg.qr(rng.normal(size=(FEATURES, 2)))
+    basis, _ = jnp.linalg.qr(rng.normal(size=(FEATURES, 2)))
     weights = rng.normal(size=(FEATURES, FEATURES))
 
     def loss(samples):
@@ -172,7 +173,7 @@ def test_one_program_serves_clients_of_all_sizes(x64):
     samples = np.stack(
         [np.pad(RNG.normal(size=(int(n), FEATURES)), ((0, 4 - int(n)), (0, 0))) for n in sizes]
     )
-    w = RNG.normal(size=(4, FEATURES, 2))
+    w = jnp.asarray(RNG.normal(size=(4, FEATURES, 2)))
 
     @jax.jit
     @jax.vmap

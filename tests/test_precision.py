@@ -17,7 +17,7 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxfed as jf
 from jaxfed.core.clients.samples import Samples
-from jaxfed.linalg._precision import client_matmul
+from jaxfed.linalg.precision import client_matmul
 
 HIGHEST, HIGH, DEFAULT = lax.Precision.HIGHEST, lax.Precision.HIGH, lax.Precision.DEFAULT
 

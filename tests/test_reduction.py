@@ -27,7 +27,7 @@ from jaxfed.core.contract.reduction import (
     separated,
     wrapped,
 )
-from jaxfed.pca._components import moment_received
+from jaxfed.pca.components import moment_received
 
 CLIENTS = 8  # a multiple of all numbers of devices below; three does not divide it
 

@@ -188,7 +188,7 @@ def test_third_derivatives_of_eigenvectors_are_refused():
 )
 def test_what_holds_a_stationary_vector_fixed_is_differentiated_once(function):
     """What is left out does not matter to a first derivative, and does to a second one."""
-    x, direction = RNG.normal(size=(2, SIZE, 4))
+    x, direction = jnp.asarray(RNG.normal(size=(2, SIZE, 4)))
     slope = jax.jvp(function, (x,), (direction,))[1]
     differences = (function(x + 1e-6 * direction) - function(x - 1e-6 * direction)) / 2e-6
     chex.assert_trees_all_close(slope, differences, rtol=1e-5)

@@ -15,7 +15,7 @@ from jax import lax
 from jaxfed_kernels import second_moment, second_moment_reads_less, second_moment_reference
 
 from jaxfed.linalg import Moment, _dispatch, polar
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 interpreted = partial(second_moment, interpret=True)
 

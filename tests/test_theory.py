@@ -9,9 +9,9 @@ import pytest
 from scipy import integrate, optimize
 
 import jaxfed as jf
-from jaxfed.gcca import compressor
-from jaxfed.pca import empirical_bayes
-from jaxfed.pca import hierarchical_theory as theory
+from formulas import adept as theory
+from formulas import cutemaxvar as compressor
+from jaxfed.pca import bingham
 
 # --- Shrestha & Fu (2023), Facts 1 and 2 ---------------------------------------------------------
 
@@ -153,8 +153,8 @@ def concentrations(variance, clients=100, samples=20, noise=0.5):
     def approximate(concentration):
         values = jnp.linalg.eigvalsh(precise + concentration * shared)[:, ::-1]
         gaps = values[:, :1] - values[:, 1:]
-        joint = empirical_bayes.log_normalizer(gaps, 3, 1).mean(1) + values[:, 0] / 2
-        prior = empirical_bayes.log_normalizer(concentration, 3, 1) + concentration / 2
+        joint = bingham.log_normalizer(gaps, 3, 1).mean(1) + values[:, 0] / 2
+        prior = bingham.log_normalizer(concentration, 3, 1) + concentration / 2
         return jnp.mean(prior - joint)
 
     return [

@@ -874,33 +874,18 @@ def _functions(right) -> list[Target]:
         "local": np.ones((2, FEATURES, 2), np.float32),
     }
     unit = number(above=0)
-    single = lambda v: isinstance(v, float | np.number) or whole(-(2**63), 2**64 - 1)(v)
-    reals = either(real(...), lambda v: single(v) and real()(np.asarray(v)))
-    beside = lambda v: (
-        reals(v)
-        and all(
-            length in (1, wanted) for length, wanted in zip(np.shape(v)[::-1], (r, d), strict=False)
-        )
-    )
     return [
         Target("linalg.polar", frame, {"w": array(None, None), "method": optional(one_of("newton_schulz", "eigh", "svd", "pallas"))}),
         Target("linalg.orthonormalize", frame, {"w": tall, "method": optional(one_of("qr", "cholesky"))}),
-        Target("linalg.ratio", {"numerator": right["frame"], "denominator": 2.0}, {"numerator": reals, "denominator": beside}, cheap=True),
         Target("linalg.svd", frame, {"w": array(None, None)}),
         Target("linalg.thin_product", frame | {"x": np.ones((RANK, 2), np.float32)}, {"w": real(None, RANK), "x": real(RANK, None)}),
         Target("linalg.transposed_product", {"x": frame["w"], "y": np.ones((len(frame["w"]), 2), np.float32)}, {"x": real(len(frame["w"]), None), "y": real(len(frame["w"]), None)}),
         Target("linalg.top_eigenvectors", {"matrix": right["square"], "rank": 1}, {
             "matrix": lambda v: array(None, None)(v) and len(v) == np.shape(v)[1], "rank": whole(1, d),
         }),
-        Target("linalg.should_densify", {"samples": 4, "features": 5, "rank": 1, "rounds": 2}, {
-            "samples": COUNT, "features": COUNT, "rank": COUNT, "rounds": COUNT,
-        }, cheap=True),
         Target("linalg.largest_eigenvalue", {
             "product": lambda a, x: a @ x, "operator": jnp.eye(3), "start": jnp.ones(3), "steps": 3,
         }, {"product": function, "start": array(None), "steps": COUNT}),
-        Target("linalg.not_rounding", {"singular": np.ones(3, np.float32), "shape": (3, 3)}, {
-            "singular": array(None), "shape": listed(whole()),
-        }),
         Target("linalg.Moment.from_samples", {"samples": right["matrix"]}, {
             "samples": array(None, None), "count": optional(factor(arrays=False)),
         }),

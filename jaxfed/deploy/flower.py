@@ -42,7 +42,7 @@ from jaxfed.deploy.federation import Settings
 from jaxfed.deploy.messages import message_of, packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server
-from jaxfed.linalg._precision import precise
+from jaxfed.linalg.precision import precise
 
 Config = Mapping[str, Any]  # Flower's run or node configuration: texts and numbers by name
 

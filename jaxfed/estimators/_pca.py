@@ -10,7 +10,7 @@ from jaxfed.core.common.checks import check_name
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.estimators._clients import ClientPCA, Learned
 from jaxfed.linalg import Moment
-from jaxfed.pca._likelihood import joint_moment, precision
+from jaxfed.pca.likelihood import joint_moment, precision
 
 STARTS = ("local_first", "projector")
 

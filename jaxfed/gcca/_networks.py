@@ -1,4 +1,4 @@
-"""Networks as deep GCCA uses them: how they are made, taken apart, applied and checked."""
+"""The networks of deep GCCA: making them, splitting them into parameters and the rest, applying."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,7 @@ def frame_of(network: Maker, features: int, dtype: DTypeLike) -> tuple[PyTree, P
     def make(key, mask):
         return network(features, mask=mask, key=key)
 
+    # Shapes alone: the arrays are drawn by each client, from its own key.
     mask = jax.ShapeDtypeStruct((features,), dtype)
     made = eqx.filter_eval_shape(make, jax.random.key(0), mask)
     shapes, frame = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
@@ -34,11 +35,11 @@ def arrays_of(
 
 
 def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
-    """The shapes of a network's arrays, once it is known to fit a view.
+    """The shapes of a network's arrays, after a check that it fits a view.
 
     Args:
         network: makes it.
-        view: what it is for; only shape and type count.
+        view: the view, of which only shape and type matter.
         batch: entities in a batch.
         rank: how many outputs it must have.
 
@@ -49,11 +50,11 @@ def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
     try:
         arrays, frame = frame_of(network, features, dtype)
         parameters = jax.tree.leaves(split(eqx.combine(arrays, frame))[0])
+        entities = jax.ShapeDtypeStruct((batch, features), dtype)
         outputs, _ = eqx.filter_eval_shape(
-            lambda arrays, x: _in_training(eqx.combine(arrays, frame), x),
-            arrays, jax.ShapeDtypeStruct((batch, features), dtype),
-        )  # fmt: skip
-    except Exception as error:
+            lambda arrays, x: _in_training(eqx.combine(arrays, frame), x), arrays, entities
+        )
+    except Exception as error:  # the user's function may raise anything
         raise ValueError(
             f"network: it fails for batches of {batch} entities with {features} features: {error}"
         ) from error
@@ -78,6 +79,7 @@ def split(network: Any) -> tuple[PyTree, PyTree]:
 
 def with_statistics(network: Any, statistics: PyTree) -> Any:
     """The network with other running statistics."""
+    # Both trees have their leaves in the same order.
     leaves = iter(jax.tree.leaves(statistics))
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: next(leaves) if _is_statistic(path) else leaf, network
@@ -85,7 +87,7 @@ def with_statistics(network: Any, statistics: PyTree) -> Any:
 
 
 def applied(network: Any, values: Float[Array, "n features"]) -> Float[Array, "n rank"]:
-    """What the network gives by its running statistics."""
+    """The network's outputs by its running statistics."""
     return network(values) if hasattr(network, "statistics") else jax.vmap(network)(values)
 
 

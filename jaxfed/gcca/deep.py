@@ -16,17 +16,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.common.processes import finite
-from jaxfed.core.contract.algorithm import (
-    Algorithm,
-    ClientsLike,
-    Diagnostics,
-    Personalized,
-    hyperparameter,
-)
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.gcca._networks import (
     Maker,
@@ -40,7 +34,7 @@ from jaxfed.gcca._networks import (
     split,
     with_statistics,
 )
-from jaxfed.gcca.views import Scores, SparseView, View, Views, check_views
+from jaxfed.gcca.views import RandomKey, Scores, Start, View, Views, check_shape, check_views
 from jaxfed.linalg import polar
 
 
@@ -56,10 +50,10 @@ class Learner(NamedTuple):
 class DeepMaxVar(Algorithm, DifferentiatedThrough):
     r"""MAX-VAR GCCA with a network for each view, by alternating optimization.
 
-    Each round a client trains its network towards the received representation, for some passes
-    through its view, and sends the scores \(M_j = S_j(X_j) / \sqrt L\); the server takes the
-    orthonormal matrix with columns of mean zero that is closest to their mean. The mean is taken
-    out because networks, unlike linear maps of centred views, could all give a constant.
+    Each round a client trains its network towards the received representation, in some passes over
+    its view, and sends the scores \(M_j = S_j(X_j) / \sqrt L\); the server takes the orthonormal
+    matrix with columns of mean zero that is closest to their mean. Columns have mean zero because
+    networks, unlike linear maps of centred views, could otherwise all give a constant.
     With a lossless channel this is the paper's AltMaxVar-Deep; with ::
 
         channel=jf.channel.difference(jf.channel.quantize(3))
@@ -67,30 +61,31 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
     it is CuteMaxVar-Deep.
 
     A batch's loss is the mean over its entities of half the squared distance between the network's
-    outputs and \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective; its
-    scale, which Adam does not see, is right for step sizes that do not depend on L. Batches are
-    taken in an order that is drawn once. A round's first batch begins where an epoch does; where
+    outputs and \(\sqrt L\, G\), an unbiased estimate of the view's term of the objective; on this
+    scale, which does not matter to Adam, good step sizes do not depend on L. The order of the
+    entities in batches is drawn once. Every round starts with the first batch of an epoch; where
     batches do not divide the entities, an epoch's last one is filled up with its first entities.
 
     `network(features, mask=mask, key=key)` makes the network of a view, an Equinox module whose
-    floating point arrays are its parameters. `features` is that of the widest view, `mask` is 1 for
-    a view's real features and 0 for the zero columns that it is padded with. All views' networks
-    have the same layers. A module that has `statistics` beside its parameters, such as
-    `functools.partial(jf.models.Perceptron, outputs=rank)` makes, maps batches: `module(batch)` to
-    outputs by the running statistics, `module.in_training(batch)` to outputs by the batch's and the
-    next statistics. One without, such as an `equinox.nn.MLP`, maps one entity.
+    floating point arrays are its parameters. `features` is the number of the widest view; `mask` is
+    1 for a view's real features and 0 for the zero columns that pad it. All views' networks have
+    the same layers. A module with `statistics` beside its parameters, such as those of
+    `functools.partial(jf.models.Perceptron, outputs=rank)`, maps batches: `module(batch)` returns
+    outputs by the running statistics, `module.in_training(batch)` outputs by the batch's statistics
+    and the next running ones. One without, such as an `equinox.nn.MLP`, maps one entity.
 
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the networks' arrays with a
-    leading client axis. `represent` applies them to the same or other entities. A warm start goes
-    on with networks and representation, and a new order and optimizer state. The objective is the
-    mean over the views of half the squared distance between the scores and the received `G`.
+    leading client axis. `represent` applies them to the same or other entities. A warm start
+    continues with the networks and the representation, a new order and a new optimizer state. The
+    objective is the mean over the views of half the squared distance between the scores and the
+    received `G`.
 
-    The least cost is not the best representation: networks that are large for the number of
-    entities come to agree on what the views do not share. Fewer units, passes or rounds help.
+    The lowest cost is not the best representation: networks that are large for the number of
+    entities learn to agree on what the views do not share. Fewer units, passes or rounds help.
 
-    Traced leaves, to sweep over and differentiate by, are `step_size` and `proximal`. Derivatives
-    through Adam need its `eps_root` above zero, as parameters without a gradient have none else.
-    An optimizer or a network function made anew is compiled anew: make one for many runs.
+    `step_size` and `proximal` are traced leaves, for sweeps and derivatives. Derivatives through
+    Adam need its `eps_root` above zero, or they are not finite for parameters without a gradient.
+    Every new optimizer or network function is compiled anew, so share one among runs.
 
     Source: Shrestha & Fu (2023), Algorithm 1, equations (8) to (17), Section V-B.
     """
@@ -117,7 +112,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         """Set up the algorithm.
 
         Args:
-            network: makes the network of a view, see above.
+            network: makes the network of a view; see the class.
             optimizer: of the inner steps; its state stays with the client from round to round.
             rank: number of components of the common representation, and of a network's outputs.
             inner_epochs: passes of a client through its view in each round.
@@ -147,15 +142,9 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse data, a network, a batch or a warm start that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        check_views(clients, self.rank)
-        if isinstance(clients.data, SparseView):
-            raise ValueError("clients: networks need dense views, Views.from_arrays")
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for data, a network, a batch or a warm start that do not fit."""
+        check_views(clients, self.rank, dense="networks need")
         values = clients.data.values
         entities = clients.data.shape[0]
         if self.rank >= entities:
@@ -169,40 +158,32 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         arrays = check_network(self.network, clients.data, batch, self.rank)
         if start is None:
             return
-        wanted = (entities, self.rank)
-        if getattr(start.shared, "shape", None) != wanted:
-            given = getattr(start.shared, "shape", type(start.shared).__name__)
-            raise ValueError(f"warm_start: wanted shared of shape {wanted}, got {given}")
-        like = jax.tree.map(lambda x: ((len(values), *x.shape), x.dtype), arrays)
-        given = jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(start.local, eqx.is_array))
-        if start.local is not None and given != like:
+        check_shape("shared", start.shared, (entities, self.rank))
+        wanted = jax.tree.map(lambda x: ((len(values), *x.shape), x.dtype), arrays)
+        local = jax.tree.map(lambda x: (x.shape, x.dtype), eqx.filter(start.local, eqx.is_array))
+        if start.local is not None and local != wanted:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
-                f"{described(like)}, got {described(given)}"
+                f"{described(wanted)}, got {described(local)}"
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
-            # On the host: within a traced function, JAX would trace this too.
+            # On the host, since JAX would trace it within a traced function.
             if not isinstance(leaf, Tracer) and not finite(leaf):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(self, key: Key[Array, ""], data: View, start: Personalized | None) -> Scores:
+    def first_message(self, key: RandomKey, data: View, start: Start) -> Scores:
         """The scores of the first network."""
         return self._first(key, data, start)[1]
 
-    def server_init(
-        self, key: Key[Array, ""], first: Scores, like: View, start: Personalized | None
-    ) -> Scores:
-        """The representation closest to the scores, or the one given."""
-        del key, like
+    def server_init(self, key: RandomKey, first: Scores, like: View, start: Start) -> Scores:
+        """The representation closest to the scores, or that of the warm start."""
         return _closest(first) if start is None else start.shared
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Scores, data: View, start: Personalized | None
-    ) -> Learner:
+    def client_init(self, key: RandomKey, downlink: Scores, data: View, start: Start) -> Learner:
         """The first network, the same as for the first message, and the order of the entities."""
-        del downlink
+        # One half of the key is for the network, as in `first_message`, the other for the order.
         network, scores = self._first(key, data, start)
         order = None
         if self.batch_size is not None:
@@ -211,9 +192,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         state = self.optimizer.init(split(network)[0])
         return Learner(eqx.filter(network, eqx.is_array), state, order, scores)
 
-    def _first(
-        self, key: Key[Array, ""], data: View, start: Personalized | None
-    ) -> tuple[Any, Scores]:
+    def _first(self, key: RandomKey, data: View, start: Start) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
         if start is None or start.local is None:
             arrays = arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
@@ -229,21 +208,22 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         return server
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Scores, local: Learner, data: View
+        self, key: RandomKey, downlink: Scores, local: Learner, data: View
     ) -> tuple[Scores, Learner, Diagnostics]:
         """Train the network towards the representation; send its scores."""
-        del key
         values = data.values
         frame = frame_of(self.network, values.shape[-1], values.dtype)[1]
         objective = jnp.sum((local.scores - downlink) ** 2) / 2
         batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
 
+        # Only arrays can be carried through a scan, so each step puts the network together again.
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
             parameters, rest = split(network)
             gradient, statistics = jax.grad(loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
+            # The optimizer is static; its step size becomes traced by this factor.
             updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
             parameters = optax.apply_updates(parameters, updates)
             network = with_statistics(eqx.combine(parameters, rest), statistics)
@@ -258,27 +238,26 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         return scores, Learner(arrays, state, local.order, scores), {"objective": objective}
 
     def _batches(self, order: Int[Array, " entities"] | None, *tables: Array) -> tuple[Array, ...]:
-        """The tables' rows, batch by batch; gathered once a round and not at every step."""
+        """The tables' rows, batch by batch."""
         if order is None:
             return tuple(table[None] for table in tables)
         assert self.batch_size is not None
         number = -(-len(order) // self.batch_size)
-        # As many again from the front as the last batch lacks.
+        # `resize` starts again from the front to fill the last batch. Rows are gathered once a
+        # round, and not at every step.
         rows = jnp.resize(order, (number, self.batch_size))
         return tuple(table[rows] for table in tables)
 
     def server_step(
-        self, key: Key[Array, ""], server: Scores, uplink: Scores
+        self, key: RandomKey, server: Scores, uplink: Scores
     ) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix of mean zero closest to the scores' mean."""
-        del key
         return _closest(uplink, self.proximal.astype(server.dtype) * server), {}
 
     # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink: Scores, local: Learner, data: View) -> PyTree:
         """The view's network."""
-        del downlink, data
         return local.arrays
 
     def through(self) -> Algorithm:
@@ -302,16 +281,14 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         Raises:
             ValueError: for clients without dense views, or of another number or width.
         """
-        check_views(views, 1)
-        if isinstance(views.data, SparseView):
-            raise ValueError("views: networks need dense views, Views.from_arrays")
+        check_views(views, 1, "views", dense="networks need")
         values = views.data.values
         networks = {len(leaf) for leaf in jax.tree.leaves(local)}
         if networks != {len(values)}:
             raise ValueError(f"local, views: {networks} networks and {len(values)} views")
         arrays, frame = frame_of(self.network, values.shape[-1], values.dtype)
-        given = jax.tree.map(lambda x: x.shape[1:], eqx.filter(local, eqx.is_array))
-        if given != jax.tree.map(lambda x: x.shape, arrays):
+        shapes = jax.tree.map(lambda x: x.shape[1:], eqx.filter(local, eqx.is_array))
+        if shapes != jax.tree.map(lambda x: x.shape, arrays):
             raise ValueError(
                 f"views: the networks are not for a widest view of {values.shape[-1]} features"
             )

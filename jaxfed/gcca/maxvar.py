@@ -13,29 +13,27 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count, check_factor, check_name
 from jaxfed.core.common.shuffle import shuffled
-from jaxfed.core.contract.algorithm import (
-    Algorithm,
-    ClientsLike,
-    Diagnostics,
-    Personalized,
-    hyperparameter,
-)
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases, without_batches
-from jaxfed.gcca.views import Scores, SparseView, View, Weights, check_views, factorize
-from jaxfed.linalg import (
-    Moment,
-    largest_eigenvalue,
-    matmul,
-    polar,
-    ratio,
-    should_densify,
-    transposed_product,
+from jaxfed.gcca.views import (
+    RandomKey,
+    Scores,
+    SparseView,
+    Start,
+    View,
+    Weights,
+    check_shape,
+    check_views,
+    factorize,
 )
+from jaxfed.linalg import Moment, largest_eigenvalue, matmul, polar, transposed_product
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.moments import should_densify
 
 
 class Member(NamedTuple):
@@ -97,11 +95,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         Args:
             rank: number of components of the common representation.
-            solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, with
-                step size one over the largest eigenvalue of its second moment; `"exact"` goes all
-                the way, to the least-squares map, through a singular value decomposition of the
-                view that is made once. Exact maps forget their start; their derivatives need
-                singular values that differ, and are zero in the directions concerned elsewhere.
+            solver: what a client does in each round: `"gradient"` takes `inner_steps` steps, of
+                size one over the largest eigenvalue of its second moment; `"exact"` takes the
+                least-squares map, from a singular value decomposition of the view that is computed
+                once. Exact maps do not depend on their start; their derivatives need distinct
+                singular values, and are zero in the directions of equal ones.
             inner_steps: gradient steps of a client in each round.
             batch_size: entities in each step, drawn without replacement; None for all of them.
             ridge: weight of `1/2 ||Q_j||^2` in each view's objective. Views with as many features
@@ -127,12 +125,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         self.inner_steps, self.batch_size = inner_steps, batch_size
         self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse data, a batch or a warm start that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for data, a batch or a warm start that do not fit."""
         check_views(clients, self.rank)
         views, (entities, features) = len(clients.ids), clients.data.shape
         if self.batch_size is not None and self.batch_size > entities:
@@ -142,22 +136,15 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 raise ValueError("solver: sparse views want 'gradient', got 'exact'")
             if self.batch_size is not None:
                 raise ValueError(f"batch_size: sparse views want None, got {self.batch_size}")
-        if start is None:
-            return
-        for name, part, wanted in (
-            ("shared", start.shared, (entities, self.rank)),
-            ("local", start.local, (views, features, self.rank)),
-        ):
-            if part is None and name == "local":
-                continue
-            given = getattr(part, "shape", None)
-            if given != wanted:
-                raise ValueError(f"warm_start: wanted {name} of shape {wanted}, got {given}")
+        if start is not None:
+            check_shape("shared", start.shared, (entities, self.rank))
+            if start.local is not None:
+                check_shape("local", start.local, (views, features, self.rank))
 
     def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
-        del client_id
         if self.solver == "exact":
+            # All singular triples, once; every round then solves by products alone.
             return Member(factorize(data, min(data.shape)), data.mask, None, None)
         (entities, features), moment = data.shape, None
         if isinstance(data, SparseView):
@@ -170,31 +157,24 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 moment = whole.matrix()
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
-    def first_message(
-        self, key: Key[Array, ""], data: Member, start: Personalized | None
-    ) -> Scores:
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> Scores:
         """The scores of the first map."""
         return self._first(key, data, start).scores
 
-    def server_init(
-        self, key: Key[Array, ""], first: Scores, like: Member, start: Personalized | None
-    ) -> Scores:
-        """The representation closest to the scores, or the one given."""
-        del key, like
+    def server_init(self, key: RandomKey, first: Scores, like: Member, start: Start) -> Scores:
+        """The representation closest to the scores, or that of the warm start."""
         return polar(first) if start is None else start.shared
 
     def downlink(self, server: Scores) -> Scores:
         """The representation."""
         return server
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Scores, data: Member, start: Personalized | None
-    ) -> Map:
+    def client_init(self, key: RandomKey, downlink: Scores, data: Member, start: Start) -> Map:
         """The first map, the same as for the first message, and its scores."""
-        del downlink
         return self._first(key, data, start)
 
-    def _first(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Map:
+    # Called for the first message and for the first state, with the same key: both have one map.
+    def _first(self, key: RandomKey, data: Member, start: Start) -> Map:
         if start is None or start.local is None:
             weights = jax.random.normal(key, (len(data.mask), self.rank), data.mask.dtype)
         else:
@@ -203,12 +183,12 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return Map(weights, _scores(data, weights))
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Scores, local: Map, data: Member
+        self, key: RandomKey, downlink: Scores, local: Map, data: Member
     ) -> tuple[Scores, Map, Diagnostics]:
         """Move the map towards the representation; send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         distance = jnp.sum((local.scores - downlink) ** 2) / 2
-        # Maps of tiny views are huge: without a ridge, their squares' overflow must not count.
+        # Maps of tiny views are huge. In this order no square overflows where the ridge is zero.
         objective = distance + jnp.sum(ridge * local.weights * local.weights) / 2
         if self.solver == "exact":
             weights = data.view.solve(downlink, ridge)
@@ -219,13 +199,14 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
     def _gradient_steps(
         self,
-        key: Key[Array, ""],
+        key: RandomKey,
         downlink: Scores,
         weights: Weights,
         data: Member,
         ridge: Float[Array, ""],
     ) -> Weights:
         view, batch, length = data.view, self.batch_size, len(downlink)
+        # X'G is the same in all steps of a round over all entities.
         target = view.rmv(downlink) / length**0.5 if batch is None else 0
         curvature = data.curvature
         assert curvature is not None
@@ -237,29 +218,29 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
 
         def of_batch(weights, key):
             assert batch is not None
+            # The first places of a random permutation, without making all of it.
             rows = shuffled(key[None], jnp.arange(batch)[None], jnp.asarray(length))[0]
             values = view.values[rows]
             residual = matmul(values, weights) / length**0.5 - downlink[rows]
+            # An unbiased estimate of the gradient over all entities.
             return transposed_product(values, residual) * (length**0.5 / batch)
 
         def step(weights, key):
             gradient = of_all(weights) if batch is None else of_batch(weights, key)
             return weights - ratio(gradient + ridge * weights, curvature), None
 
-        # Keys take longer to make than small products.
+        # Only where needed: making keys takes longer than small products.
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
         return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
     def server_step(
-        self, key: Key[Array, ""], server: Scores, uplink: Scores
+        self, key: RandomKey, server: Scores, uplink: Scores
     ) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
-        del key
         return polar(uplink + self.proximal.astype(server.dtype) * server), {}
 
     def client_result(self, downlink: Scores, local: Map, data: Member) -> Weights:
         """The view's map."""
-        del downlink, data
         return local.weights
 
     def through(self) -> Algorithm:
@@ -271,7 +252,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         return without_batches(self, self.batch_size)
 
     def bases(self, server: Scores, local: Map) -> Bases:
-        """The representation, the maps and the scores, all of them turned alike."""
+        """The representation, the maps and the scores, all of which rotate together."""
         return Bases(shared=(server,), along=tuple(local))
 
 
@@ -287,5 +268,6 @@ def _largest_eigenvalue(view: SparseView) -> Float[Array, ""]:
     def product(view, vector):
         return view.rmv(view.mv(vector[:, None]))[:, 0] / entities
 
+    # A fixed key, as the step size should not differ between runs.
     start = jax.random.normal(jax.random.key(0), (features,), view.values.dtype) * view.mask
     return largest_eigenvalue(product, view, start, min(32, entities))

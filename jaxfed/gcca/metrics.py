@@ -1,4 +1,4 @@
-"""How good a common representation is, what it cost to find, and that of other entities."""
+"""Metrics of GCCA: cost and optimum, distances and accuracy, bits, and scores of new entities."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from jaxfed.core.common.checks import (
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
-from jaxfed.gcca.views import SparseView, check_views, factorize
+from jaxfed.gcca.views import check_views, factorize
 from jaxfed.linalg import matmul, orthonormalize, top_eigenvectors
 
 
@@ -64,15 +64,15 @@ def transform(
 
     The maps `Q_j` of a linear method make `X_j Q_j / sqrt(L)` of view j, with the number L of the
     entities that they were learned from. The mean over the views is the common representation of
-    new entities; a view that new entities lack is left out of it.
+    new entities; a view that they lack is left out of the mean.
 
     Args:
         fitted: a solution of `MaxVar` or `MVLSA`, its result, or what `jaxfed.load` read.
         views: the same views, centred in the same way, of any entities.
 
     Raises:
-        ValueError: for what is no result of these, clients without views, or shapes that do not
-            fit.
+        ValueError: if `fitted` is no result of these, for clients without views, or shapes that do
+            not fit.
 
     Source: Shrestha & Fu (2023), equation (7).
     """
@@ -111,8 +111,8 @@ class Optimum(NamedTuple):
 def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum:
     """The closed-form solution: top eigenvectors of the sum of the projections onto the views.
 
-    They are the left singular vectors of the views' orthonormal bases side by side.
-    Pools all views.
+    They are the left singular vectors of the views' orthonormal bases side by side, which pools all
+    views.
 
     Args:
         views: the clients.
@@ -130,20 +130,19 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     Source: Shrestha & Fu (2023), Section II.
     """
     check_count("rank", rank)
-    check_views(views, rank, "views")
+    check_views(views, rank, "views", dense="the optimum needs")
     check_factor("ridge", ridge, single=True)
-    if isinstance(views.data, SparseView):
-        raise ValueError("views: the optimum needs dense ones, Views.from_arrays, got sparse ones")
     clients, (entities, features) = len(views), views.data.shape
     width = min(entities, features)
     if rank > clients * width:
         raise ValueError(f"rank: {rank} components from {clients} views of {features} features")
     factors = jax.vmap(lambda view: factorize(view, width))(views.data)
+    # A ridge shrinks each direction of a view by s² / (s² + L ridge) in its projection.
     squares, penalty = factors.singular**2, entities * ridge
     kept = squares / jnp.where(squares + penalty > 0, squares + penalty, 1)
     bases = factors.left * jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)[:, None]
     together = bases.transpose(1, 0, 2).reshape(entities, clients * width)
-    # Orthonormal bases are well conditioned: through the smaller Gram matrix nothing is lost.
+    # Orthonormal bases are well conditioned, so the smaller Gram matrix loses nothing.
     wide = clients * width >= entities
     gram = matmul(together, together.T) if wide else matmul(together.T, together)
     values, _ = top_eigenvectors(gram, len(gram))
@@ -151,7 +150,7 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
     if not wide:
         shared = orthonormalize(matmul(together, shared))
     local = jax.vmap(lambda view: view.solve(shared, ridge))(factors)
-    # A sum of squares, and not clients * rank minus eigenvalues: the cost may be very small.
+    # A sum of squares, since clients * rank minus the eigenvalues would cancel for a small cost.
     inside = factors.left.mT @ shared
     outside = shared - factors.left @ inside
     shrunk = (1 - kept)[..., None] * inside**2
@@ -163,8 +162,8 @@ def subspace_distance(
 ) -> Float[Array, ""]:
     """Sine of the largest angle between the spans of two orthonormal bases.
 
-    Of little use where there is no clear gap after the first eigenvalues of the optimum: the cost
-    can be next to the least with the span still far off.
+    Of little use where the optimum has no clear gap after the first eigenvalues: the span can be
+    far off although the cost is nearly the least.
 
     Args:
         shared: a common representation.
@@ -213,15 +212,15 @@ def compression_ratio(
 def bits_per_variable(
     rounds: int, bits: float, entries: int | None = None, *, start_bits: float | None = None
 ) -> float:
-    """Bits that one variable has cost in one direction, `start_bits + rounds bits`.
+    """Bits that one variable has cost in one direction, `start_bits + rounds * bits`.
 
     Args:
         rounds: how many, besides the exchange before them.
         bits: per entry of a round's messages.
         entries: of a message, each of which carries a 32-bit scale; None for the paper's
             accounting, which leaves the scale out, and for messages in full precision.
-        start_bits: per entry of the messages before the rounds; None for what is taken there
-            by default, 8 bits by compressors and 32 in full precision. In the paper it is 32.
+        start_bits: per entry of the messages before the rounds; None for the defaults, 8 bits with
+            compressors and 32 in full precision. In the paper it is 32.
 
     Raises:
         ValueError: for negative rounds, or bits or entries that are not positive.
@@ -259,6 +258,7 @@ def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Arr
 
     def matched(pair):
         i, j = pair
+        # The squared length of scores[i] is the same for all candidates.
         distances = squares[j] - 2 * scores[i] @ scores[j].T
         return jnp.mean(jnp.argmin(distances, axis=1) == jnp.arange(scores.shape[1]))
 

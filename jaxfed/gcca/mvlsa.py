@@ -2,13 +2,23 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.algorithm import ClientsLike, Personalized
+from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.contract.reduction import Gather
-from jaxfed.gcca.views import Factors, Scores, SparseView, View, Weights, check_views, factorize
+from jaxfed.gcca.views import (
+    Factors,
+    RandomKey,
+    Scores,
+    SparseView,
+    Start,
+    View,
+    Weights,
+    check_views,
+    factorize,
+)
 from jaxfed.linalg import svd
 
 
@@ -21,7 +31,7 @@ class MVLSA(OneExchange):
     (`rounds=1`); more change nothing. Meant as the `warm_start` of `jf.gcca.MaxVar`. Sparse views
     are cut down by a subspace iteration, which is approximate.
 
-    The server sees every client's factor, so there is no secure aggregation of it. Derivatives are
+    The server sees every client's factor, so secure aggregation cannot be used. Derivatives are
     those of `jf.linalg.svd`, of each view and of all factors side by side.
 
     Source: Rastogi, Van Durme & Arora (2015), Multiview LSA, without regularization.
@@ -44,13 +54,8 @@ class MVLSA(OneExchange):
         check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse data and ranks that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        del start
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for data and ranks that do not fit."""
         check_views(clients, self.rank)
         views, shape = len(clients), clients.data.shape
         if self.view_rank is not None and self.view_rank > min(shape):
@@ -64,34 +69,24 @@ class MVLSA(OneExchange):
 
     def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Factors:
         """The view's truncated singular value decomposition."""
-        del client_id, rounds
         return factorize(data, self._width(*data.shape))
 
-    def first_message(
-        self, key: Key[Array, ""], data: Factors, start: Personalized | None
-    ) -> Gather:
+    def first_message(self, key: RandomKey, data: Factors, start: Start) -> Gather:
         """The left singular vectors, for the server to have all of them side by side."""
-        del key, start
         return Gather(data.left)
 
-    def server_init(
-        self, key: Key[Array, ""], first: Array, like: Factors, start: Personalized | None
-    ) -> Scores:
+    def server_init(self, key: RandomKey, first: Array, like: Factors, start: Start) -> Scores:
         """The first left singular vectors of all of them, `first`, `(views, entities, k)`."""
-        del key, like, start
         together = first.transpose(1, 0, 2).reshape(first.shape[1], -1)
         return svd(together)[0][:, : self.rank]
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Scores, data: Factors, start: Personalized | None
-    ) -> Weights:
+    def client_init(self, key: RandomKey, downlink: Scores, data: Factors, start: Start) -> Weights:
         """The least-squares map of the truncated view."""
-        del key, start
         return data.solve(downlink)
 
     def residual_variance(
         self, downlink: Scores, local: Weights, data: Factors
     ) -> Float[Array, ""]:
-        """Half the squared distance; what the view has beyond its first triples counts nowhere."""
+        """Half the squared distance, of the truncated view's scores."""
         scores = data.mv(local) / len(downlink) ** 0.5
         return jnp.sum((scores - downlink) ** 2) / 2

@@ -1,4 +1,4 @@
-"""Views: clients that hold the same entities and each its own features of them."""
+"""Views: clients that hold the same entities, each with features of its own."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, final
@@ -9,17 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.experimental.sparse import BCOO
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int, Key
 
 from jaxfed.core.clients.checks import check_tables, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
 from jaxfed.core.clients.source import is_source
 from jaxfed.core.common.checks import check_flag, is_list
-from jaxfed.core.contract.algorithm import ClientsLike
-from jaxfed.linalg import matmul, not_rounding, ratio, svd, transposed_product
+from jaxfed.core.contract.algorithm import ClientsLike, Personalized
+from jaxfed.linalg import matmul, svd, transposed_product
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sparse import checked_rows
+from jaxfed.linalg.svd import not_rounding
 
+RandomKey = Key[Array, ""]
+Start = Personalized | None  # the warm start
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
 
@@ -73,7 +77,7 @@ class SparseView(Ragged):
     values: Float[Array, "*clients nonzeros"]
     rows: Int[Array, "*clients nonzeros"]
     columns: Int[Array, "*clients nonzeros"]
-    mean: Float[Array, "*clients features"]  # what is subtracted from each row
+    mean: Float[Array, "*clients features"]  # subtracted from each row
     count: Float[Array, "*clients"]  # of features
     shape: tuple[int, int] = eqx.field(static=True)
 
@@ -90,6 +94,7 @@ class SparseView(Ragged):
     def filled(self, lengths: tuple[int, ...]) -> Self:
         """With more zeros in the lists, and columns without values."""
         longest, features = lengths
+        # The new zeros are in the last row, so that the lists stay sorted by rows.
         values, columns = (widened(x, {-1: longest}) for x in (self.values, self.columns))
         more = longest - self.rows.shape[-1]
         rows = jnp.pad(self.rows, ((0, 0), (0, more)), constant_values=self.shape[0] - 1)
@@ -98,8 +103,9 @@ class SparseView(Ragged):
 
     def mv(self, weights: Weights) -> Scores:
         """The product `X Q` of ONE view."""
-        # Segment sums take what a product of BCOO arrays takes, and need no second list for X'.
+        # As fast as products of BCOO arrays, without a second list of values for X'.
         terms = self.values[:, None] * weights[self.columns]
+        # Centring subtracts the same row from all.
         return jax.ops.segment_sum(terms, self.rows, self.shape[0]) - matmul(self.mean, weights)
 
     def rmv(self, scores: Scores) -> Weights:
@@ -111,7 +117,7 @@ class SparseView(Ragged):
 
 
 class Factors(NamedTuple):
-    """One view's singular value decomposition, of some rank; what is rounding is zero."""
+    """One view's truncated singular value decomposition, with zeros in place of rounding."""
 
     left: Float[Array, "entities k"]
     singular: Float[Array, " k"]
@@ -121,11 +127,11 @@ class Factors(NamedTuple):
         r"""The least-squares map, the `Q` of least \(\|X Q / \sqrt L - Y\|^2 + ridge \|Q\|^2\)."""
         length, kept = len(self.left), self.singular > 0
         ridge = jnp.asarray(ridge, self.singular.dtype)
-        # In units in which no square under- or overflows, in the derivative either.
+        # In units in which no square over- or underflows, not even in the derivative.
         unit = jnp.maximum(jnp.max(self.singular), jnp.sqrt(ridge * length))
         unit = jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1))
         singular = self.singular / unit
-        # Twice, and not as `/ unit / unit`, which a compiler makes a division by a lost square.
+        # Two ratios, since a compiler turns `/ unit / unit` into a division by a vanishing square.
         squares = singular**2 + ratio(ratio(ridge * length, unit), unit)
         shrunk = jnp.where(kept, singular / jnp.where(kept, squares, 1), 0) / unit
         along = shrunk[:, None] * transposed_product(self.left, scores)
@@ -139,9 +145,9 @@ class Factors(NamedTuple):
 def factorize(view: View | SparseView, rank: int) -> Factors:
     """The first singular triples of ONE view.
 
-    Those of a sparse view come from a subspace iteration with ten columns more than asked for
-    (Halko, Martinsson & Tropp 2011): exact where the view has no more directions than that, else
-    the better the faster its singular values fall.
+    Those of a sparse view come from a subspace iteration with ten more columns than triples
+    (Halko, Martinsson & Tropp 2011). They are exact where the view has no more directions than
+    that, and otherwise the more accurate the faster its singular values fall.
     """
     if isinstance(view, View):
         left, singular, right = svd(view.values)
@@ -199,16 +205,16 @@ class Views(Clients):
         Args:
             matrices: one `(entities, features_j)` matrix per client: of `scipy.sparse`, in any
                 format, or a `jax.experimental.sparse.BCOO`.
-            center: subtract each feature's mean over the entities, as the products go: no zero is
-                filled.
+            center: subtract each feature's mean over the entities; products subtract it, so that
+                zeros stay zeros.
 
         Returns:
             The clients, in single precision unless the values are double and JAX has 64 bits
             enabled.
 
         Raises:
-            ValueError: for what is not sparse, indices outside of a matrix, and as `from_arrays`
-                does.
+            ValueError: for matrices that are not sparse, indices outside of a matrix, and as
+                `from_arrays` does.
         """
         _check_list("matrices", matrices)
         check_flag("center", center)
@@ -270,7 +276,7 @@ def _as_list(matrix: Any, name: str) -> Any:
 
 def _from_jax(matrix: BCOO) -> scipy.sparse.coo_array:
     places = np.asarray(matrix.indices)
-    inside = places[:, 0] < matrix.shape[0]  # JAX pads with places outside
+    inside = places[:, 0] < matrix.shape[0]  # JAX pads lists with places outside the matrix
     return scipy.sparse.coo_array(
         (np.asarray(matrix.data)[inside], tuple(places[inside].T)), shape=matrix.shape
     )
@@ -281,22 +287,35 @@ def _mask(view: View | SparseView) -> Float[Array, "*clients features"]:
     return (columns < view.count[..., None]).astype(view.values.dtype)
 
 
-def check_views(clients: ClientsLike, rank: int, name: str = "clients") -> None:
-    """Refuse clients without views, and more components than there are entities.
+def check_views(
+    clients: ClientsLike, rank: int, name: str = "clients", *, dense: str | None = None
+) -> None:
+    """Raise a `ValueError` for clients without views, or more components than entities.
 
-    Raises:
-        ValueError: as said above.
+    Args:
+        clients: the clients.
+        rank: number of components.
+        name: of the argument.
+        dense: what needs dense views, such as "networks need"; None where sparse ones will do.
     """
-    if isinstance(clients, Clients) and is_source(clients.data):
+    data = clients.data if isinstance(clients, Clients) else clients
+    if is_source(data):
         raise ValueError(
             f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
             "is one table of all entities, and sources are read by whole clients"
         )
-    if not isinstance(clients, Clients) or not isinstance(clients.data, View | SparseView):
-        given = clients.data if isinstance(clients, Clients) else clients
-        raise ValueError(
-            f"{name}: GCCA needs Views.from_arrays, got data of type {type(given).__name__}"
-        )
-    entities = clients.data.shape[0]
+    if not isinstance(data, View | SparseView):
+        kind = type(data).__name__
+        raise ValueError(f"{name}: GCCA needs Views.from_arrays, got data of type {kind}")
+    if dense and isinstance(data, SparseView):
+        raise ValueError(f"{name}: {dense} dense views, Views.from_arrays, got sparse ones")
+    entities = data.shape[0]
     if rank > entities:
         raise ValueError(f"rank: {rank} orthonormal components do not fit {entities} entities")
+
+
+def check_shape(part: str, array: Any, wanted: tuple[int, ...]) -> None:
+    """Raise a `ValueError` for a part of a warm start of another shape."""
+    shape = getattr(array, "shape", type(array).__name__)
+    if shape != wanted:
+        raise ValueError(f"warm_start: wanted {part} of shape {wanted}, got {shape}")

@@ -1,6 +1,6 @@
-"""The one door from the library to the hand-written kernels of `jaxfed_kernels`.
+"""Where the library calls the hand-written kernels of `jaxfed_kernels`, and nowhere else.
 
-Each kernel is one way of computing a function that has others: `jaxfed.linalg._platform` chooses.
+Each kernel is one implementation among others of a function; `jaxfed.linalg.platforms` chooses.
 """
 
 import math
@@ -13,12 +13,12 @@ from jax import lax
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, second_moment, second_moment_reads_less
 from jaxtyping import Array, Float
 
-from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of, with_all_axes
-from jaxfed.linalg._precision import chosen_precision, client_matmul
+from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of, with_all_axes
+from jaxfed.linalg.precision import chosen_precision, client_matmul
 
-# Features from which a processor takes a third of the time for `(X W)ᵀ X` that it takes for
-# `Xᵀ (X W)`, whose left side it copies (bench/larger_than_memory.py).
-_MANY = 64
+# With at least so many features `(X W)ᵀ X` takes a processor a third of the time of `Xᵀ (X W)`,
+# whose left factor it copies (bench/larger_than_memory.py).
+_MANY_FEATURES = 64
 
 
 def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Array:
@@ -29,10 +29,9 @@ def second_moment_product(x: Float[Array, "n d"], w: Array, *, wide: bool) -> Ar
     it still reads them once.
 
     Args:
-        x: the samples, perhaps in bfloat16: they are read so, and computed with in the precision
-            of `w`.
-        w: a matrix `(d, r)`, or if `wide` its transpose `(r, d)`, as is then the product.
-        wide: which of the two, because processors take half as long again for the other's product.
+        x: the samples. In bfloat16 they are read as they are and converted to the type of `w`.
+        w: a matrix `(d, r)`, or if `wide` its transpose `(r, d)`; the product has the same shape.
+        wide: which of the two. Transposing takes a processor half as long again as the product.
     """
     (n, d), rank = x.shape, w.shape[0 if wide else 1]
     if w.dtype == jnp.float32 and second_moment_reads_less(n, d, rank, x.dtype):
@@ -45,34 +44,33 @@ def _two_products(
 ) -> Array:
     x = x.astype(jnp.promote_types(x.dtype, w.dtype))
     dot = partial(client_matmul, precision=precision)
-    if x.shape[1] < _MANY:
+    if x.shape[1] < _MANY_FEATURES:
         return dot(dot(w, x.T), x) if wide else dot(x.T, dot(x, w))
     scores = dot(x, w.T if wide else w)
-    # Behind the barrier, or the compiler would turn the product around again.
+    # Without the barrier the compiler would transpose the product back.
     rows = ((0,), (0,)), ((), ())
     product = lax.optimization_barrier(lax.dot_general(scores, x, rows, precision=precision))
     return product if wide else product.T
 
 
 def _in_one_pass(
-    maps: Maps, x: Float[Array, "*clients n d"], w: Array, *, wide: bool,
-    precision: lax.Precision,
-) -> Array | None:  # fmt: skip
+    maps: Maps, x: Float[Array, "*clients n d"], w: Array, *, wide: bool, precision: lax.Precision
+) -> Array | None:
     sizes = sizes_of(maps, (x, w))
     mapped = [which[0] for which in reversed(maps)]
     clients = [place for place, has in enumerate(mapped) if has]
     runs = [place for place, has in enumerate(mapped) if not has]
     w = with_all_axes(maps, (x, w if wide else w.mT))[1]
     (n, d), r = x.shape[-2:], w.shape[-2]
-    # The rows of all runs together, for the same samples.
+    # Runs that share the samples are more rows of one product.
     rows = math.prod(sizes[place] for place in runs) * r
     if not second_moment_reads_less(n, d, rows, x.dtype):
         return None
-    here, there = (*clients, *runs), tuple(range(len(sizes)))
-    w = jnp.moveaxis(jnp.broadcast_to(w, (*sizes, r, d)), here, there)
+    clients_first, in_front = (*clients, *runs), tuple(range(len(sizes)))
+    w = jnp.moveaxis(jnp.broadcast_to(w, (*sizes, r, d)), clients_first, in_front)
     many = math.prod(sizes[place] for place in clients)
     product = second_moment(x.reshape(many, n, d), w.reshape(many, rows, d), precision=precision)
-    product = jnp.moveaxis(product.reshape(w.shape), there, here)
+    product = jnp.moveaxis(product.reshape(w.shape), in_front, clients_first)
     return product if wide else product.mT
 
 
@@ -84,9 +82,9 @@ def _product(x, w, wide):
     return _chosen_product(x, w, wide=wide, precision=chosen_precision())
 
 
-# X^T X is symmetric, so the derivative with respect to W is its own transpose. JAX is told by way
-# of the linear equations Y - D Z = A, Z = B, which are symmetric: at A = 0 their solution is
-# Y = D B, see `jaxfed.linalg.polar`.
+# X^T X is symmetric, so the derivative D with respect to W is its own transpose. JAX learns that
+# from the symmetric linear equations Y - D Z = A, Z = B, whose solution at A = 0 is Y = D B; see
+# `jaxfed.linalg.polar`.
 @partial(_product.defjvp, symbolic_zeros=True)
 def _(wide, primals, tangents):
     (x, w), (dx, dw) = primals, tangents
@@ -110,13 +108,14 @@ InverseSqrt = Callable[[Array], tuple[Array, Array]]
 def inverse_sqrt_of_many(plain: InverseSqrt, *, cuda: bool = False) -> InverseSqrt:
     """The inverse square root of a symmetric positive definite matrix, of many by a kernel.
 
-    On TPUs, for matrices of single precision that fit: as operations of their own the few products
-    read and write hundreds of times what the kernel does, by the compiler's count. Mapping it with
-    `jax.vmap`, however often, makes one call of the kernel on one longer batch.
+    On TPUs, for matrices of single precision that fit: by the compiler's count, its few products as
+    single operations read and write hundreds of times as much as the kernel. However often it is
+    mapped by `jax.vmap`, the kernel is called once, on one longer batch.
 
     Args:
-        plain: what finds it elsewhere, and the error to expect, as `|Z G Z - I|_F`.
-        cuda: on CUDA devices too.
+        plain: the function elsewhere, which returns the inverse square root Z and the error to
+            expect, `|Z G Z - I|_F`.
+        cuda: whether to use a kernel on CUDA devices too.
 
     Returns:
         A function like `plain`, without a derivative.
@@ -140,7 +139,7 @@ def _inverse_sqrts(
 def _inverse_sqrts_on_cuda(
     maps: Maps, gram: Float[Array, "*batch r r"]
 ) -> tuple[Array, Array] | None:
-    try:  # by what Pallas changes from one version of JAX to the next
+    try:  # Pallas changes from one version of JAX to the next
         from jaxfed_kernels.inverse_sqrt_cuda import compiles_here, inverse_sqrt_cuda
 
         return _inverse_sqrts(inverse_sqrt_cuda, maps, gram) if compiles_here() else None

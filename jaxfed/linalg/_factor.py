@@ -1,8 +1,8 @@
-"""What the polar and the QR factor of a tall matrix share: their checks and their derivative.
+"""Checks, products and derivatives shared by the polar and the QR factor of a tall matrix.
 
-Both write `W = Q R` with orthonormal columns in `Q`. They differ in what `R` is (symmetric positive
-semidefinite, or upper triangular with a positive diagonal), hence in which rotation of `Q` within
-its span keeps `R` of that kind, and in nothing else.
+Both write `W = Q R` with orthonormal columns in `Q`. They differ in the kind of `R` (symmetric
+positive semidefinite, or upper triangular with a positive diagonal), hence in which rotation of `Q`
+within its span keeps `R` of that kind, and in nothing else.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxfed._checks import check_name, checked_array, refuse
-from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of
-from jaxfed.linalg._precision import client_matmul
+from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
+from jaxfed.linalg.precision import client_matmul
 
-Factors = tuple[Float[Array, "d r"], Float[Array, "r r"]]
+Factors = tuple[Float[Array, "m n"], Float[Array, "r r"]]
 
-# Whatever the user has chosen for products with data (`jaxfed.linalg._precision`): any less would
-# lose the constraint Q^T Q = I.
+# In full precision whatever the user has chosen for products with data (`jaxfed.linalg.precision`),
+# or Q^T Q = I would not hold.
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-
-# Marks what costs most to compute, for `jax.checkpoint` to keep.
-DECOMPOSITION = "decomposition"
 
 
 def squared_norm(x: Float[Array, "..."]) -> Float[Array, ""]:
@@ -41,19 +37,19 @@ def gram(w: Float[Array, "d r"]) -> Float[Array, "r r"]:
 
 def cross(q: Float[Array, "d r"], w: Float[Array, "d s"]) -> Float[Array, "r s"]:
     """The product Q^T W."""
-    # For few rows a sum of outer products, which the compiler fuses, is 3 to 8 times faster on a
-    # processor than its product of a batch of small matrices, the left one transposed.
+    # For few rows a sum of outer products, which the compiler fuses, is 3 to 8 times as fast on a
+    # processor as a batch of small products with the left factor transposed.
     if len(w) <= 32:
         first, *rest = (jnp.outer(q[i], w[i]) for i in range(len(w)))
         return sum(rest, first)
     return matmul(q.T, w)
 
 
-def thin_product(w: Float[Array, "d r"], x: Float[Array, "r s"]) -> Float[Array, "d s"]:
+def thin_product(w: Float[ArrayLike, "d r"], x: Float[ArrayLike, "r s"]) -> Float[Array, "d s"]:
     """The product of a matrix of few columns with a small matrix, at full precision.
 
     Raises:
-        ValueError: if the two do not fit.
+        ValueError: if the shapes do not fit each other.
     """
     w = checked_array("w", w, "d r")
     d, r = w.shape
@@ -69,14 +65,16 @@ def by_sums(d: int, r: int) -> bool:
     return r <= 5 or (r <= 10 and d >= 64)
 
 
-def transposed_product(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[Array, "d r"]:
+def transposed_product(
+    x: Float[ArrayLike, "n d"], y: Float[ArrayLike, "n r"]
+) -> Float[Array, "d r"]:
     """The product X^T Y of a large matrix with one of few columns, at full precision.
 
-    As `x.T @ y`, but mapped over many matrices of which none is transposed: a processor would copy
-    them for that, which takes it two thirds of the time.
+    As `x.T @ y`, but mapped over many matrices without transposing them, for which a processor
+    would copy them in two thirds of the time.
 
     Raises:
-        ValueError: if the two do not fit.
+        ValueError: if the shapes do not fit each other.
     """
     x = checked_array("x", x, "n d")
     return _product_of_transposed(x, checked_array("y", y, f"{len(x)} r"))
@@ -87,10 +85,10 @@ def _as_written(x: Float[Array, "n d"], y: Float[Array, "n r"]) -> Float[Array, 
 
 
 def _as_it_lies(
-    maps: Maps, x: Float[Array, "*clients n d"], y: Float[Array, "*clients n r"]
-) -> Float[Array, "*clients d r"]:
+    maps: Maps, x: Float[Array, "... n d"], y: Float[Array, "... n r"]
+) -> Float[Array, "... d r"]:
     xs, ys = in_one_row(maps, [x, y])
-    # Behind the barrier, or the compiler would turn the product around.
+    # Without the barrier the compiler would transpose the product back.
     product = lax.optimization_barrier(matmul(ys.mT, xs)).mT
     return product.reshape(*sizes_of(maps, [x, y]), *product.shape[1:])
 
@@ -99,12 +97,12 @@ _product_of_transposed = per_platform(_as_written, kernels={"cpu": _as_it_lies})
 
 
 def is_wide(w: Float[Array, "m n"]) -> bool:
-    """Whether its rows are to be orthonormal, and not its columns."""
+    """Whether the rows are to be orthonormal, and not the columns."""
     return w.shape[0] <= w.shape[1]
 
 
 def inner(q: Float[Array, "m n"], w: Float[Array, "m n"]) -> Float[Array, "r r"]:
-    """The smaller of the products of one with the other: Q^T W, or W Q^T if they are wide."""
+    """The smaller of the two products of Q and W: Q^T W, or W Q^T if they are wide."""
     return client_matmul(w, q.T) if is_wide(q) else cross(q, w)
 
 
@@ -129,15 +127,15 @@ def for_derivatives(inverse: Float[Array, "r r"]) -> Float[Array, "r r"]:
 
 
 def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
-    """The result, or where it is bad what an expensive method makes of it.
+    """The result, or where it is bad that of a more expensive method.
 
     A loop of at most one turn, and not a `lax.cond`: under `jax.vmap` a `cond` runs both branches
-    for all, this loop runs only when the result of some is bad.
+    for all matrices, while this loop runs only if the result of some is bad.
 
     Args:
-        bad: whether the result will not do.
-        again: `(bad, *result) -> result`. What it works on must depend on these arguments, or the
-            compiler takes the work out of the loop and does it every time.
+        bad: whether the result is not accurate enough.
+        again: `(bad, *result) -> result`, the expensive method. All it computes must depend on
+            these arguments, or the compiler moves it out of the loop and computes it every time.
         result: the arrays to replace.
 
     Returns:
@@ -154,26 +152,26 @@ def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
 def one_by_one(
     library: Callable[[Any], tuple], **others: Callable[[Any], tuple]
 ) -> Callable[..., tuple]:
-    """A decomposition by a library; mapped with `jax.vmap`, one matrix after the other on a CPU.
+    """A decomposition by a library that, under `jax.vmap`, takes a CPU one matrix after the other.
 
     Given several at once, jaxlib's LAPACK kernels (up to 0.11 at least) spread them over a pool of
-    threads and wait for them, themselves on a thread of that pool. Where as many do so at once as
+    threads and wait for these, themselves on a thread of that pool. If as many do so at once as
     there are threads, in runs on several devices or in independent operations of one program, all
-    wait for ever.
+    of them wait for ever.
 
     Args:
         library: from one matrix, or a tree of arrays, to a tuple of arrays.
-        others: what does the same on a platform, `tpu` or `cuda`; see `jaxfed.linalg._jacobi`.
+        others: the same on a platform, `tpu` or `cuda`; see `jaxfed.linalg._jacobi`.
 
     Returns:
-        `(matrix, wanted=None) -> arrays`. Those not wanted, by a truth value, are anything, and
-        cost a processor nothing.
+        `(matrix, wanted=None) -> arrays`. Where `wanted` is False the arrays are arbitrary, and
+        take a processor no time.
     """
     decompose = per_platform(library, None, None, **others) if others else library
 
     @jax.custom_batching.custom_vmap
     def one(matrix, wanted):
-        if wanted is None:  # a condition takes its time to compile
+        if wanted is None:  # without the condition it compiles faster
             return decompose(matrix)
 
         def nothing(matrix):
@@ -186,7 +184,7 @@ def one_by_one(
         if not any(in_batched):  # only a tangent is mapped
             found = decompose(matrices)
         else:
-            # What is mapped once more, over runs, comes back here.
+            # A further map, over runs, comes back here.
             spread = jax.tree.map(
                 lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *x.shape)),
                 (matrices, wanted),
@@ -202,36 +200,24 @@ def one_by_one(
     return lambda matrix, wanted=None: one(matrix, wanted)
 
 
-def checked_matrix(w: Float[Array, "m n"]) -> Float[Array, "m n"]:
-    """Refuse what is no matrix, or without elements.
-
-    Raises:
-        ValueError: if `w` is not one real floating-point matrix.
-    """
+def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
+    """The matrix as an array; a `ValueError` if it is not one real floating-point matrix."""
     return checked_array("w", w, "m n", whole=False)
 
 
-def checked_tall(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """Refuse what has no orthonormal factor.
-
-    Raises:
-        ValueError: if `w` is not one real floating-point matrix with d >= r >= 1.
-    """
-    w = checked_matrix(w)
-    if w.shape[0] < w.shape[1]:
+def checked_tall(w: Float[ArrayLike, "d r"]) -> Float[Array, "d r"]:
+    """The same for a matrix that also has to be tall, d >= r >= 1."""
+    matrix = checked_matrix(w)
+    if matrix.shape[0] < matrix.shape[1]:
         raise refuse("w", "a matrix (d, r) with d >= r", w)
-    return w
+    return matrix
 
 
-def checked_method(method: str | None, known: tuple[str, ...], default: str) -> str:
-    """The method asked for, or the default one.
-
-    Raises:
-        ValueError: if it is not a known one.
-    """
+def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
+    """The method, by default the first one; a `ValueError` if there is none of that name."""
     if method is None:
-        return default
-    check_name("method", method, known)
+        return methods[0]
+    check_name("method", method, methods)
     return method
 
 

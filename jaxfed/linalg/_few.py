@@ -1,6 +1,6 @@
-"""Leading eigenvectors of the second moment of few samples, and of what is left of it.
+"""Leading eigenvectors of the second moment of few samples, with or without a deflation.
 
-Nothing of the size of the samples is kept for the derivative but the samples themselves.
+For the derivative nothing as large as the samples is kept but the samples themselves.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxfed.linalg import _jacobi
-from jaxfed.linalg._constant import constant
-from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg._factor import matmul, one_by_one
 from jaxfed.linalg.basis import orthonormalize_once
+from jaxfed.linalg.derivatives import DECOMPOSITION, constant
 from jaxfed.linalg.division import reciprocal
 from jaxfed.linalg.eigen import (
     Decomposition,
@@ -24,6 +23,7 @@ from jaxfed.linalg.eigen import (
     top_eigenvectors,
     with_sign,
 )
+from jaxfed.linalg.platforms import per_platform
 
 Product = Callable[[Array, Array], Array]
 
@@ -32,21 +32,21 @@ def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int)
     """The largest eigenvalues of `(I - B Bᵀ) Yᵀ Y (I - B Bᵀ)`, descending, and eigenvectors.
 
     Through the n x n Gram matrix. Eigenvectors of zero eigenvalues complete the basis, and have no
-    derivative. Otherwise differentiable as `top_eigenvectors` is; by the basis, along changes that
-    leave it orthonormal.
+    derivative. Otherwise as differentiable as `top_eigenvectors`; with respect to the basis, along
+    changes that leave it orthonormal.
 
     Args:
         rows: the samples Y, fewer than features.
         basis: orthonormal columns B, perhaps none.
-        rank: how many.
+        rank: number of eigenvalues.
     """
     return _top(rows, basis, rank=rank)
 
 
-# A processor makes what is left of one client's samples at a time.
+# On a processor one client after the other, so that only one copy of samples exists at a time.
 _kernel = one_by_one(
-    lambda given: (_of_rest(*given),),
-    tpu=lambda given: (_of_rest(*given, product=_jacobi.product),),
+    lambda pair: (_of_rest(*pair),),
+    tpu=lambda pair: (_of_rest(*pair, product=_jacobi.product),),
 )
 
 
@@ -74,7 +74,7 @@ def _completed(rows, basis, values, scores, rank, product: Product = matmul):
 
 
 def _back(rows, scores, product: Product = matmul):
-    """`Yᵀ C`; the samples as they lie, which a processor would copy to transpose them."""
+    """`Yᵀ C` without transposing the samples, for which a processor would copy them."""
     return product(scores.T, rows).T
 
 
@@ -87,15 +87,15 @@ def _values(
 
 def _rule(primals, tangents, rank):
     rows, basis = (constant(x, "eigenvectors") for x in primals)
-    known = min(rank, len(rows))
+    count = min(rank, len(rows))  # eigenvectors that the samples determine
     spectrum, scores = checkpoint_name(descending(_gram(rows, basis)), DECOMPOSITION)
-    values, vectors = _completed(rows, basis, spectrum[:known], scores[:, :known], rank)
+    values, vectors = _completed(rows, basis, spectrum[:count], scores[:, :count], rank)
     info = jnp.finfo(rows.dtype)
     least = jnp.maximum(info.eps * len(rows) * spectrum[0], 1e5 * float(info.tiny))
-    dropped, others = scores[:, known:], spectrum[known:, None]
+    dropped, others = scores[:, count:], spectrum[count:, None]
     gaps = values - others
     clear = gaps > least
-    # Where it is not, nothing is to be left: 1 / lambda - 1 / mu is.
+    # For equal eigenvalues the factor must cancel 1 / lambda, hence -1 / mu.
     reciprocals = jnp.where(clear, reciprocal(gaps, clear), -reciprocal(others, others > least))
     inverse = reciprocal(values, values > least)
     found = Decomposition(values, vectors, least, (dropped, reciprocals, inverse))
@@ -108,7 +108,7 @@ def _image(moment, x):
     return _beyond(basis, _back(rows, matmul(rows, _beyond(basis, x))))
 
 
-# From the samples' side, with P Yᵀ k the eigenvectors left out and mu their eigenvalues,
+# From the samples' side: with P Yᵀ k the eigenvectors left out and mu their eigenvalues,
 #     1 / (lambda - M) = 1 / lambda + sum  P Yᵀ k (1 / lambda (lambda - mu)) kᵀ Y P.
 def _resolvent(moment, found, y):
     rows, basis = moment

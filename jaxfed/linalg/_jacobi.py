@@ -76,10 +76,10 @@ def gram_schmidt(
     scale = scale * _lengths(x / jnp.where(scale == 0, 1, scale)[:, None])
     reciprocal = 1 / jnp.where(scale == 0, 1, scale)
 
-    # Each pass is a loop's turn of its own: put together, the compiler repeats one in the next.
+    # Each pass is one turn of a loop; written out, the compiler would repeat a pass in the next.
     def step(i, state):
         q, t = state
-        place = _places(x) == i  # by which a batch is read faster than by an index
+        place = _places(x) == i  # a mask, which reads a batch faster than an index
         taken = jnp.sum(q * q, axis=0)
         axis = first_of(taken == jnp.min(taken, axis=0))
 
@@ -90,7 +90,7 @@ def gram_schmidt(
             left = jnp.sqrt(jnp.sum(row * row, axis=0))
             shorter = 1 / jnp.where(left == 0, 1, left)
             made_of = (made_of - jnp.sum(t * inner[:, None], axis=0)) * shorter
-            # The second half is for axes, of which at least the length k^(-1/2) is left.
+            # Passes 2 and 3 are for a coordinate axis, which keeps a length of at least k^(-1/2).
             length = jnp.where(number < 2, length * left, length)
             dependent = (number == 1) & (length <= eps * n)
             return (
@@ -152,7 +152,7 @@ def svd(
 def svd_of_projected(
     w: Float[Array, "m n"],
 ) -> tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]:
-    """The same as `svd`, the rotations left to the library: those of the small square factor."""
+    """The same as `svd`, through the library's decomposition of a small square factor."""
     if w.shape[0] > w.shape[1]:
         left, values, right = svd_of_projected(w.T)
         return right.T, values, left.T
@@ -165,8 +165,8 @@ def svd_of_projected(
 def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
     """Eigenvalues of a symmetric matrix, ascending, and eigenvectors, one a column.
 
-    Shifted by twice a bound, the matrix has eigenvalues between one and three times that, and its
-    rows are rotated until they are orthogonal: they then are the eigenvectors times those.
+    Shifted by twice a bound, the matrix has eigenvalues between one and three times that. Rotations
+    make its rows orthogonal, which are then the eigenvectors times these eigenvalues.
     """
     eye = jnp.eye(len(matrix), dtype=matrix.dtype)
     matrix = (matrix + matrix.T) / 2
@@ -174,7 +174,7 @@ def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, 
     scaled = matrix / jnp.where(bound == 0, 1, bound)
     rows = _orthogonalized(scaled + 2 * eye, len(matrix))
     vectors = rows / _lengths(rows)[:, None]
-    # By Rayleigh's quotient, the errors of the vectors count squared.
+    # In Rayleigh's quotient, errors of the vectors count only squared.
     images = product(vectors, scaled)
     values, vectors = _sorted(bound * jnp.sum(images * vectors, axis=1), vectors)
     finite = jnp.isfinite(bound)
@@ -184,13 +184,13 @@ def eigh(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, 
 def _sorted(
     keys: Float[Array, " k"], rows: Float[Array, "k n"]
 ) -> tuple[Float[Array, " k"], Float[Array, "k n"]]:
-    """The keys in ascending order, and the rows in theirs; without a gather of whole rows."""
+    """The keys in ascending order, and the rows in the same order, without gathering whole rows."""
     places = jnp.arange(len(keys))
     if len(keys) > _SMALL:
         spread = jnp.broadcast_to(keys[:, None], rows.shape)
         spread, rows = lax.sort((spread, rows), dimension=0, num_keys=1, is_stable=True)
         return spread[:, 0], rows
-    # By counting those before each, since a sort wants another layout, and copies to it and back.
+    # By counting the keys before each, since a sort would copy to another layout and back.
     earlier = (keys < keys[:, None]) | ((keys == keys[:, None]) & (places < places[:, None]))
     wanted = places[:, None] == jnp.sum(earlier, axis=1)
     return (
@@ -199,7 +199,7 @@ def _sorted(
     )
 
 
-def _lengths(rows: Float[Array, "k n"]) -> Float[Array, " k"]:
+def _lengths(rows: Float[Array, "k n ..."]) -> Float[Array, "k ..."]:
     return jnp.sqrt(jnp.sum(rows * rows, axis=1))
 
 
@@ -233,7 +233,7 @@ def _orthogonalized(x: Float[Array, "k n"], width: int) -> Float[Array, "k n"]:
             cosine * (lower + tangent * upper),
         )
         relative = jnp.where(wanted, jnp.abs(inner) / jnp.where(wanted, lengths, 1), 0)
-        # The first stays, the others move on by one place around it.
+        # The first row stays, the others move on by one place around it.
         if half > 1:
             upper, lower = (
                 jnp.concatenate([upper[:1], lower[:1], upper[1:-1]]),

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import is_wide, matmul, squared_norm, times
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 Product = Callable[[Array, Array], Array]
 
@@ -30,7 +30,7 @@ def _iteration(
     error: Float[Array, ""],
     tolerance: Float[Array, ""],
 ) -> tuple[Array, Array, Float[Array, ""]]:
-    """The factors by the iteration of `_inverse_sqrt` with the matrix in place of its Gram matrix.
+    """The factors by the iteration of `_inverse_sqrt`, on the matrix itself.
 
     A step multiplies the smallest singular values by 3.3 and costs a product with the matrix, and
     the condition number is not squared. It leaves the ninth power of an error below 0.1.
@@ -38,19 +38,19 @@ def _iteration(
     Args:
         product: the product of two matrices.
         q: the matrix times `inverse`, with singular values below the square root of 2.
-        inverse: what has been multiplied with so far.
+        inverse: the product of all factors so far.
         error: an upper bound of `|Q^T Q - I|_F`, or infinity.
         tolerance: the error to reach.
 
     Returns:
         The polar factor, P^{-1}, and a bound of the error; infinity where the condition number is
-        beyond what rounding lets one know.
+        too large to be known in spite of rounding.
     """
     r = min(q.shape)
     eye = jnp.eye(r, dtype=q.dtype)
 
-    # Its transpose beside it because a product with the right factor transposed takes a processor
-    # three times as long, and the compiler would make it that.
+    # The barrier stores the transpose. Otherwise the compiler makes it part of the product, which
+    # takes a processor three times as long.
     def step(state):
         q, inverse, _, count = state
         transposed = lax.optimization_barrier(q.T)
@@ -79,8 +79,8 @@ def _inverse_sqrt(
     nearly orthonormal.
 
     Returns:
-        The inverse square root `Z`, and the error `|Z G Z - I|_F` to expect: what the series leaves
-        out, and the rounding of `G` seen through `Z`.
+        The inverse square root `Z`, and the error `|Z G Z - I|_F` to expect: the rest of the series
+        and the rounding of `G`, multiplied by `Z` from both sides.
     """
     r = gram.shape[0]
     eps = jnp.finfo(gram.dtype).eps
@@ -95,7 +95,7 @@ def _inverse_sqrt(
         t = _series(product, e)
         return product(z, t), t, e, squared_norm(e), size
 
-    # E shrinks until rounding stops it: that, and not a count, ends hopeless cases and NaN.
+    # E shrinks until rounding stops it. That also ends hopeless cases and NaN, without a count.
     t = _series(product, e)
     threshold = (eps * r) ** (2 / 9)
     z, _, _, size, _ = lax.while_loop(
@@ -119,7 +119,7 @@ newton_schulz = by_platform(_inverse_sqrt)
 
 
 def scale_of(gram: Float[Array, "r r"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """What to divide a Gram matrix G by, c, and ‖I - G / c‖².
+    """The number c by which to divide a Gram matrix G, and ‖I - G / c‖².
 
     The iterations need eigenvalues of G / c below 2 and are fastest where they are 1: c is their
     mean, unless the largest may exceed twice that.
@@ -147,7 +147,7 @@ def _series(product: Product, e: Float[Array, "r r"]) -> Float[Array, "r r"]:
 
 
 def _degree_eight() -> tuple[float, ...]:
-    """The coefficients with which the products of `_series` make the binomial series."""
+    """The coefficients that turn the products of `_series` into the binomial series."""
     *_, b3, b4, b5, b6, b7, b8 = (math.comb(2 * k, k) / 4**k for k in range(9))
     a = math.sqrt(b8)
     b = b7 / (2 * a)
@@ -163,6 +163,6 @@ _SERIES = _degree_eight()
 
 
 def padded(x: Float[Array, "r r"]) -> Float[Array, "s s"]:
-    """Add zero rows and columns where that makes the processor's products faster."""
+    """Append zero rows and columns where that makes a processor's products faster."""
     padding = -len(x) % 8 if len(x) in _SLOW_RANKS else 0
     return jnp.pad(x, ((0, padding), (0, padding)))

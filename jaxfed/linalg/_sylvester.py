@@ -12,10 +12,11 @@ from jaxfed.linalg.eigen import eigh
 
 
 # The Omega of the rule in `jaxfed.linalg.polar`: dP = dP^T gives P Omega + Omega P = M - M^T = B
-# with M = Q^T dW, a Sylvester equation. In the eigenbasis of R = P^{-1} it multiplies by
-# r_i r_j / (r_i + r_j), never dividing by differences of singular values. With R = c (I + D),
-# s = 1 + (d_i + d_j) / 2 and t = (d_i - d_j) / 2 that is c (s - t^2 / s) / 2: two products give s
-# and t^2, and what is left to solve is of second order in D. Wide matrices have -M in place of M.
+# with M = Q^T dW, a Sylvester equation. In the eigenbasis of R = P^{-1} its solution multiplies B
+# by r_i r_j / (r_i + r_j), and never divides by differences of singular values. With R = c (I + D),
+# s = 1 + (d_i + d_j) / 2 and t = (d_i - d_j) / 2 the factor is c (s - t^2 / s) / 2: two products
+# give s and t^2, and the equation that remains is of second order in D. Wide matrices have -M in
+# place of M.
 def rotation(
     inverse: Float[Array, "r r"], m: Float[Array, "r r"], solve: Callable[[Array, Array], Array]
 ) -> Float[Array, "r r"]:
@@ -25,7 +26,7 @@ def rotation(
     scaled = inverse / jnp.where(mean > 0, mean, 1)
     d, b = padded(scaled - jnp.eye(r, dtype=m.dtype)), padded(m - m.T)
     size = lax.stop_gradient(jnp.max(jnp.abs(b)))
-    size = jnp.where(size > 0, size, 1)  # of zero, too, there is a derivative
+    size = jnp.where(size > 0, size, 1)  # zero has a derivative too
     b = b / size
     product = matmul(d, b)
     first = b + (product - product.T) / 2
@@ -37,7 +38,7 @@ def rotation(
 def differentiable_sylvester(
     s: Float[Array, "r r"], right: Float[Array, "r r"]
 ) -> Float[Array, "r r"]:
-    """What `sylvester` solves, relative to the right side: that of a derivative may be tiny."""
+    """`sylvester` for a right side of any size, with derivatives of every order."""
 
     def relative(_, right):
         size = jnp.max(jnp.abs(right))
@@ -54,10 +55,10 @@ def _antisymmetric_solution(
 ) -> Float[Array, "r r"]:
     """Antisymmetric solution of S X + X S = B, for S symmetric semidefinite, B antisymmetric.
 
-    It leaves a residual of the size of rounding in numbers of order one. Three terms of a series
-    take two products and are enough where S is near the identity and B small; else conjugate
-    gradients; what they have not solved in a few steps is solved in the eigenbasis of S. Where S is
-    singular, the least-squares solution.
+    The residual is rounding, for S and B of order one. Where S is near the identity and B small,
+    three terms of a series are enough, which take two products; else conjugate gradients solve it,
+    and where a few steps are not enough, the eigenbasis of S. For singular S it is the
+    least-squares solution.
     """
     r = len(s)
     eps = jnp.finfo(s.dtype).eps
@@ -80,17 +81,13 @@ def _antisymmetric_solution(
     second = b - image(b) / 2
     third = second - image(second) / 2
     start = squared_norm(b)
-    # Its next term multiplies by halves of sums of two different eigenvalues of S - I, cubed.
+    # The next term multiplies by half the sum of two eigenvalues of S - I, to the third power.
     left_out = (squared_norm(s - jnp.eye(r, dtype=s.dtype)) / 2) ** 3 * start
     enough = left_out <= tolerance
+    first = jnp.where(enough, (b + second + third) / 2, 0), b, b, jnp.where(enough, 0, start), 0
     x, _, _, error, _ = lax.while_loop(
-        lambda state: (state[3] > tolerance) & (state[4] < 16),
-        step,
-        (
-            jnp.where(enough, (b + second + third) / 2, 0),
-            b, b, jnp.where(enough, 0, start), 0,
-        ),
-    )  # fmt: skip
+        lambda state: (state[3] > tolerance) & (state[4] < 16), step, first
+    )
 
     def decompose(bad, x):
         values, vectors = eigh(jnp.where(bad, s, x), bad)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
@@ -21,12 +21,12 @@ from jaxfed.linalg._factor import (
     repeated,
     squared_norm,
 )
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
-Method = Literal["qr", "cholesky"]
+Method = Literal["cholesky", "qr"]
 
 
-def orthonormalize(w: Float[Array, "d r"], method: Method | None = None) -> Float[Array, "d r"]:
+def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> Float[Array, "d r"]:
     """Orthonormal basis by Gram-Schmidt: the factor Q of W = Q R, with a positive diagonal of R.
 
     The signs make the factor unique, hence continuous and differentiable, and the identity on
@@ -54,15 +54,14 @@ def orthonormalize(w: Float[Array, "d r"], method: Method | None = None) -> Floa
     algorithm" (2015).
     """
     w = checked_tall(w)
-    chosen = checked_method(method, get_args(Method), default="cholesky")
-    return _orthonormalize(w, chosen)
+    return _orthonormalize(w, checked_method(method, get_args(Method)))
 
 
 def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-    """The same where it is done once a run: by the shorter program, and not the faster one.
+    """The same, for use once a run: by the shorter program, not the faster one.
 
-    With many rows the threads of LAPACK's QR wait for each other, on a busy processor for a hundred
-    times the work.
+    With many rows the threads of LAPACK's QR wait for each other, on a busy processor a hundred
+    times as long as they work.
     """
     return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
 
@@ -91,7 +90,7 @@ def _by_cholesky(w: Float[Array, "d r"]) -> Factors:
         length = jnp.sqrt(jnp.diagonal(g))
         (inverse,) = _inverse_cholesky(g / (length[:, None] * length))
         error = 2 * eps * squared_norm(inverse)
-        # Products of tiny entries are lost beyond what rounding says.
+        # Underflow of products of tiny entries is an error beyond rounding.
         error += len(w) * jnp.finfo(w.dtype).tiny / jnp.min(length) ** 2
         inverse = inverse / length[:, None]
         return matmul(w, inverse), inverse, error

@@ -4,45 +4,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import checked_array
-
 
 def ratio(
     numerator: Float[ArrayLike, "..."], denominator: Float[ArrayLike, "..."]
 ) -> Float[Array, "..."]:
     """The quotient of two arrays, zero where the denominator is zero, with a derivative to match.
 
-    The derivative of a plain quotient x / y squares y, which second moments do not bear: those of
-    data of 1e10 overflow in single precision, those of 1e-10 vanish, and the derivative is no
-    number. This one divides twice instead, in both modes and at every order, and is zero where the
-    denominator is. Numbers too small for full precision (`tiny` of `jnp.finfo`) count as zero; for
-    the derivative, those below 1e5 times that, whose reciprocals are near overflow.
+    The derivative of a plain quotient x / y squares y, and second moments are too large or too
+    small for that: in single precision the squares of those of data of size 1e10 overflow, those of
+    1e-10 vanish, and the derivative is NaN. This one divides twice instead, in both modes and at
+    every order, and is zero where the denominator is. Numbers too small for full precision (`tiny`
+    of `jnp.finfo`) count as zero; for the derivative, so do those below 1e5 times that, whose
+    reciprocals are near overflow.
 
     Args:
         numerator: x.
-        denominator: y, of a shape that goes with that of x.
-
-    Raises:
-        ValueError: if one of them is no array of real numbers, or their shapes do not go together.
+        denominator: y, of a shape that broadcasts with that of x.
     """
-    x, y = (
-        checked_array(name, given, "...")
-        for name, given in (("numerator", numerator), ("denominator", denominator))
-    )
-    try:
-        jnp.broadcast_shapes(x.shape, y.shape)
-    except ValueError:
-        shapes = f"{x.shape} and {y.shape}"
-        raise ValueError(
-            f"denominator: wanted a shape that goes with the numerator, got {shapes}"
-        ) from None
-    return _ratio(x, y)
+    return _ratio(jnp.asarray(numerator), jnp.asarray(denominator))
 
 
 @jax.custom_jvp
 def _ratio(x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
-    known = jnp.abs(y) > jnp.finfo(y.dtype).tiny
-    return jnp.where(known, x / jnp.where(known, y, 1), 0)
+    nonzero = jnp.abs(y) > jnp.finfo(y.dtype).tiny
+    # The inner choice keeps the division by zero out of the derivative too.
+    return jnp.where(nonzero, x / jnp.where(nonzero, y, 1), 0)
 
 
 @_ratio.defjvp
@@ -54,5 +40,5 @@ def _(primals, tangents):
 
 
 def reciprocal(x: Float[Array, "..."], wanted: Bool[Array, "..."]) -> Float[Array, "..."]:
-    """`1 / x` where it is wanted, else zero, with a finite derivative."""
+    """`1 / x` where it is wanted and zero elsewhere, with a finite derivative."""
     return jnp.where(wanted, 1 / jnp.where(wanted, x, 1), 0)

@@ -8,24 +8,25 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from jaxfed._checks import check_whole, checked_array, refuse
 from jaxfed.linalg import _jacobi
-from jaxfed.linalg._constant import constant
-from jaxfed.linalg._factor import DECOMPOSITION, matmul, one_by_one, repeated
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg._factor import matmul, one_by_one, repeated
 from jaxfed.linalg.basis import orthonormalize
+from jaxfed.linalg.derivatives import DECOMPOSITION, constant
 from jaxfed.linalg.division import reciprocal
+from jaxfed.linalg.platforms import per_platform
 
 Eigen = tuple[Float[Array, " rank"], Float[Array, "d rank"]]
 
-# Of larger matrices few eigenvectors are found by products, in at most so many cycles of so many
-# blocks. That is a tenth of the time of a decomposition, should it be in vain.
+# Matrices of at least LARGE rows, and SHARE times as many rows as wanted eigenvectors, are not
+# decomposed: a block Lanczos iteration finds these, in at most CYCLES cycles of BLOCKS blocks. If
+# it fails, a tenth of the time of a decomposition is lost.
 LARGE, SHARE, CYCLES, BLOCKS = 512, 32, 12, 4
 
 
-def top_eigenvectors(matrix: Float[Array, "d d"], rank: int) -> Eigen:
+def top_eigenvectors(matrix: Float[ArrayLike, "d d"], rank: int) -> Eigen:
     """The largest eigenvalues of a symmetric matrix, in descending order, and their eigenvectors.
 
     The entry of largest magnitude of every eigenvector is positive. The derivative is that of the
@@ -59,24 +60,16 @@ def _top(matrix: Float[Array, "d d"], rank: int) -> Eigen:
     return _top_eigenvectors(matrix, rank=rank)
 
 
-def checked_square(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """Refuse what is not one square matrix.
-
-    Raises:
-        ValueError: if `matrix` is none, or not of real floating-point numbers.
-    """
-    matrix = checked_array(name, matrix, "d d", whole=False)
-    if matrix.shape[0] != matrix.shape[1]:
-        raise refuse(name, "a square matrix", matrix)
-    return matrix
+def checked_square(name: str, matrix: Float[ArrayLike, "d d"]) -> Float[Array, "d d"]:
+    """The matrix as an array; a `ValueError` if it is not one square floating-point matrix."""
+    square = checked_array(name, matrix, "d d", whole=False)
+    if square.shape[0] != square.shape[1]:
+        raise refuse(name, "a square matrix", square)
+    return square
 
 
 def checked_rank(rank: int, largest: int) -> None:
-    """Refuse a rank outside 1, ..., largest.
-
-    Raises:
-        ValueError: if `rank` is one.
-    """
+    """Raise a `ValueError` for a rank outside 1, ..., largest."""
     check_whole("rank", rank, most=largest)
 
 
@@ -115,8 +108,8 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
 def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Array, ""]]:
     """Leading eigenvectors by block Lanczos iteration, restarted, and whether they are exact.
 
-    They are if residuals |S v - lambda v| are of the size of rounding. A block is wider than the
-    rank by some columns, so that no eigenvector is passed over and those wanted do not wait for
+    They are if residuals |S v - lambda v| are of the size of rounding. Some more columns than the
+    rank in a block ensure that no eigenvector is missed, and that the wanted ones do not wait for
     the slowest of them.
 
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
@@ -129,7 +122,7 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
     def extended(k, state):
         basis, products = state
         block = lax.dynamic_slice_in_dim(products, k * width, width, axis=1)
-        for _ in range(2):  # once leaves what rounding brought back
+        for _ in range(2):  # rounding in the first pass brings parts of the basis back
             block = orthonormalize(block - matmul(basis, matmul(basis.T, block)))
         place = 0, (k + 1) * width
         basis = lax.dynamic_update_slice(basis, block, place)
@@ -158,13 +151,13 @@ def _by_products(matrix: Float[Array, "d d"], rank: int) -> tuple[Eigen, Bool[Ar
 
 
 class Decomposition(NamedTuple):
-    """What is known of a symmetric matrix S, without derivative.
+    """Leading eigenvalues and eigenvectors of a symmetric matrix S, without derivative.
 
     Attributes:
         values: eigenvalues, descending.
         vectors: their eigenvectors, orthonormal.
-        least: eigenvalues that differ by no more than this coincide.
-        others: what a resolvent is made of.
+        least: eigenvalues that differ by no more than this count as equal.
+        others: arrays for the resolvent.
     """
 
     values: Float[Array, " r"]
@@ -212,16 +205,16 @@ def perturbed(
         (I - UUᵀ)(Z UᵀSU - S Z - dS U) = 0.
 
     The part within the span of U, which would divide by differences of the eigenvalues, is left
-    out: no function of the subspace sees it. For second derivatives the equation is differentiated,
-    and never a decomposition, whose own derivative divides by differences of the eigenvalues left
-    out, often zero.
+    out, since no function of the subspace depends on it. Second derivatives are those of the
+    equation, and never of a decomposition, which would divide by differences of the eigenvalues
+    left out, often zero.
 
     Args:
-        of: what S is made of.
-        by: the change of that.
+        of: the arrays that determine S.
+        by: their change.
         found: the decomposition.
-        image: products with S, a function that is always the same one.
-        resolvent: the same of the inverse.
+        image: products with S, always the same function.
+        resolvent: products with the inverse of lambda - S, always the same function.
     """
     inner, vectors = _turning(of, found, image=image, resolvent=resolvent)
     moved = _along(image, of, by, vectors)
@@ -240,7 +233,7 @@ def perturbed(
     size = jnp.max(jnp.abs(found.values))
     size = jnp.where(size > found.least, size, 1)
     turned = lax.custom_linear_solve(equation, beyond(moved), solution, symmetric=True)
-    # A single eigenvalue sees how its vector turns within the span.
+    # A single eigenvalue depends on how its vector rotates within the span.
     gaps = found.values - found.values[:, None]
     within = inner * reciprocal(gaps, jnp.abs(gaps) > found.least)
     slopes = matmul(vectors.T, moved)

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a matrix of which only products are known."""
+"""The largest eigenvalue of a matrix that is given by its products alone."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,8 +9,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed._checks import check_callable, check_whole, checked_array
-from jaxfed.linalg._constant import constant
 from jaxfed.linalg._factor import matmul
+from jaxfed.linalg.derivatives import constant
 from jaxfed.linalg.eigen import top_eigenvectors
 
 Operator = TypeVar("Operator")
@@ -31,15 +31,15 @@ def largest_eigenvalue(
     Args:
         product: `(operator, vector) -> S vector`, for the symmetric matrix S.
         operator: a pytree of arrays that S is made of.
-        start: where to start, `(d,)`; random, so as to have a part of the eigenvector. From zero
+        start: the first vector, `(d,)`; a random one has a part along the eigenvector. From zero
             the result is zero.
-        steps: products to take; d of them, or as many as S has different eigenvalues, are exact.
+        steps: number of products; d of them, or as many as S has distinct eigenvalues, are exact.
 
     Returns:
         The eigenvalue, from below.
 
     Raises:
-        ValueError: if `product` is no function, `start` no vector or `steps` not positive.
+        ValueError: if `product` cannot be called, `start` is not a vector or `steps` not positive.
 
     Source: Golub & Van Loan, Matrix Computations, Section 10.3.
     """
@@ -52,7 +52,7 @@ def largest_eigenvalue(
         basis, images = state
         image = product(fixed, basis[k])
         rest = image
-        for _ in range(2):  # once leaves what rounding brought back
+        for _ in range(2):  # rounding in the first pass brings parts of the basis back
             rest = rest - matmul(basis.T, matmul(basis, rest))
         rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
         exhausted = jnp.linalg.norm(rest) <= rounding

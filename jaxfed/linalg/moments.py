@@ -1,4 +1,4 @@
-"""Second moments that are never formed where their products with a thin matrix are cheaper."""
+"""Second moments, kept as samples where products with these are cheaper than with a matrix."""
 
 from typing import Self
 
@@ -6,37 +6,27 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import check_factor, check_whole, checked_array
+from jaxfed._checks import check_factor, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg._precision import client_matmul, data_matmul
 from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
+from jaxfed.linalg.precision import client_matmul, data_matmul
 
 
 def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
-    """Whether forming the d x d moment once is cheaper than keeping the samples behind it.
+    """Whether forming the d x d moment once is cheaper than products with the samples.
 
     Forming it takes 2 n d² operations, once; a product with a d x r matrix then takes 2 d² r
-    instead of 4 n d r. Where the samples are fewer than d / 2 that never pays. The large product
-    runs at about twice the speed of the thin ones, which halves the number of rounds to break even.
+    instead of 4 n d r. With fewer than d / 2 samples that never pays. The large product runs about
+    twice as fast as the thin ones, which halves the number of rounds to break even.
 
     Args:
         samples: number of samples n of a client.
         features: number of features d.
         rank: number of columns r of the thin matrices.
         rounds: number of products.
-
-    Raises:
-        ValueError: if one of them is not a positive whole number.
     """
-    for name, number in (
-        ("samples", samples),
-        ("features", features),
-        ("rank", rank),
-        ("rounds", rounds),
-    ):
-        check_whole(name, number)
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features
 
@@ -45,8 +35,8 @@ class Moment(eqx.Module):
     """Second moment `S = Yᵀ Y / n` of one client: the matrix, or the samples behind it.
 
     Of `dense` and `samples` one is None. Rows of zeros in `samples` are padding and change nothing.
-    Samples may be bfloat16: they are kept and read as they are, and all that is computed is in
-    single precision. Batches of moments are made and used under `jax.vmap`.
+    Samples may be bfloat16: they are kept and read as they are, and computations are in single
+    precision. Batches of moments are made and used under `jax.vmap`.
     """
 
     dense: Float[Array, "d d"] | None
@@ -78,7 +68,7 @@ class Moment(eqx.Module):
 
         Args:
             matrix: the symmetric positive semi-definite matrix.
-            count: number of samples behind it, where that matters.
+            count: number of samples it is the mean of, where that matters.
 
         Raises:
             ValueError: if `matrix` is not one square, real floating-point matrix, or `count` no
@@ -91,10 +81,12 @@ class Moment(eqx.Module):
     @property
     def dim(self) -> int:
         """Number of features."""
-        return (self._kept if self.dense is None else self.dense).shape[-1]
+        matrix = self.samples if self.dense is None else self.dense
+        assert matrix is not None
+        return matrix.shape[-1]
 
     def mv(self, w: Float[Array, "d r"]) -> Float[Array, "d r"]:
-        """The product `S W`, as precise as `jax.default_matmul_precision` says, full by default."""
+        """The product `S W`, in the precision of `jax.default_matmul_precision` or else full."""
         if self.dense is not None:
             return data_matmul(self.dense, w)
         return second_moment_product(self._kept, w, wide=False) / self._divisor
@@ -126,7 +118,7 @@ class Moment(eqx.Module):
         return type(self)(self.matrix(), None, self.count, self.trace)
 
     def deflate(self, basis: Float[Array, "d r"]) -> Self:
-        """The moment without an orthonormal basis, `(I - B Bᵀ) S (I - B Bᵀ)`, kept as it is."""
+        """The moment deflated by an orthonormal basis, `(I - B Bᵀ) S (I - B Bᵀ)`."""
         if self.dense is not None:
             product = matmul(self.dense, basis)
             half = matmul(product - matmul(basis, matmul(basis.T, product)) / 2, basis.T)
@@ -138,14 +130,14 @@ class Moment(eqx.Module):
     def top(
         self, rank: int, beside: Float[Array, "d b"] | None = None
     ) -> tuple[Float[Array, " rank"], Float[Array, "d rank"]]:
-        """The largest eigenvalues, descending, and eigenvectors, by the cheaper side.
+        """The largest eigenvalues, descending, and their eigenvectors.
 
-        Fewer samples than features: through the n x n Gram matrix of the samples. Eigenvectors of
-        zero eigenvalues complete the basis. Differentiable as `top_eigenvectors` is.
+        With fewer samples than features, through the n x n Gram matrix of the samples. Eigenvectors
+        of zero eigenvalues complete the basis. As differentiable as `top_eigenvectors`.
 
         Args:
-            rank: how many, from 1 to d.
-            beside: an orthonormal basis without which the moment is taken, as `deflate` does.
+            rank: number of eigenvalues, from 1 to d.
+            beside: an orthonormal basis by which the moment is deflated first.
 
         Raises:
             ValueError: if `rank` is not from 1 to d, or `beside` no matrix of d rows.
@@ -172,7 +164,7 @@ class Moment(eqx.Module):
 
     @property
     def _rows(self) -> Float[Array, "n d"]:
-        """The samples in the precision that is computed in."""
+        """The samples in the precision of computations."""
         return self._kept.astype(self.count.dtype)
 
     @property

@@ -35,10 +35,10 @@ from jaxfed.linalg._factor import (
     times,
 )
 from jaxfed.linalg._newton_schulz import iterated, newton_schulz, scale_of
-from jaxfed.linalg._platform import per_platform
-from jaxfed.linalg._precision import client_matmul
 from jaxfed.linalg._sylvester import differentiable_sylvester, rotation, sylvester
 from jaxfed.linalg.eigen import eigh
+from jaxfed.linalg.platforms import per_platform
+from jaxfed.linalg.precision import client_matmul
 
 Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
 
@@ -54,8 +54,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     double precision at any condition number, with r the smaller size. Up to condition numbers of
     about 30 in single and 3000 in double precision `Q` comes from the Gram matrix, at best exact
     to rounding and at worst to the square root of the machine epsilon; from there to about 1e5 and
-    1e13 from a Newton-Schulz iteration with `Q` itself; beyond, it is that of a singular value
-    decomposition.
+    1e13 from a Newton-Schulz iteration on `Q` itself; beyond, from a singular value decomposition.
 
     Where `w` has lost rank every completion of the factor is as close as every other: one of them
     is returned. NaN or infinity in `w` gives NaN.
@@ -84,8 +83,7 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     Source: Higham, "Functions of Matrices" (2008), chapters 6 and 8.
     """
     w = checked_matrix(w)
-    chosen = checked_method(method, get_args(Method), default="newton_schulz")
-    return _polar(w, chosen)
+    return _polar(w, checked_method(method, get_args(Method)))
 
 
 # Compiled by itself, so that a program that needs it in several places traces it once.
@@ -99,7 +97,7 @@ def _polar(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
 def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     """The smaller of the two Gram matrices."""
     if w.shape[0] == w.shape[1]:
-        # Both stored: a processor is slow where a transpose becomes part of the product.
+        # The barrier stores the transpose, which makes a processor slow as part of the product.
         return matmul(*lax.optimization_barrier((w, w.T)))
     return client_matmul(w, w.T) if is_wide(w) else gram(w)
 
@@ -120,11 +118,11 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
     length = jnp.sqrt(scale_of(gram)[0])
     unknown = jnp.full_like(length, jnp.inf)
     if method == "newton_schulz" and w.shape[0] == w.shape[1]:
-        # Its Gram matrix is no smaller, so nothing is saved by that.
+        # The Gram matrix is as large, so going through it saves nothing.
         start = w / length, eye / length, unknown
     else:
         inverse, error = _INVERSE_SQRT[method](gram)
-        # Products of tiny entries are lost beyond what rounding says.
+        # Underflow of products of tiny entries is an error beyond rounding.
         error += max(w.shape) * jnp.finfo(w.dtype).tiny * squared_norm(inverse)
         good = error < eps**0.5
         start = (
@@ -134,7 +132,7 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
         )
     q, inverse, error = iterated(*start, tolerance)
 
-    # What the loop changes keeps the compiler from decomposing before it, and thus every time.
+    # Depends on what the loop changes, or the compiler would decompose before the loop, every time.
     def decompose(bad, q, inverse):
         del inverse
         return _by_svd(jnp.where(bad, w, q), bad)
@@ -164,9 +162,9 @@ def _by_eigh(gram: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Float[Arra
     """Inverse square root by eigenvalues, and the error to expect of it (see `_inverse_sqrt`)."""
     values, vectors = eigh(gram)
     positive = values > 0
-    known = jnp.where(positive, values, 1)
-    inverse = matmul(vectors * jnp.where(positive, 1 / jnp.sqrt(known), 0), vectors.T)
-    ratios = jnp.where(positive, values[-1] / known, jnp.inf)
+    safe = jnp.where(positive, values, 1)
+    inverse = matmul(vectors * jnp.where(positive, 1 / jnp.sqrt(safe), 0), vectors.T)
+    ratios = jnp.where(positive, values[-1] / safe, jnp.inf)
     return inverse, jnp.finfo(gram.dtype).eps * jnp.sum(ratios)
 
 
@@ -200,9 +198,9 @@ def _tangent(
     """The derivative D of the polar factor, applied to a change of the matrix.
 
     `Q` is the gradient of the sum of the singular values, hence `D` a Hessian and its own
-    transpose: one body serves both modes. JAX is told by way of the linear equations
-    `Y - D X = A`, `X = B`, which are symmetric and whose solution at `A = 0` is `Y = D B`;
-    it differentiates them implicitly when derivatives of higher order ask for that.
+    transpose: one body serves both modes. JAX learns that from the linear equations `Y - D X = A`,
+    `X = B`, which are symmetric and whose solution at `A = 0` is `Y = D B`; for derivatives of
+    higher order it differentiates them implicitly.
     """
 
     def derivative(change, solve):
@@ -210,7 +208,7 @@ def _tangent(
         n = matmul(inverse, m) if is_wide(q) else matmul(m, inverse)
         factors = inverse, rotation(inverse, m, solve) - n
         if not is_wide(q) and by_sums(*q.shape):
-            # Stored by a product, or the compiler computes their entries again in every sum.
+            # The product stores them, or the compiler would compute their entries in every sum.
             both = matmul(jnp.concatenate(factors), jnp.eye(len(m), dtype=m.dtype))
             factors = both[: len(m)], both[len(m) :]
         return times(change, factors[0]) + times(q, factors[1])

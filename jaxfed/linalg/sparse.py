@@ -1,4 +1,4 @@
-"""Sparse matrices whose indices may be anything."""
+"""Sparse matrices from users, whose indices may be wrong."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import scipy.sparse
 
 
 def checked_rows(matrix: Any) -> scipy.sparse.csr_array:
-    """A sparse matrix by rows, each place once; what is wrong with its indices is refused.
+    """A sparse matrix by rows, without duplicate entries, after a check of its indices.
 
-    SciPy's compiled conversions and products read and write wherever the indices of a matrix say,
-    be it outside of its arrays. Nothing is handed to them here before it is checked.
+    SciPy's compiled conversions and products read and write wherever the indices point, even
+    outside of the arrays. So everything is checked before it is passed to them.
 
     Args:
-        matrix: of `scipy.sparse`, with two axes, in any format. It is left as it is.
+        matrix: of `scipy.sparse`, with two axes, in any format. It is not modified.
 
     Raises:
         ValueError: for other axes, and for indices outside the matrix or its arrays.
@@ -25,8 +25,8 @@ def checked_rows(matrix: Any) -> scipy.sparse.csr_array:
             parts = (matrix.data, matrix.indices, matrix.indptr)
             matrix = type(matrix)(parts, shape=matrix.shape)
             matrix.check_format(full_check=True)
-            # The full check passes over these where the last one is zero, and compares by
-            # differences, which overflow.
+            # The full check skips these where the last one is zero, and compares differences,
+            # which overflow.
             if (matrix.indptr[1:] < matrix.indptr[:-1]).any():
                 raise ValueError("the index pointer must not decrease")
         case "coo":

@@ -2,18 +2,17 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import check_list, check_whole, checked_array
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import checked_matrix, matmul, one_by_one
-from jaxfed.linalg._platform import per_platform
 from jaxfed.linalg.division import reciprocal
+from jaxfed.linalg.platforms import per_platform
 
 Triples = tuple[Float[Array, "m k"], Float[Array, " k"], Float[Array, "k n"]]
 
 
-def svd(w: Float[Array, "m n"]) -> Triples:
+def svd(w: Float[ArrayLike, "m n"]) -> Triples:
     r"""Thin singular value decomposition of a matrix, `W = U diag(s) V^T`.
 
     Differentiable in both modes. Single singular vectors have no derivative where their singular
@@ -57,14 +56,7 @@ def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[A
     Args:
         singular: the singular values, in descending order.
         shape: the matrix's shape.
-
-    Raises:
-        ValueError: if `singular` is not one list of numbers, or `shape` no shape.
     """
-    singular = checked_array("singular", singular, "k", whole=False)
-    check_list("shape", shape, "lengths")
-    for length in shape:
-        check_whole("shape", length)
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 

@@ -19,24 +19,24 @@ class _Memory(NamedTuple):
     direction: PyTree
     guess: Float[Array, ""]  # the length to try first
     fresh: Bool[Array, ""]  # whether the direction is that of steepest descent
-    own: PyTree  # what the kind of direction keeps
+    kept: PyTree  # state of the rule that chooses directions
 
 
 class Kind(NamedTuple):
     """How a solver chooses its directions."""
 
     flatness: float  # of the line search
-    start: Callable[[Place], PyTree]
-    # Of the space, the place before, its direction, the trial accepted and what is kept: the next
-    # direction, the length to try first (or None for one by the last), and what to keep.
+    start: Callable[[Place], PyTree]  # the rule's first state
+    # (space, last place, its direction, accepted trial, the rule's state)
+    # -> (next direction, length to try first or None for a guess from the last step, next state)
     turn: Callable[[Space, Place, PyTree, Trial, PyTree], tuple[PyTree, Any, PyTree]]
 
 
 def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: int) -> Walk:
-    """Go down until the gradient is small.
+    """Descend until the gradient is small.
 
-    A direction in which nothing lower is found is replaced by that of steepest descent; if that
-    was it, the walk has stalled.
+    If nothing lower is found in a direction, the next one is that of steepest descent; if nothing
+    lower is found there either, the walk has stalled.
     """
 
     def steepest(here):
@@ -45,16 +45,17 @@ def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: 
         return direction, (1 / jnp.where(size > 0, size, 1)).astype(here.value.dtype)
 
     def step(walk):
-        here, (direction, guess, fresh, own) = walk.here, walk.memory
+        here, (direction, guess, fresh, kept) = walk.here, walk.memory
         trial, lower, tried = search(surface, here, direction, guess, kind.flatness)
-        # In rounding a search may end where neither is better.
+        # Within rounding a search may end where neither value nor gradient is smaller.
         lower &= (trial.place.value < here.value) | (
             norm(trial.place.gradient) < norm(here.gradient)
         )
-        turned, length, kept = kind.turn(surface.space, here, direction, trial, own)
+        # The rule sees the trial even where it is refused; its answer is then dropped.
+        turned, length, kept = kind.turn(surface.space, here, direction, trial, kept)
         there = chosen(lower, trial.place, here)
         slope = inner(there.gradient, turned)
-        if length is None:  # what would lower the function as much as the last one did
+        if length is None:  # the one that would lower the function by as much as the last step
             length = 2 * (here.value - there.value) / -slope
         down = -slope > 1e-8 * norm(there.gradient) * norm(turned)
         again = lower & down & jnp.isfinite(slope)
@@ -66,10 +67,8 @@ def descend(surface: Surface, start: PyTree, kind: Kind, tol: float, max_steps: 
             ~again,
             chosen(again, kept, kind.start(there)),
         )
-        return Walk(
-            there, memory, walk.steps + lower, walk.evaluations + tried, walk.products,
-            ~lower & fresh,
-        )  # fmt: skip
+        steps, evaluations = walk.steps + lower, walk.evaluations + tried
+        return Walk(there, memory, steps, evaluations, walk.products, stalled=~lower & fresh)
 
     here = surface.at(start)
     none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
@@ -86,8 +85,8 @@ def _conjugate(
     """The hybrid of Hestenes & Stiefel's and Dai & Yuan's directions.
 
     Source: Sakai & Iiduka (2020), Hybrid Riemannian conjugate gradient methods with global
-    convergence properties; Sato (2022), Riemannian conjugate gradient methods, for a transport that
-    must not lengthen.
+    convergence properties; Sato (2022), Riemannian conjugate gradient methods, for scaling down
+    transported vectors that are longer than before.
     """
     there = trial.place
     carried = space.project(there.point, trial.velocity)
@@ -112,7 +111,7 @@ class _Pairs(NamedTuple):
 
     steps: PyTree
     changes: PyTree
-    weights: Float[Array, " pairs"]  # one over their inner products, zero where none is
+    weights: Float[Array, " pairs"]  # one over their inner products
 
 
 def _no_pairs(here: Place) -> _Pairs:
@@ -123,7 +122,7 @@ def _no_pairs(here: Place) -> _Pairs:
 def _quasi_newton(
     space: Space, before: Place, direction: PyTree, trial: Trial, pairs: _Pairs
 ) -> tuple[PyTree, Array, _Pairs]:
-    """Minus the inverse of the estimated Hessian times the gradient; all pairs are carried along.
+    """Minus the inverse of the estimated Hessian times the gradient; transports all pairs.
 
     Source: Huang, Gallivan & Absil (2015), A Broyden class of quasi-Newton methods for Riemannian
     optimization; Nocedal & Wright (2006), Numerical optimization, Algorithm 7.4.
@@ -133,6 +132,7 @@ def _quasi_newton(
     step = carry(scaled(trial.length, trial.velocity))
     change = combined(1, there.gradient, -1, carry(before.gradient))
     product = inner(step, change)
+    # A pair without positive curvature would make the estimate indefinite: keep the old ones.
     sound = product > 1e-10 * norm(step) * norm(change)
     olds = jax.vmap(carry)(pairs.steps), jax.vmap(carry)(pairs.changes)
     newest = jax.tree.map(
@@ -143,6 +143,7 @@ def _quasi_newton(
         sound, _Pairs(newest[0], newest[1], weights), _Pairs(olds[0], olds[1], pairs.weights)
     )
 
+    # The two-loop recursion, from the newest pair to the oldest and back.
     def back(vector, pair):
         step, change, weight = pair
         share = weight * inner(step, vector)
@@ -154,6 +155,7 @@ def _quasi_newton(
 
     vector, shares = jax.lax.scan(back, there.gradient, pairs, reverse=True)
     last = jax.tree.map(lambda x: x[-1], (pairs.changes, pairs.weights))
+    # Scaled by the newest pair, as the first estimate of the Hessian.
     curvature = last[1] * inner(last[0], last[0])
     vector = scaled(1 / jnp.where(curvature > 0, curvature, 1), vector)
     vector, _ = jax.lax.scan(forth, vector, (pairs, shares))

@@ -22,9 +22,11 @@ def expm(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     squarings = jnp.clip(jnp.ceil(jnp.log2(jnp.maximum(size, 0.5))) + 1, 0, MOST_SQUARINGS)
     fraction, eye = matrix / 2**squarings, jnp.eye(len(matrix), dtype=matrix.dtype)
 
+    # Horner's scheme: 1 + x/1 (1 + x/2 (1 + x/3 (...))).
     def term(total, number):
         return eye + fraction @ total / number, None
 
+    # A fixed number of turns, since a loop that stops has no reverse derivative.
     def squared(power, number):
         return jnp.where(number < squarings, power @ power, power), None
 

@@ -1,33 +1,36 @@
-"""One point of a manifold of frames: what it must be, and the precision of what is done to it."""
+"""Checks of points with orthonormal columns, and the precision of operations on them."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import checked_array, refuse
 
-# Accelerators shorten the factors of single precision products by default (to 10 bits of
-# mantissa or fewer), which alone would move a point off the manifold by about 1e-3.
+Matrix = Float[ArrayLike, "d r"]  # an argument
+Frame = Float[Array, "d r"]  # a result
+
+# By default accelerators shorten the factors of single precision products to 10 bits of mantissa or
+# fewer, which alone would move a point off the manifold by about 1e-3.
 full_precision = jax.default_matmul_precision("highest")
 
 
-def frame(name: str, x: Array) -> Array:
-    """One point, refused if it cannot have orthonormal columns."""
-    x = checked_array(name, x, "d r")
-    if x.shape[0] < x.shape[1]:
+def frame(name: str, x: ArrayLike) -> Array:
+    """One point as an array; a `ValueError` if it cannot have orthonormal columns."""
+    point = checked_array(name, x, "d r")
+    if point.shape[0] < point.shape[1]:
         raise refuse(name, "one matrix (d, r) with d >= r; map over several with jax.vmap", x)
-    return x
+    return point
 
 
-def frames(**matrices: Array) -> list[Array]:
-    """A point and its companions, by name; refused if these have another shape."""
+def frames(**matrices: ArrayLike) -> list[Array]:
+    """A point and its companions, by name; a `ValueError` if these have another shape."""
     (name, x), *others = matrices.items()
-    x = frame(name, x)
-    shape = f"{x.shape[0]} {x.shape[1]}"
-    return [x, *(checked_array(name, other, shape) for name, other in others)]
+    point = frame(name, x)
+    shape = f"{point.shape[0]} {point.shape[1]}"
+    return [point, *(checked_array(name, other, shape) for name, other in others)]
 
 
-def polish(y: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def polish(y: Frame) -> Frame:
     """One Newton-Schulz step from a nearly orthonormal ``y`` to the nearest orthonormal matrix.
 
     A map that only rotates its point keeps the point's rounding errors, which add up over many

@@ -2,20 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from jaxfed._checks import check_name
 from jaxfed.manifolds._exponential import expm
-from jaxfed.manifolds._frames import frames, full_precision, polish
+from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 from jaxfed.manifolds._stationary import conjugate_gradients, stationary
 
 METRICS = ("euclidean", "canonical")
 
 
 @full_precision
-def exp(
-    x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str = "euclidean"
-) -> Float[Array, "d r"]:
+def exp(x: Matrix, v: Matrix, metric: str = "euclidean") -> Frame:
     """Exponential map: where the geodesic from ``x`` with velocity ``v`` is at time one.
 
     With A = xᵀv it is exp(v xᵀ - x vᵀ) x exp(-A) by the Euclidean metric and
@@ -34,16 +31,15 @@ def exp(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
 
-    Source:
-        Edelman et al. (1998), Sections 2.2.2 and 2.4.1; Hüper, Markina & Silva Leite (2021), A
-        Lagrangian approach to extremal curves on Stiefel manifolds, for both at once.
+    Source: Edelman et al. (1998), Sections 2.2.2 and 2.4.1; Hüper, Markina & Silva Leite (2021), A
+    Lagrangian approach to extremal curves on Stiefel manifolds, for both at once.
     """
     x, v = frames(x=x, v=v)
     check_name("metric", metric, METRICS)
     return _exp(x, v, metric)
 
 
-def _exp(x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str) -> Float[Array, "d r"]:
+def _exp(x: Frame, v: Frame, metric: str) -> Frame:
     rank, turn = x.shape[1], x.T @ v
     p = v - x @ turn / 2 if metric == "canonical" else v
     a, b = jnp.concatenate([p, x], axis=1), jnp.concatenate([x, -p], axis=1)
@@ -57,9 +53,7 @@ def _exp(x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str) -> Float[A
 
 
 @full_precision
-def log(
-    x: Float[Array, "d r"], y: Float[Array, "d r"], metric: str = "euclidean"
-) -> Float[Array, "d r"]:
+def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
     """Logarithm: the velocity at ``x`` of the shortest geodesic to ``y``.
 
     Newton's method on the end of the geodesic, which finds the shortest one up to about the
@@ -77,10 +71,9 @@ def log(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or the metric is unknown.
 
-    Source:
-        Bryner (2017), Endpoint geodesics on the Stiefel manifold embedded in Euclidean space, with
-        Newton's method in place of its fixed-point iteration; Absil & Mataigne (2024), The
-        ultimate upper bound on the injectivity radius of the Stiefel manifold.
+    Source: Bryner (2017), Endpoint geodesics on the Stiefel manifold embedded in Euclidean space,
+    with Newton's method in place of its fixed-point iteration; Absil & Mataigne (2024), The
+    ultimate upper bound on the injectivity radius of the Stiefel manifold.
     """
     x, y = frames(x=x, y=y)
     check_name("metric", metric, METRICS)
@@ -91,10 +84,11 @@ def log(
         return _exp(points[0], _tangent(points[0], v), metric) - points[1]
 
     def slope(v, points, _=None):
-        """Of the squared miss and of what is not tangent; zero where neither is left."""
+        """The gradient of half the squared miss, plus the part of v that is not tangent."""
         missed, pull = jax.vjp(lambda v: end(v, points), v)
         return pull(missed)[0] + v - _tangent(points[0], v)
 
+    # Gauss-Newton steps for the miss of the end point, damped until it falls.
     def step(state):
         v, missed, length, count = state
         _, push = jax.linearize(lambda v: end(v, still), v)
@@ -108,6 +102,7 @@ def log(
         length = jnp.where(better, jnp.minimum(2 * length, 1), length / 4)
         return jnp.where(better, moved, v), jnp.minimum(new, missed), length, count + 1
 
+    # The iteration has no derivative; `stationary` adds that of the solution.
     still = jax.lax.stop_gradient((x, y))
     start = _tangent(still[0], still[1] - still[0])
     first = start, jnp.linalg.norm(end(start, still)), jnp.ones((), x.dtype), 0
@@ -115,9 +110,10 @@ def log(
         lambda state: (state[1] > tol) & (state[2] > 1e-2) & (state[3] < 50), step, first
     )
     v = stationary(v, (x, y), slope)
+    # A larger miss than rounding explains means that no geodesic was found.
     return jnp.where(missed < 0.1 * jnp.finfo(x.dtype).eps ** 0.5, v, jnp.nan)
 
 
-def _tangent(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def _tangent(x: Frame, g: Frame) -> Frame:
     inside = x.T @ g
     return g - x @ ((inside + inside.T) / 2)

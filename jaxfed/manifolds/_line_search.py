@@ -33,19 +33,21 @@ class _Search(NamedTuple):
 def search(
     surface: Surface, here: Place, direction: PyTree, guess: Float[Array, ""], flatness: float
 ) -> tuple[Trial, Bool[Array, ""], Int[Array, ""]]:
-    """Where the function is lower by enough, and its slope smaller in size than `flatness` of that.
+    """A point that meets the strong Wolfe conditions, if the search finds one.
 
-    Near a minimum, where differences of values are rounding, slopes alone decide.
+    The function is lower by enough there, and the slope along the curve is at most `flatness` times
+    the first one in size. Near a minimum, where differences of values are rounding, slopes alone
+    decide.
 
     Args:
         surface: the function on its space.
         here: where to start.
         direction: of descent, tangent.
         guess: the length to try first, as a multiple of the direction.
-        flatness: what share of the first slope may be left, in size.
+        flatness: the largest slope accepted, as a share of the first one.
 
     Returns:
-        The point, whether it is lower, and how many were tried.
+        The point, whether it is lower, and the number of points tried.
 
     Source: Nocedal & Wright (2006), Numerical optimization, Algorithms 3.5 and 3.6; Hager & Zhang
     (2005), A new conjugate gradient method with guaranteed descent, for the conditions by slopes.
@@ -66,6 +68,7 @@ def search(
     def enough(trial):
         return trial.place.value <= value + DECREASE * trial.length * slope
 
+    # `low` and `other` are the ends of a bracket; until it is closed, `other` is at infinity.
     def judged(trial, low, other):
         lower = enough(trial) | (
             (jnp.abs(trial.place.value - value) <= noise)
@@ -86,9 +89,9 @@ def search(
             (low.length, low.place.value, low.slope),
             chosen(closed, other, (jnp.zeros_like(value), value, slope)),
         )
-        inside = jnp.clip(
-            (length - low.length) / jnp.where(closed, width, 1), 0.05, 0.95
-        )  # fmt: skip
+        share = (length - low.length) / jnp.where(closed, width, 1)
+        # Within the bracket, not too near to its ends; before it is closed, further out.
+        inside = jnp.clip(share, 0.05, 0.95)
         inside = low.length + width * jnp.where(jnp.isnan(inside), 0.2, inside)
         beyond = jnp.where(length > low.length, length, jnp.inf)
         beyond = jnp.clip(beyond, 1.1 * low.length, 10 * low.length)
@@ -105,7 +108,7 @@ def search(
         _Search(first, low, other, found, jnp.ones((), jnp.int32)),
     )
     best = chosen(last.found, last.trial, last.low)
-    # Of what rounding hides, a slope that did not change says nothing either.
+    # Where rounding hides differences of values, only a flat enough slope shows a lower point.
     return best, (best.length > 0) & (last.found | enough(best)), last.tried
 
 

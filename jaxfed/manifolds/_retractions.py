@@ -8,10 +8,10 @@ from jaxtyping import Array, Float
 
 from jaxfed._checks import check_name
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.manifolds._frames import frames, full_precision, polish
+from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
 
-def retract_polar(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def retract_polar(x: Matrix, v: Matrix) -> Frame:
     """Polar retraction: the orthonormal polar factor of ``x + v``, its nearest orthonormal matrix.
 
     A generalized retraction: ``v`` need not be tangent, and the columns of the result span those
@@ -27,14 +27,13 @@ def retract_polar(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Shi & Kontar (2024), Proposition 6.
+    Source: Shi & Kontar (2024), Proposition 6.
     """
     x, v = frames(x=x, v=v)
     return polar(x + v)
 
 
-def retract_qr(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def retract_qr(x: Matrix, v: Matrix) -> Frame:
     """QR retraction: the Q of ``x + v`` whose R has a positive diagonal.
 
     The positive diagonal makes it continuous with ``retract_qr(x, 0) = x``. A generalized
@@ -50,15 +49,14 @@ def retract_qr(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Shi & Kontar (2024), Proposition 7.
+    Source: Shi & Kontar (2024), Proposition 7.
     """
     x, v = frames(x=x, v=v)
     return orthonormalize(x + v)
 
 
 @full_precision
-def retract_cayley(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def retract_cayley(x: Matrix, v: Matrix) -> Frame:
     """Cayley retraction: rotate ``x`` by the Cayley transform of the skew matrix that ``v`` makes.
 
     With p = v - x(xᵀv)/2 and W = p xᵀ - x pᵀ the result is (I - W/2)⁻¹(I + W/2) x. W = A Bᵀ with
@@ -78,17 +76,14 @@ def retract_cayley(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Arra
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
-        Lemma 4.
+    Source: Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
+    Lemma 4.
     """
     x, v = frames(x=x, v=v)
     return polish(_cayley(x, v, x))
 
 
-def _cayley(
-    x: Float[Array, "d r"], v: Float[Array, "d r"], turned: Float[Array, "d s"]
-) -> Float[Array, "d s"]:
+def _cayley(x: Frame, v: Frame, turned: Float[Array, "d s"]) -> Float[Array, "d s"]:
     """Columns turned by the Cayley transform of the skew matrix that ``v`` makes."""
     p = v - x @ (x.T @ v) / 2
     a = jnp.concatenate([p, x], axis=1)
@@ -97,7 +92,7 @@ def _cayley(
     return turned + a @ jnp.linalg.solve(eye - b.T @ a / 2, b.T @ turned)
 
 
-Retraction = Callable[[Float[Array, "d r"], Float[Array, "d r"]], Float[Array, "d r"]]
+Retraction = Callable[[Matrix, Matrix], Frame]
 
 RETRACTIONS: dict[str, Retraction] = {
     "polar": retract_polar,
@@ -122,12 +117,7 @@ def retraction(name: str) -> Retraction:
     return RETRACTIONS[name]
 
 
-def transport_differential(
-    x: Float[Array, "d r"],
-    v: Float[Array, "d r"],
-    u: Float[Array, "d r"],
-    retraction: str = "polar",
-) -> Float[Array, "d r"]:
+def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "polar") -> Frame:
     """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
 
     Args:
@@ -143,8 +133,7 @@ def transport_differential(
         ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
             retraction of that name.
 
-    Source:
-        Absil et al. (2008), Section 8.1.2.
+    Source: Absil et al. (2008), Section 8.1.2.
     """
     x, v, u = frames(x=x, v=v, u=u)
     check_name("retraction", retraction, sorted(RETRACTIONS))
@@ -152,9 +141,7 @@ def transport_differential(
 
 
 @full_precision
-def transport_cayley(
-    x: Float[Array, "d r"], v: Float[Array, "d r"], u: Float[Array, "d r"]
-) -> Float[Array, "d r"]:
+def transport_cayley(x: Matrix, v: Matrix, u: Matrix) -> Frame:
     """Isometric vector transport along a step of `retract_cayley`, by the same rotation.
 
     Args:
@@ -169,9 +156,8 @@ def transport_cayley(
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.
 
-    Source:
-        Zhu (2017), A Riemannian conjugate gradient method for optimization on the Stiefel
-        manifold, Section 3.2.
+    Source: Zhu (2017), A Riemannian conjugate gradient method for optimization on the Stiefel
+    manifold, Section 3.2.
     """
     x, v, u = frames(x=x, v=v, u=u)
     return _cayley(x, v, u)

@@ -1,4 +1,4 @@
-"""Pytrees of points on manifolds, as one space."""
+"""The product of the manifolds of a tree's arrays, as one space, and arithmetic on its vectors."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -34,31 +34,23 @@ class Space(eqx.Module):
 
     def retract(self, x: PyTree, v: PyTree) -> PyTree:
         """The point that a step leads to."""
-        return jax.tree.map(
-            lambda name, x, v: (
-                x + v if name == "euclidean" else over_points(self._retract)(x, v)
-            ),
-            self.names, x, v,
-        )  # fmt: skip
+        retract = over_points(stiefel.RETRACTIONS[self.retraction])
+
+        def leaf(name, x, v):
+            return x + v if name == "euclidean" else retract(x, v)
+
+        return jax.tree.map(leaf, self.names, x, v)
 
     def reach(self, x: PyTree) -> float:
-        """How far apart points may be: √r for each point of rank r, no end of Euclidean arrays."""
+        """A bound of distances, √r for each point of rank r; infinite for Euclidean arrays."""
         names, leaves = jax.tree.leaves(self.names), jax.tree.leaves(x)
         if "euclidean" in names:
             return float("inf")
         return sum(leaf.size / leaf.shape[-2] for leaf in leaves) ** 0.5
 
-    @property
-    def _retract(self) -> Callable[[Array, Array], Array]:
-        return stiefel.RETRACTIONS[self.retraction]
-
 
 def broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
-    """A prefix of a tree as a whole one.
-
-    Raises:
-        ValueError: if it is no prefix.
-    """
+    """A prefix of a tree, repeated to the whole tree; a `ValueError` if it is not a prefix."""
     try:
         return jax.tree.broadcast(prefix, params)
     except ValueError as error:
@@ -68,11 +60,7 @@ def broadcast(argument: str, prefix: PyTree, params: PyTree) -> PyTree:
 
 
 def check_names(manifold: PyTree[str]) -> None:
-    """Refuse what is no tree of names of manifolds.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Raise a `ValueError` for anything but a tree of names of manifolds."""
     for name in jax.tree.leaves(manifold, is_leaf=lambda node: node is None) or [manifold]:
         check_name("manifold", name, CHOICES)
 
@@ -83,21 +71,17 @@ def over_points(function: Callable[[Array, Array], Array]) -> Callable[[Array, A
 
 
 def project(
-    name: str, x: Float[Array, "*points d r"], g: Float[Array, "*points d r"]
-) -> Float[Array, "*points d r"]:
+    name: str, x: Float[Array, "*shape"], g: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
     """The tangent vector nearest to ``g``."""
     if name == "euclidean":
         return g
-    # A momentum may be kept in a shorter type than the parameters.
+    # Optimizers may keep a momentum in a shorter type than the parameters.
     return over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
 
 
 def check_leaf(path: KeyPath, x: ArrayLike, name: str, argument: str = "params") -> None:
-    """Refuse what cannot be on its manifold.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Raise a `ValueError` for an array whose shape cannot be on its manifold."""
     shape = jnp.shape(x)
     if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
         raise ValueError(
@@ -107,14 +91,10 @@ def check_leaf(path: KeyPath, x: ArrayLike, name: str, argument: str = "params")
 
 
 def check_point(path: KeyPath, x: ArrayLike, name: str, argument: str = "params") -> None:
-    """Refuse what is not on its manifold, where that is known.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Raise a `ValueError` for a point that is not on its manifold; traced ones pass."""
     if name == "euclidean" or isinstance(x, Tracer):
         return
-    # The point may be a constant of a function that is being traced.
+    # Evaluated now, even where the point is a constant of a function that is being traced.
     with jax.ensure_compile_time_eval():
         orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
     if not orthonormal:

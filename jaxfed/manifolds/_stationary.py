@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from jaxfed.linalg._rule import with_rule
+from jaxfed.linalg.derivatives import with_rule
 
 Slope = Callable[[PyTree, Any, PyTree], PyTree]
 
@@ -20,8 +20,8 @@ def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
         point: where the slope is zero, a tree of arrays.
         parameters: all that the point depends on.
         slope: `(point, parameters, base) -> slope`, with the shapes of the point; its derivative by
-            the point is symmetric there, and positive. The base is the point itself, about which
-            the slope may take coordinates. It holds no traced arrays.
+            the point is symmetric and positive there. The base is the point itself, around which
+            the slope may use coordinates. It closes over no traced arrays.
     """
     arrays, others = eqx.partition(parameters, eqx.is_array)
 
@@ -54,7 +54,7 @@ def conjugate_gradients(product: Callable[[PyTree], PyTree], right: PyTree) -> P
     """
     eps = max(float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(right))
     found = jax.scipy.sparse.linalg.cg(product, right, tol=10 * eps, maxiter=200)[0]
-    # The method takes a residual that is NaN for a small one, and ends where it began.
+    # With a residual that is NaN the method ends at once, where it began.
     rest = jax.tree.map(jnp.subtract, right, product(found))
     finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(rest)]))
     return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), found)

@@ -2,11 +2,10 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from jaxfed.linalg import polar
 from jaxfed.manifolds._exponential import expm
-from jaxfed.manifolds._frames import frames, full_precision, polish
+from jaxfed.manifolds._frames import Frame, Matrix, frames, full_precision, polish
 
 # Gauss-Legendre nodes and weights on [0, 1] for `log`. The integrand is analytic at distance one
 # around the interval, so that the error falls by 21 with every node: 1e-16 with twelve.
@@ -14,7 +13,7 @@ _NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(12) + np.array([[1.0], [0.0]
 
 
 @full_precision
-def exp(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def exp(x: Matrix, v: Matrix) -> Frame:
     """Exponential map: where the geodesic from ``x`` with velocity ``v`` is at time one.
 
     x cos(√G) + v sin(√G)/√G with G = vᵀv. Both are entire functions of G, the first columns of
@@ -31,18 +30,18 @@ def exp(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, "d r"]:
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
-    Source:
-        Edelman et al. (1998), Theorem 2.3.
+    Source: Edelman et al. (1998), Theorem 2.3.
     """
     x, v = frames(x=x, v=v)
     rank = x.shape[1]
     zero, eye = jnp.zeros((rank, rank), v.dtype), jnp.eye(rank, dtype=v.dtype)
+    # The first block column holds cos √G and sin √G / √G.
     columns = expm(jnp.block([[zero, -v.T @ v], [eye, zero]]))[:, :rank]
     return polish(x @ columns[:rank] + v @ columns[rank:])
 
 
 @full_precision
-def log(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def log(x: Matrix, y: Matrix) -> Frame:
     """Logarithm: the velocity at ``x`` of the shortest geodesic to the subspace of ``y``.
 
     With y turned within its span so that C = xᵀy is positive, it is (y - xC) f(C) where
@@ -61,11 +60,11 @@ def log(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, "d r"]:
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``y`` has another shape.
 
-    Source:
-        Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
-        decomposition.
+    Source: Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
+    decomposition.
     """
     x, y = frames(x=x, y=y)
+    # The basis of the second subspace that is nearest to x.
     y = y @ polar(x.T @ y).T
     xty = x.T @ y
     cosines, eye = (xty + xty.T) / 2, jnp.eye(x.shape[1], dtype=x.dtype)
@@ -75,9 +74,7 @@ def log(x: Float[Array, "d r"], y: Float[Array, "d r"]) -> Float[Array, "d r"]:
 
 
 @full_precision
-def transport_parallel(
-    x: Float[Array, "d r"], v: Float[Array, "d r"], u: Float[Array, "d r"]
-) -> Float[Array, "d r"]:
+def transport_parallel(x: Matrix, v: Matrix, u: Matrix) -> Frame:
     """Parallel transport along the geodesic to ``exp(x, v)``.
 
     u - x s(G) vᵀu - v k(G) vᵀu with G = vᵀv, s(θ²) = sin θ / θ and k(θ²) = (1 - cos θ) / θ²: entire
@@ -94,8 +91,7 @@ def transport_parallel(
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.
 
-    Source:
-        Edelman et al. (1998), Theorem 2.4.
+    Source: Edelman et al. (1998), Theorem 2.4.
     """
     x, v, u = frames(x=x, v=v, u=u)
     rank = x.shape[1]

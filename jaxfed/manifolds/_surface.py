@@ -1,4 +1,4 @@
-"""A function on a space: its values, gradients and Hessians."""
+"""A function on a space with its gradient and Hessian, and the state of a solver on it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from jaxfed.manifolds._space import Space, norm
 
 
 class Place(NamedTuple):
-    """A point, and what the function is there."""
+    """A point, and the function and its gradients there."""
 
     point: PyTree
     value: Float[Array, ""]
@@ -65,7 +65,7 @@ class Walk(NamedTuple):
 
 
 def unfinished(walk: Walk, tol: float, max_steps: int) -> Array:
-    """Whether there is anything left to do."""
+    """Whether the solver has to go on."""
     size = norm(walk.here.gradient)
     return ~met(walk.here, tol) & (size < float("inf")) & (walk.steps < max_steps) & ~walk.stalled
 

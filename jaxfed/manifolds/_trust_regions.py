@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxfed.manifolds._space import chosen, combined, inner, norm, scaled
 from jaxfed.manifolds._surface import Surface, Walk, unfinished
 
-LEAST_SHARE = 0.1  # of the decrease that the model promises, for a step to be taken
+LEAST_SHARE = 0.1  # of the decrease that the model predicts, for a step to be accepted
 INNER_TOL = 0.1
 INNER_MOST = 500
 
@@ -28,16 +28,16 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
         here, radius = walk.here, walk.memory
         hessian = surface.hessian(here.point)
         size = norm(here.gradient)
-        # Superlinear near the end, and free of the function's scale.
+        # Converges superlinearly near the end, whatever the function's scale.
         enough = size * jnp.minimum(INNER_TOL, size / first_size)
         inside = _truncated(
             hessian, here.gradient, lambda v: surface.space.project(here.point, v), radius, enough
         )
         there = surface.at(surface.space.retract(here.point, inside.step))
-        promised = -inner(here.gradient, inside.step) - inner(inside.step, inside.image) / 2
-        # Where both differences are rounding, the model is right.
+        predicted = -inner(here.gradient, inside.step) - inner(inside.step, inside.image) / 2
+        # Where both differences are rounding, the share is one and the step is accepted.
         noise = 1e3 * eps * jnp.maximum(1e-30, jnp.abs(here.value))
-        share = (here.value - there.value + noise) / (promised + noise)
+        share = (here.value - there.value + noise) / (predicted + noise)
         share = jnp.where(jnp.isfinite(share), share, -1.0)
         taken = share > LEAST_SHARE
         length = norm(inside.step)
@@ -47,12 +47,17 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
             jnp.where((share > 0.75) & inside.at_edge, jnp.minimum(4 * radius, reach), radius),
         ).astype(radius.dtype)
         return Walk(
-            chosen(taken, there, here), radius, walk.steps + 1, walk.evaluations + 1,
-            walk.products + inside.products, ~taken & (length <= eps * norm(here.point)),
-        )  # fmt: skip
+            chosen(taken, there, here),
+            radius,
+            walk.steps + 1,
+            walk.evaluations + 1,
+            walk.products + inside.products,
+            stalled=~taken & (length <= eps * norm(here.point)),
+        )
 
     none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    # The length of the steepest descent to the lowest point of the model, or as far by curvature.
+    # The length of steepest descent to the model's lowest point, or with the curvature's size where
+    # that is negative.
     bend = inner(here.gradient, surface.hessian(here.point)(here.gradient))
     radius = jnp.minimum(first_size**3 / jnp.where(bend == 0, 1, jnp.abs(bend)), reach)
     first = Walk(here, radius.astype(here.value.dtype), none, none + 1, none + 1, no)
@@ -61,7 +66,7 @@ def walk(surface: Surface, start: PyTree, tol: float, max_steps: int) -> Walk:
 
 class _Inner(NamedTuple):
     step: PyTree
-    image: PyTree  # what the Hessian makes of it
+    image: PyTree  # the Hessian times the step
     rest: PyTree  # the model's gradient there
     direction: PyTree
     at_edge: Bool[Array, ""]
@@ -75,7 +80,7 @@ def _truncated(
     radius: Float[Array, ""],
     enough: Float[Array, ""],
 ) -> _Inner:
-    """The model's minimum within the radius, nearly.
+    """An approximate minimum of the model within the radius, by truncated conjugate gradients.
 
     Source: Steihaug (1983), The conjugate gradient method and trust regions in large scale
     optimization; Toint (1981), Towards an efficient sparsity exploiting Newton method.

@@ -15,11 +15,11 @@ References:
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
 from jaxfed._checks import check_name, checked_key, refuse
-from jaxfed.manifolds._frames import frame, frames, full_precision
+from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision
 from jaxfed.manifolds._retractions import (
     RETRACTIONS,
     retract_cayley,
@@ -55,7 +55,7 @@ __all__ = [
 
 
 @full_precision
-def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def project(x: Matrix, g: Matrix) -> Frame:
     """Orthogonal projection of ``g`` onto the horizontal space at ``x``: (I - xxᵀ) g.
 
     Args:
@@ -68,14 +68,13 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Edelman et al. (1998), Section 2.5.
+    Source: Edelman et al. (1998), Section 2.5.
     """
     x, g = frames(x=x, g=g)
     return g - x @ (x.T @ g)
 
 
-def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def transport(x_new: Matrix, g: Matrix) -> Frame:
     """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
 
     Args:
@@ -88,18 +87,12 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Raises:
         ValueError: If ``x_new`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Absil, Mahony & Sepulchre (2008), Section 8.1.3.
+    Source: Absil, Mahony & Sepulchre (2008), Section 8.1.3.
     """
     return project(*frames(x_new=x_new, g=g))
 
 
-def transport_differential(
-    x: Float[Array, "d r"],
-    v: Float[Array, "d r"],
-    u: Float[Array, "d r"],
-    retraction: str = "polar",
-) -> Float[Array, "d r"]:
+def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "polar") -> Frame:
     """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
 
     Args:
@@ -115,16 +108,13 @@ def transport_differential(
         ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
             retraction of that name.
 
-    Source:
-        Absil et al. (2008), Section 8.1.2.
+    Source: Absil et al. (2008), Section 8.1.2.
     """
     moved = _stiefel_differential(x, v, u, retraction)
     return project(RETRACTIONS[retraction](x, v), moved)
 
 
-def inner(
-    x: Float[Array, "d r"], u: Float[Array, "d r"], v: Float[Array, "d r"]
-) -> Float[Array, ""]:
+def inner(x: Matrix, u: Matrix, v: Matrix) -> Float[Array, ""]:
     """Inner product of two horizontal vectors, tr uᵀv.
 
     Args:
@@ -142,7 +132,7 @@ def inner(
     return jnp.sum(u * v)
 
 
-def norm(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, ""]:
+def norm(x: Matrix, v: Matrix) -> Float[Array, ""]:
     """Length of a horizontal vector.
 
     Args:
@@ -158,7 +148,7 @@ def norm(x: Float[Array, "d r"], v: Float[Array, "d r"]) -> Float[Array, ""]:
     return optax.safe_norm(frames(x=x, v=v)[1], 0.0)
 
 
-def random_tangent(key: Key[Array, ""], x: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
     """Horizontal vector of length one, in a uniformly random direction.
 
     Args:
@@ -178,7 +168,7 @@ def random_tangent(key: Key[Array, ""], x: Float[Array, "d r"]) -> Float[Array, 
     return v / jnp.linalg.norm(v)
 
 
-def egrad2rgrad(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def egrad2rgrad(x: Matrix, g: Matrix) -> Frame:
     """Riemannian gradient from a Euclidean one, which is `project`.
 
     Args:
@@ -195,9 +185,7 @@ def egrad2rgrad(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, 
 
 
 @full_precision
-def ehess2rhess(
-    x: Float[Array, "d r"], g: Float[Array, "d r"], h: Float[Array, "d r"], v: Float[Array, "d r"]
-) -> Float[Array, "d r"]:
+def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
     """Riemannian Hessian along ``v``: (I - xxᵀ) h - v xᵀg.
 
     With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
@@ -214,15 +202,14 @@ def ehess2rhess(
     Raises:
         ValueError: If ``x`` is not a tall matrix or another one has another shape.
 
-    Source:
-        Edelman et al. (1998), Section 2.5.4.
+    Source: Edelman et al. (1998), Section 2.5.4.
     """
     x, g, h, v = frames(x=x, g=g, h=h, v=v)
     return project(x, h) - v @ (x.T @ g)
 
 
 @full_precision
-def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Array, " k"]:
+def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"]:
     """Principal angles between two subspaces, accurate at every size.
 
     The cosines are the singular values of xᵀy and lose half of the digits at small angles; the
@@ -239,12 +226,12 @@ def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Ar
     Raises:
         ValueError: If ``x`` or ``y`` is not a tall matrix or they differ in d.
 
-    Source:
-        Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
+    Source: Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
     """
     x, y = frame("x", x), frame("y", y)
     if x.shape[0] != y.shape[0]:
         raise refuse("y", f"the {x.shape[0]} rows of x", y)
+    # From here on y spans the smaller subspace, whose residual has as many sines as angles.
     if x.shape[1] < y.shape[1]:
         x, y = y, x
     xty = x.T @ y
@@ -254,9 +241,7 @@ def principal_angles(x: Float[Array, "d r"], y: Float[Array, "d s"]) -> Float[Ar
 
 
 @full_precision
-def distance(
-    x: Float[Array, "d r"], y: Float[Array, "d r"], kind: str = "chordal"
-) -> Float[Array, ""]:
+def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     """Distance between two subspaces, whatever bases represent them.
 
     With principal angles θ: ``"chordal"`` is ‖sin θ‖ = ‖xxᵀ - yyᵀ‖_F / √2, ``"geodesic"`` is ‖θ‖,
@@ -273,8 +258,7 @@ def distance(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
 
-    Source:
-        Edelman et al. (1998), Section 4.3.
+    Source: Edelman et al. (1998), Section 4.3.
     """
     x, y = frames(x=x, y=y)
     check_name("kind", kind, ("chordal", "geodesic", "procrustes"))

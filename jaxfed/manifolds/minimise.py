@@ -65,9 +65,9 @@ def minimise(
 ) -> Minimum:
     """A local minimum of a function of points on manifolds.
 
-    Pure, for `jax.jit` and `jax.vmap`. The point is differentiable by all that the function depends
-    on, in both modes, from the equation that its gradient is zero; it does not depend on the start,
-    by which its derivative is zero. Where the tolerance was not met, derivatives of
+    Pure, for `jax.jit` and `jax.vmap`. The point is differentiable with respect to everything that
+    the function depends on, in both modes, from the equation that its gradient is zero; its
+    derivative with respect to the start is zero. Where the tolerance was not met, derivatives of
     every order are NaN.
 
     | solver | needs | take it |
@@ -92,9 +92,9 @@ def minimise(
         The minimum, and what finding it took.
 
     Raises:
-        ValueError: for a function that is none or returns no real number, points that are not of
-            floating point, of another shape or off their manifold, unknown names, a `tol` that is
-            not positive and a number of steps that is no positive whole one.
+        ValueError: for a function that cannot be called or returns no real number, points that are
+            not floating-point arrays, cannot be on their manifold or are off it, unknown names, and
+            a `tol` or number of steps that is not positive.
 
     Source: Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds; Sakai &
     Iiduka (2020), Hybrid Riemannian conjugate gradient methods with global convergence properties;
@@ -115,7 +115,7 @@ def minimise(
         tol = 1e-6 if out.dtype == jnp.float64 else 1e-4
 
     space = Space(names, retraction)
-    # What the function closes over becomes an argument, to differentiate by.
+    # Arrays in the function's closure become arguments, to differentiate by.
     pure, closed = jax.closure_convert(function, start)
     still = jax.lax.stop_gradient(closed)
     surface = Surface(lambda point: pure(point, *still), space)
@@ -135,30 +135,26 @@ def _slope(
     pure: Callable[..., Array],
     space: Space,
     point: PyTree,
-    given: tuple[Any, Bool[Array, ""]],
+    parameters: tuple[Any, Bool[Array, ""]],
     base: PyTree,
 ) -> PyTree:
-    """The gradient, zero at a minimum, and what is normal of a move; NaN where there is no minimum.
+    """The gradient plus the normal part of the move from the base; NaN if nothing converged.
 
-    Its derivative at the point is the Riemannian Hessian along tangents and the identity along
-    normals.
+    It is zero at a minimum. Its derivative there is the Riemannian Hessian along tangents and the
+    identity along normals.
     """
-    closed, converged = given
+    closed, converged = parameters
     move = combined(1, point, -1, base)
     tangent = space.project(base, move)
     surface = Surface(lambda x: pure(x, *closed), space)
     gradient = space.project(base, surface.gradient(combined(1, base, 1, tangent)))
     slope = combined(1, gradient, 1, combined(1, move, -1, tangent))
-    # A factor, whose derivatives are NaN too; those of a choice would be zero.
+    # By a factor, since the derivatives of `jnp.where` would be zero and not NaN.
     return jax.tree.map(lambda x: x * jnp.where(converged, 1, jnp.nan).astype(x.dtype), slope)
 
 
 def _checked(start: PyTree, manifold: PyTree[str]) -> tuple[PyTree, PyTree[str]]:
-    """The start as arrays, and the manifold of each.
-
-    Raises:
-        ValueError: for what cannot be a start.
-    """
+    """The start as arrays, and the manifold of each; a `ValueError` for an unusable start."""
     leaves = jax.tree.leaves(start)
     if not leaves:
         raise refuse("start", "a tree of at least one floating-point array", start)

@@ -42,11 +42,11 @@ def riemannian(
     the others only where the transformation itself looks at all of them (a clipped global norm).
 
     The first moments are the arrays shaped as the parameters in a field named ``mu``, ``trace`` or
-    ``ema`` anywhere in the state: all of Optax's momenta, Adam's first moment among them. Nothing
-    else is touched: second moments (``nu``) are averages of squared entries rather than tangent
-    vectors, and the curvature pairs of L-BFGS would need more than a projection, so that
-    optimizer is not for here. Weight decay of a parameter with orthonormal columns is normal to
-    the manifold and hence without effect.
+    ``ema`` anywhere in the state: all of Optax's momenta, Adam's first moment among them. The rest
+    of the state stays as it is: second moments (``nu``) are averages of squared entries rather than
+    tangent vectors, and the curvature pairs of L-BFGS would need more than a projection, so do not
+    use that optimizer here. Weight decay of a parameter with orthonormal columns is normal to the
+    manifold and hence has no effect.
 
     The state is that of ``transformation``. Anything chained after this would leave the manifold:
     put it last in an `optax.chain`.
@@ -73,19 +73,16 @@ def riemannian(
 
     Raises:
         ValueError: If `transformation` is no optimizer, a manifold or the retraction is unknown or
-            the mask is not made of booleans; from ``init`` and ``update``, if a
-            parameter on a manifold is not of shape (..., d, r) with d >= r; from ``init``, if its
-            columns are not orthonormal; from ``update``, if it gets no parameters.
+            the mask is not made of booleans; from ``init`` and ``update``, if a parameter on a
+            manifold is not of shape (..., d, r) with d >= r; from ``init``, if its columns are not
+            orthonormal; from ``update``, if it gets no parameters.
 
-    Source:
-        Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds, Section 4.2;
-        Bécigneul & Ganea (2019), Riemannian adaptive optimization methods, for the transport of
-        first moments.
+    Source: Absil, Mahony & Sepulchre (2008), Optimization algorithms on matrix manifolds, Section
+    4.2; Bécigneul & Ganea (2019), Riemannian adaptive optimization methods, for the transport of
+    first moments.
     """
-    check_instance(
-        "transformation", transformation, optax.GradientTransformation,
-        "an optax.GradientTransformation",
-    )  # fmt: skip
+    optimizer = optax.GradientTransformation
+    check_instance("transformation", transformation, optimizer, "an optax.GradientTransformation")
     check_names(manifold)
     for answer in jax.tree.leaves(mask):
         check_flag("mask", answer)
@@ -96,8 +93,8 @@ def riemannian(
         """The manifold of every parameter, after checking that it can be on it."""
         names = broadcast("manifold", manifold, params)
         if mask is not None:
-            on_manifold = broadcast("mask", mask, params)
-            names = jax.tree.map(lambda n, on: n if on else "euclidean", names, on_manifold)
+            constrained = broadcast("mask", mask, params)
+            names = jax.tree.map(lambda n, on: n if on else "euclidean", names, constrained)
         jax.tree_util.tree_map_with_path(check_leaf, params, names)
         return names
 
@@ -116,14 +113,11 @@ def riemannian(
         gradients = jax.tree.map(project, names, params, updates)
         steps, state = inner.update(gradients, state, params, **extra_args)
         steps = jax.tree.map(project, names, params, steps)
-        updates = jax.tree.map(
-            lambda name, x, step: (
-                step if name == "euclidean" else over_points(retract)(x, step) - x
-            ),
-            names,
-            params,
-            steps,
-        )
+
+        def moved(name, x, step):
+            return step if name == "euclidean" else over_points(retract)(x, step) - x
+
+        updates = jax.tree.map(moved, names, params, steps)
         new_params = optax.apply_updates(params, updates)
         return updates, _transport(state, names, new_params)
 
@@ -133,8 +127,8 @@ def riemannian(
 def _transport(state: Any, names: PyTree[str], params: PyTree[Array]) -> Any:
     """Project the first moments found in an optimizer state onto the tangent spaces at params.
 
-    A leaf of the state belongs to the parameter whose path ends its own, the longest such if
-    there are several, and is a first moment if the field just before is named like one.
+    A leaf of the state belongs to the parameter whose path is the end of the leaf's, the longest
+    one if there are several, and is a first moment if the field before that is named like one.
     """
     points = {
         path: (name, x)

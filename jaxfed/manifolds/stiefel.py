@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float, Key
 from jaxfed import _names
 from jaxfed._checks import check_name, check_positive, check_whole, checked_key, refuse
 from jaxfed.linalg import orthonormalize
-from jaxfed.manifolds._frames import frame, frames, full_precision
+from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision
 from jaxfed.manifolds._geodesics import METRICS, exp, log
 from jaxfed.manifolds._retractions import (
     RETRACTIONS,
@@ -65,7 +65,7 @@ __all__ = [
 
 
 @full_precision
-def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def project(x: Matrix, g: Matrix) -> Frame:
     """Orthogonal projection of ``g`` onto the tangent space at ``x``: g - x sym(xᵀg).
 
     Applied to a Euclidean gradient it gives the Riemannian one.
@@ -80,8 +80,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
+    Source: Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
     """
     x, g = frames(x=x, g=g)
     xtg = x.T @ g
@@ -89,12 +88,7 @@ def project(x: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r
 
 
 @full_precision
-def inner(
-    x: Float[Array, "d r"],
-    u: Float[Array, "d r"],
-    v: Float[Array, "d r"],
-    metric: str = "euclidean",
-) -> Float[Array, ""]:
+def inner(x: Matrix, u: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
     """Inner product of two tangent vectors: tr uᵀv, less tr uᵀx xᵀv / 2 by the canonical metric.
 
     Args:
@@ -110,8 +104,7 @@ def inner(
         ValueError: If ``x`` is not a tall matrix, ``u`` or ``v`` has another shape or the metric is
             unknown.
 
-    Source:
-        Edelman et al. (1998), Sections 2.2.1 and 2.4.1.
+    Source: Edelman et al. (1998), Sections 2.2.1 and 2.4.1.
     """
     x, u, v = frames(x=x, u=u, v=v)
     check_name("metric", metric, METRICS)
@@ -121,9 +114,7 @@ def inner(
 
 
 @full_precision
-def norm(
-    x: Float[Array, "d r"], v: Float[Array, "d r"], metric: str = "euclidean"
-) -> Float[Array, ""]:
+def norm(x: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
     """Length of a tangent vector.
 
     Args:
@@ -145,9 +136,7 @@ def norm(
 
 
 @full_precision
-def egrad2rgrad(
-    x: Float[Array, "d r"], g: Float[Array, "d r"], metric: str = "euclidean"
-) -> Float[Array, "d r"]:
+def egrad2rgrad(x: Matrix, g: Matrix, metric: str = "euclidean") -> Frame:
     """Riemannian gradient from a Euclidean one: `project`, or g - x gᵀx by the canonical metric.
 
     Args:
@@ -161,8 +150,7 @@ def egrad2rgrad(
     Raises:
         ValueError: If ``x`` is not a tall matrix, ``g`` has another shape or the metric is unknown.
 
-    Source:
-        Edelman et al. (1998), Section 2.4.4.
+    Source: Edelman et al. (1998), Section 2.4.4.
     """
     x, g = frames(x=x, g=g)
     check_name("metric", metric, METRICS)
@@ -170,9 +158,7 @@ def egrad2rgrad(
 
 
 @full_precision
-def ehess2rhess(
-    x: Float[Array, "d r"], g: Float[Array, "d r"], h: Float[Array, "d r"], v: Float[Array, "d r"]
-) -> Float[Array, "d r"]:
+def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
     """Riemannian Hessian along ``v`` by the Euclidean metric: P(h - v sym(xᵀg)).
 
     With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
@@ -189,15 +175,14 @@ def ehess2rhess(
     Raises:
         ValueError: If ``x`` is not a tall matrix or another one has another shape.
 
-    Source:
-        Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
+    Source: Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
     """
     x, g, h, v = frames(x=x, g=g, h=h, v=v)
     xtg = x.T @ g
     return project(x, h - v @ ((xtg + xtg.T) / 2))
 
 
-def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def transport(x_new: Matrix, g: Matrix) -> Frame:
     """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
 
     Args:
@@ -210,8 +195,7 @@ def transport(x_new: Float[Array, "d r"], g: Float[Array, "d r"]) -> Float[Array
     Raises:
         ValueError: If ``x_new`` is not a tall matrix or ``g`` has another shape.
 
-    Source:
-        Absil et al. (2008), Section 8.1.3.
+    Source: Absil et al. (2008), Section 8.1.3.
     """
     return project(*frames(x_new=x_new, g=g))
 
@@ -235,8 +219,7 @@ def random(
     Raises:
         ValueError: If not 1 <= rank <= dim, or ``key`` is no random key.
 
-    Source:
-        Mezzadri (2007), How to generate random matrices from the classical compact groups.
+    Source: Mezzadri (2007), How to generate random matrices from the classical compact groups.
     """
     key = checked_key("key", key)
     check_whole("dim", dim)
@@ -244,7 +227,7 @@ def random(
     return orthonormalize(jax.random.normal(key, (dim, rank), dtype))
 
 
-def random_tangent(key: Key[Array, ""], x: Float[Array, "d r"]) -> Float[Array, "d r"]:
+def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
     """Tangent vector of length one, in a uniformly random direction.
 
     Args:
@@ -264,9 +247,7 @@ def random_tangent(key: Key[Array, ""], x: Float[Array, "d r"]) -> Float[Array, 
     return v / jnp.linalg.norm(v)
 
 
-def distance(
-    x: Float[Array, "d r"], y: Float[Array, "d r"], kind: str = "chordal"
-) -> Float[Array, ""]:
+def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     """Distance between two frames: through the embedding space, or along the manifold.
 
     It tells apart two bases of the same subspace; `jaxfed.manifolds.grassmann.distance` does not.
@@ -289,7 +270,7 @@ def distance(
 
 
 @full_precision
-def is_on(x: Float[Array, "d r"], tolerance: float | None = None) -> Bool[Array, ""]:
+def is_on(x: Matrix, tolerance: float | None = None) -> Bool[Array, ""]:
     """Whether the columns of ``x`` are orthonormal: ‖xᵀx - I‖_F at most ``tolerance``.
 
     Args:

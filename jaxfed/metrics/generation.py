@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from jaxfed._checks import check_name, check_whole, checked_array, checked_key, refuse
-from jaxfed.linalg._constant import constant
+from jaxfed.linalg.derivatives import constant
 
 
 class KernelDistance(NamedTuple):

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed._checks import checked_array
-from jaxfed.linalg._constant import constant
+from jaxfed.linalg.derivatives import constant
 
 
 def projector_distance(

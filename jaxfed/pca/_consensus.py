@@ -1,11 +1,11 @@
-"""What the federated eigensolvers share: one subspace for all clients, found by sums of messages.
+"""Federated eigensolvers: one subspace for all clients, found from sums of messages.
 
 Client i holds `A_i` with its samples as columns. Wanted is an orthonormal Z that maximizes
-`f(Z) = sum_i |A_iᵀ Z|_F²`: the top eigenvectors of `sum_i A_i A_iᵀ`, so that every sample counts
-the same and the clients' weights play no part, except that a client of weight zero is left out.
+`f(Z) = sum_i |A_iᵀ Z|_F²`: the top eigenvectors of `sum_i A_i A_iᵀ`. Every sample counts the same;
+the clients' weights are ignored, except that a client of weight zero is left out.
 
-In a round that some clients miss, the sum is over the others, and the components follow theirs: the
-result scatters around what all would give, by as much as the clients differ.
+In a round that some clients miss, the sum is over the others and the components follow theirs. The
+result then scatters around what all clients would give, by as much as the clients differ.
 """
 
 import abc
@@ -14,17 +14,19 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, Personalized
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Sum
-from jaxfed.linalg import Moment, orthonormalize, ratio
-from jaxfed.pca._components import (
+from jaxfed.linalg import Moment, orthonormalize
+from jaxfed.linalg.division import ratio
+from jaxfed.pca.components import (
     Frame,
-    check_data,
+    RandomKey,
+    Start,
     check_fits,
     check_start,
     deflate,
@@ -45,12 +47,12 @@ class Server(NamedTuple):
     """The server's state."""
 
     shared: Frame  # Z
-    captured: Float[Array, ""]  # f at the Z before, which the last messages were made at
+    captured: Float[Array, ""]  # f at the previous Z, at which the last messages were computed
     energy: Float[Array, ""] | None  # |A|_F², where the scaled KKT violation is measured
 
 
 class Eigensolver(Algorithm, DifferentiatedThrough):
-    """A federated eigensolver: the data of its clients, and what it refuses."""
+    """A federated eigensolver: its clients' data and its checks."""
 
     rank: int = eqx.field(static=True)
     stop: Literal["objective", "kkt"] = eqx.field(static=True)
@@ -60,20 +62,15 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         """About how many products with the client's matrix so many rounds take."""
 
     @final
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse a rank or a warm start that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        check_data(clients)
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_fits("rank", self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     @final
     def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
         """The client's matrix A_i A_iᵀ, or the samples behind it, whichever is cheaper."""
-        # A second moment with the divisor one is the sum.
+        # A second moment whose number of samples is one is the sum.
         one = jnp.ones_like(data.count)
         if isinstance(data, Samples):
             samples = Samples(data.values, one)
@@ -85,12 +82,29 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         return Member(summed, data.count, client_id)
 
 
-def check_arguments(rank: int, stop: str) -> None:
-    """Refuse what no eigensolver can be set up with.
+class HoldsBasis(Eigensolver):
+    """An eigensolver whose server holds the components alone, and whose clients get them."""
 
-    Raises:
-        ValueError: if `rank` is not a positive whole number or `stop` is unknown.
-    """
+    @final
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
+        """The samples' energy if the stopping rule needs it."""
+        return energy_message(data, self.stop)
+
+    @final
+    def server_init(
+        self, key: RandomKey, first: Array | None, like: Member, start: Start
+    ) -> Server:
+        """The first components."""
+        return first_state(key, first, like, self.rank, start)
+
+    @final
+    def downlink(self, server: Server) -> Frame:
+        """The components."""
+        return server.shared
+
+
+def check_arguments(rank: int, stop: str) -> None:
+    """Raise a `ValueError` for a rank that is not a positive whole number or an unknown `stop`."""
     check_count("rank", rank)
     check_name("stop", stop, ("objective", "kkt"))
 
@@ -101,9 +115,8 @@ def energy_message(data: Member, stop: str) -> Sum | None:
 
 
 def first_state(
-    key: Key[Array, ""], energy: Float[Array, ""] | None, like: Member, rank: int,
-    start: Personalized | None,
-) -> Server:  # fmt: skip
+    key: RandomKey, energy: Float[Array, ""] | None, like: Member, rank: int, start: Start
+) -> Server:
     """The server's first state: random components, or those of a warm start."""
     dtype = like.moment.trace.dtype
     if start is None:
@@ -133,7 +146,7 @@ def kkt_violation(server: Server, product: Frame) -> Float[Array, ""] | None:
 def measures(
     server: Server, captured: Float[Array, ""], violation: Float[Array, ""] | None
 ) -> Diagnostics:
-    """What the server knows of the components that entered a round; the last is for a tolerance.
+    """What the server knows about the components that entered a round, the stopping measure last.
 
     Args:
         server: the state before the round.
@@ -152,7 +165,7 @@ def relative_change(before: Float[Array, ""], now: Float[Array, ""]) -> Float[Ar
 
 
 def positive(x: Array) -> Array:
-    """The numbers, or one in place of zero."""
+    """The numbers, with one in place of zero."""
     return jnp.where(x > 0, x, 1)
 
 

@@ -1,4 +1,7 @@
-"""What `HierarchicalPCA` and `AdaptivePCA` share: everything but the prior's variance."""
+"""The clients' and the server's steps of `HierarchicalPCA` and `AdaptivePCA`.
+
+The two differ in where the prior's variance comes from, and in nothing else.
+"""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, final
@@ -12,14 +15,11 @@ from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparamete
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import Moment, polar
-from jaxfed.pca._components import Frame
-from jaxfed.pca._likelihood import (
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start
+from jaxfed.pca.likelihood import (
     Member,
     Number,
-    RandomKey,
-    Rows,
     Scalar,
-    Start,
     aligned,
     check_settings,
     distance_gradients,
@@ -36,11 +36,11 @@ from jaxfed.pca._likelihood import (
 class Solver(NamedTuple):
     """How components move; step sizes are None where they are automatic."""
 
-    # A client's: (its data, local and shared components, prior variance, step size).
+    # (data, local components, shared components, prior variance, step size) -> local components
     local_step: Callable[[Member, Rows, Rows, Scalar, Array | None], Rows]
-    # What it sends: (shared and local components, prior variance, global step size).
+    # (shared components, local components, prior variance, global step size) -> uplink
     message: Callable[[Rows, Rows, Scalar, Array | None], PyTree]
-    # The shared ones: (those before, reduced messages).
+    # (shared components, reduced uplink) -> shared components
     shared_step: Callable[[Rows, Array], Rows]
 
 
@@ -57,13 +57,12 @@ def _descended_copy(shared, local, variance, step_size):
 
 
 def _best_local(data, local, shared, variance, step_size):
-    del step_size
     joint = joint_moment(data.moment, data.precision, shared.T, variance)
     return aligned(joint.top(len(local))[1].T, shared)
 
 
 def _best_shared(shared, received):
-    # The nearest basis to the one before, so that the clients need not follow a rotation.
+    # In the basis nearest to the previous one, so that clients need not follow a rotation.
     return aligned(Moment.from_dense(received).top(len(shared))[1].T, shared)
 
 
@@ -88,9 +87,17 @@ class PersonalizedPCA(Algorithm, HasBases):
 
     @final
     def _set(
-        self, rank, noise_variance: Number, prior_variance: Number, *, step_size, global_step_size,
-        solver, likelihood, start, align,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        noise_variance: Number,
+        prior_variance: Number,
+        step_size: Number | None,
+        global_step_size: Number | None,
+        solver,
+        likelihood,
+        start,
+        align: bool,
+    ) -> None:
         check_settings(rank, noise_variance, step_size)
         check_positive("prior_variance", prior_variance)
         check_positive("global_step_size", global_step_size, optional=True)
@@ -108,18 +115,17 @@ class PersonalizedPCA(Algorithm, HasBases):
     @final
     def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
         """The client's second moment, and its curvature where a step size comes from it."""
-        del client_id
+        factor = 0.5 if self.likelihood == "half" else 1.0
+        automatic = self.solver == "gradient" and self.step_size is None
         return member(
-            data, self.noise_variance, self.rank, rounds,
-            factor=0.5 if self.likelihood == "half" else 1.0,
-            curvature=self.solver == "gradient" and self.step_size is None,
-        )  # fmt: skip
+            data, self.noise_variance, self.rank, rounds, factor=factor, curvature=automatic
+        )
 
     @final
     def _first_local(self, key: RandomKey, shared: Rows, data: Member, start: Start) -> Rows:
-        """Local components: given, random, or the shared ones."""
-        follows = self.start == "pooled" if start is None else start.local is None
-        return shared if follows else first_local(self.rank, key, data, start)
+        """Local components: a warm start's, random, or the shared ones."""
+        from_shared = self.start == "pooled" if start is None else start.local is None
+        return shared if from_shared else first_local(self.rank, key, data, start)
 
     @final
     def _step(
@@ -132,11 +138,11 @@ class PersonalizedPCA(Algorithm, HasBases):
         objective = negative_log_likelihood(data.moment, local, noise) + distance / (2 * variance)
         solver = SOLVERS[self.solver]
         moved = solver.local_step(data, local, shared, variance, self.step_size)
-        message = solver.message(shared, moved, variance, self.global_step_size)
-        return message, moved, {"objective": objective, "distance": distance}
+        uplink = solver.message(shared, moved, variance, self.global_step_size)
+        return uplink, moved, {"objective": objective, "distance": distance}
 
     @final
     def _turned(self, shared: Rows, local: Rows) -> Frame:
         """The client's components, turned towards the shared ones."""
-        # Once a run, so that the shorter program counts, and not the faster one.
+        # Done once a run, so a short program matters more than a fast one.
         return (aligned(local, shared, "svd") if self.align else local).T

@@ -1,4 +1,4 @@
-"""Personalized PCA as a problem in the shared components alone, the local ones eliminated.
+"""Personalized PCA as a problem in the shared components alone, for derivatives and `VarProPerPCA`.
 
     F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
 
@@ -18,14 +18,15 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
-from jaxfed.linalg import Moment, polar, ratio
-from jaxfed.pca._components import Frame, best_local, deflate, uncaptured
+from jaxfed.linalg import Moment, polar
+from jaxfed.linalg.division import ratio
+from jaxfed.pca.components import Frame, best_local, deflate, uncaptured
 
 Active = Float[Array, " rank"] | None
 
 
 class Evaluation(NamedTuple):
-    """Uplink: a client's part of the gradient, and of the objective, at the shared components."""
+    """Uplink: a client's part of the gradient and of the objective at the shared components."""
 
     product: Frame  # (I - V Vᵀ) S U
     captured: Float[Array, ""]
@@ -42,18 +43,18 @@ def evaluate(
         rank: number of the client's components.
         active: which of them are in use; all by default.
     """
-    own = best_local(moment, shared, rank, active)
-    product = moment.mv(jnp.concatenate([shared, own], axis=1))
-    by_shared, by_own = jnp.split(product, [shared.shape[1]], axis=1)
-    captured = jnp.vdot(shared, by_shared) + jnp.vdot(own, by_own)
-    return Evaluation(deflate(by_shared, own), captured / 2), uncaptured(moment, captured)
+    local = best_local(moment, shared, rank, active)
+    product = moment.mv(jnp.concatenate([shared, local], axis=1))
+    by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)
+    captured = jnp.vdot(shared, by_shared) + jnp.vdot(local, by_local)
+    return Evaluation(deflate(by_shared, local), captured / 2), uncaptured(moment, captured)
 
 
 class Reduced(Algorithm, HasBases):
     """Gradient ascent of F from a solution, by whose round that solution is differentiated.
 
-    The round's Jacobian is I + t ∇²F there, with any step size t. Local components stay what they
-    are given, and tell the basis of the best ones alone.
+    The round's Jacobian is I + t ∇²F there, for any step size t. The local state stays as it is and
+    only fixes the basis of the best local components.
     """
 
     model: Algorithm  # prepares the data: `PerPCA`
@@ -65,7 +66,6 @@ class Reduced(Algorithm, HasBases):
 
     def server_init(self, key, first, like, start):
         """The shared components of the solution."""
-        del key, first, like
         assert start is not None
         return start.shared
 
@@ -75,19 +75,16 @@ class Reduced(Algorithm, HasBases):
 
     def client_init(self, key, downlink, data, start):
         """The local components of the solution."""
-        del key, downlink, data
         assert start is not None
         return start.local
 
     def client_step(self, key, downlink, local, data):
         """Evaluate the gradient and the objective with the best local components."""
-        del key
         uplink, rest = evaluate(data.moment, downlink, self.rank, data.active)
         return uplink.product, local, {"objective": rest}
 
     def server_step(self, key, server, uplink):
-        """A step as long as the largest that might be of use."""
-        del key
+        """A gradient step whose length is one over the gradient's norm."""
         size = jax.lax.stop_gradient(jnp.linalg.norm(uplink, 2))
         scale = ratio(jnp.ones_like(size), size)
         return polar(server + scale * deflate(uplink, server)), {}

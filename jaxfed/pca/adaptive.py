@@ -15,40 +15,37 @@ from jaxtyping import Array, Float, PyTree
 from jaxfed.core.common.checks import check_name, check_positive
 from jaxfed.core.contract.algorithm import ClientsLike, Diagnostics, hyperparameter
 from jaxfed.core.contract.bases import Bases
-from jaxfed.pca._components import Frame, check_start
-from jaxfed.pca._likelihood import (
+from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start
+from jaxfed.pca.likelihood import (
     Member,
-    RandomKey,
-    Rows,
     Scalar,
-    Start,
     check_proper_rank,
     first_shared,
     pooled_message,
     precision,
     squared_distance,
 )
-from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.hierarchical_theory import spread_gradient, spread_minimizer
 
-# --- how the variance moves: (it, mean d², ξ, D, η or None) -> it ---------------------------------
+# --- updates of the variance: (variance, mean d², ξ, D, η or None) -> variance --------------------
 
 
-def _closed_form(variance, distance, hyper_prior, dimension, step):
-    del variance, step
-    return spread_minimizer(distance, hyper_prior, dimension)
+def _closed_form(variance, distance, hyper_prior, dimension, step=None):
+    """The minimizer of D log σ + (2ξ + d²) / (2σ²)."""
+    return (2 * hyper_prior + distance) / dimension
 
 
 def _log_step(variance, distance, hyper_prior, dimension, step):
     step = 1 / dimension if step is None else step.astype(variance.dtype)
-    wanted = spread_minimizer(distance, hyper_prior, dimension)
+    wanted = _closed_form(variance, distance, hyper_prior, dimension)
     return variance * jnp.exp(-step * dimension * (1 - wanted / variance) / 2)
 
 
 def _gradient_step(variance, distance, hyper_prior, dimension, step):
     step = hyper_prior / dimension**2 if step is None else step.astype(variance.dtype)
     deviation = jnp.sqrt(variance)
-    return (deviation - step * spread_gradient(deviation, distance, hyper_prior, dimension)) ** 2
+    wanted = _closed_form(variance, distance, hyper_prior, dimension)
+    return (deviation - step * dimension * (1 - wanted / variance) / deviation) ** 2
 
 
 SPREADS = {"closed_form": _closed_form, "log": _log_step, "gradient": _gradient_step}
@@ -72,13 +69,12 @@ class Server(NamedTuple):
 class AdaptivePCA(PersonalizedPCA):
     r"""`HierarchicalPCA` whose prior variance is learned together with the components.
 
-    A hyper prior keeps it from vanishing: the objective gains \(R(\sigma) = D \log \sigma +
-    (2\xi + \text{mean}\, d^2) / (2\sigma^2)\), minimal at \(\sigma^2 = (2\xi + \text{mean}\,
-    d^2)/D\). Clients send their d² along with their message.
+    A hyper prior keeps the variance from vanishing: the objective gains \(R(\sigma) = D \log
+    \sigma + (2\xi + \text{mean}\, d^2) / (2\sigma^2)\), which is minimal at \(\sigma^2 = (2\xi +
+    \text{mean}\, d^2)/D\). Clients send their d² along with their message.
 
-    Maximizing jointly over components and variance, the variance collapses to what the hyper
-    prior leaves, 2ξ/D, where ξ is small, and echoes the hyper prior where it is large: ξ is the
-    regularization. `EmpiricalBayesPCA` needs none.
+    The joint maximum over components and variance is decided by ξ: for small ξ the variance
+    collapses to 2ξ/D, for large ξ it follows the hyper prior. `EmpiricalBayesPCA` needs no ξ.
 
     Source: Ozkara et al., ADEPT, Algorithm 1 and Lemma 3.2.
     """
@@ -113,28 +109,25 @@ class AdaptivePCA(PersonalizedPCA):
             prior_variance: variance σ² to start from, at least ξ/(2D).
             hyper_prior: ξ; None for D v / 6 with v = s (1 + s) / n, the variance with which n
                 samples determine a component.
-            spread: how the variance is updated: `"closed_form"` minimizer; a `"log"` step, with
-                log σ²; a `"gradient"` step with σ, the paper's, which takes σ²/(2 η D) rounds.
+            spread: how the variance is updated: the `"closed_form"` minimizer; a `"log"` step, in
+                log σ²; or a `"gradient"` step in σ, the paper's, which takes σ²/(2 η D) rounds.
             spread_step_size: η of the last two; None for 1/D (Newton's is 2/D) and ξ/D².
-            dimension: D, of the `"subspace"`, r(d - r), or of the `"frame"`, d·r, the paper's.
-                Rotations within the subspace, which the alignment takes away, bias the latter
-                down.
+            dimension: D, of the `"subspace"`, r(d - r), or of the `"frame"`, d·r, the paper's. The
+                latter also counts rotations within the subspace, which the alignment removes, and
+                so makes the variance too small.
             step_size: of the local components.
             global_step_size: of the shared components.
             solver: `"gradient"` or `"eigenvectors"`.
             likelihood: `"exact"` or `"half"`.
             start: `"pooled"` or `"random"`.
-            align: turn the basis of each client's components every round.
+            align: rotate the basis of each client's components every round.
 
         Raises:
             ValueError: as `HierarchicalPCA`, and for a hyper prior, or step size of the
                 variance, that is not positive and finite.
         """
-        self._set(
-            rank, noise_variance, prior_variance, step_size=step_size,
-            global_step_size=global_step_size, solver=solver, likelihood=likelihood, start=start,
-            align=align,
-        )  # fmt: skip
+        steps = step_size, global_step_size
+        self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
         check_positive("hyper_prior", hyper_prior, optional=True)
         check_name("spread", spread, tuple(SPREADS))
         check_positive("spread_step_size", spread_step_size, optional=True)
@@ -144,16 +137,12 @@ class AdaptivePCA(PersonalizedPCA):
         self.spread_step_size = hyperparameter(spread_step_size)
 
     def check(self, clients: ClientsLike, start: Start) -> None:
-        """Refuse what does not fit, and settings that Lemma 3.2 does not cover.
-
-        Raises:
-            ValueError: as said above.
-        """
+        """Raise a `ValueError` for what does not fit, or settings outside of Lemma 3.2."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, self.rank)
         dimension = self._dimension(clients.features)
-        known = (self.hyper_prior, self.prior_variance, self.spread_step_size)
-        if self.hyper_prior is None or any(isinstance(x, Tracer) for x in known):
+        settings = (self.hyper_prior, self.prior_variance, self.spread_step_size)
+        if self.hyper_prior is None or any(isinstance(x, Tracer) for x in settings):
             return
         hyper_prior = np.asarray(self.hyper_prior)
         if (np.asarray(self.prior_variance) < hyper_prior / (2 * dimension)).any():
@@ -171,7 +160,6 @@ class AdaptivePCA(PersonalizedPCA):
 
     def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
         """The second moment for the pooled start, the precision where the hyper prior needs it."""
-        del key
         first = pooled_message(data, self.start, start)
         if self.hyper_prior is None:
             noise = self.noise_variance.astype(data.precision.dtype)
@@ -194,17 +182,16 @@ class AdaptivePCA(PersonalizedPCA):
         return Message(server.shared, server.prior_variance)
 
     def client_init(self, key: RandomKey, downlink: Message, data: Member, start: Start) -> Rows:
-        """Local components: given, random, or the shared ones."""
+        """Local components: a warm start's, random, or the shared ones."""
         return self._first_local(key, downlink.shared, data, start)
 
     def client_step(
         self, key: RandomKey, downlink: Message, local: Rows, data: Member
     ) -> tuple[Message, Rows, Diagnostics]:
         """The step of `HierarchicalPCA`, and the distance that the variance is learned from."""
-        del key
         sent, moved, diagnostics = self._step(*downlink, local, data)
-        # The paper's gradient step looks at the components that entered the round. The other
-        # rules are block steps, and look at the newest.
+        # The paper's gradient step uses the components that entered the round; the other rules are
+        # block steps and use the new ones.
         distance = diagnostics["distance"]
         if self.spread != "gradient":
             distance = squared_distance(downlink.shared, moved)
@@ -214,7 +201,6 @@ class AdaptivePCA(PersonalizedPCA):
         self, key: RandomKey, server: Server, uplink: Message
     ) -> tuple[Server, Diagnostics]:
         """The step of `HierarchicalPCA`, and one of the variance."""
-        del key
         shared, variance, hyper_prior = server
         dimension = self._dimension(shared.shape[1])
         variance = SPREADS[self.spread](
@@ -225,7 +211,6 @@ class AdaptivePCA(PersonalizedPCA):
 
     def client_result(self, downlink: Message, local: Rows, data: Member) -> Frame:
         """The local components, turned towards the shared ones."""
-        del data
         return self._turned(downlink.shared, local)
 
     def shared_result(self, server: Server) -> Frame:
@@ -233,7 +218,7 @@ class AdaptivePCA(PersonalizedPCA):
         return server.shared.T
 
     def bases(self, server: Server, local: Rows) -> Bases:
-        """The components, all of them turned alike."""
+        """The components, all of which rotate together."""
         return Bases(shared=(server.shared.T,), along=(local.T,))
 
     def _dimension(self, features: int) -> int:

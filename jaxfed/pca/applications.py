@@ -1,9 +1,8 @@
-"""What shared and local components are good for: groups of clients, moving objects, topics.
+"""Applications of shared and local components: groups of clients, moving objects, topics.
 
-Each function takes what a user has (components, frames, word counts) and returns what was asked
-for (labels, images, words). The two that fit personalized PCA start it from a one-shot estimate
-in which the shared components come first (`OneShot`): in images and texts most of the variance
-is shared, and a start in which local components come first would leave it to every client anew.
+The two that fit personalized PCA start it from a one-shot estimate in which the shared components
+come first (`OneShot`): in images and texts most of the variance is shared, and a start in which
+local components come first would assign it to every client anew.
 """
 
 from collections.abc import Sequence
@@ -53,8 +52,7 @@ def cluster_clients(
         ImportError: if scikit-learn is not installed.
         ValueError: if `local` is not `(m, d, r)` or there are more groups than clients.
 
-    Source:
-        Shi & Kontar (2024), Section 7.1.7, distances (31).
+    Source: Shi & Kontar (2024), Section 7.1.7, distances (31).
 
     Example:
         >>> import jax, jaxfed as jf
@@ -79,7 +77,7 @@ def cluster_clients(
 
 
 def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Array, "m dims"]:
-    r"""Place clients in a plane so that distances tell how much their local components differ.
+    r"""Place clients in a plane so that distances show how much their local components differ.
 
     Classical multidimensional scaling: \(\rho_{ij}\) is a squared Euclidean distance (between
     projectors), so the top eigenvectors of \(-\tfrac12 J \rho J\), \(J\) the centring matrix,
@@ -95,9 +93,8 @@ def embed_clients(local: Float[ArrayLike, "m d r"], dims: int = 2) -> Float[Arra
     Raises:
         ValueError: if `local` is not `(m, d, r)` or there are more coordinates than clients.
 
-    Source:
-        Shi & Kontar (2024), Section 7.1.7; Torgerson (1952), Multidimensional scaling: I. Theory
-        and method.
+    Source: Shi & Kontar (2024), Section 7.1.7; Torgerson (1952), Multidimensional scaling: I.
+    Theory and method.
 
     Example:
         >>> import jax.numpy as jnp, jaxfed as jf
@@ -118,9 +115,9 @@ class VideoSeparation(NamedTuple):
     """Three image sequences that add up to the frames, and the run they come from.
 
     Attributes:
-        background: what all frames share, `(t, h, w)`.
-        foreground: what is a frame's own, `(t, h, w)`.
-        residual: what neither explains, `(t, h, w)`.
+        background: the part in the shared components, `(t, h, w)`.
+        foreground: the part in each frame's local components, `(t, h, w)`.
+        residual: the rest, `(t, h, w)`.
         solution: the fitted components.
     """
 
@@ -145,14 +142,14 @@ def separate_video(
     frame \(Y_i\) is the sum of its background \(Y_i U U^\top\), its foreground
     \(Y_i V_i V_i^\top\) and a residual.
 
-    Components describe the horizontal profile of an image only. A moving object whose profile is
-    like one of the background's is in part taken for background, and leaves vertical stripes;
-    pass transposed frames to have columns as samples instead.
+    Components describe only the horizontal profile of an image. A moving object whose profile
+    resembles one of the background is in part assigned to it, and leaves vertical stripes. Pass
+    transposed frames to have columns as samples instead.
 
     Args:
         frames: grayscale images, `(t, h, w)`.
         shared_rank: rank of the background.
-        local_rank: rank of what moves in a frame.
+        local_rank: rank of the moving part of a frame.
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
         warm_start: where to start; by default from `OneShot(shared_rank, local_rank)`.
@@ -164,8 +161,7 @@ def separate_video(
         ValueError: if frames are not `(t, h, w)`, are not finite floating point numbers, or are
             narrower than the ranks need.
 
-    Source:
-        Shi & Kontar (2024), Sections 7.2 and 7.4.1.
+    Source: Shi & Kontar (2024), Sections 7.2 and 7.4.1.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxfed as jf
@@ -192,7 +188,7 @@ def separate_video(
 
 
 class Topics(NamedTuple):
-    """Words that tell what groups of documents are about, and the run they come from.
+    """Words that characterize groups of documents, and the run they come from.
 
     Attributes:
         common: words of the shared components, the heaviest first.
@@ -206,7 +202,9 @@ class Topics(NamedTuple):
 
 
 def topic_words(
-    counts: Sequence[Float[ArrayLike, "n_i words"]],
+    counts: Sequence[Float[ArrayLike, "n_i words"]]
+    | Float[Array, "groups n words"]
+    | Float[np.ndarray, "groups n words"],
     vocabulary: Sequence[str],
     *,
     shared_rank: int = 2,
@@ -216,11 +214,11 @@ def topic_words(
     algorithm: PerPCA | None = None,
     warm_start: Solution | Personalized | None = None,
 ) -> Topics:
-    """Words common to all groups of documents, and words that are a group's own.
+    """Words common to all groups of documents, and words specific to each group.
 
-    Each group is a client whose samples are its documents' word counts. A word weighs by the
-    norm of its row of the components, whatever basis spans them: of U for the common words, of
-    V_i for a group's own.
+    Each group is a client whose samples are its documents' word counts. The weight of a word is the
+    norm of its row of the components, which does not depend on their basis: of U for the common
+    words, of V_i for those of a group.
 
     Args:
         counts: word counts of each group's documents, a list of `(n_i, words)`; see
@@ -228,11 +226,11 @@ def topic_words(
         vocabulary: the word of each column.
         shared_rank: number of shared components.
         local_rank: number of each group's local components.
-        words: how many words to return of each.
+        words: how many words to return for each.
         rounds: rounds of `algorithm`.
         algorithm: by default `PerPCA(shared_rank, local_rank)`.
-        warm_start: where to start; by default from shared components as of
-            `OneShot(shared_rank, local_rank)`, computed without a matrix of words by words.
+        warm_start: where to start; by default from the shared components of
+            `OneShot(shared_rank, local_rank)`, computed without a words x words matrix.
 
     Returns:
         The words, and the solution.
@@ -241,8 +239,7 @@ def topic_words(
         ValueError: if the vocabulary has another length than the counts have columns, or the
             counts are not as `Clients.from_samples` wants them.
 
-    Source:
-        Shi & Kontar (2024), Section 7.4.2.
+    Source: Shi & Kontar (2024), Section 7.4.2.
 
     Example:
         >>> import jaxfed as jf
@@ -281,15 +278,15 @@ def topic_words(
         return [str(vocabulary[int(place)]) for place in order[:words]]
 
     shared, local = map(np.asarray, solution.result)
-    return Topics(heaviest(shared), [heaviest(own) for own in local], solution)
+    return Topics(heaviest(shared), [heaviest(components) for components in local], solution)
 
 
 def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personalized:
-    """The start of `OneShot`, from each client's top components alone.
+    """The shared components of `OneShot` and local ones beside them, from thin factors alone.
 
-    The mean of the projectors onto them is the product of a thin factor with itself: with
-    thousands of words its left singular vectors cost less than the mean. Local components are the
-    best ones within what is known of a client, at no further cost.
+    The mean of the projectors onto the clients' top components is a thin factor times its
+    transpose; with thousands of words the factor's singular vectors cost less than the mean. The
+    local components are the best ones within the span of the client's top components.
     """
     top = _fit(Local(shared_rank + local_rank), clients).result.local
     weighted = top * jnp.sqrt(clients.weights)[:, None, None]
@@ -312,5 +309,5 @@ def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int) -> Per
 
 
 def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> Solution:
-    # The key is never used: nothing is drawn by a one-shot estimate or after a warm start.
+    # The key does not matter: one-shot estimates and warm starts draw nothing.
     return fit(algorithm, clients, rounds=rounds, key=jax.random.key(0), warm_start=warm_start)

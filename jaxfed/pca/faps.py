@@ -14,29 +14,27 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count, check_name, check_positive, shown
-from jaxfed.core.contract.algorithm import Diagnostics, Personalized, hyperparameter
+from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize
-from jaxfed.pca._components import Frame, deflate
 from jaxfed.pca._consensus import (
-    Eigensolver,
+    HoldsBasis,
     Member,
     Server,
     check_arguments,
-    energy_message,
-    first_state,
     kkt_violation,
     measures,
     residual_variance,
 )
-from jaxfed.pca.subspace_iteration import SubspaceIteration
+from jaxfed.pca.components import Frame, RandomKey, Start, deflate
+from jaxfed.pca.subspace_iteration import Accelerated
 
-# Rule (25): every so many rounds the penalty may grow, unless the distance of the subspaces has
-# fallen by this factor since.
-PERIOD, FALLEN = 5, 1.01
+# Rule (25): every PERIOD rounds the penalty grows, unless the distance between the subspaces of
+# client and server has fallen by the factor DECREASE since.
+PERIOD, DECREASE = 5, 1.01
 
 
 class Consensus(NamedTuple):
@@ -46,7 +44,7 @@ class Consensus(NamedTuple):
     w: Frame  # W_i
     penalty: Float[Array, ""]  # beta_i
     distance: Float[Array, ""]  # |X_i X_iᵀ - Z Zᵀ|_F when rule (25) was last applied
-    age: Int[Array, ""]  # rounds that the client has taken part in
+    age: Int[Array, ""]  # rounds in which the client took part
 
 
 class Masked(NamedTuple):
@@ -57,7 +55,7 @@ class Masked(NamedTuple):
     gradient: Frame | None  # A_i A_iᵀ Z, for the KKT violation
 
 
-class FAPS(Eigensolver):
+class FAPS(Accelerated, HoldsBasis):
     r"""Principal components of all samples together by projection splitting.
 
     In round k client i brings its own basis \(X_i\) nearer to the top eigenvectors of
@@ -65,13 +63,13 @@ class FAPS(Eigensolver):
     iteration, renews \(W_i\) (16), and sends \(Q_i Z\) with
     \(Q_i = \beta_i X_i X_i^\top - \Lambda_i\) (18); the server sums and orthonormalizes (19).
 
-    How many rounds that takes depends on the local steps. One step is always slower than
-    `SubspaceIteration`, and the relative-change rule at its printed tolerance comes down to one
-    step after about ten rounds, because it asks how far a basis moves and not how well the
-    problem is solved. Five steps take about a third of the rounds of subspace iteration if the
-    spectrum decays slowly and the clients are alike; more can oscillate. Large ranks, few samples
-    per client and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)) make it slower than
-    subspace iteration, whatever the rule.
+    The number of rounds depends on the local steps. One step is always slower than
+    `SubspaceIteration`. The relative-change rule at its printed tolerance takes a single step after
+    about ten rounds, because it measures how far a basis moves and not how well the problem is
+    solved. Five steps take about a third of the rounds of subspace iteration if the spectrum decays
+    slowly and the clients are alike; more can oscillate. With large ranks, few samples per client
+    and many clients (\(\sum_i \beta_i > \lambda_{p+1}\)) every rule is slower than subspace
+    iteration.
 
     Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
     """
@@ -128,12 +126,9 @@ class FAPS(Eigensolver):
         check_count("local_steps", steps)
         if local_tol is not None and tolerance is None:
             raise ValueError(f"local_tol: local_solver='fixed' has none, got {shown(local_tol)}")
-        for name, value in (
-            ("penalty", penalty),
-            ("penalty_growth", penalty_growth),
-            ("local_tol", local_tol),
-        ):
-            check_positive(name, value, optional=name != "penalty")
+        check_positive("penalty", penalty)
+        check_positive("penalty_growth", penalty_growth, optional=True)
+        check_positive("local_tol", local_tol, optional=True)
         self.rank, self.stop = rank, stop
         self.penalty = hyperparameter(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
@@ -145,24 +140,8 @@ class FAPS(Eigensolver):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(
-        self, key: Key[Array, ""], data: Member, start: Personalized | None
-    ) -> Sum | None:
-        """The samples' energy if a tolerance needs it."""
-        del key, start
-        return energy_message(data, self.stop)
-
-    def server_init(
-        self, key: Key[Array, ""], first: Array | None, like: Member, start: Personalized | None
-    ) -> Server:
-        """The first components."""
-        return first_state(key, first, like, self.rank, start)
-
-    def client_init(
-        self, key: Key[Array, ""], downlink: Frame, data: Member, start: Personalized | None
-    ) -> Consensus:
-        """X_i = Z, and the multiplier that belongs to it."""
-        del key, start
+    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> Consensus:
+        """X_i = Z, with its multiplier."""
         norm = data.moment.largest_eigenvalue()
         return Consensus(
             x=downlink,
@@ -174,15 +153,10 @@ class FAPS(Eigensolver):
 
     # --- a round (Algorithm 1) -----------------------------------------------------------------
 
-    def downlink(self, server: Server) -> Frame:
-        """The components."""
-        return server.shared
-
     def client_step(
-        self, key: Key[Array, ""], downlink: Frame, local: Consensus, data: Member
+        self, key: RandomKey, downlink: Frame, local: Consensus, data: Member
     ) -> tuple[Sum, Consensus, Diagnostics]:
         """Solve the local problem a little, renew the multiplier, send Q_i Z."""
-        del key
         z, moment, penalty = downlink, data.moment, local.penalty
         x, steps = self._solve(local, z, data)
         w = -deflate(moment.mv(x), x)  # (16)
@@ -199,10 +173,9 @@ class FAPS(Eigensolver):
         return Sum(uplink), Consensus(x, w, *self._adapted(local, z), local.age + 1), diagnostics
 
     def server_step(
-        self, key: Key[Array, ""], server: Server, uplink: Masked
+        self, key: RandomKey, server: Server, uplink: Masked
     ) -> tuple[Server, Diagnostics]:
         """One step of subspace iteration on the sum of the Q_i."""
-        del key
         product, captured, gradient = uplink
         violation = None
         if gradient is not None:
@@ -213,36 +186,36 @@ class FAPS(Eigensolver):
         return Server(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
-        """The next round's penalty by rule (25), and the distance that it was last compared with.
+        """The next round's penalty by rule (25), and the distance to compare with next.
 
         Args:
-            local: the state that enters the round.
-            z: the components that do.
+            local: the client's state before the round.
+            z: the server's components before the round.
         """
         if self.penalty_growth is None:
             return local.penalty, local.distance
-        # Not by inner products, which keep no digit of a small distance; without a derivative,
-        # which the norm of zero does not have and a comparison does not need.
+        # By a residual, since inner products keep no digit of a small distance; without derivative,
+        # which a norm lacks at zero and a comparison does not need.
         distance = 2**0.5 * jnp.linalg.norm(jax.lax.stop_gradient(deflate(z, local.x)))
         due = local.age % PERIOD == 0
-        grows = due & (local.age > 0) & (local.distance <= FALLEN * distance)
+        grows = due & (local.age > 0) & (local.distance <= DECREASE * distance)
         grown = (1 + self.penalty_growth.astype(z.dtype)) * local.penalty
         return jnp.where(grows, grown, local.penalty), jnp.where(due, distance, local.distance)
 
     def _solve(self, local: Consensus, z: Frame, data: Member) -> tuple[Frame, Array]:
         """Subspace iteration on H_i from the client's own basis, by the local rule."""
-        start, w, penalty, *_ = local
+        initial, w, penalty, *_ = local
         empty = data.moment.trace == 0
 
         def h(y):
             """The product H_i Y, (12) with (15)."""
-            product = data.moment.mv(y) + start @ (w.T @ y) + w @ (start.T @ y)
-            # A client whose samples are all zero stays where it is.
+            product = data.moment.mv(y) + initial @ (w.T @ y) + w @ (initial.T @ y)
+            # A client whose samples are all zero keeps its basis.
             return jnp.where(empty, y, product + penalty * (z @ (z.T @ y)))
 
         if self.local_solver == "fixed":
             steps = jnp.asarray(self.local_steps)
-            x = jax.lax.fori_loop(0, self.local_steps, lambda _, x: orthonormalize(h(x)), start)
+            x = jax.lax.fori_loop(0, self.local_steps, lambda _, x: orthonormalize(h(x)), initial)
             return x, steps
 
         assert self.local_tol is not None
@@ -252,8 +225,8 @@ class FAPS(Eigensolver):
         def residual(x, hx):
             return jnp.linalg.norm(deflate(hx, x))
 
-        first = h(start)
-        wanted = tol * residual(start, first)
+        first = h(initial)
+        wanted = tol * residual(initial, first)
 
         def step(state):
             _, x, hx, done = state
@@ -262,7 +235,7 @@ class FAPS(Eigensolver):
             if self.local_solver == "relative_change":
                 met = jnp.linalg.norm(new - x) <= tol * jnp.linalg.norm(new)  # (26)
             else:
-                # (14); what rounding leaves of the violation cannot fall any more.
+                # (14); the violation cannot fall below its rounding.
                 slack = 8 * eps * jnp.linalg.norm(hnew)
                 met = residual(new, hnew) <= jnp.maximum(wanted, slack)
             return met, new, hnew, done + 1
@@ -270,15 +243,11 @@ class FAPS(Eigensolver):
         _, x, _, steps = jax.lax.while_loop(
             lambda state: ~state[0] & (state[3] < self.local_steps),
             step,
-            (jnp.zeros((), bool), start, first, jnp.zeros((), jnp.int32)),
+            (jnp.zeros((), bool), initial, first, jnp.zeros((), jnp.int32)),
         )
         return x, steps
 
     # --- result --------------------------------------------------------------------------------
-
-    def through(self) -> SubspaceIteration:
-        """Subspace iteration, which has the same solution and nothing to remember."""
-        return SubspaceIteration(self.rank, retraction="polar")
 
     def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
         """No local components."""

@@ -1,9 +1,8 @@
-"""What is asked of learned components: scores, reconstructions, variances, anomalies, newcomers.
+"""Use of learned components: scores, reconstructions, variances, anomalies, new clients.
 
-A client's components are the shared ones and its own beside them, where these are orthogonal to
-each other. Where they are not, as under the prior of `HierarchicalPCA`, whose local components
-scatter around the shared ones, a client's are its own alone. Scores come in this order, the shared
-ones first.
+A client's components are the shared ones followed by its local ones, where these are orthogonal to
+each other. Where they are not, as in `HierarchicalPCA`, whose local components scatter around the
+shared ones, a client's components are its local ones alone. Scores are in the same order.
 
 Samples are an array `(m, n, d)` or a list of `(n_i, d)`, one for each client, centred as those that
 the components were learned from. With `client=i`, or where nothing is local, they may be one table
@@ -33,8 +32,8 @@ from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
 from jaxfed.linalg import Moment
-from jaxfed.metrics.reconstruction import Data, moments
-from jaxfed.pca._components import Frame, best_local, check_fits
+from jaxfed.metrics.reconstruction import moments
+from jaxfed.pca.components import Frame, best_local, check_fits
 
 Fitted: TypeAlias = Solution | Saved | Personalized
 Tables: TypeAlias = (
@@ -42,18 +41,18 @@ Tables: TypeAlias = (
 )
 Found: TypeAlias = Float[Array, "..."] | list[Float[Array, "n_i ..."]]
 
-# By how much components that are orthogonal may overlap, and those around common ones do not.
+# The largest overlap of shared and local components that still count as orthogonal.
 OVERLAP = 0.01
 
 
 class ExplainedVariance(NamedTuple):
-    """The clients' second moments along components, which variances are if samples are centred.
+    """The clients' second moments along components: variances, if samples are centred.
 
     Attributes:
         shared: along each shared component, the mean over the clients, `(r1,)`; None where a
-            client's components are its own alone.
-        local: along each client's own, `(m, r2)`; None where nothing is local.
-        total: the whole of each client's, `(m,)`.
+            client's components are its local ones alone.
+        local: along each client's local components, `(m, r2)`; None where nothing is local.
+        total: the trace of each client's second moment, `(m,)`.
     """
 
     shared: Float[Array, " r1"] | None
@@ -73,14 +72,14 @@ def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> 
         Scores in the form of the samples, r in place of d: `(m, n, r)`, `(n_i, r)`, `(n, r)`.
 
     Raises:
-        ValueError: for what is no result of PCA, samples of other clients or features, NaN and
-            infinite numbers unless they are traced, and one table without its client.
+        ValueError: if `fitted` is no result of PCA, for samples of other clients or features, NaN
+            and infinite numbers unless they are traced, and one table without its client.
     """
     return _mapped("samples", lambda x, basis: x @ basis, fitted, samples, client, 0)
 
 
 def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = None) -> Found:
-    """The samples that scores stand for, in the span of their client's components.
+    """The samples with these scores, in the span of their client's components.
 
     Args:
         fitted: a solution, its result, or what `jaxfed.load` read.
@@ -120,7 +119,7 @@ def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None)
     return _mapped("samples", distance, fitted, samples, client, 0)
 
 
-def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
+def explained_variance(fitted: Fitted, samples: Tables | Moment) -> ExplainedVariance:
     """What each component explains of each client's second moment.
 
     Shares of the whole are `jaxfed.metrics.separation`.
@@ -133,8 +132,8 @@ def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
         Variances along the shared and the local components, and in all.
 
     Raises:
-        ValueError: for what is no result of PCA, samples of other clients or features, and NaN and
-            infinite numbers unless they are traced.
+        ValueError: if `fitted` is no result of PCA, for samples of other clients or features, and
+            NaN and infinite numbers unless they are traced.
     """
     shared, local = side_by_side(fitted)
     data = moments(samples, None)
@@ -150,18 +149,17 @@ def explained_variance(fitted: Fitted, samples: Data) -> ExplainedVariance:
     def along(basis):
         return jnp.sum(basis * jax.vmap(Moment.mv)(data, basis), axis=-2)
 
-    own = None if local is None else along(local)
-    common = None
+    by_shared, by_local = None, None if local is None else along(local)
     if shared is not None:
-        common = along(jnp.broadcast_to(shared, (len(data.count), *shared.shape))).mean(axis=0)
-    return ExplainedVariance(common, own, data.trace)
+        by_shared = along(jnp.broadcast_to(shared, (len(data.count), *shared.shape))).mean(axis=0)
+    return ExplainedVariance(by_shared, by_local, data.trace)
 
 
 def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
-    """Components of new clients, for whom nothing but their own samples is looked at.
+    """Components of new clients: the shared ones as they are, and local ones from their samples.
 
-    The best local components beside shared ones that stay as they are: top eigenvectors of the
-    deflated second moment, as in Shi & Kontar (2024), (14).
+    The local components are the best ones beside the shared ones, top eigenvectors of the deflated
+    second moment, as in Shi & Kontar (2024), (14).
 
     Args:
         fitted: a solution with shared components, its result, or what `jaxfed.load` read.
@@ -169,11 +167,11 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
         rank: number of local components of each.
 
     Returns:
-        The same shared components, and the new clients' own, `(m, d, rank)`.
+        The same shared components, and the new clients' local ones, `(m, d, rank)`.
 
     Raises:
-        ValueError: for what is no result of PCA with shared components beside which others can
-            be, and for samples or a rank that do not fit.
+        ValueError: if `fitted` is no result of PCA, or has no shared components orthogonal to local
+            ones, and for samples or a rank that do not fit.
     """
     shared, _ = side_by_side(fitted)
     check_count("rank", rank)
@@ -194,22 +192,22 @@ def personalize(fitted: Fitted, samples: Tables, rank: int) -> Personalized:
 def principal_axes(
     basis: Float[ArrayLike, "d r"], samples: Sequence[Float[ArrayLike, "n_i d"]]
 ) -> Float[np.ndarray, "d r"]:
-    """The same span by its principal axes: uncorrelated scores, the largest variance first.
+    """The basis of principal axes for components: uncorrelated scores, the largest variance first.
 
-    An algorithm learns a subspace; which of its bases is arbitrary. A picture needs the one in
-    which each component means something by itself. Each client counts the same. Of an axis and its
-    opposite the one is taken whose largest entry is positive.
+    Algorithms learn a subspace, in an arbitrary basis. Pictures need the basis whose components
+    have a meaning one by one. Each client counts the same. The largest entry of each axis is
+    positive.
 
     Args:
         basis: orthonormal components, such as `solution.result.shared`.
-        samples: of all clients for shared components, of one for its own; centred as those that
-            the components were learned from.
+        samples: of all clients for shared components, of one client for its local ones; centred as
+            those that the components were learned from.
 
     Returns:
         The axes, in columns.
 
     Raises:
-        ValueError: for components or samples that are not tables, or of different features.
+        ValueError: for components or samples that are not tables, or differ in their features.
     """
     checked_array("basis", basis, "features rank", finite=True)
     axes = np.asarray(basis)  # in its own precision
@@ -225,10 +223,10 @@ def principal_axes(
 
 
 def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] | None]:
-    """Shared and local components that go side by side, without the shared ones where they do not.
+    """A client's components: shared and local ones, or local ones alone if the two overlap.
 
     Raises:
-        ValueError: for what is no result of PCA.
+        ValueError: if `fitted` is no result of PCA.
     """
     result = fitted if isinstance(fitted, Personalized) else getattr(fitted, "result", None)
     wanted = "what PCA learned: a jaxfed.Solution, its result, or what jaxfed.load returned"
@@ -245,7 +243,7 @@ def side_by_side(fitted: Fitted) -> tuple[Frame | None, Float[Array, "m d r2"] |
     if len(shared) != local.shape[1]:
         raise refuse("fitted", wanted, fitted)
     overlap = jnp.max(jnp.abs(shared.T @ local))
-    # Traced, nothing is known of it: side by side, as they are given.
+    # A traced overlap is not known: they count as orthogonal.
     if not isinstance(overlap, Tracer) and overlap > OVERLAP:
         return None, local
     return shared, local
@@ -261,10 +259,10 @@ def _mapped(
 ) -> Found:
     """Apply a function to each client's table and basis; the basis's `axis` is the table's last."""
     shared, local = side_by_side(fitted)
-    beside = [] if shared is None else [shared]
 
     def basis(i: int | Array) -> Frame:
-        return jnp.concatenate([*beside, *([] if local is None else [local[i]])], axis=1)
+        parts = [shared, None if local is None else local[i]]
+        return jnp.concatenate([part for part in parts if part is not None], axis=1)
 
     width = basis(0).shape[axis]
     if client is not None or (local is None and getattr(tables, "ndim", 3) == 2):

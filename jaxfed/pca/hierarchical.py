@@ -19,17 +19,9 @@ from jaxtyping import Array, PyTree
 
 from jaxfed.core.contract.algorithm import ClientsLike, Diagnostics
 from jaxfed.core.contract.bases import Bases
-from jaxfed.pca._components import Frame, check_start
-from jaxfed.pca._likelihood import (
-    Member,
-    RandomKey,
-    Rows,
-    Start,
-    check_proper_rank,
-    first_shared,
-    pooled_message,
-)
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start
+from jaxfed.pca.likelihood import Member, check_proper_rank, first_shared, pooled_message
 
 
 class HierarchicalPCA(PersonalizedPCA):
@@ -40,11 +32,12 @@ class HierarchicalPCA(PersonalizedPCA):
     averages the copies and retracts. `result.local` are the clients' components, which is what a
     client reconstructs with; `result.shared` is the prior's centre V, which overlaps with them.
 
-    The likelihood sees the subspace of U_i only, but d²(V, U_i) sees its basis: a randomly turned
-    basis of V's own subspace is (r-1)/2 away from V on average, and where VᵀU_i is not positive
-    semi-definite a descent crawls along flat valleys. So each client turns its basis as near to V
-    as it goes before it steps (`align=True`): the minimum is the same, the prior is one of
-    subspaces, and the frames of the result mean something. `align=False` is the printed algorithm.
+    The likelihood depends on the subspace of U_i alone, but d²(V, U_i) on its basis: a random basis
+    of V's own subspace is (r-1)/2 away from V on average, and where VᵀU_i is not positive
+    semi-definite the descent is slow, along flat valleys. So before its step each client rotates
+    its basis as near to V as possible (`align=True`): the minimum is the same, the prior is one of
+    subspaces, and the frames of different clients are comparable. `align=False` is the printed
+    algorithm.
 
     Columns stay orthonormal at every step size: the retraction is the orthonormal polar factor,
     and not (U + X)(I + XᵀX)^(-1/2), whose rounding errors grow exponentially for long steps.
@@ -77,39 +70,32 @@ class HierarchicalPCA(PersonalizedPCA):
             global_step_size: of the shared components; None for σ², stable up to three times
                 that.
             solver: `"gradient"` steps, or `"eigenvectors"`: in turn the best local components for
-                given shared ones, top eigenvectors of c S_i + VVᵀ/σ², and the best shared ones,
-                top eigenvectors of the mean U_iU_iᵀ. Needs an order of magnitude fewer rounds
-                and no step size, and an eigendecomposition of each client per round.
-            likelihood: `"exact"`, or `"half"`: its gradient as printed in Fact 1, too small by a
-                factor of two. That solves the problem with half the prior variance, with step
-                sizes half as long.
-            start: `"pooled"`: everybody starts at the top eigenvectors of the mean second moment,
-                weighted by the numbers of samples. `"random"`: everybody at components of its own.
-            align: turn the basis of each client's components towards the shared ones every
-                round; see the class.
+                the shared ones, top eigenvectors of c S_i + VVᵀ/σ², and the best shared ones, top
+                eigenvectors of the mean U_iU_iᵀ. That takes an order of magnitude fewer rounds and
+                no step size, but an eigendecomposition per client and round.
+            likelihood: `"exact"`, or `"half"`: with its gradient as printed in Fact 1, too small by
+                a factor of two. That solves the problem of half the prior variance, with steps
+                half as long.
+            start: `"pooled"`: server and clients start at the top eigenvectors of the mean second
+                moment, weighted by the numbers of samples. `"random"`: each at components of its
+                own.
+            align: rotate the basis of each client's components towards the shared ones every round;
+                see the class.
 
         Raises:
             ValueError: for a rank that is not a positive whole number, variances and step sizes
                 that are not positive and finite, and unknown names.
         """
-        self._set(
-            rank, noise_variance, prior_variance, step_size=step_size,
-            global_step_size=global_step_size, solver=solver, likelihood=likelihood, start=start,
-            align=align,
-        )  # fmt: skip
+        steps = step_size, global_step_size
+        self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
 
     def check(self, clients: ClientsLike, start: Start) -> None:
-        """Refuse a rank or a warm start that does not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
+        """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, self.rank)
 
     def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
         """The second moment for the pooled start."""
-        del key
         return pooled_message(data, self.start, start)
 
     def server_init(
@@ -123,24 +109,21 @@ class HierarchicalPCA(PersonalizedPCA):
         return server
 
     def client_init(self, key: RandomKey, downlink: Rows, data: Member, start: Start) -> Rows:
-        """Local components: given, random, or the shared ones."""
+        """Local components: a warm start's, random, or the shared ones."""
         return self._first_local(key, downlink, data, start)
 
     def client_step(
         self, key: RandomKey, downlink: Rows, local: Rows, data: Member
     ) -> tuple[PyTree, Rows, Diagnostics]:
         """A step with the local components, then the message that moves the shared ones."""
-        del key
         return self._step(downlink, self.prior_variance.astype(downlink.dtype), local, data)
 
     def server_step(self, key: RandomKey, server: Rows, uplink: Array) -> tuple[Rows, Diagnostics]:
         """Retract the mean of the copies, or take the eigenvectors of the mean projector."""
-        del key
         return SOLVERS[self.solver].shared_step(server, uplink), {}
 
     def client_result(self, downlink: Rows, local: Rows, data: Member) -> Frame:
         """The local components, turned towards the shared ones."""
-        del data
         return self._turned(downlink, local)
 
     def shared_result(self, server: Rows) -> Frame:
@@ -148,5 +131,5 @@ class HierarchicalPCA(PersonalizedPCA):
         return server.T
 
     def bases(self, server: Rows, local: Rows) -> Bases:
-        """The components, all of them turned alike."""
+        """The components, all of which rotate together."""
         return Bases(shared=(server.T,), along=(local.T,))

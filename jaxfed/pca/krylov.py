@@ -1,11 +1,11 @@
-r"""Federated block Lanczos: what the server has been sent before is used again.
+r"""Federated block Lanczos: the server combines the products of all rounds.
 
     client:  Y_i = A_i A_iᵀ B_k          server:  Rayleigh-Ritz in span [B_1 ... B_k], next block
 
-Traffic is that of subspace iteration: one block down, one block of products up, of which the
-server needs the sum alone. But where subspace iteration looks only at the last product, here the
-answer is the best one within all blocks sent so far, a block Krylov space, and the next block is
-what all of its residuals
+Traffic is that of subspace iteration: one block down, and one block of products up, of which the
+server needs only the sum. But where subspace iteration uses only the last product, here the answer
+is the best one within the span of all blocks sent so far, a block Krylov space, and the next block
+spans what all of its residuals
 
     A Aᵀ Q - Q T  =  W E_kᵀ,     T = Qᵀ A Aᵀ Q,     Q = [B_1 ... B_k]
 
@@ -22,29 +22,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.algorithm import Diagnostics, Personalized
+from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.reduction import Sum
-from jaxfed.linalg import orthonormalize, ratio, top_eigenvectors
-from jaxfed.pca._components import Frame
-from jaxfed.pca._consensus import (
-    Eigensolver,
-    Member,
-    check_arguments,
-    norm,
-    positive,
-    relative_change,
-)
-from jaxfed.pca.subspace_iteration import SubspaceIteration
+from jaxfed.linalg import orthonormalize, top_eigenvectors
+from jaxfed.linalg.division import ratio
+from jaxfed.pca._consensus import Member, check_arguments, norm, positive, relative_change
+from jaxfed.pca.components import Frame, RandomKey, Start
+from jaxfed.pca.subspace_iteration import Accelerated
 
-# Columns that the server remembers by default. More than these save hardly a round on spectra that
-# decay, and the eigenproblem of T must stay small beside the clients' products: LAPACK takes one
-# millisecond for it, and many times that where its threads find the processor's cores busy.
+# Columns that the server remembers by default. More save hardly a round on spectra that decay, and
+# the eigenproblem of T must stay cheap beside the clients' products: LAPACK takes a millisecond for
+# it, and many times that where its threads find the processor's cores busy.
 COLUMNS = 128
-# In units of rounding: below the first a direction of W is noise; a violation below the second
-# with a change of the captured energy below the third leaves nothing to do.
+# In units of rounding. A direction of W below NOISE is noise. The iteration has converged with a
+# violation below VIOLATION and a change of the captured energy below CHANGE.
 NOISE, VIOLATION, CHANGE = 32, 0.25, 4
 
 
@@ -60,38 +54,38 @@ class Memory(NamedTuple):
 
     basis: Float[Array, "features columns"]  # Q: the blocks sent, or Ritz vectors of earlier ones
     projected: Float[Array, "columns columns"]  # T; -1 on the diagonal of a column not in use
-    used: Int[Array, ""]  # columns of the basis, from the first, that are taken
-    rest: Frame  # W: the last block's product, less what the basis holds of it
-    block: Frame  # B: what is sent next, orthonormal and orthogonal to the basis
+    used: Int[Array, ""]  # number of leading columns of the basis in use
+    rest: Frame  # W: the last block's product, without its part in the span of the basis
+    block: Frame  # B: the next block, orthonormal and orthogonal to the basis
     captured: Float[Array, ""]
     kkt: Float[Array, ""]
     converged: Int[Array, ""]  # 1 once nothing but rounding would change
     totals: Totals  # |A|_F², and the number of all samples
 
 
-class BlockLanczos(Eigensolver):
+class BlockLanczos(Accelerated):
     r"""Principal components of all samples together by a block Lanczos iteration.
 
-    The default for federated PCA: a round costs what one of `SubspaceIteration` costs, and the
-    number of rounds grows with the square root of what subspace iteration needs. There is nothing
-    to tune. With \(\xi = 1.01\) (singular values \(\xi^{1-i}\)) and ten components, 14 rounds do
-    what takes subspace iteration about 340.
+    The default for federated PCA: a round costs as much as one of `SubspaceIteration`, and the
+    number of rounds grows like the square root of its number. There is nothing to tune. For
+    singular values \(\xi^{1-i}\) with \(\xi = 1.01\) and ten components, 14 rounds are as accurate
+    as about 340 of subspace iteration.
 
-    The server keeps `memory` blocks. When they are full it goes on from the best half of what
-    they span (a thick restart: eigenvectors of \(T\), exactly recombined, at no message).
-    Blocks are orthogonalized against all that is kept, so that a converged component is never
-    computed again; where a direction of the next block would be rounding noise, a random one is
-    sent in its place, which also finds what a warm start is orthogonal to.
+    The server keeps `memory` blocks. When they are full it continues from the best half of their
+    span (a thick restart: eigenvectors of \(T\), recombined exactly and without a message). Blocks
+    are orthogonalized against all that is kept, so that no component is computed twice. Where a
+    direction of the next block would be rounding noise, a random one takes its place; that also
+    finds components to which a warm start is orthogonal.
 
     Every client must take part in each round, because products of different rounds are combined.
     For the same reason a lossy channel leaves an error of its own size, and the violation that the
-    server then knows is that of the products as they arrived, far too small.
-    The history speaks of the best components within the memory after the round: their objective
-    is the mean squared reconstruction error of a sample, over all samples. The result is one
-    product with \(A A^\top\) further, which is known already and only improves them.
+    server computes, of the products as they arrived, is far too small. The history is that of the
+    best components within the memory after the round: their objective is the mean squared
+    reconstruction error of a sample, over all samples. The result is one product with
+    \(A A^\top\) further, which costs no message and only improves the components.
 
-    Derivatives of unrolled rounds are, from a random start, as accurate as the components; a warm
-    start that is converged has nothing to unroll, and wants `adjoint=jf.adjoint.implicit()`.
+    From a random start, derivatives of unrolled rounds are as accurate as the components. After a
+    converged warm start no rounds are left to unroll: use `adjoint=jf.adjoint.implicit()`.
     """
 
     needs_everybody = True  # products of different rounds are compared
@@ -134,14 +128,11 @@ class BlockLanczos(Eigensolver):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(self, key: Key[Array, ""], data: Member, start: Personalized | None) -> Sum:
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum:
         """The energy and the number of the samples."""
-        del key, start
         return Sum(Totals(data.moment.trace, data.count))
 
-    def server_init(
-        self, key: Key[Array, ""], first: Totals, like: Member, start: Personalized | None
-    ) -> Memory:
+    def server_init(self, key: RandomKey, first: Totals, like: Member, start: Start) -> Memory:
         """A first block, random but for a warm start, and an empty memory."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if start is None:
@@ -162,10 +153,8 @@ class BlockLanczos(Eigensolver):
             totals=first,
         )
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Frame, data: Member, start: Personalized | None
-    ) -> None:
-        """Nothing of the client's own."""
+    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> None:
+        """Clients keep nothing."""
 
     # --- a round -------------------------------------------------------------------------------
 
@@ -174,20 +163,19 @@ class BlockLanczos(Eigensolver):
         return server.block
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Frame, local: None, data: Member
+        self, key: RandomKey, downlink: Frame, local: None, data: Member
     ) -> tuple[Sum, None, Diagnostics]:
         """One product with the client's matrix."""
-        del key
         product = data.moment.mv(downlink)
-        # The objective in the history is the server's, which alone knows the components. This is
-        # the energy in the block; that of the samples would be another look at all of them.
+        # The server alone knows the components, and its objective replaces this one in the history.
+        # The energy in the block is free; an error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
     def server_step(
-        self, key: Key[Array, ""], server: Memory, uplink: Frame
+        self, key: RandomKey, server: Memory, uplink: Frame
     ) -> tuple[Memory, Diagnostics]:
         """Rayleigh-Ritz with one block more, and the next block."""
-        # Once converged, further rounds could only stir the rounding, and derivatives with it.
+        # After convergence, more rounds would only add rounding, also to derivatives.
         new = lax.cond(
             server.converged > 0, lambda: server, lambda: self._extended(key, server, uplink)
         )
@@ -201,15 +189,14 @@ class BlockLanczos(Eigensolver):
             "stopping_measure": measure,
         }
 
-    def _extended(self, key: Key[Array, ""], server: Memory, uplink: Frame) -> Memory:
+    def _extended(self, key: RandomKey, server: Memory, uplink: Frame) -> Memory:
         basis, projected, used, _, block, before = server[:6]
         features, columns = basis.shape
         product = ratio(uplink, server.totals.energy)
         if columns < features:
-            basis, projected, used = lax.cond(
-                used + self.rank > columns, self._restarted, lambda *kept: kept,
-                basis, projected, used,
-            )  # fmt: skip
+            memory = basis, projected, used
+            full = used + self.rank > columns
+            basis, projected, used = lax.cond(full, self._restarted, lambda *kept: kept, *memory)
 
         basis = lax.dynamic_update_slice_in_dim(basis, block, used, axis=1)
         strip = basis.T @ product  # Qᵀ A Aᵀ B
@@ -258,10 +245,10 @@ class BlockLanczos(Eigensolver):
     def _restarted(
         self, basis: Array, projected: Array, used: Int[Array, ""]
     ) -> tuple[Array, Array, Array]:
-        """The memory, half empty again: the best of what it spans, exactly recombined."""
+        """The memory, half empty again, with the best half of its span exactly recombined."""
         kept = (len(projected) // self.rank + 1) // 2 * self.rank
         empty = len(projected) - kept
-        # All residuals are in the span of the next block, so that T stays what it says.
+        # All residuals are in the span of the next block, so T remains the projection of A Aᵀ.
         _, vectors = top_eigenvectors(projected, kept)
         turned = vectors.T @ projected @ vectors
         return (
@@ -272,47 +259,43 @@ class BlockLanczos(Eigensolver):
         )
 
     def _next(
-        self, key: Key[Array, ""], basis: Array, rest: Frame, scale: Array, left: Int[Array, ""]
+        self, key: RandomKey, basis: Array, rest: Frame, scale: Array, left: Int[Array, ""]
     ) -> Frame:
-        """An orthonormal basis of the residuals' common space, orthogonal to all that is kept.
+        """The next block: an orthonormal basis of the residuals, orthogonal to the memory.
 
         Args:
             key: random key.
             basis: Q.
             rest: W.
             scale: the largest eigenvalue known.
-            left: how many dimensions the basis leaves; columns beyond are zero.
+            left: number of dimensions outside the basis; columns beyond that are zero.
         """
         eps = jnp.finfo(rest.dtype).eps
-        # Turned so that noise comes last: the factor's first columns do not depend on the others.
-        # Which way is turned does not matter to the span, so nothing is differentiated there.
+        # Rotated so that noise comes last, since the first columns of a QR factor do not depend on
+        # the others. The rotation does not change the span, so it has no derivative.
         gram = lax.stop_gradient(rest.T @ rest)
         rest = rest @ top_eigenvectors(gram, self.rank)[1]
         size = jnp.linalg.norm(lax.stop_gradient(rest), axis=0)
         clear = size > NOISE * eps * jnp.where(scale > 0, scale, 1)
-        random = lax.cond(  # drawing them takes as long as a product with the basis
+        random = lax.cond(  # drawing takes as long as a product with the basis
             jnp.all(clear),
             lambda: jnp.zeros_like(rest),
             lambda: jax.random.normal(key, rest.shape, rest.dtype) / len(rest) ** 0.5,
         )
         block = jnp.where(clear, rest / jnp.where(clear, size, 1), random)
         some = (jnp.arange(self.rank) < left).astype(block.dtype)
-        for _ in range(2):  # once leaves rounding errors of the size of what is projected out
+        for _ in range(2):  # once leaves rounding errors as large as the part projected out
             block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
         return block
 
     # --- result --------------------------------------------------------------------------------
 
-    def through(self) -> SubspaceIteration:
-        """Subspace iteration, which has the same solution and nothing to remember."""
-        return SubspaceIteration(self.rank, retraction="polar")
-
     def shared_result(self, server: Memory) -> Frame:
         """The best components within the memory, Q V, one product further."""
         values, vectors = top_eigenvectors(server.projected, self.rank)
         last = lax.dynamic_slice_in_dim(vectors, server.used - self.rank, self.rank)
-        # A Aᵀ Q V = Q V (VᵀT V) + W E_kᵀ V is known already. The little more than A Aᵀ keeps its
-        # null space from making columns of zeros.
+        # A Aᵀ Q V = Q V (VᵀT V) + W E_kᵀ V costs no message. The small multiple of the identity
+        # prevents columns of zeros where A Aᵀ has a null space.
         more = jnp.finfo(values.dtype).eps ** 0.5 * positive(values[0])
         within = server.projected @ vectors
         within = vectors @ (vectors.T @ within) + more * vectors

@@ -9,15 +9,13 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Diagnostics, Personalized
+from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.pca._components import Frame
 from jaxfed.pca._consensus import (
-    Eigensolver,
     Member,
     Server,
     check_arguments,
@@ -27,7 +25,8 @@ from jaxfed.pca._consensus import (
     measures,
     residual_variance,
 )
-from jaxfed.pca.subspace_iteration import SubspaceIteration
+from jaxfed.pca.components import Frame, RandomKey, Start
+from jaxfed.pca.subspace_iteration import Accelerated
 
 
 class Broadcast(NamedTuple):
@@ -52,13 +51,13 @@ class PowerServer(NamedTuple):
     steps: Int[Array, ""]
 
 
-class LocalPower(Eigensolver):
+class LocalPower(Accelerated):
     r"""Principal components of all samples together by local power iterations.
 
     In a round with q local steps client i starts at the common Z, makes q products with
     \(A_i A_i^\top\), orthonormalizes between them, and sends the last product as it is; the
     server sums and orthonormalizes. q starts at `local_steps` and is halved every round until it
-    is one: from then on this is subspace iteration, at its rate and as open about the data.
+    is one. From then on this is subspace iteration, which converges as fast and reveals as much.
 
     Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
     """
@@ -79,13 +78,13 @@ class LocalPower(Eigensolver):
         Args:
             rank: number of components p.
             local_steps: products of the first round.
-            alignment: whether the server turns the clients' bases towards that of the client
-                with the smallest id before it sums: `"none"`; `"sign"`, column by column; or
-                `"procrustes"`, \(\min_O |Q_i O - Q_0|_F\). The bases here have signs that
-                agree already, so that `"sign"` rarely differs from `"none"`. Aligning needs
-                every client's own message and its basis beside the product, twice the numbers
-                and no sum. (They are counted in every round, though rounds with one local step
-                do not need them.)
+            alignment: whether the server aligns the clients' bases with that of the client of
+                smallest id before it sums: `"none"`; `"sign"`, column by column; or
+                `"procrustes"`, \(\min_O |Q_i O - Q_0|_F\). The signs of bases here agree
+                already, so `"sign"` rarely differs from `"none"`. Aligning needs every client's
+                own message, with its basis beside the product: twice the numbers, and no sum.
+                (They are counted in every round, though rounds with one local step do not need
+                them.)
             stop: what `tol` is compared with: `"objective"`, the relative change of the captured
                 energy, rule (27) of Wang, Liu & Zhang (2022); or `"kkt"`, the scaled KKT
                 violation, which is known once there is one local step and infinite before.
@@ -105,24 +104,19 @@ class LocalPower(Eigensolver):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(
-        self, key: Key[Array, ""], data: Member, start: Personalized | None
-    ) -> Sum | None:
-        """The samples' energy if a tolerance needs it."""
-        del key, start
+    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
+        """The samples' energy if the stopping rule needs it."""
         return energy_message(data, self.stop)
 
     def server_init(
-        self, key: Key[Array, ""], first: Array | None, like: Member, start: Personalized | None
+        self, key: RandomKey, first: Array | None, like: Member, start: Start
     ) -> PowerServer:
         """The first components, and the most local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
         return PowerServer(first_state(key, first, like, self.rank, start), steps)
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Broadcast, data: Member, start: Personalized | None
-    ) -> None:
-        """Nothing of the client's own."""
+    def client_init(self, key: RandomKey, downlink: Broadcast, data: Member, start: Start) -> None:
+        """Clients keep nothing."""
 
     # --- a round -------------------------------------------------------------------------------
 
@@ -131,19 +125,17 @@ class LocalPower(Eigensolver):
         return Broadcast(server.common.shared, server.steps)
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Broadcast, local: None, data: Member
+        self, key: RandomKey, downlink: Broadcast, local: None, data: Member
     ) -> tuple[tuple[Sum | Gather, Sum], None, Diagnostics]:
         """As many products with the client's matrix as the server asks for."""
-        del key
         z, steps = downlink
         first = data.moment.mv(z)
 
         def another(pair, step):
             basis = orthonormalize(pair[1])
-            # A loop of fixed length, unlike one that stops, has a reverse derivative.
-            go_on = step < steps
-            made = basis, data.moment.mv(basis)
-            return jax.tree.map(lambda new, old: jnp.where(go_on, new, old), made, pair), None
+            # A loop of fixed length has a reverse derivative; a while loop has none.
+            new = basis, data.moment.mv(basis)
+            return jax.tree.map(lambda new, old: jnp.where(step < steps, new, old), new, pair), None
 
         basis, product = jax.lax.cond(
             steps > 1,
@@ -160,18 +152,17 @@ class LocalPower(Eigensolver):
 
     def server_step(
         self,
-        key: Key[Array, ""],
+        key: RandomKey,
         server: PowerServer,
         uplink: tuple[Frame | Aligned, Float[Array, ""]],
     ) -> tuple[PowerServer, Diagnostics]:
         """An orthonormal basis of the aligned sum; half the local steps."""
-        del key
         (common, steps), (product, captured) = server, uplink
         if isinstance(product, Aligned):
             product = self._aligned_sum(product)
         violation = kkt_violation(common, product)
         if violation is not None:
-            # Of several local products the sum tells nothing about A Aᵀ Z.
+            # A sum of repeated local products is not A Aᵀ Z.
             violation = jnp.where(steps > 1, jnp.inf, violation)
         measured = measures(common, captured, violation)
         common = Server(orthonormalize(product), captured, common.energy)
@@ -179,7 +170,7 @@ class LocalPower(Eigensolver):
 
     def _aligned_sum(self, clients: Aligned) -> Frame:
         """The sum of all clients' products, each turned towards one client's basis."""
-        # Who is absent has the number zero, and zeros for a product.
+        # Absent clients have the number zero and products of zeros.
         order = jnp.where(clients.number > 0, clients.number, jnp.iinfo(jnp.int32).max)
         reference = clients.basis[jnp.argmin(order)]
 
@@ -192,10 +183,6 @@ class LocalPower(Eigensolver):
         return jax.vmap(aligned)(clients.product, clients.basis).sum(0)
 
     # --- result --------------------------------------------------------------------------------
-
-    def through(self) -> SubspaceIteration:
-        """Subspace iteration, which has the same solution and nothing to remember."""
-        return SubspaceIteration(self.rank, retraction="polar")
 
     def shared_result(self, server: PowerServer) -> Frame:
         """The components."""

@@ -3,24 +3,24 @@
 All of them need a single round (`rounds=1`); more change nothing.
 """
 
-from typing import Literal
+from typing import Literal, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import ClientsLike, Personalized
+from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.core.contract.remarks import HasRemarks
-from jaxfed.pca._components import (
+from jaxfed.pca.components import (
     Frame,
+    Start,
     beside,
     best_local,
     captured,
     change_within,
-    check_data,
     check_fits,
     common_local,
     moment_message,
@@ -33,11 +33,8 @@ from jaxfed.pca._components import (
 METHODS = ("projector", "spectrum", "local_first")
 
 
-class Local(OneExchange):
-    """PCA of each client alone, without any exchange ("indivPCA").
-
-    Source: Shi & Kontar (2024), Section 7.1.5.
-    """
+class _OneRank(OneExchange):
+    """PCA of one kind of components."""
 
     rank: int = eqx.field(static=True)
 
@@ -45,7 +42,7 @@ class Local(OneExchange):
         """Set up the algorithm.
 
         Args:
-            rank: number of components of each client.
+            rank: number of components.
 
         Raises:
             ValueError: if `rank` is not a positive whole number.
@@ -53,38 +50,37 @@ class Local(OneExchange):
         check_count("rank", rank)
         self.rank = rank
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse a rank that does not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        del start
-        check_data(clients)
+    @final
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for a rank that does not fit."""
         check_fits("rank", self.rank, clients)
 
+    @final
     def prepare(self, data, client_id, rounds):
         """The client's second moment."""
-        del client_id, rounds
         return moment_of(data, rank=self.rank, rounds=1)
+
+
+class Local(_OneRank):
+    """PCA of each client alone, without any exchange ("indivPCA").
+
+    Source: Shi & Kontar (2024), Section 7.1.5.
+    """
 
     def server_init(self, key, first, like, start):
         """Nothing is shared."""
-        del key, first, like, start
 
     def client_init(self, key, downlink, data, start):
         """Top components."""
-        del key, downlink, start
         return top_components(data, self.rank)
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        del downlink
         return uncaptured(data, captured(data, local))
 
 
-class Pooled(OneExchange):
-    """PCA of all samples together ("CPCA"): what could be had if data might be moved.
+class Pooled(_OneRank):
+    """PCA of all samples together ("CPCA"): the result if the data could be moved.
 
     Every sample counts the same, so a client counts by its number of samples. The messages are
     exact: they amount to the data or their second moments.
@@ -92,52 +88,19 @@ class Pooled(OneExchange):
     Source: Shi & Kontar (2024), Section 7.1.5.
     """
 
-    rank: int = eqx.field(static=True)
-
-    def __init__(self, rank: int):
-        """Set up the algorithm.
-
-        Args:
-            rank: number of shared components.
-
-        Raises:
-            ValueError: if `rank` is not a positive whole number.
-        """
-        check_count("rank", rank)
-        self.rank = rank
-
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse a rank that does not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        del start
-        check_data(clients)
-        check_fits("rank", self.rank, clients)
-
-    def prepare(self, data, client_id, rounds):
-        """The client's second moment."""
-        del client_id, rounds
-        return moment_of(data, rank=self.rank, rounds=1)
-
     def first_message(self, key, data, start):
-        """The sum of the samples' products, exactly."""
-        del key, start
+        """The sum of the samples' outer products, exactly."""
         return moment_message(data, data.count, total=True)
 
     def server_init(self, key, first, like, start):
         """Top eigenvectors of the sum."""
-        del key, like, start
         return moment_received(first).top(self.rank)[1]
 
     def client_init(self, key, downlink, data, start):
-        """No local components."""
-        del key, downlink, data, start
+        """Nothing is local."""
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        del local
         return uncaptured(data, captured(data, downlink))
 
 
@@ -154,9 +117,8 @@ class OneShot(OneExchange, HasRemarks):
       components scaled by their standard deviations, i.e. of the mean of best rank
       `shared_rank + local_rank` approximations of the second moments;
     * `"local_first"`: top eigenvectors of the mean of the clients' second moments, each deflated
-      by its own top `local_rank` eigenvectors. Right
-      where local variance is large and shared variance small. Its messages are exact deflated
-      second moments, the largest of the three.
+      by its own top `local_rank` eigenvectors. Right where local variance is large and shared
+      variance small. Its messages are exact deflated second moments, the largest of the three.
     """
 
     shared_rank: int = eqx.field(static=True)
@@ -185,24 +147,16 @@ class OneShot(OneExchange, HasRemarks):
         check_name("method", method, METHODS)
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse ranks that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        del start
-        check_data(clients)
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for ranks that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
 
     def prepare(self, data, client_id, rounds):
         """The client's second moment."""
-        del client_id, rounds
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=1)
 
     def first_message(self, key, data, start):
-        """The one shot: what the server needs for the mean of the products."""
-        del key, start
+        """The one shot: what the server averages."""
         if self.method == "local_first":
             return moment_message(data.deflate(top_components(data, self.local_rank)))
         values, vectors = data.top(self.shared_rank + self.local_rank)
@@ -213,13 +167,13 @@ class OneShot(OneExchange, HasRemarks):
             change = change_within(data, vectors) / jnp.where(sums > 0, sums, 1)
             vectors = vectors @ (jnp.diag(root) + jnp.where(sums > 0, change, 0))
             return Gram(vectors, thin=True)
-        # What completes the basis where there are fewer components has no say.
+        # Directions without variance, which complete the basis of a client of few samples, do not
+        # count.
         least = jnp.finfo(values.dtype).eps * data.dim * values[0]
         return Gram(jnp.where(values > least, vectors, 0), thin=True)
 
     def server_init(self, key, first, like, start) -> Frame:
         """Top eigenvectors of the mean."""
-        del key, like, start
         return moment_received(first).top(self.shared_rank)[1]
 
     @property
@@ -229,7 +183,6 @@ class OneShot(OneExchange, HasRemarks):
 
     def client_init(self, key, downlink, data, start):
         """The personal second shot."""
-        del key, start
         return best_local(data, downlink, self.local_rank)
 
     def residual_variance(self, downlink, local, data):
@@ -238,10 +191,8 @@ class OneShot(OneExchange, HasRemarks):
 
     def remarks(self, result, history):
         """Whether the local components are common to all clients."""
-        del history
         return common_local(result)
 
     def client_result(self, downlink, local, data):
-        """The local components, beside the shared ones as they are, not as they arrived."""
-        del data
+        """The local components, made orthogonal to the final shared ones."""
         return beside(downlink, local)

@@ -15,20 +15,22 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.common.checks import check_count, check_flag, check_name, check_positive
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Personalized, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.contract.reduction import Max
 from jaxfed.core.contract.remarks import HasRemarks
-from jaxfed.linalg import Moment, ratio
-from jaxfed.linalg._precision import client_matmul, data_matmul
-from jaxfed.pca._components import (
+from jaxfed.linalg import Moment
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.precision import client_matmul, data_matmul
+from jaxfed.pca._reduced import Reduced
+from jaxfed.pca.components import (
     RETRACTIONS,
     Rows,
+    Start,
     activated,
     beside,
     best_local,
-    check_data,
     check_fits,
     check_start,
     common_local,
@@ -38,16 +40,15 @@ from jaxfed.pca._components import (
     retract,
     uncaptured,
 )
-from jaxfed.pca._reduced import Reduced
 from jaxfed.pca.shrinkage import shrink
 
 
 class Member(NamedTuple):
-    """One client's prepared data: its second moments and which of its columns are in use."""
+    """One client's prepared data."""
 
-    moment: Moment  # what the steps use
-    unshrunk: Moment | None  # what start and result use, where that is another
-    active: Float[Array, " local_rank"] | None  # None: all of them
+    moment: Moment  # of the rounds, perhaps shrunk
+    unshrunk: Moment | None  # of start and result, where the other one is shrunk
+    active: Float[Array, " local_rank"] | None  # 1 for columns in use; None for all
 
 
 class Message(NamedTuple):
@@ -61,7 +62,7 @@ class Server(NamedTuple):
     """The server's state."""
 
     shared: Rows
-    curvature: Float[Array, ""] | None  # one over the step size; None: all know it, given and fixed
+    curvature: Float[Array, ""] | None  # one over the step size; None where that is a constant
     objective: Float[Array, ""] | None  # of the round before, where the step rule compares
 
 
@@ -154,23 +155,18 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _width(self) -> int:
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse ranks or a warm start that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        check_data(clients)
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for ranks or a warm start that do not fit."""
+        check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         if isinstance(self.local_rank, tuple):
-            given = len(self.local_rank)
-            if given != len(clients):
-                raise ValueError(f"local_rank: {given} ranks for {len(clients)} clients")
-            if not isinstance(clients.ids, Tracer) and np.asarray(clients.ids).max() >= given:
+            ranks = len(self.local_rank)
+            if ranks != len(clients):
+                raise ValueError(f"local_rank: {ranks} ranks for {len(clients)} clients")
+            if not isinstance(clients.ids, Tracer) and np.asarray(clients.ids).max() >= ranks:
                 raise ValueError(
-                    f"local_rank: the {given} ranks are those of the ids 0 to {given - 1}, "
+                    f"local_rank: the {ranks} ranks are those of the ids 0 to {ranks - 1}, "
                     f"got clients with ids up to {np.asarray(clients.ids).max()}"
                 )
-        check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         check_start(start, clients, self.shared_rank, self._width)
 
     def prepare(self, data, client_id, rounds):
@@ -190,18 +186,17 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     def first_message(self, key, data, start):
         """What the server needs for its start: deflated moments, and the largest eigenvalue."""
-        del key
         moment, unshrunk, active = data
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
-        alone = start is None and self.start == "local_first"
-        if alone or self.step_size is None:
-            values, vectors = moment.top(self._width if alone else 1)
+        local_first = start is None and self.start == "local_first"
+        if local_first or self.step_size is None:
+            values, vectors = moment.top(self._width if local_first else 1)
             if self.step_size is None:
                 first["curvature"] = Max(values[0])
-            if alone:
-                own = activated(moment, values, vectors, active)
-                first["moment"] = moment_message(moment.deflate(own))
+            if local_first:
+                local = activated(moment, values, vectors, active)
+                first["moment"] = moment_message(moment.deflate(local))
         return first
 
     def server_init(self, key, first, like, start):
@@ -223,12 +218,13 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return Server(shared, curvature, objective)
 
     def client_init(self, key, downlink, data, start):
-        """Local components: given, random, or the best for the first shared ones."""
+        """Local components: a warm start's, random, or the best for the first shared ones."""
         moment, unshrunk, active = data
         if start is not None and start.local is not None:
-            # What the shared ones take away of them must not be completed by those in the rounds.
+            # Orthogonal to the shared ones now, or deflation in the rounds could leave too few.
             return beside(downlink.shared.T, start.local, active).T
         if start is None and self.start == "random":
+            # Transposed, so that components in rows draw the same numbers as in columns.
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk
@@ -237,12 +233,11 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     # --- a round (Algorithm 2) -----------------------------------------------------------------
 
     def downlink(self, server):
-        """The shared components, and the curvature where the step size is not given and fixed."""
+        """The shared components, and the curvature unless the step size is a constant."""
         return Message(server.shared, server.curvature)
 
     def client_step(self, key, downlink, local, data):
         """Deflate and retract the local components, take a step, send the shared copy."""
-        del key
         moment, _, active = data
         shared, curvature = downlink
 
@@ -254,22 +249,20 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         if self.variant == "tangent":
             # (I - P_U - P_V) S W is the tangent projection, because WᵀSW is symmetric.
             moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
-            # The paper retracts the local part here and, deflated, when the next round begins.
-            # Their span is all that matters, and one retraction gives the same as two.
+            # The paper retracts the local part here, and again, deflated, when the next round
+            # begins. Only its span matters, so one retraction does for both.
         else:
-            used = None
             if active is not None:
-                used = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
+                active = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
             # Always the polar factor: QR would keep the span of the shared copy alone, and the
             # average would drift to pooled PCA.
-            moved = retract(w + self._step(sw, curvature), "polar", used)
+            moved = retract(w + self._step(sw, curvature), "polar", active)
         copy, local = moved[: self.shared_rank], moved[self.shared_rank :]
         uplink = Message(copy, None if self.decay is None else objective)
         return uplink, local, {"objective": objective}
 
     def server_step(self, key, server, uplink):
         """Retract the mean of the copies; shrink the step if the objective rose."""
-        del key
         curvature, objective = server.curvature, uplink.scalar
         if self.decay is not None:
             raised = curvature / self.decay.astype(curvature.dtype)
@@ -300,18 +293,17 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
     @property
     def energy_weighted(self) -> bool:
-        """Yes: the objective is a mean of second moments."""
+        """Whether clients of large variance count more: yes, by a mean of second moments."""
         return True
 
     def remarks(self, result, history):
         """Whether the local components are common to all clients."""
-        del history
         return common_local(result)
 
     def through(self) -> Algorithm:
-        """The same problem in the shared components alone; of `"polar"` steps, these themselves.
+        """The problem in the shared components alone, or the rounds themselves for `"polar"`.
 
-        Those end beside the objective's stationary points.
+        Those do not end at the objective's stationary points.
         """
         return Reduced(self, self._width) if self.variant == "tangent" else self
 

@@ -1,7 +1,7 @@
-"""Hierarchical-Bayes PCA without its prior: the most likely components of each client, or of all.
+"""Maximum likelihood PCA by gradient descent, for each client alone or for all together.
 
-Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data, whose
-local and global training these are.
+Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogeneous data, where
+they are called local and global training.
 """
 
 from typing import Literal, NamedTuple
@@ -15,13 +15,10 @@ from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, 
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment
-from jaxfed.pca._components import Frame, check_start, moment_received
-from jaxfed.pca._likelihood import (
+from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start, moment_received
+from jaxfed.pca.likelihood import (
     Member,
-    RandomKey,
-    Rows,
     Scalar,
-    Start,
     check_proper_rank,
     check_settings,
     first_local,
@@ -54,7 +51,7 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
             noise_variance: variance s of the noise in each feature; the latent variance is one.
             step_size: of the gradient steps; None for 1 / (c λ) with the client's precision
                 c = n / (s (1 + s)) and largest eigenvalue λ, stable up to twice that. A client
-                whose samples are all zero, for whom all components are alike, takes no step.
+                whose samples are all zero takes no step.
 
         Raises:
             ValueError: for a rank, variance or step size that is not positive.
@@ -64,38 +61,29 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
         self.step_size = hyperparameter(step_size)
 
     def check(self, clients: ClientsLike, start: Start) -> None:
-        """Refuse a rank or a warm start that does not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
+        """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, None, self.rank)
 
     def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
         """The client's second moment, and its curvature where the step size comes from it."""
-        del client_id
         automatic = self.step_size is None
         return member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
 
     def server_init(self, key: RandomKey, first: None, like: Member, start: Start) -> None:
         """Nothing is shared."""
-        del key, first, like, start
 
     def downlink(self, server: None) -> None:
         """Nothing is sent."""
-        del server
 
     def client_init(self, key: RandomKey, downlink: None, data: Member, start: Start) -> Rows:
-        """Components that are given, or random ones."""
-        del downlink
+        """A warm start's components, or random ones."""
         return first_local(self.rank, key, data, start)
 
     def client_step(
         self, key: RandomKey, downlink: None, local: Rows, data: Member
     ) -> tuple[None, Rows, Diagnostics]:
         """A gradient step."""
-        del key, downlink
         noise = self.noise_variance.astype(local.dtype)
         objective = negative_log_likelihood(data.moment, local, noise)
         gradient = likelihood_gradient(data.moment, local, data.precision)
@@ -104,17 +92,14 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
 
     def server_step(self, key: RandomKey, server: None, uplink: None) -> tuple[None, Diagnostics]:
         """Nothing changes."""
-        del key, uplink
         return server, {}
 
     def client_result(self, downlink: None, local: Rows, data: Member) -> Frame:
         """The client's components."""
-        del downlink, data
         return local.T
 
     def bases(self, server: None, local: Rows) -> Bases:
         """Each client's components."""
-        del server
         return Bases(own=(local.T,))
 
 
@@ -164,22 +149,16 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         self.step_size = hyperparameter(step_size)
 
     def check(self, clients: ClientsLike, start: Start) -> None:
-        """Refuse a rank or a warm start that does not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
+        """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
         """The client's second moment."""
-        del client_id
         return member(data, self.noise_variance, self.rank, rounds)
 
     def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
         """The second moment for the pooled start, or the curvature where the step size needs it."""
-        del key
         first = pooled_message(data, self.start, start)
         if self.step_size is None and not first:
             first["curvature"] = data.precision * data.moment.largest_eigenvalue()
@@ -191,6 +170,7 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         """The components, and the curvature where the step size comes from it."""
         shared, curvature = first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
+            # A mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")
             if curvature is None:
                 curvature = moment_received(first["moment"]).largest_eigenvalue()
@@ -202,13 +182,11 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
 
     def client_init(self, key: RandomKey, downlink: Rows, data: Member, start: Start) -> None:
         """No local components."""
-        del key, downlink, data, start
 
     def client_step(
         self, key: RandomKey, downlink: Rows, local: None, data: Member
     ) -> tuple[Rows, None, Diagnostics]:
         """The likelihood's gradient."""
-        del key
         noise = self.noise_variance.astype(downlink.dtype)
         objective = negative_log_likelihood(data.moment, downlink, noise)
         gradient = likelihood_gradient(data.moment, downlink, data.precision)
@@ -218,7 +196,6 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         self, key: RandomKey, server: Server, uplink: Rows
     ) -> tuple[Server, Diagnostics]:
         """A step along the mean gradient."""
-        del key
         moved = stepped(server.shared, uplink, self.step_size, server.curvature)
         return server._replace(shared=moved), {}
 
@@ -228,5 +205,4 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
 
     def bases(self, server: Server, local: None) -> Bases:
         """The components."""
-        del local
         return Bases(shared=(server.shared.T,))

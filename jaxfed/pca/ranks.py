@@ -1,4 +1,4 @@
-"""How many shared and how many local components: fits over a grid, and a suggestion."""
+"""Choice of the numbers of shared and local components, from fits over a grid of ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -24,7 +24,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
-from jaxfed.pca._components import check_data, check_fits
+from jaxfed.pca.components import check_fits
 from jaxfed.pca.one_shot import METHODS, OneShot
 from jaxfed.pca.perpca import PerPCA
 
@@ -79,36 +79,36 @@ def suggest_ranks(
     Shi & Kontar recommend small ranks with a small reconstruction error and a misalignment
     \(\theta\) that is still large. Here that is made a rule:
 
-    1. A component has to explain a share of the energy, its price: the pair with the least
+    1. A component has to explain a share of the energy, its price: the pair of least
        `error + price * (shared_rank + local_rank)` is suggested. The price is `min_gain` plus the
-       share of the noise in one direction, which any component explains, held-out or not; it is
-       estimated as the error of the largest pair over the directions it leaves.
-    2. The error hardly tells whether a component is shared or in all clients' local components. Of
-       pairs within half of `min_gain` of the least, the one with the largest \(\theta\) is taken.
+       share of the noise in one direction, which any component explains, held-out or not. That
+       share is estimated as the error of the largest pair over the number of directions it leaves.
+    2. The error hardly depends on whether a component is shared or in all clients' local parts.
+       Among the pairs within half of `min_gain` of the least, the one of largest \(\theta\) wins.
     3. If even its \(\theta\) is below `min_misalignment`, nothing is suggested: local components
-       that agree between clients hold something shared, so more shared components have to be
-       tried, or there is nothing but shared ones and `Pooled` is the method.
+       that agree between clients are in fact shared, so try more shared components; or all
+       components are shared, and `Pooled` is the method.
 
-    What \(\theta\) can and cannot tell: it is at most 1 - max(1/m, r2/(d - r1)), so with two
-    clients, or with ranks near d, a smaller threshold is needed. It is small with too many local
-    components, with too few shared ones, and after a run that ended in a bad place. With too many
-    local components a run may *collapse*, that is, local components take over shared directions,
-    from one start and not from another, and at the right ranks too. So every pair is fitted from
-    several starts and the fit with the least error on the fitted samples kept, which makes a
-    collapse rarer and cannot rule it out. Nor does a large \(\theta\) prove that clients differ:
-    local components that are too few for what all clients share pick different parts of it.
+    Limits of \(\theta\): it is at most 1 - max(1/m, r2/(d - r1)), so two clients, or ranks near d,
+    need a smaller threshold. It is small with too many local components, with too few shared ones,
+    and after a run that ended at a bad point. With too many local components a run may *collapse*:
+    local components take over shared directions, from some starts and not from others, and even at
+    the right ranks. So every pair is fitted from several starts, and the fit of least error on the
+    fitted samples is kept, which makes a collapse rarer but cannot exclude it. Nor does a large
+    \(\theta\) prove that clients differ: too few local components for what all clients share pick
+    different parts of it.
 
     Each pair of ranks is compiled anew, which takes seconds; large grids take minutes.
 
     Args:
-        clients: whom to fit, on samples or second moments.
+        clients: the clients, with samples or second moments.
         shared_ranks: numbers of shared components to try.
         local_ranks: numbers of local components to try.
         key: random key, for the choice of held-out samples and the runs.
         rounds: rounds of each fit.
-        held_out: share of each client's samples to keep for the errors, rounded down to whole
-            samples. With 0, with second moments, or if no client has that many, errors are of
-            the fitted data.
+        held_out: share of each client's samples that is kept for the errors, rounded down to whole
+            samples. If it is 0, the data are second moments or no client has that many samples,
+            errors are those on the fitted data.
         min_gain: share of the energy that a component must explain beyond noise.
         min_misalignment: least \(\theta\) of a suggested pair.
         algorithm: makes the algorithm from two ranks, e.g.
@@ -121,8 +121,7 @@ def suggest_ranks(
     Raises:
         ValueError: if there is nothing to try, ranks do not fit, or a share is not from 0 to 1.
 
-    Source:
-        Shi & Kontar (2024), Section 7.1.6.
+    Source: Shi & Kontar (2024), Section 7.1.6.
 
     Example:
         >>> import jax, jaxfed as jf
@@ -137,7 +136,6 @@ def suggest_ranks(
         >>> table.suggested
         (1, 1)
     """
-    check_data(clients)
     for name, ranks in (("shared_ranks", shared_ranks), ("local_ranks", local_ranks)):
         check_list(name, ranks, "ranks")
         for rank in ranks:
@@ -156,8 +154,8 @@ def suggest_ranks(
     check_in_memory("suggest_ranks", clients)
     key_split, key_fit = jax.random.split(key)
     fitted, probe = _split(clients.unbucketed(), held_out, key_split)
-    own = _moments(fitted)
-    measured = own if probe is None else _moments(probe)
+    moments = _moments(fitted)
+    measured = moments if probe is None else _moments(probe)
 
     pairs = [(r1, r2) for r1 in shared_ranks for r2 in local_ranks]
     errors, thetas = [], []
@@ -167,7 +165,7 @@ def suggest_ranks(
             start = fit(OneShot(r1, r2, method=method), fitted, rounds=1, key=key_fit)
             solution = fit(algorithm(r1, r2), fitted, rounds=rounds, key=key_fit, warm_start=start)
             results.append(solution.result)
-        chosen = min(results, key=lambda result: _error(own, result, fitted.weights))
+        chosen = min(results, key=lambda result: _error(moments, result, fitted.weights))
         errors.append(_error(measured, chosen, clients.weights))
         thetas.append(float(misalignment(chosen.local)))
 
@@ -202,11 +200,11 @@ def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> f
 
 
 def _split(clients: Clients, share: float, key: Key[Array, ""]) -> tuple[Clients, Clients | None]:
-    """Clients with what remains of their samples, and with what was taken at random."""
+    """Clients with their fitted samples, and with those held out at random, if there are any."""
     data = clients.data
     if not isinstance(data, Samples):
         return clients, None
-    # A hair more than the share: 0.2 of 10 samples is two of them in any precision.
+    # Slightly more than the share, so that 0.2 of 10 samples are two in any precision.
     taken = jnp.floor(data.count * share + 1e-3)
     if not taken.any():
         return clients, None

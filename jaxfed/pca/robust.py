@@ -45,10 +45,9 @@ def robust_pca(
         ValueError: if `matrix` is not a matrix of finite real floating point numbers, or another
             argument is not a positive number.
 
-    Source:
-        Candès, Li, Ma & Wright (2011), Robust principal component analysis?; Lin, Chen & Ma
-        (2010), The augmented Lagrange multiplier method for exact recovery of corrupted low-rank
-        matrices, Algorithm 5.
+    Source: Candès, Li, Ma & Wright (2011), Robust principal component analysis?; Lin, Chen & Ma
+    (2010), The augmented Lagrange multiplier method for exact recovery of corrupted low-rank
+    matrices, Algorithm 5.
 
     Example:
         >>> import jax, jaxfed as jf

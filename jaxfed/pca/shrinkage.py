@@ -2,13 +2,12 @@
 
 On few noisy samples the optimum of the personalized objective can lie far from the true shared
 components: each client's local components pick the directions in which its noise happens to be
-large, and the shared ones follow. Eigenvalues that noise alone explains are therefore set to
-nothing and the others are corrected for the noise they contain. What is left is constant along
-the directions into which the iteration used to drift.
+large, and the shared ones follow. So eigenvalues that noise alone explains are set to zero, and the
+others are corrected for the noise they contain.
 
-Each client's samples alone decide. In d features, n samples show a component only if its variance
-is more than √(d/n) times that of the noise; a weaker one is gone, although the mean over many
-clients might show it.
+Each client is corrected from its own samples. In d features, n samples show a component only if its
+variance is more than √(d/n) times that of the noise; a weaker one is lost, even if the mean over
+many clients would show it.
 
 Source: the spiked covariance model's edge and eigenvalue correction, Donoho, Gavish & Johnstone
 (2018), Optimal shrinkage of eigenvalues in the spiked covariance model, equations 1.3 and 1.10.
@@ -18,8 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.core.common.checks import check_instance
-from jaxfed.linalg import Moment, ratio
-from jaxfed.pca._components import change_within
+from jaxfed.linalg import Moment
+from jaxfed.linalg.division import ratio
+from jaxfed.pca.components import change_within
 
 
 def shrink(moment: Moment, rank: int) -> Moment:
@@ -38,10 +38,10 @@ def shrink(moment: Moment, rank: int) -> Moment:
         The shrunk moment, as a factor of `rank` rows.
 
     Raises:
-        ValueError: if `moment` is none, or `rank` is not from 1 to the number of features.
+        ValueError: if `moment` is no `Moment`, or `rank` is not from 1 to the number of features.
     """
     check_instance("moment", moment, Moment, "a jaxfed.linalg.Moment")
-    # What is kept does not depend on the scale, but squares of tiny moments vanish.
+    # Scaled to size one, as squares of tiny moments would vanish.
     energy = jax.lax.stop_gradient(moment.trace)
     size = jnp.where(energy > jnp.finfo(energy.dtype).tiny, jnp.sqrt(energy), 1)
     dense, samples = moment.dense, moment.samples
@@ -55,29 +55,29 @@ def shrink(moment: Moment, rank: int) -> Moment:
     count = jnp.maximum(moment.count, 1)
     aspect = moment.dim / count
     edge = (1 + jnp.sqrt(aspect)) ** 2
-    # Noiseless data have a noise of nothing; this much keeps the ratios finite.
+    # Keeps ratios finite where the data have no noise.
     least = jnp.finfo(values.dtype).eps * moment.trace + jnp.finfo(values.dtype).tiny
 
     def estimate(noise, _):
-        # The noise is the mean of what is not signal; the signal has taken its share of it.
+        # The noise is the mean of the other eigenvalues, corrected for the share in the signal's.
         signal = values > edge * noise
         kept = signal.sum()
         left = moment.trace - jnp.sum(jnp.where(signal, values, 0))
         share = jnp.where(count > kept + 1, 1 - kept / count, 1)
         return jnp.maximum(left / (jnp.maximum(moment.dim - kept, 1) * share), least), None
 
-    # From "all is noise" downwards, so that clients with fewer samples than `rank` do not call
-    # everything signal. Each step finds at least one component more or none at all.
+    # Starts from "all is noise", or clients with fewer samples than `rank` would take everything
+    # for signal. Each step finds at least one more component, or the iteration has ended.
     noise, _ = jax.lax.scan(estimate, moment.trace / moment.dim + least, length=rank + 1)
     x = ratio(values, noise)
     inside = jnp.maximum((x + 1 - aspect) ** 2 - 4 * x, 0)
-    # The root's derivative is infinite at the edge, where the eigenvalue is dropped anyway.
+    # At the edge, where the eigenvalue is dropped anyway, the root's derivative is infinite.
     root = jnp.sqrt(jnp.where(x > edge, inside, 1))
     spike = noise * jnp.where(x > edge, (x + 1 - aspect + root) / 2 - 1, 0)
     scale = jnp.where(spike > 0, jnp.sqrt(jnp.where(spike > 0, spike, 1)), 0)
-    # The eigenvectors' own derivative leaves out what turns them towards each other, which matters
-    # as their factors differ: V D Vᵀ with the divided differences of the spikes, their slope where
-    # eigenvalues coincide; of its root, over the sums of the scales.
+    # `Moment.top` leaves rotations among the eigenvectors out of its derivative. They matter here,
+    # where factors differ: V D Vᵀ changes by divided differences of the spikes (their slope where
+    # eigenvalues coincide), and its root by these over the sums of the scales.
     slope = jnp.where(x > edge, (1 + (x + 1 - aspect) / root) / 2, 0)
     gaps = values[:, None] - values
     clear = jnp.abs(gaps) > jnp.finfo(values.dtype).eps * moment.dim * values[0]

@@ -1,8 +1,8 @@
-"""Which shared components to believe: those that two halves of the samples agree on.
+"""Choice between algorithms by whether two halves of the samples give the same shared components.
 
-The objective cannot tell: where shared variance is small its optimum on few noisy samples may be
-far from the truth, and held-out reconstruction may even improve on the way there. Components that
-are noise differ between the halves; true ones do not.
+The objective does not show it: where shared variance is small, its optimum on few noisy samples may
+be far from the truth, and held-out reconstruction may even improve on the way there. Components
+that are noise differ between the halves; true ones do not.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from jaxfed.core.common.checks import check_count, check_instance, check_list, c
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.metrics import projector_distance
-from jaxfed.pca._components import check_data
+from jaxfed.pca.components import check_data
 
 
 def split_half(
@@ -44,7 +44,7 @@ def split_half(
     Returns:
         `(best, disagreement)`: the position of the candidate whose halves agree most, and
         `‖P_a - P_b‖²_F` of the shared components for each, between 0 and twice the shared rank.
-        More than about 1 says that the shared components are noise.
+        Above about 1 the shared components are noise.
 
     Raises:
         ValueError: without candidates, without samples (moments cannot be split), or with a
@@ -66,7 +66,7 @@ def split_half(
         )
 
     def half(first: int, part: Samples) -> Samples:
-        # Of an odd number the first half has one more.
+        # Of an odd number of samples the even rows are one more.
         return Samples(part.values[:, first::2], (part.count + 1 - first) // 2)
 
     halves = [

@@ -1,4 +1,4 @@
-"""Federated subspace iteration: the power method on a block, one product of the data a round.
+"""Federated subspace iteration: the power method on a block, one product with the data a round.
 
     client:  Y_i = A_i A_iᵀ Z            server:  Z = orth(sum_i Y_i)
 
@@ -6,38 +6,36 @@ Source: Rutishauser (1970); the federated form is (2) of Wang, Liu & Zhang (2022
 consensus on subspaces in federated principal component analysis.
 """
 
-from typing import Literal
+from typing import Literal, final
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Key
 
 from jaxfed.core.common.checks import check_name
-from jaxfed.core.contract.algorithm import Diagnostics, Personalized
+from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.core.contract.reduction import Sum
-from jaxfed.pca._components import RETRACTIONS, Frame
 from jaxfed.pca._consensus import (
     Eigensolver,
+    HoldsBasis,
     Member,
     Server,
     check_arguments,
-    energy_message,
-    first_state,
     kkt_violation,
     measures,
     residual_variance,
 )
+from jaxfed.pca.components import RETRACTIONS, Frame, RandomKey, Start
 
 
-class SubspaceIteration(Eigensolver, HasBases):
+class SubspaceIteration(HoldsBasis, HasBases):
     r"""Principal components of all samples together by simultaneous subspace iteration ("SSI").
 
-    Up and down the wire go `features × rank` numbers a round, and the server needs only the sum.
-    The error shrinks by \(\lambda_{p+1} / \lambda_p\) a round, whatever the split over clients.
-    The messages are linear in the data, so `features / rank` of them give a client's second
-    moment away.
+    A round sends `features × rank` numbers each way, and the server needs only the sum. The error
+    shrinks by \(\lambda_{p+1} / \lambda_p\) a round, however the samples are split over clients.
+    The messages are linear in the data, so `features / rank` of them reveal a client's second
+    moment.
 
     Every sample counts the same: \(A_i A_i^\top\) is the sum over a client's samples.
     """
@@ -58,11 +56,11 @@ class SubspaceIteration(Eigensolver, HasBases):
             stop: what `tol` is compared with: `"objective"`, the relative change of the captured
                 energy \(f(Z) = \sum_i |A_i^\top Z|_F^2\) from round to round, rule (27); or
                 `"kkt"`, the scaled KKT violation
-                \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\). Both cost no message but, for the
-                second, one number at the start.
-            retraction: which basis of the sum comes next: `"qr"`, by which the components come to
-                be the eigenvectors in order, each at its own rate; or `"polar"`, the one nearest
-                to the basis before, which comes to rest as soon as the subspace does.
+                \(|(I - ZZ^\top) A A^\top Z|_F / |A|_F^2\). The first costs no message, the second
+                one number at the start.
+            retraction: which basis of the sum comes next: `"qr"`, by which the components converge
+                to the eigenvectors in order, each at its own rate; or `"polar"`, the one nearest
+                to the previous basis, which converges as soon as the subspace does.
 
         Raises:
             ValueError: if `rank` is not a positive whole number, or a name is unknown.
@@ -74,54 +72,41 @@ class SubspaceIteration(Eigensolver, HasBases):
     def _products(self, rounds: int) -> int:
         return rounds
 
-    def first_message(
-        self, key: Key[Array, ""], data: Member, start: Personalized | None
-    ) -> Sum | None:
-        """The samples' energy if a tolerance needs it."""
-        del key, start
-        return energy_message(data, self.stop)
-
-    def server_init(
-        self, key: Key[Array, ""], first: Array | None, like: Member, start: Personalized | None
-    ) -> Server:
-        """The first components."""
-        return first_state(key, first, like, self.rank, start)
-
-    def downlink(self, server: Server) -> Frame:
-        """The components."""
-        return server.shared
-
-    def client_init(
-        self, key: Key[Array, ""], downlink: Frame, data: Member, start: Personalized | None
-    ) -> None:
-        """Nothing of the client's own."""
+    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> None:
+        """Clients keep nothing."""
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Frame, local: None, data: Member
+        self, key: RandomKey, downlink: Frame, local: None, data: Member
     ) -> tuple[Sum, None, Diagnostics]:
         """One product with the client's matrix."""
-        del key
         product = data.moment.mv(downlink)
         captured = jnp.vdot(downlink, product)
         return Sum(product), local, {"objective": residual_variance(data, captured)}
 
     def server_step(
-        self, key: Key[Array, ""], server: Server, uplink: Frame
+        self, key: RandomKey, server: Server, uplink: Frame
     ) -> tuple[Server, Diagnostics]:
         """An orthonormal basis of the sum."""
-        del key
         captured = jnp.vdot(server.shared, uplink)
         measured = measures(server, captured, kkt_violation(server, uplink))
         shared = RETRACTIONS[self.retraction](uplink)
         return Server(shared, captured, server.energy), measured
 
     def through(self) -> "SubspaceIteration":
-        """The one whose bases come to rest with the subspace."""
+        """Subspace iteration with polar factors, whose bases converge with the subspace."""
         if self.retraction == "polar":
             return self
         return SubspaceIteration(self.rank, stop=self.stop, retraction="polar")
 
     def bases(self, server: Server, local: None) -> Bases:
         """The components."""
-        del local
         return Bases(shared=(server.shared,))
+
+
+class Accelerated(Eigensolver):
+    """An eigensolver with the solution of subspace iteration, by which it is differentiated."""
+
+    @final
+    def through(self) -> SubspaceIteration:
+        """Subspace iteration, which keeps no memory of earlier rounds."""
+        return SubspaceIteration(self.rank, retraction="polar")

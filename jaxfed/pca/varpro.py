@@ -1,4 +1,4 @@
-"""Personalized PCA's objective with the local components eliminated: a fraction of the rounds.
+"""Personalized PCA with the local components eliminated, which takes a fraction of the rounds.
 
 For given shared components the best local components are known: the top eigenvectors of the
 client's second moment deflated by the shared ones. What is left is a function of the shared
@@ -7,8 +7,8 @@ subspace alone,
     F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
 
 whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U: one thin message per
-client and round, of which the server needs only the mean. The server climbs with Barzilai-Borwein
-steps, safeguarded by a non-monotone line search; a round is one evaluation.
+client and round, of which the server needs only the mean. The server takes Barzilai-Borwein steps
+uphill, safeguarded by a non-monotone line search; a round is one evaluation.
 
 Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
 projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A feasible method for
@@ -22,7 +22,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count
@@ -30,11 +30,14 @@ from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, 
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.core.contract.remarks import HasRemarks
-from jaxfed.linalg import Moment, polar, ratio
-from jaxfed.pca._components import (
+from jaxfed.linalg import Moment, polar
+from jaxfed.linalg.division import ratio
+from jaxfed.pca._reduced import Evaluation, evaluate
+from jaxfed.pca.components import (
     Frame,
+    RandomKey,
+    Start,
     best_local,
-    check_data,
     check_fits,
     check_start,
     common_local,
@@ -44,7 +47,6 @@ from jaxfed.pca._components import (
     moment_received,
     top_components,
 )
-from jaxfed.pca._reduced import Evaluation, evaluate
 from jaxfed.pca.perpca import PerPCA
 
 # Accepted objectives that a new one is compared with, and how the step changes.
@@ -55,7 +57,7 @@ SUFFICIENT, SHRINK = 1e-4, 0.25
 class Server(NamedTuple):
     """The last accepted point, and the trial that is being evaluated.
 
-    Gradients and objectives are multiples of the unit, whose squares are in no danger.
+    Gradients and objectives are multiples of `unit`, so that squares neither overflow nor vanish.
     """
 
     base: Frame
@@ -93,35 +95,25 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
-        """Refuse ranks or a warm start that do not fit.
-
-        Raises:
-            ValueError: as said above.
-        """
-        check_data(clients)
+    def check(self, clients: ClientsLike, start: Start) -> None:
+        """Raise a `ValueError` for ranks or a warm start that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         check_start(start, clients, self.shared_rank, None)
 
     def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Moment:
         """The client's second moment."""
-        del client_id
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=rounds)
 
-    def first_message(
-        self, key: Key[Array, ""], data: Moment, start: Personalized | None
-    ) -> Gram | Symmetric | None:
+    def first_message(self, key: RandomKey, data: Moment, start: Start) -> Gram | Symmetric | None:
         """The deflated second moment, for the local-first start of `OneShot`."""
-        del key
         if start is not None:
             return None
         return moment_message(data.deflate(top_components(data, self.local_rank)))
 
     def server_init(
-        self, key: Key[Array, ""], first: Array | None, like: Moment, start: Personalized | None
+        self, key: RandomKey, first: Array | None, like: Moment, start: Start
     ) -> Server:
         """The first trial is the start itself."""
-        del key, like
         if start is not None:
             shared = start.shared
         else:
@@ -138,28 +130,23 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         )
 
     def downlink(self, server: Server) -> Frame:
-        """The trial point. As a result it is as good as the base, and one step further."""
+        """The trial point, which as a result is one step beyond the last accepted one."""
         return server.trial
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: Frame, data: Moment, start: Personalized | None
-    ) -> None:
+    def client_init(self, key: RandomKey, downlink: Frame, data: Moment, start: Start) -> None:
         """Nothing: the local components are found anew each round."""
-        del key, downlink, data, start
 
     def client_step(
-        self, key: Key[Array, ""], downlink: Frame, local: None, data: Moment
+        self, key: RandomKey, downlink: Frame, local: None, data: Moment
     ) -> tuple[Evaluation, None, Diagnostics]:
         """Evaluate the gradient and the objective with the best local components."""
-        del key
         uplink, rest = evaluate(data, downlink, self.local_rank)
         return uplink, local, {"objective": rest}
 
     def server_step(
-        self, key: Key[Array, ""], server: Server, uplink: Evaluation
+        self, key: RandomKey, server: Server, uplink: Evaluation
     ) -> tuple[Server, Diagnostics]:
         """Accept the trial and step on from it, or try a shorter step from the base."""
-        del key
         base, old_gradient, trial, step, captured, accepted, unit = server
         first = accepted == 0
         unit = jnp.where(first, _power_near(uplink.product), unit)
@@ -167,7 +154,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         gradient = deflate(uplink.product, trial)
         square = jnp.sum(uplink.product**2)
         scale = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 1)
-        # Differences below the rounding of the objective must not count as a fall.
+        # A fall within the rounding of the objective does not count.
         slack = 8 * jnp.finfo(captured.dtype).eps * jnp.abs(uplink.captured)
         wanted = jnp.min(captured) + SUFFICIENT * step * jnp.sum(old_gradient**2) - slack
         good = first | (uplink.captured >= wanted)
@@ -178,40 +165,40 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         # The two step lengths of Barzilai & Borwein in turn.
         long = jnp.where(sy > 0, ratio(ss, sy), 1 / scale)
         short = jnp.where(yy > 0, ratio(sy, yy), 1 / scale)
-        # Curvatures are no larger than the scale, but for those of differences that are rounding.
+        # A curvature beyond the scale is one of differences that are rounding.
         spectral = jnp.clip(jnp.where(accepted % 2 == 1, long, short), 1 / scale, 1e4 / scale)
         step = jnp.where(good, jnp.where(first, 1 / scale, spectral), SHRINK * step)
         base, gradient = jnp.where(good, trial, base), jnp.where(good, gradient, old_gradient)
         captured = jnp.where(good, jnp.roll(captured, 1).at[0].set(uplink.captured), captured)
-        # Near a solution all lengths lead to the same point. Differences that turn into rounding
-        # make them, so that a derivative through them would grow without bound, round by round.
+        # Near a solution every length leads to the same point, but lengths come from differences
+        # that are rounding. Derivatives through them would grow without bound, round by round.
         rounding = step * jnp.sum(gradient**2) <= slack
         step = jnp.where(rounding, jax.lax.stop_gradient(step), step)
         trial = polar(base + step * gradient)
         return Server(base, gradient, trial, step, captured, accepted + good, unit), {}
 
-    def client_result(self, downlink: Frame, local: None, data: Moment) -> Frame:
+    def client_result(
+        self, downlink: Frame, local: None, data: Moment
+    ) -> Float[Array, "features local_rank"]:
         """The best local components for the final shared ones."""
-        del local
         return best_local(data, downlink, self.local_rank)
 
     @property
     def energy_weighted(self) -> bool:
-        """Yes: the objective is a mean of second moments."""
+        """Whether clients of large variance count more: yes, by a mean of second moments."""
         return True
 
     def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """Whether the local components are common to all clients."""
-        del history
         return common_local(result)
 
     def through(self) -> Algorithm:
-        """Gradient ascent of the same function: a line search remembers more than a point."""
+        """Gradient ascent of the same function, whose state is a point alone."""
         return PerPCA(self.shared_rank, self.local_rank).through()
 
 
 def _power_near(matrix: Frame) -> Float[Array, ""]:
     """A power of two near the largest entry, by which division is exact; one if all are zero."""
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
-    known = largest > jnp.finfo(largest.dtype).tiny
-    return jnp.ldexp(jnp.ones_like(largest), jnp.where(known, jnp.frexp(largest)[1], 0))
+    normal = largest > jnp.finfo(largest.dtype).tiny
+    return jnp.ldexp(jnp.ones_like(largest), jnp.where(normal, jnp.frexp(largest)[1], 0))

@@ -15,7 +15,7 @@ from jaxfed.core.backends.backend import Backend, Work
 from jaxfed.core.common.buckets import split, unlike
 from jaxfed.core.common.checks import check_whole
 from jaxfed.core.contract.reduction import Reduction, additive, combined, each
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 
 class _HereAlone(Backend):

@@ -155,7 +155,10 @@ def _one(plural: str) -> str:
 
 
 def shares_of(
-    weights: Literal["equal", "samples"] | ArrayLike, clients: int, sizes: np.ndarray, dtype
+    weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
+    clients: int,
+    sizes: np.ndarray,
+    dtype,
 ) -> Float[Array, " clients"]:
     """Weights that sum to one.
 

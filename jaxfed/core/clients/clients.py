@@ -75,7 +75,7 @@ class Clients(eqx.Module):
         cls,
         arrays: Sequence[ArrayLike] | ArrayLike,
         *,
-        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         bucket: float | None = None,
     ) -> Self:
         """Clients from their samples.
@@ -132,7 +132,7 @@ class Clients(eqx.Module):
         cls,
         source: Sequence[ArrayLike],
         *,
-        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         counts: Sequence[int] | None = None,
         bucket: float | None = 1.5,
         block_bytes: int = 2**28,
@@ -177,7 +177,7 @@ class Clients(eqx.Module):
         matrices: Float[ArrayLike, "clients features features"],
         *,
         counts: Sequence[int] | None = None,
-        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
     ) -> Self:
         """Clients from their second moments `S_i = Y_iᵀ Y_i / n_i` alone.
 
@@ -215,7 +215,7 @@ class Clients(eqx.Module):
         *,
         backend: Backend | None = None,
         ids: Sequence[int] | None = None,
-        weights: Literal["equal", "samples"] | ArrayLike = "equal",
+        weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
     ) -> "Clients":
         """The clients of all JAX processes, of which each gives its own and keeps their data.
 
@@ -316,7 +316,7 @@ class Clients(eqx.Module):
         return eqx.tree_at(lambda c: c.data, self, sketched(self.data, Samples))
 
     @property
-    def counts(self) -> Float[Array, " clients"]:
+    def counts(self) -> Float[Array, " clients"] | Float[np.ndarray, " clients"]:
         """Numbers of samples."""
         counts = over_parts(lambda part: part.count, self.sketch().data)
         return in_order(layout_of(counts), parts_of(counts))

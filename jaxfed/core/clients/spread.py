@@ -70,7 +70,7 @@ def spread(
     own: Callable[[], tuple[Any, Array | None]],
     sharding: NamedSharding,
     ids: Sequence[int] | None,
-    weights: Literal["equal", "samples"] | ArrayLike,
+    weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
 ) -> Spread:
     """The arrays of all processes' clients, of which each gives and keeps its own.
 

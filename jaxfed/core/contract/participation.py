@@ -134,7 +134,7 @@ def uniform(size: int) -> Participation:
     return _Uniform(int(size))
 
 
-def mask(present: Bool[ArrayLike, "rounds clients"]) -> Participation:
+def mask(present: Bool[ArrayLike, "*rounds clients"]) -> Participation:
     """Given participants: row t says who is there in round t; rows repeat after the last.
 
     Means are over the participants, by their weights, which are normalised to sum to one in each

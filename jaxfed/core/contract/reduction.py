@@ -11,7 +11,7 @@ from typing import Any, Self, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, Shaped
 
 
 class Part(eqx.Module):
@@ -269,7 +269,7 @@ def _lowest(dtype: jnp.dtype) -> Array:
     return jnp.asarray(-jnp.inf if real else jnp.iinfo(dtype).min, dtype)
 
 
-def _total(x: Float[Array, "m ..."]) -> Float[Array, "..."]:
+def _total(x: Shaped[Array, "m ..."]) -> Shaped[Array, "..."]:
     """The sum over clients."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x.sum(0, dtype=None if x.dtype == bool else x.dtype)

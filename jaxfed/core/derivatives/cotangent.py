@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
-from jaxfed.linalg._rule import with_rule
+from jaxfed.linalg.derivatives import with_rule
 
 # (value, its cotangent) -> what goes on in place of the cotangent
 Look = Callable[[PyTree, PyTree], PyTree]

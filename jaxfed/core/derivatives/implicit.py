@@ -35,8 +35,7 @@ from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
-from jaxfed.linalg._factor import DECOMPOSITION
-from jaxfed.linalg._rule import with_rule
+from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
 
 LOG = logging.getLogger("jaxfed.adjoint")
 LOSSLESS = channel.lossless()

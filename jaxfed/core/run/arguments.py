@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Key, PyTree, UInt32
 
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
@@ -51,7 +51,7 @@ def problem_of(
     algorithm: Algorithm,
     clients: Clients,
     rounds: int,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None,
     channels: channel.Channels,
     participants: participation.Participation | None,

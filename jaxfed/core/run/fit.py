@@ -31,7 +31,7 @@ from jaxfed.core.run.solution import Solution, with_earlier
 from jaxfed.core.run.streamed import Streamed
 from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.wire.channel import Channels
-from jaxfed.linalg._precision import precise
+from jaxfed.linalg.precision import precise
 
 
 @watched

@@ -12,7 +12,7 @@ from jaxfed.core.run.arguments import LOSSLESS, UNROLLED, VMAP, check_loop, prob
 from jaxfed.core.run.loop import Metrics, Options
 from jaxfed.core.run.solution import Solution, with_earlier
 from jaxfed.core.wire.channel import Channels
-from jaxfed.linalg._precision import precise
+from jaxfed.linalg.precision import precise
 
 
 @precise()

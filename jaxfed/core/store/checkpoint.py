@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree
 
 from jaxfed._names import caller
 from jaxfed._optional import require
@@ -177,7 +177,7 @@ class Checkpoint:
                 f"checkpoint {self.path}: belongs to another run: {'; '.join(told)}"
             )
 
-    def _placed(self, stored: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
+    def _placed(self, stored: Mapping[str, ArrayLike], like: PyTree) -> PyTree:
         """The stored arrays in this run's structure and on its devices, not on the saved ones."""
 
         def place(leaf: Any, found: Any) -> Any:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree, UInt16, UInt32
 
 from jaxfed.core.common.checks import shown
 from jaxfed.core.contract.algorithm import ClientsLike
-from jaxfed.linalg._rule import with_rule
+from jaxfed.linalg.derivatives import with_rule
 
 
 class Context(NamedTuple):

@@ -20,7 +20,7 @@ from jaxfed.core.wire.packing import (
     unpack_rows,
     unpack_symbols,
 )
-from jaxfed.linalg._platform import per_platform
+from jaxfed.linalg.platforms import per_platform
 
 
 class _Codes(Payload):

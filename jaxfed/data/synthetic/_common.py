@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class Law(NamedTuple):
     noise_variance: Float[Array, ""]
 
 
+@runtime_checkable
 class HasLaw(Protocol):
     """Data that know what they were drawn from."""
 

@@ -1,20 +1,22 @@
-"""What hierarchical-Bayes PCA and its two extremes share: the objective and the start."""
+"""The likelihood and the prior of hierarchical-Bayes PCA, and where its algorithms start."""
 
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count, check_positive
-from jaxfed.core.contract.algorithm import ClientsLike, Personalized
-from jaxfed.linalg import Moment, matmul, polar, ratio
+from jaxfed.core.contract.algorithm import ClientsLike
+from jaxfed.linalg import Moment, matmul, polar
+from jaxfed.linalg.division import ratio
 from jaxfed.manifolds import stiefel
-from jaxfed.pca._components import (
+from jaxfed.pca.components import (
     Frame,
+    RandomKey,
     Rows,
-    check_data,
+    Start,
     check_fits,
     moment_behind,
     moment_message,
@@ -24,17 +26,15 @@ from jaxfed.pca._components import (
 
 Scalar = Float[Array, ""]
 Number = float | Scalar
-RandomKey = Key[Array, ""]
-Start = Personalized | None
 
 
 # --- the terms of the objective ------------------------------------------------------------------
 
 
 def precision(count: Scalar, noise_variance: Number) -> Scalar:
-    """How strongly n samples hold the components: c = n / (s (1 + s)), the inverse variance v.
+    """The precision with which n samples determine the components, c = n / (s (1 + s)).
 
-    The likelihood is exp(c/2 tr UᵀSU) but for a constant.
+    Up to a constant factor the likelihood is exp(c/2 tr UᵀSU).
     """
     return count / (noise_variance * (1 + noise_variance))
 
@@ -57,15 +57,15 @@ def likelihood_gradient(moment: Moment, frame: Rows, precision: Number) -> Rows:
 
 
 def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
-    """UᵀV, in this order because it is then one product for all clients, and the faster one.
-
-    Where its transpose goes on, as in `aligned`, XLA finds no tiles of that product for a GPU.
-    """
+    """UᵀV."""
+    # Mapped over clients this order makes one large product, which is faster. Where its transpose
+    # is used, as in `aligned`, XLA cannot tile that product on a GPU.
     return lax.platform_dependent(
-        frame, shared,
+        frame,
+        shared,
         cuda=lambda frame, shared: matmul(shared, frame.T).T,
         default=lambda frame, shared: matmul(frame, shared.T),
-    )  # fmt: skip
+    )
 
 
 def tangent_part(shared: Rows, frame: Rows) -> Rows:
@@ -82,9 +82,9 @@ def squared_distance(shared: Rows, frame: Rows) -> Scalar:
 
 
 def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
-    """Halves of the Riemannian gradients of d² by V and by U, which are alike.
+    """Half the Riemannian gradients of d², with respect to V and to U.
 
-    By U it is the projection of `tangent_part`, by V that of -(U - V sym(VᵀU)) sym(VᵀU).
+    They are the projections of -(U - V sym(VᵀU)) sym(VᵀU) and of U - V sym(VᵀU).
     """
     inner = overlap(frame, shared)
     symmetric = _symmetric(inner)
@@ -94,15 +94,15 @@ def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
 
 
 def _symmetric(x: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    # Behind a barrier: taken into the product that follows, which is one for all clients, the
-    # transposition of each client's matrix leaves XLA no tiles to choose for a GPU.
+    # Without the barrier XLA fuses the transposition into the product that follows, which it then
+    # cannot tile on a GPU.
     return lax.optimization_barrier((x + x.T) / 2)
 
 
 def aligned(frame: Rows, shared: Rows, method: Literal["svd"] | None = None) -> Rows:
-    """The basis of a client's components that is nearest to V: UQ with VᵀUQ symmetric, PSD.
+    """The basis UQ of a client's components that is nearest to V: VᵀUQ is symmetric and PSD.
 
-    d²(V, UQ) is then the least over all bases, r - ‖VᵀU‖², a distance of subspaces.
+    d²(V, UQ) is then the least over all bases, r - ‖VᵀU‖², a distance between subspaces.
     """
     return matmul(polar(overlap(frame, shared).T, method), frame)
 
@@ -116,19 +116,18 @@ def joint_moment(moment: Moment, weight: Number, shared: Frame, prior_variance: 
     return Moment.from_samples(jnp.concatenate([rows, shared.T / jnp.sqrt(prior_variance)]), 1)
 
 
-# --- checks, clients and the start ---------------------------------------------------------------
+# --- checks, prepared data and the start ---------------------------------------------------------
 
 
 def check_settings(rank: int, noise_variance: Number, step_size: Number | None) -> None:
-    """Refuse a rank, a variance and a step size that are not positive numbers."""
+    """Raise a `ValueError` for a rank, a variance or a step size that is not positive."""
     check_count("rank", rank)
     check_positive("noise_variance", noise_variance)
     check_positive("step_size", step_size, optional=True)
 
 
 def check_proper_rank(rank: int, clients: ClientsLike) -> None:
-    """Refuse other data, and as many components as there are features, or more."""
-    check_data(clients)
+    """Raise a `ValueError` for other data, or as many components as features, or more."""
     check_fits("rank", rank, clients)
     if rank == clients.features:
         raise ValueError(f"rank: wanted less than the {clients.features} features, got {rank}")
@@ -143,10 +142,24 @@ class Member(NamedTuple):
 
 
 def member(
-    data: Samples | Moment, noise_variance: Array, rank: int, rounds: int, *,
-    factor: float = 1.0, curvature: bool = False,
-) -> Member:  # fmt: skip
-    """One client's prepared data, the precision times a factor."""
+    data: Samples | Moment,
+    noise_variance: Array,
+    rank: int,
+    rounds: int,
+    *,
+    factor: float = 1.0,
+    curvature: bool = False,
+) -> Member:
+    """One client's prepared data.
+
+    Args:
+        data: the client's data.
+        noise_variance: s.
+        rank: r.
+        rounds: of the run, which decide whether the moment is kept as a matrix.
+        factor: on the precision.
+        curvature: whether a step size is derived from the curvature.
+    """
     moment = moment_of(data, rank=rank, rounds=rounds)
     weight = factor * precision(moment.count, noise_variance.astype(moment.trace.dtype))
     largest = weight * moment_behind(data).largest_eigenvalue() if curvature else None
@@ -154,7 +167,7 @@ def member(
 
 
 def pooled_message(data: Member, rule: str, start: Start) -> dict[str, PyTree]:
-    """A client's second moment times its precision, if the start is `"pooled"` and no warm one."""
+    """A client's second moment times its precision, if the run starts from the pooled moment."""
     pooled = start is None and rule == "pooled"
     return {"moment": moment_message(data.moment, data.precision)} if pooled else {}
 
@@ -162,7 +175,7 @@ def pooled_message(data: Member, rule: str, start: Start) -> dict[str, PyTree]:
 def first_shared(
     rank: int, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
 ) -> Rows:
-    """The first shared components: given, top eigenvectors of the mean moment, or random."""
+    """The first shared components: a warm start's, the mean moment's eigenvectors, or random."""
     if start is not None:
         return start.shared.T
     if "moment" in first:
@@ -171,14 +184,14 @@ def first_shared(
 
 
 def first_local(rank: int, key: RandomKey, data: Member, start: Start) -> Rows:
-    """A client's first components: given, or random."""
+    """A client's first components: a warm start's, or random."""
     if start is not None and start.local is not None:
         return start.local.T
     return stiefel.random(key, data.moment.dim, rank, data.moment.trace.dtype).T
 
 
 def stepped(frame: Rows, gradient: Rows, step_size: Array | None, curvature: Scalar | None) -> Rows:
-    """A step down the gradient, of the size given or of one over the curvature; of none, none."""
+    """A step down the gradient, of size `step_size` or else one over the curvature (0 for 0)."""
     if step_size is None:
         assert curvature is not None
         return polar(frame - ratio(gradient, curvature))

@@ -1,8 +1,8 @@
-"""Functions that are computed in another way on another platform.
+"""Functions with another implementation on another platform.
 
-Which way it is, is decided when a program is lowered, and not where it is traced: programs for
-accelerators can be made on machines that have none. All that differs between platforms is chosen
-here: other operations of JAX, and the hand-written kernels that `jaxfed.linalg._dispatch` offers.
+The implementation is chosen when a program is lowered, and not where it is traced, so that programs
+for accelerators can be made on machines without one. Implementations are other operations of JAX,
+or the hand-written kernels in `jaxfed.linalg._dispatch`.
 """
 
 import math
@@ -18,14 +18,14 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
 Maps = tuple[tuple[bool, ...], ...]
-"""The `jax.vmap`s around a function, the innermost first: which of its arrays each of them maps."""
+"""The `jax.vmap`s around a function, the innermost first: which of its arrays each one maps."""
 
 
 class Choice(Primitive):
-    """Arrays that a platform may compute in a way of its own, all others by `plain`.
+    """A function that some platforms compute by an implementation of their own.
 
     Attributes:
-        plain: the same by operations of JAX, for those who evaluate programs themselves.
+        plain: the default implementation, for code that evaluates programs itself.
     """
 
     multiple_results = True
@@ -41,33 +41,33 @@ def per_platform(
     kernels: Mapping[str, Callable[..., PyTree]] | None = None,
     **others: Callable[..., PyTree],
 ) -> Callable:
-    """One function for all platforms but those that are named, each of which has its own.
+    """One function with a default implementation and others for the platforms that are named.
 
-    `jax.lax.platform_dependent` does the same, and traces all of them each time: a fifth of the
-    time that a run's first call takes on a processor.
+    `jax.lax.platform_dependent` does the same, but traces all implementations each time, which was
+    a fifth of the time of a run's first call on a processor.
 
     A derivative rule stays with the function. That of `jax.custom_jvp` does not: where a loop is
-    differentiated in reverse mode JAX (0.10 at least) forgets it, so that a second derivative goes
-    through what the function does inside.
+    differentiated in reverse mode JAX (0.10 at least) forgets it, and a second derivative is that
+    of the operations inside.
 
     Args:
-        default: from arrays, or trees of them, to arrays of real numbers; what is differentiated
-            unless there is a rule.
+        default: from arrays, or trees of them, to arrays of real numbers; without a rule the
+            derivative is that of this implementation.
         rule: `(primals, tangents) -> (results, changes)`, as that of `jax.custom_jvp`, linear in
             the tangents.
-        kernels: what does the same on a platform by one call, however often it is mapped:
-            `(maps, *arrays) -> arrays`, all of which have an axis in front for each map, the
-            outermost first; or None, where `default` does better. The compiler cannot part a
-            kernel among devices, so programs that it parts have `default`.
-        others: what does the same on a platform, `"tpu"` or `"cuda"`.
+        kernels: implementations by one call, however often it is mapped, by platform:
+            `(maps, *arrays) -> arrays`, where all arrays have an axis in front for each map, the
+            outermost first. They return None where `default` is better. The compiler cannot
+            partition a kernel among devices, so programs that it partitions use `default`.
+        others: implementations by platform, `"tpu"` or `"cuda"`.
 
     Returns:
-        A function of the same arguments, and of static ones by name. `jax.vmap` maps what is
-        chosen.
+        A function of the same arguments, and of static ones by name. `jax.vmap` maps the chosen
+        implementation.
     """
 
     def mapped(function):
-        # Traced once for each shape, however often it is asked for.
+        # Traced once for each shape, however often it is used.
         @partial(jax.jit, static_argnames=("tree", "maps", "static"))
         def result(*arrays, tree, maps, static):
             def inner(*arrays):
@@ -100,19 +100,19 @@ def per_platform(
 
     @cache
     def result_of(tree, static, described):
-        """Shapes and structure of what is not mapped, from the arrays' shapes and types."""
-        given = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in described])
-        return jax.tree.flatten(jax.eval_shape(partial(default, **dict(static)), *given))
+        """Shapes and structure of the unmapped result, from the arrays' shapes and types."""
+        arguments = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in described])
+        return jax.tree.flatten(jax.eval_shape(partial(default, **dict(static)), *arguments))
 
     def shapes(*arrays, tree, maps, static):
         fronts = [sum(which[i] for which in maps) for i in range(len(arrays))]
-        own = tuple((x.shape[n:], x.dtype) for x, n in zip(arrays, fronts, strict=True))
-        sizes = sizes_of(maps, arrays)
-        return [ShapedArray((*sizes, *x.shape), x.dtype) for x in result_of(tree, static, own)[0]]
+        unmapped = tuple((x.shape[n:], x.dtype) for x, n in zip(arrays, fronts, strict=True))
+        sizes, results = sizes_of(maps, arrays), result_of(tree, static, unmapped)[0]
+        return [ShapedArray((*sizes, *x.shape), x.dtype) for x in results]
 
     def jvp(primals, tangents, *, tree, maps, static):
         arrays = *primals, *(ad.instantiate_zeros(change) for change in tangents)
-        if by_rule is None:  # forward, as the function may be a loop
+        if by_rule is None:  # in forward mode, since the function may be a loop
             function = partial(plain, tree=tree, maps=maps, static=static)
             return jax.jvp(function, arrays[: len(primals)], arrays[len(primals) :])
         tree = jax.tree.structure((0, 0)).compose(tree)
@@ -121,14 +121,14 @@ def per_platform(
         return found[: len(found) // 2], found[len(found) // 2 :]
 
     def transpose(changes, *arrays, tree, maps, static):
-        """Of what is linear in those of its arrays that are not known, as a product is in one."""
+        """Transpose a function that is linear in its undefined arrays, as products are in one."""
         unknown = [i for i, x in enumerate(arrays) if ad.is_undefined_primal(x)]
 
-        def function(*given):
-            all_of_them = list(arrays)
-            for i, x in zip(unknown, given, strict=True):
-                all_of_them[i] = x
-            return plain(*all_of_them, tree=tree, maps=maps, static=static)
+        def function(*linear):
+            operands = list(arrays)
+            for i, x in zip(unknown, linear, strict=True):
+                operands[i] = x
+            return plain(*operands, tree=tree, maps=maps, static=static)
 
         like = [arrays[i].aval for i in unknown]
         changes = [ad.instantiate_zeros(change) for change in changes]
@@ -147,36 +147,38 @@ def per_platform(
     by_default = mlir.lower_fun(plain, multiple_results=True)
     mlir.register_lowering(choice, by_default)
     for platform, function in others.items():
-        own = mlir.lower_fun(mapped(function), multiple_results=True)
-        mlir.register_lowering(choice, own, platform=platform)
+        lowering = mlir.lower_fun(mapped(function), multiple_results=True)
+        mlir.register_lowering(choice, lowering, platform=platform)
     for platform, kernel in (kernels or {}).items():
-        own = mlir.lower_fun(by_one_call(kernel), multiple_results=True)
-        mlir.register_lowering(choice, _unless_parted(own, by_default), platform=platform)
+        lowering = mlir.lower_fun(by_one_call(kernel), multiple_results=True)
+        lowering = _unless_partitioned(lowering, by_default)
+        mlir.register_lowering(choice, lowering, platform=platform)
 
     def chosen(*arguments, **static):
         arrays, tree = jax.tree.flatten(arguments)
-        known = tuple(sorted(static.items()))
+        settings = tuple(sorted(static.items()))
         described = tuple((jnp.shape(x), jnp.result_type(x)) for x in arrays)
-        structure = result_of(tree, known, described)[1]
-        return jax.tree.unflatten(structure, choice.bind(*arrays, tree=tree, maps=(), static=known))
+        structure = result_of(tree, settings, described)[1]
+        results = choice.bind(*arrays, tree=tree, maps=(), static=settings)
+        return jax.tree.unflatten(structure, results)
 
     return chosen
 
 
-def _unless_parted(own: Callable, by_default: Callable) -> Callable:
-    """One lowering rule, or the other where the compiler parts the program among devices.
+def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:
+    """A lowering rule, or the default one where the compiler partitions the program.
 
-    It does that to what is given arrays that lie on several of them, outside of `jax.shard_map`.
+    It does so to programs whose arrays lie on several devices, outside of `jax.shard_map`.
     """
 
     def rule(context: mlir.LoweringRuleContext, *arguments: Any, **params: Any) -> Any:
         devices: Any = context.module_context.axis_context
         manual = getattr(devices, "manual_axes", None)
         if manual is None:
-            parted = getattr(devices, "num_devices", 1) != 1
+            partitioned = getattr(devices, "num_devices", 1) != 1
         else:
-            parted = frozenset(manual) != frozenset(devices.mesh.axis_names)
-        return (by_default if parted else own)(context, *arguments, **params)
+            partitioned = frozenset(manual) != frozenset(devices.mesh.axis_names)
+        return (by_default if partitioned else kernel)(context, *arguments, **params)
 
     return rule
 
@@ -184,8 +186,8 @@ def _unless_parted(own: Callable, by_default: Callable) -> Callable:
 # --- for kernels ----------------------------------------------------------------------------------
 
 
-def sizes_of(maps: Maps, arrays: Sequence[Array]) -> tuple[int, ...]:
-    """Over how many each of the maps goes, the outermost first."""
+def sizes_of(maps: Maps, arrays: Sequence[Array | ShapedArray]) -> tuple[int, ...]:
+    """The sizes of the mapped axes, the outermost map first."""
     sizes, fronts = [], [0] * len(arrays)
     for which in reversed(maps):
         sizes.append(next(x.shape[fronts[i]] for i, x in enumerate(arrays) if which[i]))
@@ -194,7 +196,7 @@ def sizes_of(maps: Maps, arrays: Sequence[Array]) -> tuple[int, ...]:
 
 
 def with_all_axes(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
-    """The arrays with an axis in front for each map, of length 1 where it does not map them."""
+    """The arrays with an axis in front for each map, of length 1 where the map leaves them out."""
     missing = [
         [place for place, which in enumerate(reversed(maps)) if not which[i]]
         for i in range(len(arrays))
@@ -207,7 +209,7 @@ def in_one_row(maps: Maps, arrays: Sequence[Array]) -> list[Array]:
     sizes = sizes_of(maps, arrays)
 
     def row(x):
-        own = x.shape[len(sizes) :]
-        return jnp.broadcast_to(x, (*sizes, *own)).reshape(math.prod(sizes), *own)
+        unmapped = x.shape[len(sizes) :]
+        return jnp.broadcast_to(x, (*sizes, *unmapped)).reshape(math.prod(sizes), *unmapped)
 
     return [row(x) for x in with_all_axes(maps, arrays)]

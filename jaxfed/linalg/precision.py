@@ -1,9 +1,9 @@
-"""How precisely products are computed where a machine has a choice.
+"""The precision of matrix products, where a machine has a choice.
 
 The matrix unit of a TPU multiplies numbers of eight bits: JAX's default there is one pass, single
-precision rounded to bfloat16. Three passes are about 21 bits, six are single precision. What a
-program does not say is then an accident of the machine it runs on, so a run says `highest`, unless
-the user has said otherwise by `jax.default_matmul_precision`.
+precision rounded to bfloat16. Three passes are about 21 bits, six are single precision. So that
+results do not depend on the machine, a run asks for `highest`, unless the user has chosen otherwise
+by `jax.default_matmul_precision`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxfed.linalg import _jacobi
-from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of
+from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
 
 
 def _chosen() -> str | None:
@@ -24,7 +24,7 @@ def _chosen() -> str | None:
 
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
-    """Full precision for all products that say nothing themselves, unless the user has chosen."""
+    """Full precision for all products without one of their own, unless the user has chosen."""
     if _chosen() is None:
         with jax.default_matmul_precision("highest"):
             yield
@@ -33,7 +33,7 @@ def precise() -> Iterator[None]:
 
 
 def chosen_precision() -> lax.Precision:
-    """That of products with data: what the user has chosen, or full."""
+    """The precision of products with data: the user's choice, or full."""
     chosen = _chosen()
     if chosen in ("high", "bfloat16_3x", "tensorfloat32"):
         return lax.Precision.HIGH
@@ -45,7 +45,7 @@ def chosen_precision() -> lax.Precision:
 def data_matmul(
     a: Float[Array, "m k"], b: Float[Array, "k n"], *, once: bool = False
 ) -> Float[Array, "m n"]:
-    """The product of two matrices, one of them data, as precisely as the user has chosen."""
+    """The product of two matrices, one of them data, in the precision that the user has chosen."""
     return client_matmul(a, b, chosen_precision(), once=once)
 
 
@@ -56,15 +56,15 @@ def client_matmul(
     *,
     once: bool = False,
 ) -> Float[Array, "m n"]:
-    """The product of two matrices of one client, of which there are many by `jax.vmap`.
+    """The product of two matrices of one client, mapped over many clients by `jax.vmap`.
 
     Args:
         a: the left one.
         b: the right one.
         precision: of the product.
-        once: whether a single operation follows that needs it. Then a processor adds outer products
-            of small matrices, in a quarter to two thirds of the time; the compiler makes the sum a
-            part of all that needs it.
+        once: whether only one operation uses the product. Then a processor adds outer products of
+            small matrices, in a quarter to two thirds of the time; the compiler repeats the sum in
+            every operation that uses it.
     """
     k, n = b.shape
     if once and (k <= 5 or (k <= 16 and n <= 512)):
@@ -83,12 +83,11 @@ def _without_the_matrix_unit(a: Array, b: Array, *, precision: lax.Precision) ->
 
 
 def _by_outer_products(
-    maps: Maps, a: Float[Array, "*clients m k"], b: Float[Array, "*clients k n"], *,
-    precision: lax.Precision,
-) -> Float[Array, "*clients m n"] | None:  # fmt: skip
-    del precision  # processors have but one
+    maps: Maps, a: Float[Array, "... m k"], b: Float[Array, "... k n"], *, precision: lax.Precision
+) -> Float[Array, "... m n"] | None:
+    del precision  # processors have only one
     if not maps or not all(any(which) for which in zip(*maps, strict=True)):
-        return None  # one side is the same for all: one large product
+        return None  # one side is the same for all clients: one large product is faster
     sizes = sizes_of(maps, [a, b])
     a, b = in_one_row(maps, [a, b])
     first, *rest = (a[:, :, i : i + 1] * b[:, i : i + 1] for i in range(a.shape[2]))

@@ -1,11 +1,14 @@
-"""What the PCA algorithms share: their data, their ranks, their orthonormal factors."""
+"""Building blocks of PCA algorithms: second moments, frames of components, messages, checks.
+
+For authors of algorithms, who import from here; users do not need it.
+"""
 
 from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
@@ -14,23 +17,27 @@ from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
 from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded
-from jaxfed.linalg import Moment, orthonormalize, polar, ratio, should_densify, thin_product
-from jaxfed.linalg._constant import zero_with_derivative
+from jaxfed.linalg import Moment, orthonormalize, polar, thin_product
 from jaxfed.linalg.basis import orthonormalize_once
+from jaxfed.linalg.derivatives import zero_with_derivative
+from jaxfed.linalg.division import ratio
+from jaxfed.linalg.moments import should_densify
 
+RandomKey = Key[Array, ""]
+Start = Personalized | None  # the warm start
 Frame = Float[Array, "features rank"]
-# Where components are rows, what the formulas call U is the transpose of the arrays: batches of
-# such small matrices are multiplied two to four times as fast.
+# Components in rows, the transpose of what the formulas call U: batches of such small matrices are
+# multiplied two to four times as fast.
 Rows = Float[Array, "rank features"]
 
-# The misalignment from which on local components count as different.
+# Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05
 
 RETRACTIONS: dict[str, Callable[[Frame], Frame]] = {"polar": polar, "qr": orthonormalize}
 
 
 def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
-    """One client's second moment, as a matrix or as the samples behind it, whichever is cheaper."""
+    """One client's second moment, as a matrix or as its samples, whichever is cheaper."""
     moment = moment_behind(data)
     if moment.samples is None:
         return moment
@@ -39,12 +46,12 @@ def moment_of(data: Samples | Moment, *, rank: int, rounds: int) -> Moment:
 
 
 def moment_behind(data: Samples | Moment) -> Moment:
-    """One client's second moment as it was given, from which eigenvalues are had most cheaply."""
+    """One client's second moment as its data hold it, which makes eigenvalues cheapest."""
     return data if isinstance(data, Moment) else Moment.from_samples(data.values, data.count)
 
 
 def check_data(clients: ClientsLike) -> None:
-    """Refuse what is no clients, and clients whose data are neither samples nor moments."""
+    """Raise a `ValueError` for clients whose data are neither samples nor second moments."""
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     kind = type(clients.parts[0])
     if kind not in (Samples, Moment):
@@ -55,7 +62,8 @@ def check_data(clients: ClientsLike) -> None:
 
 
 def check_fits(names: str, total: int, clients: ClientsLike) -> None:
-    """Refuse ranks that need more dimensions than there are features."""
+    """Raise a `ValueError` for data that PCA cannot use, or fewer features than components."""
+    check_data(clients)
     if total > clients.features:
         raise ValueError(
             f"{names}: {total} orthonormal components do not fit into {clients.features} features"
@@ -63,12 +71,9 @@ def check_fits(names: str, total: int, clients: ClientsLike) -> None:
 
 
 def check_start(
-    start: Personalized | None,
-    clients: ClientsLike,
-    shared_rank: int | None,
-    local_rank: int | None,
+    start: Start, clients: ClientsLike, shared_rank: int | None, local_rank: int | None
 ) -> None:
-    """Refuse a warm start of other shapes, or with values that are known not to be numbers.
+    """Raise a `ValueError` for a warm start of other shapes, or one that is not finite.
 
     Args:
         start: the warm start.
@@ -102,14 +107,14 @@ def retract(w: Rows, retraction: str, active: Float[Array, " rank"] | None = Non
     if active is None:
         # The polar factor of a transpose is the transpose of the polar factor.
         return polar(w) if retraction == "polar" else RETRACTIONS[retraction](w.T).T
-    # An inactive row is given a direction of its own beyond the features, where it is orthonormal
-    # to everything and disturbs nothing.
-    used, beyond = active[:, None], jnp.diag(1 - active)
-    extended = jnp.concatenate([w * used, beyond], axis=1)
+    # Each inactive row gets a direction of its own, in extra features, where it is orthonormal to
+    # all others and does not change them.
+    used, extra = active[:, None], jnp.diag(1 - active)
+    extended = jnp.concatenate([w * used, extra], axis=1)
     return retract(extended, retraction)[:, : w.shape[1]] * used
 
 
-def deflate(w: Frame, basis: Frame) -> Frame:
+def deflate(w: Frame, basis: Float[Array, "features basis_rank"]) -> Frame:
     """The part of `w` orthogonal to `basis`."""
     return w - thin_product(basis, basis.T @ w)
 
@@ -122,10 +127,11 @@ def top_components(moment: Moment, rank: int, active: Float[Array, " rank"] | No
 def activated(
     moment: Moment, values: Array, vectors: Frame, active: Float[Array, " rank"] | None
 ) -> Frame:
-    """A second moment's top eigenvectors with zeros for those that are not active."""
+    """A second moment's top eigenvectors, with zeros for those that are not active."""
     if active is None:
         return vectors
-    # The active ones do turn towards the others: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
+    # `Moment.top` leaves rotations among the eigenvectors out of its derivative, but the active
+    # ones rotate towards the inactive: dv_j = sum_i v_i (v_iᵀ dS v_j) / (l_j - l_i).
     gaps = values - values[:, None]
     least = jnp.finfo(values.dtype).eps * len(values) * values[0]
     clear = (active > active[:, None]) & (gaps > least)
@@ -133,35 +139,43 @@ def activated(
     return (vectors + vectors @ turn) * active
 
 
-def beside(shared: Frame, local: Frame, active: Float[Array, " rank"] | None = None) -> Frame:
-    """Orthonormal columns spanning what `shared` leaves of those of `local`.
+def beside(
+    shared: Float[Array, "features shared_rank"],
+    local: Frame,
+    active: Float[Array, " rank"] | None = None,
+) -> Frame:
+    """Orthonormal columns that span the part of `local` orthogonal to `shared`.
 
-    Where that is less than their number, others complete them, orthogonal to the shared ones too.
+    Where that part has too few dimensions, other directions orthogonal to `shared` complete it.
     """
+    # The first columns of a QR factor do not depend on the last ones, so they stay the shared ones.
     joint = orthonormalize_once(jnp.concatenate([shared, local], axis=1))
     rest = joint[:, shared.shape[1] :]
     return rest if active is None else rest * active
 
 
 def best_local(
-    moment: Moment, shared: Frame, rank: int, active: Float[Array, " rank"] | None = None
-) -> Frame:
+    moment: Moment,
+    shared: Float[Array, "features shared_rank"],
+    rank: int,
+    active: Float[Array, " local_rank"] | None = None,
+) -> Float[Array, "features local_rank"]:
     """The best local components beside shared ones: top eigenvectors of the deflated moment.
 
-    A deflated moment's null space holds the shared directions, so where it has too few components
-    its eigenvectors alone would not do.
+    The shared directions are eigenvectors of the deflated moment too, with eigenvalue zero. Where
+    it has fewer components than wanted they would be taken for local ones, hence `beside`.
     """
     values, vectors = moment.top(rank, beside=shared)
     if active is not None:
-        vectors = deflate(vectors, shared)  # on which the moment acts as the deflated one does
+        vectors = deflate(vectors, shared)  # where moment and deflated moment are the same
     return beside(shared, activated(moment, values, vectors, active), active)
 
 
 def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
-    """Zero, whose derivative is VᵀdSV: what a moment's change does within its eigenvectors' span.
+    """Zeros with the derivative VᵀdSV: how a moment changes within the span of its eigenvectors.
 
-    The derivative of `Moment.top` leaves it out, because no function of the span sees it. What
-    tells the eigenvectors apart needs it. A second derivative is refused.
+    The derivative of `Moment.top` leaves it out, because no function of the span depends on it. A
+    function that tells the eigenvectors apart has to add it. There is no second derivative.
     """
     return zero_with_derivative(vectors.T @ moment.mv(vectors))
 
@@ -169,12 +183,12 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
 def moment_message(
     moment: Moment, scale: Float[Array, ""] | float = 1.0, *, total: bool = False
 ) -> Gram | Symmetric:
-    """The smaller message from which the server has the exact mean, or total, of the moments.
+    """The smaller of two messages that give the server the exact mean, or total, of the moments.
 
     Args:
         moment: a client's second moment.
-        scale: what it is multiplied by.
-        total: whether the server is to have the sum over clients, whatever their weights.
+        scale: factor on it.
+        total: whether to send it for the sum over clients, whatever their weights.
 
     Returns:
         A thin factor, or the upper triangle of the matrix.
@@ -188,9 +202,9 @@ def moment_message(
 
 def moment_received(reduced: Array) -> Moment:
     """The mean or the total of the clients' moments, from their reduced messages."""
-    if reduced.ndim == 1:  # a channel hid the triangles, whose sum arrives as one
+    if reduced.ndim == 1:  # secure aggregation sums the triangles as they are
         reduced = unfolded(reduced)
-    if reduced.shape[0] != reduced.shape[1]:  # a factor of it, as `Gram` may leave it
+    if reduced.shape[0] != reduced.shape[1]:  # `Gram` may leave a factor
         return Moment.from_samples(reduced.T, 1)
     return Moment.from_dense(reduced)
 
@@ -200,7 +214,7 @@ def common_local(result: Personalized) -> tuple[str, ...]:
 
     The measure is the misalignment θ of `jaxfed.metrics.misalignment`.
     """
-    from scipy.sparse.linalg import svds  # here: it takes longer to import than most runs need
+    from scipy.sparse.linalg import svds  # importing it takes longer than many runs
 
     if not is_known(result.local) or len(result.local) < 2:
         return ()
@@ -225,5 +239,5 @@ def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
 
 
 def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:
-    """The variance that is left, which rounding must not make negative."""
+    """The variance that is left, at least zero in spite of rounding."""
     return jnp.maximum(moment.trace - captured, 0)
