@@ -7,14 +7,15 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import jax
+import jaxtyping
 import numpy as np
 import scipy.sparse
 from beartype.door import is_bearable
@@ -123,13 +124,21 @@ def _of_another_type(target: Target, parameter: str, value: Any) -> bool:
     annotation = parameters[parameter].annotation
     if annotation is inspect.Parameter.empty:
         return False
-    if isinstance(value, np.ndarray | jax.Array) and "Array" in str(annotation):
+    if isinstance(value, np.ndarray | jax.Array) and _takes_arrays(annotation):
         return False
     try:
         # Several times, because beartype looks at one random member of a list.
         return not all(is_bearable(value, annotation) for _ in range(8))
     except BeartypeCallHintForwardRefException:  # a class of an optional package
         return False
+
+
+def _takes_arrays(annotation: Any) -> bool:
+    """Whether an annotation, or a member of its union or sequence, is of arrays of numbers."""
+    if isinstance(annotation, type):
+        kinds = np.ndarray | jax.Array | jaxtyping.AbstractArray
+        return issubclass(annotation, kinds) and "Key" not in annotation.__name__
+    return get_origin(annotation) is not Callable and any(map(_takes_arrays, get_args(annotation)))
 
 
 def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
