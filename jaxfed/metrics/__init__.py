@@ -1,8 +1,9 @@
-"""How good components are: what they reconstruct, how near the truth, how alike clients are.
+"""Metrics of components, groupings and generated samples.
 
-Every function takes arrays, works in their precision, and leaves columns of `local` that are
-exactly zero (clients with fewer components than the others) out of account. Of generated samples:
-how far the law of their features is off, how noisy they are, and how evenly clients are served.
+For components: what they reconstruct, how close they are to the truth, how similar clients are. For
+generated samples: how far the law of their features is off, how noisy they are, and how evenly
+clients are served. Functions take arrays and compute in their precision; columns of `local` that
+are exactly zero, of clients with fewer components than others, do not count.
 """
 
 from jaxfed import _names
