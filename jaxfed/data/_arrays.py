@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -55,7 +56,7 @@ def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
     return array
 
 
-def of_one_type(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def of_one_type(arrays: dict[str, Any]) -> list[Any]:
     """The arrays in their common type: float64 if any is."""
     dtype = np.result_type(*(array.dtype for array in arrays.values()))
     return [array.astype(dtype, copy=False) for array in arrays.values()]

@@ -15,6 +15,7 @@ from jaxfed._optional import require
 from jaxfed.data._files import allowed, check_size, existing, listing, reading
 
 TABLES = (".csv", ".parquet")
+Column = Sequence[str] | np.ndarray
 #: Cells that stand for a missing number; a row of these alone is not a header.
 _MISSING = frozenset(
     ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "n/a", "NULL", "null", "None", "nil", "?", "-", ".")
@@ -25,7 +26,7 @@ _NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
 
 def load_table(
     path: Path, max_bytes: int, client_column: str | None = None
-) -> tuple[list[str], list[Sequence]]:
+) -> tuple[list[str], list[Column]]:
     """Column names and columns of one table, with values as in the file.
 
     The index of a data frame is dropped with a warning, because it is not a feature.
@@ -69,7 +70,7 @@ def places_in(path: Path, schema: Any, client_column: str | None = None) -> list
     return _places(path, schema.names, client_column, index)
 
 
-def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Sequence]]:
+def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Column]]:
     existing(path)
     with (
         reading(path, "not a CSV file in UTF-8"),
@@ -106,7 +107,7 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
 
 def _load_parquet(
     path: Path, max_bytes: int, client_column: str | None
-) -> tuple[list[str], list[Sequence]]:
+) -> tuple[list[str], list[Column]]:
     arrow = require("pyarrow", extra="data")
     parquet = require("pyarrow.parquet", extra="data")
     limit, size, batches = allowed(existing(path), max_bytes), 0, []
@@ -133,7 +134,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def as_numbers(columns: list[Sequence], names: list[str], path: Path) -> np.ndarray:
+def as_numbers(columns: list[Column], names: list[str], path: Path) -> np.ndarray:
     """The columns as one array of numbers."""
     converted = []
     for name, column in zip(names, columns, strict=True):

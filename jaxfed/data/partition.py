@@ -129,7 +129,7 @@ def partition_by_class(
     quota = np.zeros(owns.shape, int)  # samples of each class for each client
     if sizes is None:
         for c in range(len(known)):
-            quota[owns[:, c], c] = _equal(available[c], owns[:, c].sum())
+            quota[owns[:, c], c] = _equal(int(available[c]), int(owns[:, c].sum()))
     else:
         for client, size in enumerate(counts_of("sizes", sizes, clients)):
             quota[client, owns[client]] = _equal(size, classes_per_client)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from jaxfed._checks import check_texts
 from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -110,6 +111,7 @@ def read_arrays(
         ValueError: if a file is malformed or clients have different features.
     """
     path = checked_source("path", path, max_bytes)
+    check_texts("names", names or ())
     if not path.is_dir():
         entries = load_numpy(existing(path), names, max_bytes)
         if len(entries) == 1:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from jaxfed._checks import check_texts
 from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
@@ -53,6 +54,7 @@ def read_views(
             sparse views are mixed, or a file is malformed.
     """
     path = checked_source("path", path, max_bytes)
+    check_texts("names", names or ())
     files = files_of(path, (*ARRAYS, *TABLES))
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
         arrays = load_numpy(files[0], names, max_bytes)

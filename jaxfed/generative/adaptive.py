@@ -19,7 +19,7 @@ import equinox as eqx
 import numpy as np
 import optax
 from jax.core import Tracer
-from jaxtyping import Array
+from jaxtyping import ArrayLike
 
 from jaxfed.core.algorithm import hyperparameter
 from jaxfed.core.checks import check_count, check_factor, check_name, check_positive, refuse
@@ -91,15 +91,15 @@ class AdaptiveTraining(Adaptive):
         *,
         local_steps: int = 20,
         batch_size: int | None = None,
-        step_size: float | Array = 1e-2,
-        global_step_size: float | Array = 1e-2,
-        spread_step_size: float | Array = 1e-3,
-        hyper_prior: float | Array = 1e-6,
-        initial_spread: float | Array = 1.0,
-        prior_weight: float | Array | None = None,
+        step_size: ArrayLike = 1e-2,
+        global_step_size: ArrayLike = 1e-2,
+        spread_step_size: ArrayLike = 1e-3,
+        hyper_prior: ArrayLike = 1e-6,
+        initial_spread: ArrayLike = 1.0,
+        prior_weight: ArrayLike | None = None,
         lazy_rounds: int = 2,
-        clip: float | Array | None = 1.0,
-        spread_clip: float | Array | None = 10.0,
+        clip: ArrayLike | None = 1.0,
+        spread_clip: ArrayLike | None = 10.0,
         bounds: tuple[float, float] = (1e-3, 100.0),
         optimizer: optax.GradientTransformation = PLAIN,
         global_optimizer: optax.GradientTransformation = PLAIN,
@@ -178,6 +178,6 @@ class AdaptiveTraining(Adaptive):
         self.preset, self.prior_step = preset, prior_step
 
 
-def _any(given: float | Array, wrong: Callable[[np.ndarray], np.ndarray]) -> bool:
+def _any(given: ArrayLike, wrong: Callable[[np.ndarray], np.ndarray]) -> bool:
     """Whether a hyperparameter has a wrong value; traced ones have none yet."""
     return not isinstance(given, Tracer) and bool(wrong(np.asarray(given)).any())

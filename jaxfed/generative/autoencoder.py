@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import equinox as eqx
 import optax
-from jaxtyping import Array
+from jaxtyping import ArrayLike
 
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Loss
@@ -54,7 +54,7 @@ class AdaptiveAutoencoder(Adaptive):
         model: eqx.Module,
         loss: Loss = reconstruction_loss,
         *,
-        prior_weight: float | Array | None = 0.1,
+        prior_weight: ArrayLike | None = 0.1,
         optimizer: optax.GradientTransformation = MOMENTUM,
         **options: Any,
     ) -> Self:

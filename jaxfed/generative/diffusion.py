@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from jaxfed.core.checks import check_count
 from jaxfed.generative._adaptive import Adaptive, adopt
@@ -129,11 +129,11 @@ class AdaptiveDiffusion(Adaptive):
         *,
         conditional: bool = False,
         local_steps: int = 20,
-        step_size: float | Array = 1e-3,
-        global_step_size: float | Array = 1e-3,
-        spread_step_size: float | Array = 1e-3,
-        hyper_prior: float | Array = 1e-5,
-        initial_spread: float | Array = 0.8,
+        step_size: ArrayLike = 1e-3,
+        global_step_size: ArrayLike = 1e-3,
+        spread_step_size: ArrayLike = 1e-3,
+        hyper_prior: ArrayLike = 1e-5,
+        initial_spread: ArrayLike = 0.8,
         decay_after: int | None = 75,
         optimizer: optax.GradientTransformation | None = None,
         global_optimizer: optax.GradientTransformation | None = None,
@@ -184,7 +184,7 @@ class AdaptiveDiffusion(Adaptive):
         model: eqx.Module,
         corruption: Corruption = _INTERPOLATION,
         *,
-        global_step_size: float | Array = 0.1,
+        global_step_size: ArrayLike = 0.1,
         **options: Any,
     ) -> Self:
         """The variant in the authors' code.

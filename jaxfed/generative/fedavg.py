@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from jaxfed.core.algorithm import Diagnostics, hyperparameter
 from jaxfed.core.checks import check_count, check_factor
@@ -88,8 +88,8 @@ class FedAvg(Training):
         *,
         local_steps: int,
         batch_size: int | None = None,
-        step_size: float | Array = 1.0,
-        proximal: float | Array = 0.0,
+        step_size: ArrayLike = 1.0,
+        proximal: ArrayLike = 0.0,
         server_optimizer: optax.GradientTransformation | None = None,
         fine_tuning_steps: int = 0,
     ):

@@ -6,7 +6,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed._checks import check_count, check_name
 
@@ -72,7 +72,7 @@ class Autoencoder(eqx.Module):
 
 
 def reconstruction_loss(
-    model: Callable[[Array], Array], batch: Float[Array, "b d"], key: Key[Array, ""]
+    model: Callable[[Array], Array], batch: Float[ArrayLike, "b d"], key: Key[Array, ""]
 ) -> Float[Array, ""]:
     """Mean squared error of a batch's reconstructions, summed over the features.
 
@@ -85,6 +85,7 @@ def reconstruction_loss(
         ValueError: if the reconstructions have another shape than the samples.
     """
     del key
+    batch = jnp.asarray(batch)
     reconstructions = jax.vmap(model)(batch)
     if reconstructions.shape != batch.shape:
         # Without this check a shape such as (b, 1) would be broadcast.
