@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -138,7 +138,9 @@ def _takes_arrays(annotation: Any) -> bool:
     if isinstance(annotation, type):
         kinds = np.ndarray | jax.Array | jaxtyping.AbstractArray
         return issubclass(annotation, kinds) and "Key" not in annotation.__name__
-    return get_origin(annotation) is not Callable and any(map(_takes_arrays, get_args(annotation)))
+    if get_origin(annotation) in (Callable, Mapping):
+        return False
+    return any(map(_takes_arrays, get_args(annotation)))
 
 
 def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
