@@ -134,6 +134,7 @@ def _finish(axes: Any, points: Real[np.ndarray, "m 2"], names: Sequence[str] | N
     for point, name in zip(points, names or (), strict=False):
         place = {"xytext": (4, 4), "textcoords": "offset points"}
         axes.annotate(verbatim(name), point, fontsize=7, **place)
+    axes.margins(0.12)  # for the names
     bare(axes)  # coordinates have no meaning, only distances
     axes.set_aspect("equal", adjustable="datalim")
     if axes.get_legend_handles_labels()[0]:
