@@ -785,8 +785,8 @@ def _layers(right) -> list[Target]:
     del of_views["samples"]
     maybe = optional(function)
     return [
-        Target("nn.personalized_projection", of_samples, solve | samples | {"start": start}),
-        Target("nn.common_projection", of_views, solve | views | {"start": start}),
+        Target("nn.personalized_projection", of_samples, solve | samples | {"warm_start": start}),
+        Target("nn.common_projection", of_views, solve | views | {"warm_start": start}),
         Target("nn.PersonalizedProjection", of_samples, solve | samples),
         Target("nn.CommonRepresentation", of_views, solve | views),
         Target(
