@@ -320,10 +320,14 @@ def _check_delta(delta: Any) -> None:
 
 
 def _checked_share(
-    rounds: int, delta: float, participants: int | None, clients: int | None, adjacency: Adjacency,
+    rounds: int,
+    delta: float,
+    participants: int | None,
+    clients: int | None,
+    adjacency: Adjacency,
     first_message: bool,
-) -> float:  # fmt: skip
-    """The share of clients that take part, once all that says what is asked is checked."""
+) -> float:
+    """Check the arguments, and return the share of clients that take part in a round."""
     check_count("rounds", rounds)
     _check_delta(delta)
     check_name("adjacency", adjacency, ("replace", "zero_out"))
