@@ -5,11 +5,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
+from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -21,8 +21,10 @@ from jaxfed.core.run import Solution, fit
 from jaxfed.estimators._arrays import checked, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
 
+# Whatever scikit-learn converts: arrays, lists, data frames.
+ArrayOrFrame: TypeAlias = Any
 Table = Float[np.ndarray, "n d"]
-Basis = Float[np.ndarray, "d r"]
+Basis = Float[np.ndarray, "d _r"]
 
 
 class Learned(NamedTuple):
@@ -81,7 +83,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     # --- scikit-learn's methods --------------------------------------------------------------
 
     @final
-    def fit(self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None) -> Self:
         """Learn components.
 
         Args:
@@ -135,7 +137,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return self
 
     @final
-    def transform(self, X: ArrayLike, groups: ArrayLike | None = None) -> Table:
+    def transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
         """The scores of samples, first for the shared and then for their client's local components.
 
         Local components differ between clients, so local scores compare only samples of the same
@@ -162,13 +164,13 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @final
     def fit_transform(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None
+        self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None
     ) -> Table:
         """`fit`, and the scores of the same samples."""
         return self.fit(X, y, groups).transform(X, groups)
 
     @final
-    def inverse_transform(self, X: ArrayLike, groups: ArrayLike | None = None) -> Table:
+    def inverse_transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
         """The samples with these scores.
 
         Args:
@@ -198,7 +200,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return found + self.mean_
 
     @final
-    def score_samples(self, X: ArrayLike, groups: ArrayLike | None = None) -> Table:
+    def score_samples(
+        self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None
+    ) -> Float[np.ndarray, " n"]:
         """The log-likelihood of each sample.
 
         A client's samples are normally distributed, with their covariance within its components
@@ -226,7 +230,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return found
 
     @final
-    def score(self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None) -> float:
+    def score(self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None) -> float:
         """The mean of `score_samples`, for a search over ranks to maximize.
 
         The reconstruction error is no criterion: it decreases with every component.
@@ -234,7 +238,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return float(np.mean(self.score_samples(X, groups)))
 
     @final
-    def personalize(self, X: ArrayLike, groups: ArrayLike) -> Self:
+    def personalize(self, X: ArrayOrFrame, groups: ArrayOrFrame) -> Self:
         """Learn new clients' local components from their samples; nothing else changes.
 
         Args:
@@ -274,7 +278,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         basis = self._basis(principal(self._new_components(table), [table]))
         return Normal.fitted(basis, table, self.noise_variance_)
 
-    def _parted(self, X: ArrayLike, groups: ArrayLike | None) -> tuple[Table, list[Group]]:
+    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> tuple[Table, list[Group]]:
         """The centred samples, and their groups."""
         check_is_fitted(self)
         X = checked_samples(self, X, reset=False)
@@ -285,7 +289,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         wanted, got = _kind(self.groups_), _kind(labels)
         return None if wanted == got else f"wanted {wanted}, as in fit, got {got}"
 
-    def _laws_of(self, X: Table, groups: ArrayLike | None) -> Iterator[Group]:
+    def _laws_of(self, X: Table, groups: ArrayOrFrame | None) -> Iterator[Group]:
         if groups is None:
             if len(self.groups_) > 1 and self.local_components_.shape[1]:
                 text = (
@@ -305,7 +309,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             yield Group(np.flatnonzero(places == i), known.get(label))
 
 
-def _labels(groups: ArrayLike | None, X: ArrayLike) -> np.ndarray:
+def _labels(groups: ArrayOrFrame | None, X: ArrayOrFrame) -> np.ndarray:
     # From a mixed list, NumPy would convert numbers to texts.
     given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)
     if np.ndim(given) != 1:

@@ -8,17 +8,7 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed._optional import require
 from jaxfed.core.checks import check_name, check_number, refuse
-from jaxfed.plot._figure import (
-    GREY,
-    check_named,
-    check_place,
-    colour,
-    host,
-    light,
-    marked,
-    one_axes,
-    verbatim,
-)
+from jaxfed.plot import _figure
 
 
 def convergence(
@@ -51,8 +41,8 @@ def convergence(
         ValueError: if an entry is not in the history, or bits are asked for on both axes.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
-    check_named("history", history, "arrays")
+    _figure.check_place(figure, ax)
+    _figure.check_named("history", history, "arrays")
     if not quantities:
         raise refuse("quantities", "names of the history, at least one", quantities)
     check_name("against", against, ("rounds", "bits_up"))
@@ -66,8 +56,10 @@ def convergence(
     for name, argument in needed.items():
         if name not in history:
             raise ValueError(f"{argument}: the history has {sorted(history)}, not {name!r}")
-        host(f"history[{name!r}]", history[name], 1, "a number for each round", finite=False)
-    target = one_axes(figure, ax, 5.0, 3.0)
+        _figure.host(
+            f"history[{name!r}]", history[name], 1, "a number for each round", finite=False
+        )
+    target = _figure.one_axes(figure, ax, 5.0, 3.0)
     axes = target.axes
     for position, name in enumerate(quantities):
         values = np.asarray(history[name], float)
@@ -76,16 +68,22 @@ def convergence(
             places = np.asarray(history["bits_up"], float)
         known = np.isfinite(values)
         style = "." if known.sum() == 1 else "-"
-        axes.plot(places[known], values[known], style, color=colour(position), label=verbatim(name))
-    marked(axes.axhline, levels)
-    light(axes)
+        axes.plot(
+            places[known],
+            values[known],
+            style,
+            color=_figure.colour(position),
+            label=_figure.verbatim(name),
+        )
+    _figure.marked(axes.axhline, levels)
+    _figure.light(axes)
     if bits:
         _bits(axes.twinx(), np.asarray(history["bits_up"], float))
     if against == "rounds":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if against == "rounds" else "bits sent by a client", fontsize=9)
     if label is not None or len(quantities) == 1:
-        axes.set_ylabel(verbatim(label or quantities[0]), fontsize=9)
+        axes.set_ylabel(_figure.verbatim(label or quantities[0]), fontsize=9)
     if len(quantities) + len(levels or ()) > 1:
         # Above the axes, where it hides no curve.
         axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
@@ -95,11 +93,11 @@ def convergence(
 def _bits(axes: Any, bits: Real[np.ndarray, " rounds"]) -> None:
     """Draw the bits that a client has sent on a second axis."""
     known = np.isfinite(bits)
-    style = {"linestyle": ":", "color": GREY, "linewidth": 1.2}
+    style = {"linestyle": ":", "color": _figure.GREY, "linewidth": 1.2}
     axes.plot(np.arange(1, len(bits) + 1)[known], bits[known], **style)
-    light(axes)
+    _figure.light(axes)
     axes.grid(visible=False)
-    axes.spines["right"].set(visible=True, color=GREY)
+    axes.spines["right"].set(visible=True, color=_figure.GREY)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(require("matplotlib.ticker", extra="plot").EngFormatter())
-    axes.set_ylabel("bits sent by a client (dotted)", fontsize=9, color=GREY)
+    axes.set_ylabel("bits sent by a client (dotted)", fontsize=9, color=_figure.GREY)

@@ -9,21 +9,7 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed._optional import require
 from jaxfed.core.checks import check_count, refuse
-from jaxfed.plot._figure import (
-    INK,
-    SMOOTH,
-    as_images,
-    bare,
-    canvas,
-    check_named,
-    check_names,
-    check_place,
-    host,
-    limit,
-    signed_image,
-    verbatim,
-    within,
-)
+from jaxfed.plot import _figure
 
 _SIZE = 0.75  # width of an image of a component, in inches
 
@@ -55,20 +41,21 @@ def components(
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax, panels=True)
+    _figure.check_place(figure, ax, panels=True)
     check_count("columns", columns)
     arrays = {
-        name: host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
+        name: _figure.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
         for name, group in groups.items()
         if group is not None
     }
-    check_named("groups", arrays, "components")
-    panel = within(figure, ax)
+    _figure.check_named("groups", arrays, "components")
+    panel = _figure.within(figure, ax)
     if image_shape is None:
         drawn = _as_rows(arrays, panel)
         return drawn if ax is None else ax
     images = {
-        name: as_images(f"groups[{name!r}]", group.T, image_shape) for name, group in arrays.items()
+        name: _figure.as_images(f"groups[{name!r}]", group.T, image_shape)
+        for name, group in arrays.items()
     }
     height, width = image_shape
     columns = min(columns, max(map(len, images.values())))
@@ -77,13 +64,13 @@ def components(
         # A group's name may be longer than its images are wide.
         columns = max(columns, math.ceil(0.08 * max(map(len, images)) / _SIZE))
         tall = _SIZE * height / width * sum(rows) + 0.3 * len(rows)
-        panel = canvas(None, _SIZE * columns, tall)
+        panel = _figure.canvas(None, _SIZE * columns, tall)
     parts = np.atleast_1d(panel.subfigures(len(images), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, number in zip(images.items(), parts, rows, strict=True):
-        part.suptitle(verbatim(name), fontsize=9, x=0.01, ha="left")
+        part.suptitle(_figure.verbatim(name), fontsize=9, x=0.01, ha="left")
         grid = part.subplots(number, columns, squeeze=False).ravel()
         for axes, image in zip(grid, group, strict=False):
-            signed_image(axes, image, limit(group))
+            _figure.signed_image(axes, image, _figure.limit(group))
         for axes in grid[len(group) :]:
             axes.set_axis_off()
     return panel if ax is None else ax
@@ -119,10 +106,10 @@ def separation(
         ValueError: if shapes do not match, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax, panels=True)
-    samples = host("original", original, 2, "samples of shape (samples, features)")
+    _figure.check_place(figure, ax, panels=True)
+    samples = _figure.host("original", original, 2, "samples of shape (samples, features)")
     parts = {
-        name: host(name, part, 2, f"numbers of shape {samples.shape}")
+        name: _figure.host(name, part, 2, f"numbers of shape {samples.shape}")
         for name, part in (("shared", shared), ("own", own))
         if part is not None
     }
@@ -133,43 +120,49 @@ def separation(
             raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")
     centre = np.zeros(samples.shape[1])
     if mean is not None:
-        centre = host("mean", mean, 1, f"{samples.shape[1]} numbers")
+        centre = _figure.host("mean", mean, 1, f"{samples.shape[1]} numbers")
         if centre.shape != samples.shape[1:]:
             raise refuse("mean", f"{samples.shape[1]} numbers", mean)
-    check_names("names", names, len(samples))
+    _figure.check_names("names", names, len(samples))
     rows = {"original": samples} | {f"{name} part": part for name, part in parts.items()}
     rows["together"] = centre + np.sum(list(parts.values()), axis=0)
-    images = {name: as_images("original", row, image_shape) for name, row in rows.items()}
+    images = {name: _figure.as_images("original", row, image_shape) for name, row in rows.items()}
     height, width = image_shape
-    panel = canvas(
-        within(figure, ax), 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3
+    panel = _figure.canvas(
+        _figure.within(figure, ax),
+        0.95 * len(samples) + 0.5,
+        0.95 * len(rows) * height / width + 0.3,
     )
     grid = panel.subplots(len(rows), len(samples), squeeze=False)
     # Samples and sums share one colour scale, the two parts another.
     low, high = float(min(samples.min(), 0)), float(samples.max())
-    end = limit(list(parts.values()))
+    end = _figure.limit(list(parts.values()))
     for (label, row), line in zip(images.items(), grid, strict=True):
         for axes, image in zip(line, row, strict=True):
             if label.endswith("part"):
-                signed_image(axes, image, end)
+                _figure.signed_image(axes, image, end)
             else:
-                axes.imshow(image, cmap=INK, vmin=low, vmax=high, interpolation=SMOOTH)
-                bare(axes)
+                axes.imshow(
+                    image, cmap=_figure.INK, vmin=low, vmax=high, interpolation=_figure.SMOOTH
+                )
+                _figure.bare(axes)
         line[0].set_ylabel(label, fontsize=8)
     for axes, name in zip(grid[0], names or (), strict=False):
-        axes.set_title(verbatim(name), fontsize=8)
+        axes.set_title(_figure.verbatim(name), fontsize=8)
     return panel if ax is None else ax
 
 
 def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
     """Each group as one image with a row per component."""
     ranks = [group.shape[1] for group in groups.values()]
-    figure = canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
+    figure = _figure.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
     grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
-        signed_image(axes, group.T, limit(group), aspect="auto", interpolation="nearest")
+        _figure.signed_image(
+            axes, group.T, _figure.limit(group), aspect="auto", interpolation="nearest"
+        )
         axes.set_yticks(range(group.shape[1]), range(1, group.shape[1] + 1), fontsize=7)
-        axes.set_title(verbatim(name), fontsize=9, loc="left")
+        axes.set_title(_figure.verbatim(name), fontsize=9, loc="left")
     grid[-1].set_xlabel("feature", fontsize=8)
     ticker = require("matplotlib.ticker", extra="plot")
     grid[-1].xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))

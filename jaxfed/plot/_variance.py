@@ -8,17 +8,7 @@ from jaxtyping import ArrayLike, Real
 
 from jaxfed.core.checks import check_count, check_number, refuse
 from jaxfed.metrics import EnergyShares
-from jaxfed.plot._figure import (
-    check_named,
-    check_names,
-    check_place,
-    colour,
-    host,
-    light,
-    marked,
-    one_axes,
-    verbatim,
-)
+from jaxfed.plot import _figure
 
 MOST_NAMES = 40  # with more clients, their names are not written
 
@@ -49,13 +39,13 @@ def scree(
             positive.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
-    check_named("variances", variances, "variances")
+    _figure.check_place(figure, ax)
+    _figure.check_named("variances", variances, "variances")
     wanted = "variances of shape (components,) or (clients, components)"
     curves = {}
     for name, values in variances.items():
         axes = 2 if np.ndim(values) == 2 else 1
-        curves[name] = np.atleast_2d(host(f"variances[{name!r}]", values, axes, wanted))
+        curves[name] = np.atleast_2d(_figure.host(f"variances[{name!r}]", values, axes, wanted))
         if curves[name].min() < 0:
             raise ValueError(f"variances[{name!r}]: wanted none below 0, got {curves[name].min()}")
     if total is not None:
@@ -63,17 +53,17 @@ def scree(
     for name, rank in (chosen or {}).items():
         check_count(f"chosen[{name!r}]", rank)
     scale = 1.0 if total is None else 100 / float(total)
-    target = one_axes(figure, ax, 5.0, 3.0)
+    target = _figure.one_axes(figure, ax, 5.0, 3.0)
     axes = target.axes
     for position, (name, values) in enumerate(curves.items()):
         places = np.arange(1, values.shape[1] + 1)
-        look = {"color": colour(position), "linewidth": 1.2, "markersize": 3.5}
-        axes.plot(places, scale * values.mean(axis=0), "o-", label=verbatim(name), **look)
+        look = {"color": _figure.colour(position), "linewidth": 1.2, "markersize": 3.5}
+        axes.plot(places, scale * values.mean(axis=0), "o-", label=_figure.verbatim(name), **look)
         if len(values) > 1:
             ends = scale * values.min(axis=0), scale * values.max(axis=0)
             axes.fill_between(places, *ends, color=look["color"], alpha=0.15, lw=0)
-    marked(axes.axvline, {name: rank + 0.5 for name, rank in (chosen or {}).items()})
-    light(axes)
+    _figure.marked(axes.axvline, {name: rank + 0.5 for name, rank in (chosen or {}).items()})
+    _figure.light(axes)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("component", fontsize=9)
@@ -105,31 +95,33 @@ def variance_shares(
         ValueError: if shares are not three arrays of one length, or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
+    _figure.check_place(figure, ax)
     parts = [
-        100 * host(f"shares.{name}", part, 1, "a share for each client")
+        100 * _figure.host(f"shares.{name}", part, 1, "a share for each client")
         for name, part in zip(EnergyShares._fields, shares, strict=True)
     ]
     clients = len(parts[0])
     if {len(part) for part in parts} != {clients}:
         raise refuse("shares", "arrays of one length", shares)
-    check_names("names", names, clients)
+    _figure.check_names("names", names, clients)
     order = np.argsort(parts[0], kind="stable")
     written = names is not None and clients <= MOST_NAMES
     bar = 0.2 if written else 0.06
-    target = one_axes(figure, ax, 5.0, 1.1 + min(clients, MOST_NAMES) * bar)
+    target = _figure.one_axes(figure, ax, 5.0, 1.1 + min(clients, MOST_NAMES) * bar)
     axes = target.axes
     left = np.zeros(clients)
-    looks = ((colour(0), "shared"), (colour(1), "local"), ("#9aa1ab66", "neither"))
+    looks = ((_figure.colour(0), "shared"), (_figure.colour(1), "local"), ("#9aa1ab66", "neither"))
     for part, (look, name) in zip(parts, looks, strict=True):
         height = 0.8 if written else 1.0
         axes.barh(np.arange(clients), part[order], height, left, color=look, label=name)
         left += part[order]
-    light(axes)
+    _figure.light(axes)
     axes.grid(visible=False)
     axes.set_yticks([])
     if names is not None and written:
-        axes.set_yticks(range(clients), [verbatim(names[int(i)]) for i in order], fontsize=7)
+        axes.set_yticks(
+            range(clients), [_figure.verbatim(names[int(i)]) for i in order], fontsize=7
+        )
     else:
         axes.set_ylabel(f"{clients:,} clients", fontsize=9)
     axes.margins(x=0, y=0.01)
