@@ -290,9 +290,11 @@ def _first_solution(
         before = basis
         if last is None:
             return False
+        # The part outside of the last span, which is blind to rotations of the basis.
         moved = basis - last @ (jnp.swapaxes(last, -1, -2) @ basis)
         return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
 
+    # In chunks of one call's rounds, after each of which `settled` decides.
     solution = fit(
         algorithm,
         clients,

@@ -64,9 +64,9 @@ def test_parts_that_do_not_exist_have_no_row(missing):
     figure = plot.separation(np.ones((2, 6)), *parts, (2, 3), mean=np.ones(6))
     assert len(pixels(figure)) == 6
     np.testing.assert_array_equal(pixels(figure)[-1], (there[0] + 1).reshape(2, 3))
-    name = ("shared part", "own part")[missing]
+    name = ("shared part", "local part")[missing]
     assert name not in texts(figure)
-    with pytest.raises(ValueError, match=r"shared, own: wanted at least one"):
+    with pytest.raises(ValueError, match=r"shared, local: wanted at least one"):
         plot.separation(np.ones((2, 6)), None, None, (2, 3))
 
 
@@ -90,7 +90,7 @@ def test_separation_shows_the_parts_and_their_sum():
     drawn = np.stack(pixels(figure)).reshape(4, 2, 6)
     together = np.asarray(shared) + np.asarray(own) + mean
     np.testing.assert_allclose(drawn, [original, shared, own, together], rtol=1e-6)
-    assert {"original", "shared part", "own part", "together", "a", "b"} <= texts(figure)
+    assert {"original", "shared part", "local part", "together", "a", "b"} <= texts(figure)
 
 
 def test_samples_are_rows_of_images_after_their_names():

@@ -1273,8 +1273,8 @@ def _plots(right) -> list[Target]:
         Target("plot.samples", {"groups": {"a": image}, **two}, {
             "groups": mapping(real(None, 6, finite=True)), "image_shape": pixels, "columns": WHOLE, "notes": lambda v: v is None or v == {}, "figure": figure, "ax": nothing,
         }),
-        Target("plot.separation", {"original": image, "shared": image, "own": image, **two}, {
-            "original": rows, "shared": optional(rows), "own": optional(rows), "image_shape": pixels, "mean": optional(real(6, finite=True)), "names": names(2), "figure": figure, "ax": nothing,
+        Target("plot.separation", {"original": image, "shared": image, "local": image, **two}, {
+            "original": rows, "shared": optional(rows), "local": optional(rows), "image_shape": pixels, "mean": optional(real(6, finite=True)), "names": names(2), "figure": figure, "ax": nothing,
         }),
         Target("plot.scree", {"variances": {"a": np.ones(3)}}, {
             "variances": mapping(lambda v: (real(None, finite=True)(v) or real(None, None, finite=True)(v)) and np.min(v) >= 0), "total": optional(number(above=0)), "chosen": optional(mapping(count())), "figure": figure, "ax": nothing,

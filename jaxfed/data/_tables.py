@@ -91,6 +91,7 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Co
     names = [str(k) for k in range(width)]
     # The columns of a data frame without names are counted; its index is not.
     counted = [cell for cell in table[0] if not _NAMELESS.fullmatch(cell)]
+    # A row of missing values could be either; without a name for any column, it is data.
     is_header = (
         client_column in table[0]
         or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))

@@ -153,6 +153,7 @@ def read_cifar10(
             )
     stored = b"".join(batches[name] for name in names)
     records = np.frombuffer(stored, np.uint8).reshape(-1, _CIFAR_BYTES)
+    # Stored plane by plane; channels last is the order of all images here.
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = _checked_labels(records[:, 0], 10, f"{path}: {', '.join(names)}")
     return LabelledImages(np.ascontiguousarray(images), labels)
@@ -202,18 +203,18 @@ def read_femnist(path: StrPath) -> LabelledClients:
     """
     clients = LabelledClients([], [], [])
     for file in files_of(checked_path("path", path), (".json",)):
-        for name, own in _writers(file):
+        for name, written in _writers(file):
             where = f"{file}: writer {name!r}"
             if name in clients.names:
                 raise ValueError(f"{where} comes twice")
             with reading(where, "malformed data"):
-                images, labels = np.asarray(own["x"]), own["y"]
+                images, labels = np.asarray(written["x"]), written["y"]
             if images.shape[1:] != (28 * 28,) or not len(images) or images.dtype.kind not in "iuf":
                 raise ValueError(
                     f"{where}: wanted x as numbers of shape (n, 784), got {images.dtype} of shape "
                     f"{images.shape}"
                 )
-            if not ((images >= 0) & (images <= 1)).all():  # false for NaN
+            if not ((images >= 0) & (images <= 1)).all():  # NaN fails both comparisons
                 raise ValueError(f"{where}: wanted pixels between 0 and 1, got others or NaN")
             labels = _checked_labels(labels, 62, where)
             if len(images) != len(labels):
@@ -235,10 +236,10 @@ def _writers(file: Path) -> Iterator[tuple[str, Any]]:
         counts = stored.get("num_samples", [None] * len(users))
         data = [stored["user_data"][user] for user in users]
         writers = list(zip(users, data, counts, strict=True))
-        for user, own, count in writers:
-            if count not in (None, len(own["x"])):
-                raise ValueError(f"{user} has {len(own['x'])} images, not {count}")
-    return ((user, own) for user, own, _ in writers)
+        for user, written, count in writers:
+            if count not in (None, len(written["x"])):
+                raise ValueError(f"{user} has {len(written['x'])} images, not {count}")
+    return ((user, written) for user, written, _ in writers)
 
 
 def _checked_labels(labels: object, classes: int, where: str) -> Int[np.ndarray, " n"]:

@@ -120,8 +120,9 @@ def partition_by_class(
     known = _classes(labels, classes)
     check_whole("classes_per_client", classes_per_client, most=len(known))
     rng = _generator(key)
-    owns = np.zeros((clients, len(known)), bool)
+    owns = np.zeros((clients, len(known)), bool)  # which client has which class
     for client in range(clients):
+        # Ordered by how often a class was drawn, and at random among equals.
         least_drawn = np.lexsort((rng.random(len(known)), owns.sum(axis=0)))
         owns[client, least_drawn[:classes_per_client]] = True
 
@@ -133,6 +134,7 @@ def partition_by_class(
     else:
         for client, size in enumerate(counts_of("sizes", sizes, clients)):
             quota[client, owns[client]] = _equal(size, classes_per_client)
+    # Even a client whose quota rounds to zero needs one sample of each of its classes.
     needed = np.maximum(quota, owns).sum(axis=0)
     if np.any(needed > available):
         c = int(np.argmax(needed > available))
@@ -145,8 +147,8 @@ def partition_by_class(
 
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for c, value in enumerate(known):
-        own = rng.permutation(np.flatnonzero(labels == value))
-        for part, share in zip(parts, np.split(own, np.cumsum(quota[:, c])), strict=False):
+        members = rng.permutation(np.flatnonzero(labels == value))
+        for part, share in zip(parts, np.split(members, np.cumsum(quota[:, c])), strict=False):
             part.append(share)
     return _take(samples, labels, [np.concatenate(part) for part in parts])
 
@@ -190,19 +192,20 @@ def partition_dirichlet(
     rng = _generator(key)
     shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for value in np.unique(labels):
-        own = rng.permutation(np.flatnonzero(labels == value))
+        members = rng.permutation(np.flatnonzero(labels == value))
         # For tiny alpha all gamma variables may underflow to 0; in the limit one client owns all.
         with np.errstate(invalid="ignore", divide="ignore"):
             proportions = rng.dirichlet(np.full(clients, alpha))
         if not np.isclose(proportions.sum(), 1):
             proportions = np.eye(clients)[rng.integers(clients)]
-        ends = np.round(np.cumsum(proportions) * len(own)).astype(int)
-        for share, part in zip(shares, np.split(own, ends[:-1]), strict=True):
+        ends = np.round(np.cumsum(proportions) * len(members)).astype(int)
+        for share, part in zip(shares, np.split(members, ends[:-1]), strict=True):
             share.append(part)
     indices = [rng.permutation(np.concatenate(share)) for share in shares]
     for i in range(clients):
         while (missing := min_samples - len(indices[i])) > 0:
             richest = max(range(clients), key=lambda j: len(indices[j]))
+            # The largest client must keep enough samples itself.
             spare = min(missing, len(indices[richest]) - min_samples)
             indices[i] = np.concatenate([indices[i], indices[richest][:spare]])
             indices[richest] = indices[richest][spare:]
@@ -238,7 +241,7 @@ def partition_sizes(
     check_factor("skew", skew, single=True)
     _check_min_samples(total, clients, min_samples)
     logits = skew * _generator(key).standard_normal(clients)
-    weights = np.exp(logits - logits.max())
+    weights = np.exp(logits - logits.max())  # shifted, so that nothing overflows
     exact = (total - min_samples * clients) * weights / weights.sum()
     sizes = np.floor(exact).astype(int)
     # The largest remainders round up.
@@ -274,6 +277,7 @@ def train_test_split(
     if not len(arrays):
         raise refuse("arrays", "at least one client", arrays)
     arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
+    # A float is a fraction even where it is whole: 1.0 is refused, 1 holds out one sample.
     if isinstance(test, float | np.floating):
         check_number(
             "test", test, "a share between 0 and 1, or a number", lambda x: (x > 0) & (x < 1)
@@ -296,6 +300,7 @@ def train_test_split(
 
 
 def _generator(key: PRNGKeyArray) -> np.random.Generator:
+    # NumPy's generator has no programs to compile for every new length.
     return np.random.default_rng(np.asarray(jax.random.key_data(checked_key("key", key))))
 
 

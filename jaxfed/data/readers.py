@@ -183,6 +183,7 @@ def read_table(
     tables = {file.name: (file, *load_table(file, max_bytes)) for file in files}
     first, columns, _ = next(iter(tables.values()))
     arrays = {}
+    # Different numbers of columns are found below, with the numbers in the message.
     for name, (file, other, cells) in tables.items():
         if len(other) == len(columns) and other != columns:
             raise ValueError(
@@ -249,6 +250,7 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
     if len(stored) < start:
         raise ValueError(f"{path}: truncated inside the header of {ndim} dimensions")
     shape = tuple(int(n) for n in np.frombuffer(stored[4:start], ">u4"))
+    # Python's product, which cannot overflow for forged shapes.
     expected = start + math.prod(shape) * dtype.itemsize
     if len(stored) != expected:
         reason = "truncated" if len(stored) < expected else "too long"
@@ -281,6 +283,7 @@ def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
         )
     place = names.index(client_column)
+    # As texts, because numbers and names may both label clients.
     owners = np.asarray(columns.pop(place)).astype(str)
     if "" in owners:
         raise ValueError(f"{path}: column {client_column!r} has empty cells")

@@ -92,6 +92,7 @@ def _redecode(match: re.Match[str]) -> str:
         char.encode("latin-1") if "\x80" <= char <= "\x9f" else char.encode("cp1252")
         for char in match[0]
     )
+    # The match may be longer than the sequence: try the longest prefix first.
     for end in range(len(raw), 1, -1):
         try:
             return raw[:end].decode("utf-8") + match[0][end:]
@@ -100,6 +101,7 @@ def _redecode(match: re.Match[str]) -> str:
     return match[0]
 
 
+# Up to five capitalized words and one in lower case at the start of a line, then a colon.
 _SPEAKER = re.compile(r"^[A-Z][\w.'’-]*(?: [A-Z][\w.'’-]*){0,4}(?: [a-z]+)?: *", re.MULTILINE)
 _MARK = re.compile(r"\[[^\[\]\n]{1,40}\]|\((?:inaudible|laughter|applause|crosstalk|sic)\)", re.I)
 

@@ -56,6 +56,7 @@ def read_views(
     path = checked_source("path", path, max_bytes)
     check_texts("names", names or ())
     files = files_of(path, (*ARRAYS, *TABLES))
+    # A single archive holds all views; in any other case each file is one view.
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
         arrays = load_numpy(files[0], names, max_bytes)
         if names is None:

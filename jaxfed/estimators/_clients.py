@@ -114,6 +114,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
         run = partial(fit, clients=clients, rounds=int(self.rounds), key=key)
         shared, local, beside, solution = self._learned(run, tables)
+        # A basis is arbitrary: rotate to uncorrelated components in order of variance.
         shared = principal(shared, tables)
         local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
 
@@ -127,6 +128,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             Normal.fitted(basis, x, self.noise_variance_)
             for basis, x in zip(bases, tables, strict=True)
         ]
+        # Samples without a client are scored by the shared components alone.
         together = np.concatenate(tables)
         self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
         if len(tables) == 1:
@@ -223,10 +225,11 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X, parts = self._parted(X, groups)
         found = np.zeros(len(X))
         for rows, law in parts:
+            # Scoring samples with components learned from them would favour high ranks.
             halves = [rows] if law is not None or len(rows) < 2 else [rows[::2], rows[1::2]]
             for i, half in enumerate(halves):
-                own = law or (self._law if len(rows) < 2 else self._new_law(X[halves[1 - i]]))
-                found[half] = own.log_likelihood(X[half])
+                other = law or (self._law if len(rows) < 2 else self._new_law(X[halves[1 - i]]))
+                found[half] = other.log_likelihood(X[half])
         return found
 
     @final

@@ -48,6 +48,7 @@ def noise_outside(
         for x, basis in zip(tables, bases, strict=True)
     ]
     total = np.mean([np.sum(x**2) / len(x) for x in tables])
+    # Without noise at all, the likelihood would be infinite.
     least = np.finfo(np.float32).eps * max(total, 1e-30) / features
     return float(max(np.mean(left) / max(features - rank, 1), least))
 

@@ -73,8 +73,8 @@ class PersonalizedPCA(ClientPCA):
     def _new_components(self, table):
         shared = np.asarray(self.components_).T
         known = Personalized(jnp.asarray(shared), None)
-        (own,) = _host(pca.personalize(known, [table], int(self.local_rank)).local)
-        return own
+        (local,) = _host(pca.personalize(known, [table], int(self.local_rank)).local)
+        return local
 
 
 class FederatedPCA(ClientPCA):

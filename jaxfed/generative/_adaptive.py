@@ -120,6 +120,7 @@ class Adaptive(Training):
                 self.optimizer, self.step_size, self._clipped(gradient, self.clip), state, personal
             )
             if self._proximal:
+                # Both models step towards each other outside of the optimizer.
                 personal = proximal_map(personal, mean, precision, self.step_size * weight)
                 change = jax.tree.map(jnp.subtract, personal, mean)
                 mean = plus(mean, self.global_step_size, change)
@@ -137,6 +138,7 @@ class Adaptive(Training):
         (personal, state, mean, global_state, collected), losses = jax.lax.scan(
             step, start, self.batches(draw_key, data, self.local_steps)
         )
+        # Changes instead of values, so that messages become small and compress well.
         change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)
         new_local = Local(personal, state, global_state, local.rounds + 1, collected)
         penalty = regularizer(local.personal, downlink, self.hyper_prior)
@@ -149,6 +151,7 @@ class Adaptive(Training):
     ) -> tuple[Prior, Diagnostics]:
         """Add the mean changes; report the mean spread."""
         del key
+        # A lossy channel may move the sum out of the bounds.
         mean, spread = (jax.tree.map(jnp.add, *pair) for pair in zip(server, uplink, strict=True))
         spread = bounded(spread, self.bounds)
         leaves = jax.tree.leaves(spread)
@@ -176,10 +179,12 @@ class Adaptive(Training):
         if self._collects:
             gradient = jax.tree.map(jnp.add, local.spread_gradient, gradient)
         if self._proximal:
+            # The inverse of the Fisher information of σ is σ²/2.
             direction = jax.tree.map(lambda g, s: g * s**2 / 2, gradient, prior.spread)
         else:
             direction = self._clipped(gradient, self.spread_clip, each=True)
         moved = bounded(plus(prior.spread, -self.spread_step_size, direction), self.bounds)
+        # Until personal models have moved, their distance to μ says nothing about the spread.
         awake = local.rounds >= self.lazy_rounds
         spread = jax.tree.map(lambda a, b: jnp.where(awake, a, b), moved, prior.spread)
         if not self._collects:

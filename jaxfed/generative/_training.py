@@ -42,6 +42,7 @@ class Training(Algorithm, DifferentiatedThrough):
         Args:
             arrays: the model's arrays; where one is None, the first model's array is used.
         """
+        # Where one of the two trees has a leaf, the other has None.
         leaves, structure = jax.tree.flatten(eqx.combine(arrays, self.arrays), is_leaf=_is_none)
         whole = (b if a is None else a for a, b in zip(leaves, self.others, strict=True))
         return jax.tree.unflatten(structure, whole)
@@ -103,6 +104,7 @@ class Training(Algorithm, DifferentiatedThrough):
         def loss(arrays, batch):
             return self.loss(self.model_of(arrays), batch, jax.random.key(0))
 
+        # Nothing is computed: only shapes and types pass through the loss.
         try:
             out = jax.eval_shape(loss, self.arrays, batch)
         except Exception as error:

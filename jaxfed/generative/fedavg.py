@@ -170,6 +170,7 @@ class FedAvg(Training):
             (parameters, state), (index, rows) = carry, batch
             key = jax.random.fold_in(loss_key, index)
             value, gradient = jax.value_and_grad(self.loss_of)(parameters, data, rows, key)
+            # The gradient of FedProx's term, zero for FedAvg.
             gradient = plus(gradient, self.proximal, jax.tree.map(jnp.subtract, parameters, shared))
             moved = descend(self.client_optimizer, self.step_size, gradient, state, parameters)
             return moved, value
@@ -182,6 +183,7 @@ class FedAvg(Training):
         """The client's fine-tuned model; None without fine-tuning."""
         if local is None:
             return None
+        # The same draws however often the result is asked for.
         key = jax.random.key(local)
         return self.whole(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
 

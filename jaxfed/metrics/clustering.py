@@ -48,6 +48,7 @@ def adjusted_rand_index(labels: Labels, assigned: Labels) -> float:
     table = _contingency(labels, assigned)
     together = _pairs(table)
     rows, columns = _pairs(table.sum(axis=1)), _pairs(table.sum(axis=0))
+    # Pairs that would be together in both groupings by chance.
     expected = rows * columns / max(_pairs(table.sum()), 1)
     largest = (rows + columns) / 2
     # If both groupings are one group, or both are all singletons, chance has no influence.

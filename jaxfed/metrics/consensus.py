@@ -70,7 +70,7 @@ def relative_singular_value_error(
     data, shared = _checked(samples, counts, shared)
     singular_values = checked_array("singular_values", singular_values, f"{shared.shape[1]}")
     within = shared.T @ _product(data, shared)
-    squares = jnp.linalg.eigvalsh(within)[::-1]
+    squares = jnp.linalg.eigvalsh(within)[::-1]  # rounding may make zeros negative
     found = jnp.sqrt(jnp.maximum(squares, 0))
     return jnp.linalg.norm(found - singular_values) / jnp.linalg.norm(singular_values)
 

@@ -52,9 +52,11 @@ class Convolution(eqx.Module):
             last = first + step * (count - 1) + 1
             return jax.lax.slice_in_dim(array, first, last, step, axis)
 
+        # Unfold the columns: for every pixel of every row, the `size` pixels under the kernel.
         columns = [positions(image, j, width, 1) for j in range(size)]
         unfolded = jnp.concatenate(columns, axis=-1).reshape(-1, size * inputs)
         weights = self.kernel.transpose(1, 2, 0, 3).reshape(size * inputs, size * outputs)
+        # One product gives the contribution of every image row to every kernel row.
         rows = (unfolded @ weights).reshape(-1, width, size, outputs)
         return _total(positions(rows[:, :, i], i, height, 0) for i in range(size)) + self.bias
 
@@ -91,6 +93,7 @@ class TransposedConvolution(eqx.Module):
         height, width, inputs = image.shape
         size, _, _, outputs = self.kernel.shape
         weights = self.kernel.transpose(2, 0, 1, 3).reshape(inputs, -1)
+        # Every pixel times the whole kernel, and then each part goes to its place.
         parts = image.reshape(-1, inputs) @ weights
         parts = parts.reshape(height, width, size, size, outputs)
 
@@ -100,6 +103,7 @@ class TransposedConvolution(eqx.Module):
             config[axis] = (first, size - 1 - first + self.extra[axis], self.stride - 1)
             return jax.lax.pad(part, jnp.zeros((), part.dtype), config)
 
+        # First along the rows, then along the columns, so that intermediate sums stay small.
         rows = _total(spread(parts[:, :, i], i, 0) for i in range(size))
         return _total(spread(rows[:, :, j], j, 1) for j in range(size)) + self.bias
 

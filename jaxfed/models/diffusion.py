@@ -183,6 +183,7 @@ def generate(
         amount, smaller = ((steps - index - i).astype(dtype) / steps for i in (0, 1))
         (signal, noise), (more, less) = map(corruption.shares, (amount, smaller))
         found = jax.vmap(denoise, (0, None))(samples, amount)
+        # The rest of the sample is noise; keep the share of it that the smaller amount allows.
         return more * found + less / noise * (samples - signal * found), None
 
     start = corruption.noise(key, shape, dtype)

@@ -58,6 +58,7 @@ class UNet(eqx.Module):
             raise refuse("widths", "three numbers", widths)
         for width in widths:
             check_count("widths", width)
+        # The way up mirrors the way down, so that skips have the right number of channels.
         sizes = (self.image_shape[-1], *widths)
         first, second = (jax.random.split(k, 3) for k in jax.random.split(key))
 

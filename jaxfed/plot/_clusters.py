@@ -88,6 +88,7 @@ def client_map(
     values = None
     if metadata is not None:
         values = host_array("metadata", metadata, "a number or a class for each client")
+        # Whole numbers are classes: cluster numbers have no scale.
         if values.dtype.kind == "f":
             values = _figure.host("metadata", values, 1, "a number for each client")
             if len(values) != len(points):

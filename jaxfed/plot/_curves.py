@@ -67,6 +67,7 @@ def convergence(
         if against == "bits_up":
             places = np.asarray(history["bits_up"], float)
         known = np.isfinite(values)
+        # A line through one point would be invisible.
         style = "." if known.sum() == 1 else "-"
         axes.plot(
             places[known],

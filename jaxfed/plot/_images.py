@@ -79,7 +79,7 @@ def components(
 def separation(
     original: Real[ArrayLike, "k d"],
     shared: Real[ArrayLike, "k d"] | None,
-    own: Real[ArrayLike, "k d"] | None,
+    local: Real[ArrayLike, "k d"] | None,
     image_shape: tuple[int, int],
     *,
     mean: Real[ArrayLike, " d"] | None = None,
@@ -92,7 +92,7 @@ def separation(
     Args:
         original: the samples.
         shared: their projections onto the shared components, `(x - mean) @ U @ U.T`, or None.
-        own: their projections onto their client's local components, or None.
+        local: their projections onto their client's local components, or None.
         image_shape: height and width of an image.
         mean: the mean that was subtracted before the fit; it is added to the sum.
         names: a title for each sample.
@@ -110,11 +110,11 @@ def separation(
     samples = _figure.host("original", original, 2, "samples of shape (samples, features)")
     parts = {
         name: _figure.host(name, part, 2, f"numbers of shape {samples.shape}")
-        for name, part in (("shared", shared), ("own", own))
+        for name, part in (("shared", shared), ("local", local))
         if part is not None
     }
     if not parts:
-        raise ValueError("shared, own: wanted at least one of the parts, got none")
+        raise ValueError("shared, local: wanted at least one of the parts, got none")
     for name, part in parts.items():
         if part.shape != samples.shape:
             raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")

@@ -264,6 +264,7 @@ def _epsilon(parts: Sequence[_Part], delta: float, adjacency: Adjacency) -> floa
     known = float(package.get_epsilon_gaussian(sum(squares) ** -0.5, delta))
     if known == 0 or all(part.share == 1 for part in parts):
         return known
+    # A thousandth of the bound, so that rounding the losses up hardly matters.
     step = min(1e-3, known / 1e3)
     losses = [_losses(distance / part.multiplier, part, step, delta) for part in parts]
     composed = functools.reduce(lambda one, other: one.compose(other), losses)
@@ -298,6 +299,7 @@ def _profile(
     size = np.abs(epsilon)
     # The epsilon of a message without a draw that the draw reduces to this one.
     undrawn = size + np.log1p(-(1 - share) * np.exp(-size)) - np.log(share)
+    # Theorem 8 of Balle & Wang at this epsilon, in logarithms against overflow.
     above = norm.cdf(ratio / 2 - undrawn / ratio)
     below = np.exp(undrawn + norm.logcdf(-ratio / 2 - undrawn / ratio))
     delta = share * np.maximum(above - below, 0)

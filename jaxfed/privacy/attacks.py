@@ -271,6 +271,7 @@ def restart_attack(
     truth = client_matrix(clients, client)
     guesses = [minimum_norm(z, y), outside_span(z, y)]
     if norm_factor is not None:
+        # Messages contain βZ, so the trace of ZᵀY over the rank is β in the mean.
         within = np.mean([np.trace(a.T @ b) / rank for a, b in zip(z, y, strict=True)])
         shift = within / norm_factor - np.linalg.eigvalsh(guesses[1])[-1]
         guesses[1] = guesses[1] + shift * np.eye(features)
@@ -330,6 +331,7 @@ def norm_leak(
         if summed
         else (transcript.first, transcript.sent)
     )
+    # Any single number that is sent may be one of the norms.
     guesses = [leaf for leaf in jax.tree.leaves(messages[0]) if leaf.ndim == 0]
     if factor is not None:
         for z, y in _frames(transcript, summed):

@@ -59,6 +59,7 @@ class Given:
             shared, local = side_by_side(self.solution)
         except ValueError:
             return None
+        # What is not in the space of the features cannot be drawn or compared with samples.
         features = [x.shape[-2] for x in (shared, local) if x is not None]
         if set(features) != {self.clients.features}:
             return None
@@ -92,7 +93,7 @@ def summary(given: Given) -> str:
 
 def all_of(given: Given) -> list[Section]:
     """The sections that have content."""
-    number = iter(range(10**6))
+    number = iter(range(10**6))  # distinguishes the ids of the pictures
 
     def picture(drawn: Any, caption: str) -> str:
         return figure(drawn, caption, next(number))
@@ -196,8 +197,8 @@ def _components(given: Given, picture: Any) -> Section | None:
         groups["shared"] = _turned(shared, given.samples)
     if local is not None:
         for i in range(min(DRAWN, len(local))):
-            own = None if given.samples is None else [given.samples[i]]
-            groups[given.names[i]] = _turned(local[i], own)
+            samples = None if given.samples is None else [given.samples[i]]
+            groups[given.names[i]] = _turned(local[i], samples)
     drawn = plot.components(groups, given.image_shape)
     words = ["shared"] * (shared is not None)
     if local is not None:
@@ -222,8 +223,8 @@ def _clients(given: Given, picture: Any) -> Section | None:
     some, parts = given.some, []
     names = [given.names[i] for i in some]
     if given.samples is not None:
-        own = None if local is None else local[some]
-        found = separation([given.samples[i] for i in some], shared, own, per_client=True)
+        chosen = None if local is None else local[some]
+        found = separation([given.samples[i] for i in some], shared, chosen, per_client=True)
         drawn = plot.variance_shares(found, names=names)
         parts.append(picture(drawn, "How each client's variance splits"))
     if local is not None and len(local) > 2:

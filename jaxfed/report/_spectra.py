@@ -42,6 +42,7 @@ def spectra(
         return None
     found, chosen = {}, {}
     if shared is not None:
+        # Scaled so that the square of all rows together is the mean second moment.
         scaled = [table / np.sqrt(len(table) * clients) for table in samples]
         found["mean of all clients"] = _squares(np.concatenate(scaled))
         chosen["shared rank"] = shared.shape[1]
@@ -51,9 +52,9 @@ def spectra(
         if shared is not None:
             rest = [table - (table @ shared) @ shared.T for table in rest]
         name = "each client" if shared is None else "each client without the shared components"
-        own = [_squares(table) for table in rest]
-        width = max(map(len, own))
-        found[name] = np.stack([np.pad(x, (0, width - len(x))) for x in own])
+        each = [_squares(table) for table in rest]
+        width = max(map(len, each))
+        found[name] = np.stack([np.pad(x, (0, width - len(x))) for x in each])
         chosen["local rank"] = local.shape[2]
     if len(chosen) > len(set(chosen.values())):  # two lines at one place look like one
         chosen = {" and ".join(chosen): chosen["shared rank"]}
@@ -66,5 +67,6 @@ def spectra(
 def _squares(table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " r"]:
     """The largest squared singular values of a table."""
     rows, columns = table.shape
+    # Of the two Gram matrices, which have the same eigenvalues, the smaller one.
     square = table.T @ table if columns <= rows else table @ table.T
     return np.maximum(np.linalg.eigvalsh(square.astype(float))[::-1][:SHOWN], 0)

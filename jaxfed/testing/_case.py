@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,6 +26,14 @@ Essence = Callable[[Personalized], PyTree]
 
 class Skipped(Exception):
     """Raised by a check that does not apply; the message says why."""
+
+
+class Messages(NamedTuple):
+    """One client's messages."""
+
+    first: PyTree
+    downlink: PyTree
+    uplink: PyTree
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Case:
         """Raise an AssertionError unless both are the same up to the case's tolerances."""
         same(given, wanted, sentence, self.rtol, self.atol)
 
-    def messages(self) -> tuple[PyTree, PyTree, PyTree]:
+    def messages(self) -> Messages:
         """One client's first message, a downlink and an uplink, filled with random numbers."""
 
         def made(algorithm, clients, key):
@@ -91,7 +99,7 @@ class Case:
             first = contract.first_message(algorithm, key, data, None)
             downlink = state.downlink.receiver
             uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
-            return wrapped(first), downlink, wrapped(uplink)
+            return Messages(wrapped(first), downlink, wrapped(uplink))
 
         def drawn(shape):
             values = rng.normal(size=shape.shape)

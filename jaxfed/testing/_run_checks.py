@@ -46,10 +46,12 @@ def check_buckets(case: Case) -> None:
     data = case.clients.data
     if not isinstance(data, Samples):
         raise Skipped("buckets are of samples")
+    # Two buckets, each padded to its own longest client.
     order = np.argsort(-np.asarray(data.count), kind="stable")
-    groups = [np.sort(own) for own in np.array_split(order, 2)]
+    groups = [np.sort(half) for half in np.array_split(order, 2)]
     parts = tuple(
-        Samples(data.values[own, : int(data.count[own].max())], data.count[own]) for own in groups
+        Samples(data.values[half, : int(data.count[half].max())], data.count[half])
+        for half in groups
     )
     places = tuple(map(jnp.asarray, groups))
     bucketed = eqx.tree_at(
@@ -78,7 +80,7 @@ def check_source(case: Case) -> None:
         raise Skipped("sources are of samples")
     counts = np.asarray(data.count).astype(int)
     values = [np.asarray(x[:n]) for x, n in zip(data.values, counts, strict=True)]
-    size = 2 * max(array.nbytes for array in values)
+    size = 2 * max(array.nbytes for array in values)  # at least two blocks
     source = Clients.from_source(values, block_bytes=size)
     source = eqx.tree_at(
         lambda c: (c.ids, c.weights), source, (case.clients.ids, case.clients.weights)
