@@ -152,7 +152,7 @@ class _Recorded(Algorithm):
 def _run(
     problem: Problem, start: Personalized | None, client: Int[Array, ""], rounds: int
 ) -> Transcript:
-    """The transcript as JAX arrays."""
+    """The transcript as JAX arrays, without the number of features."""
     problem = prepared(problem, rounds)
     state, _ = begin(problem, start)
 
@@ -165,7 +165,7 @@ def _run(
 
     _, rest = jax.lax.scan(step, state, length=rounds)
     first = _first_message(problem, start, client)
-    return Transcript(problem.clients.features, first, state.server[1], *rest)
+    return Transcript(0, first, state.server[1], *rest)
 
 
 def _first_message(problem: Problem, start: Personalized | None, client: Int[Array, ""]) -> PyTree:
