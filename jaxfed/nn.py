@@ -1,9 +1,8 @@
-"""Solves as layers of a model: forward is a federated run, backward its implicit derivative.
+"""Federated runs as layers of a model: the forward pass is a run, the backward pass implicit.
 
-`personalized_projection` and `common_projection` are functions, for models of any kind; the Equinox
-modules around them remember the solution from call to call, through `equinox.nn.State`, so that
-each solve goes on from the last one. What comes out depends on subspaces and not on their bases, so
-that any loss may follow.
+`personalized_projection` and `common_projection` are functions for models of any kind. The Equinox
+modules around them store the solution in `equinox.nn.State`, so that each solve continues from the
+last one. Outputs depend only on subspaces, not on their bases, so any loss may follow.
 
     >>> import equinox as eqx, jax, jaxfed as jf
     >>> samples = jax.random.normal(jax.random.key(0), (3, 20, 4)) * jax.numpy.array([5, 4, 2, 1.0])
@@ -21,23 +20,27 @@ that any loss may follow.
     (4,)
 """
 
+import abc
+from collections.abc import Callable
+from typing import Any, final
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
 from jaxfed.core.clients.checks import checked_array
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_count, check_instance, refuse
+from jaxfed.core.common.checks import check_count, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.derivatives.adjoint import implicit
-from jaxfed.core.run.adjoint import Adjoint
+from jaxfed.core.derivatives.adjoint import Adjoint, implicit
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.rollout import rollout
 
-Samples = Float[Array, "clients samples features"]
-MOST = 100  # times a call's rounds, that a layer's first solve may take
+Samples = Float[ArrayLike, "clients samples features"]
+Projected = Float[Array, "clients samples features"]
+MOST = 100  # a layer's first solve may take this many times a call's rounds
 
 
 def personalized_projection(
@@ -46,35 +49,31 @@ def personalized_projection(
     *,
     rounds: int,
     key: Key[Array, ""],
-    start: Personalized | None = None,
+    warm_start: Personalized | None = None,
     tol: float | None = None,
     adjoint: Adjoint | None = None,
-) -> tuple[Samples, Personalized]:
-    """Samples on the components that are learned from them, `x (UUᵀ + V_iV_iᵀ)`.
+) -> tuple[Projected, Personalized]:
+    """Samples projected onto the components learned from them, `x (UUᵀ + V_iV_iᵀ)`.
 
     Args:
-        algorithm: learns shared or local components or both, orthonormal together: `PerPCA`.
-        samples: as many of every client, `(clients, samples, features)`.
-        rounds: of the solve; at most so many with `tol`.
+        algorithm: learns shared or local components, or both, orthonormal together: `PerPCA`.
+        samples: equally many of every client, `(clients, samples, features)`.
+        rounds: rounds of the solve, or at most so many with `tol`.
         key: random key.
-        start: an earlier result to start from, in any precision.
-        tol: ends the solve, as in `rollout`.
+        warm_start: an earlier result to start from, in any precision.
+        tol: tolerance that ends the solve, as in `rollout`.
         adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
 
     Returns:
-        The projected samples, with derivatives by the samples and the algorithm's numbers, and the
-        result, to start the next call from.
+        The projected samples, differentiable in the samples and the algorithm's numbers, and the
+        result, from which the next call may start.
 
     Raises:
-        ValueError: as `rollout` does.
+        ValueError: as in `rollout`.
     """
     clients = _clients(samples)
     samples = clients.data.values
-    start = _start(start, samples)
-    result = rollout(
-        algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol,
-        adjoint=implicit() if adjoint is None else adjoint,
-    ).result  # fmt: skip
+    result = _result(algorithm, clients, warm_start, adjoint, rounds=rounds, key=key, tol=tol)
     projected = jnp.zeros_like(samples)
     if result.shared is not None:
         projected += samples @ result.shared @ result.shared.T
@@ -89,43 +88,34 @@ def common_projection(
     *,
     rounds: int,
     key: Key[Array, ""],
-    start: Personalized | None = None,
+    warm_start: Personalized | None = None,
     tol: float | None = None,
     adjoint: Adjoint | None = None,
 ) -> tuple[Float[Array, "views entities features"], Personalized]:
-    """Views on the representation that they have in common, `GGᵀ X_j`.
+    """Views projected onto their common representation, `GGᵀ X_j`.
 
     Args:
         algorithm: learns an orthonormal representation `G (entities, rank)`: `MaxVar`.
         views: dense views, `jaxfed.gcca.Views.from_arrays`, whose features may be traced.
-        rounds: of the solve; at most so many with `tol`.
+        rounds: rounds of the solve, or at most so many with `tol`.
         key: random key.
-        start: an earlier result to start from, in any precision.
-        tol: ends the solve, as in `rollout`.
+        warm_start: an earlier result to start from, in any precision.
+        tol: tolerance that ends the solve, as in `rollout`.
         adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
 
     Returns:
-        The projected views, and the result, to start the next call from.
+        The projected views, and the result, from which the next call may start.
 
     Raises:
-        ValueError: as `rollout` does.
+        ValueError: as in `rollout`.
     """
     _check_views(views)
-    start = _start(start, views.data.values)
-    result = rollout(
-        algorithm, views, rounds=rounds, key=key, warm_start=start, tol=tol,
-        adjoint=implicit() if adjoint is None else adjoint,
-    ).result  # fmt: skip
+    result = _result(algorithm, views, warm_start, adjoint, rounds=rounds, key=key, tol=tol)
     return result.shared @ (result.shared.T @ views.data.values), result
 
 
-class PersonalizedProjection(eqx.nn.StatefulLayer):
-    """`personalized_projection` as an Equinox layer that starts each solve from the last solution.
-
-    `layer, state = eqx.nn.make_with_state(PersonalizedProjection)(algorithm, samples, ...)`, then
-    `projected, state = layer(samples, state)`. The algorithm's numbers are parameters of the layer.
-    A call computes in the precision of its samples; the state keeps its own.
-    """
+class _Solver(eqx.nn.StatefulLayer):
+    """A layer whose state is its last solution, from which the next solve starts."""
 
     algorithm: Algorithm
     adjoint: Adjoint
@@ -133,6 +123,54 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
     last: eqx.nn.StateIndex
     rounds: int = eqx.field(static=True)
     tol: float | None = eqx.field(static=True)
+
+    @abc.abstractmethod
+    def __call__(self, data: Any, state: eqx.nn.State) -> tuple[Array, eqx.nn.State]:
+        """The projected data, and the state for the next call."""
+
+    @final
+    def _set_up(
+        self,
+        algorithm: Algorithm,
+        clients: Clients,
+        rounds: int,
+        key: Key[Array, ""],
+        tol: float | None,
+        adjoint: Adjoint | None,
+    ) -> None:
+        self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
+        self.adjoint = implicit() if adjoint is None else adjoint
+        self.last = eqx.nn.StateIndex(_first_solution(algorithm, clients, rounds, key, tol))
+
+    @final
+    def _solve(
+        self, project: Callable[..., Any], data: Any, state: eqx.nn.State
+    ) -> tuple[Array, eqx.nn.State]:
+        last = state.get(self.last)
+        projected, result = project(
+            self.algorithm,
+            data,
+            rounds=self.rounds,
+            key=self.key,
+            tol=self.tol,
+            warm_start=last,
+            adjoint=self.adjoint,
+        )
+        # The state keeps its precision and takes no part in derivatives.
+        result = jax.lax.stop_gradient(result)
+        return projected, state.set(
+            self.last, jax.tree.map(lambda x, y: x.astype(y.dtype), result, last)
+        )
+
+
+@final
+class PersonalizedProjection(_Solver):
+    """`personalized_projection` as an Equinox layer that starts each solve from the last solution.
+
+    `layer, state = eqx.nn.make_with_state(PersonalizedProjection)(algorithm, samples, ...)`, then
+    `projected, state = layer(samples, state)`. The algorithm's numbers are parameters of the layer.
+    A call computes in the precision of its samples; the state keeps its own precision.
+    """
 
     def __init__(
         self,
@@ -144,47 +182,35 @@ class PersonalizedProjection(eqx.nn.StatefulLayer):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer, by a first solve that goes on until it has converged.
+        """Set up the layer by a first solve, which runs until it has converged.
 
         Args:
             algorithm: as in `personalized_projection`.
-            samples: of all clients, to start from, `(clients, samples, features)`.
-            rounds: of each later solve, from the last solution; at most so many with `tol`. The
-                first one takes up to a hundred times as many.
+            samples: the samples of the first solve, `(clients, samples, features)`.
+            rounds: rounds of each later solve, or at most so many with `tol`. The first solve takes
+                up to a hundred times as many.
             key: random key.
-            tol: ends a solve, as in `rollout`.
+            tol: tolerance that ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
 
         Raises:
-            ValueError: as `rollout` does.
+            ValueError: as in `rollout`.
         """
-        self.adjoint = _adjoint(adjoint)
-        self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
-        self.last = eqx.nn.StateIndex(_first(algorithm, _clients(samples), rounds, key, tol))
+        self._set_up(algorithm, _clients(samples), rounds, key, tol, adjoint)
 
-    def __call__(self, samples: Samples, state: eqx.nn.State) -> tuple[Samples, eqx.nn.State]:
+    def __call__(self, samples: Samples, state: eqx.nn.State) -> tuple[Projected, eqx.nn.State]:
         """The projected samples, and the state for the next call."""
-        projected, result = personalized_projection(
-            self.algorithm, samples, rounds=self.rounds, key=self.key, tol=self.tol,
-            start=state.get(self.last), adjoint=self.adjoint,
-        )  # fmt: skip
-        return projected, state.set(self.last, _remembered(result, state.get(self.last)))
+        return self._solve(personalized_projection, samples, state)
 
 
-class CommonRepresentation(eqx.nn.StatefulLayer):
+@final
+class CommonRepresentation(_Solver):
     """`common_projection` as an Equinox layer that starts each solve from the last solution.
 
     `layer, state = eqx.nn.make_with_state(CommonRepresentation)(algorithm, views, ...)`, then
     `projected, state = layer(views, state)`. The algorithm's numbers are parameters of the layer.
-    A call computes in the precision of its views; the state keeps its own.
+    A call computes in the precision of its views; the state keeps its own precision.
     """
-
-    algorithm: Algorithm
-    adjoint: Adjoint
-    key: Key[Array, ""]
-    last: eqx.nn.StateIndex
-    rounds: int = eqx.field(static=True)
-    tol: float | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -196,34 +222,28 @@ class CommonRepresentation(eqx.nn.StatefulLayer):
         tol: float | None = None,
         adjoint: Adjoint | None = None,
     ):
-        """Set up the layer, by a first solve that goes on until it has converged.
+        """Set up the layer by a first solve, which runs until it has converged.
 
         Args:
             algorithm: as in `common_projection`.
-            views: dense views to start from.
-            rounds: of each later solve, from the last solution; at most so many with `tol`. The
-                first one takes up to a hundred times as many.
+            views: the dense views of the first solve.
+            rounds: rounds of each later solve, or at most so many with `tol`. The first solve takes
+                up to a hundred times as many.
             key: random key.
-            tol: ends a solve, as in `rollout`.
+            tol: tolerance that ends a solve, as in `rollout`.
             adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
 
         Raises:
-            ValueError: as `rollout` does.
+            ValueError: as in `rollout`.
         """
         _check_views(views)
-        self.adjoint = _adjoint(adjoint)
-        self.algorithm, self.rounds, self.tol, self.key = algorithm, rounds, tol, key
-        self.last = eqx.nn.StateIndex(_first(algorithm, views, rounds, key, tol))
+        self._set_up(algorithm, views, rounds, key, tol, adjoint)
 
     def __call__(
         self, views: Clients, state: eqx.nn.State
     ) -> tuple[Float[Array, "views entities features"], eqx.nn.State]:
         """The projected views, and the state for the next call."""
-        projected, result = common_projection(
-            self.algorithm, views, rounds=self.rounds, key=self.key, tol=self.tol,
-            start=state.get(self.last), adjoint=self.adjoint,
-        )  # fmt: skip
-        return projected, state.set(self.last, _remembered(result, state.get(self.last)))
+        return self._solve(common_projection, views, state)
 
 
 def _clients(samples: Samples) -> Clients:
@@ -234,54 +254,57 @@ def _clients(samples: Samples) -> Clients:
 
 
 def _check_views(views: Clients) -> None:
-    # What algorithms on views use; the list of a sparse view's values has an axis less.
-    data = views.data if isinstance(views, Clients) else None
-    if data is None or not hasattr(data, "rmv") or data.values.ndim != 3:
+    # Of all data, only views have `rmv`; the values of sparse ones are a list, with one axis less.
+    data = views.data
+    if not hasattr(data, "rmv") or data.values.ndim != 3:
         raise refuse("views", "dense views, jaxfed.gcca.Views.from_arrays", views)
 
 
-def _start(start: Personalized | None, data: Array) -> Personalized | None:
-    """The start in the precision of the data."""
-    if start is None:
-        return None
-    check_instance("start", start, Personalized, "an earlier result or None")
-    dtype = jnp.promote_types(data.dtype, jnp.float32)
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, start)
+def _result(
+    algorithm: Algorithm,
+    clients: Clients,
+    warm_start: Personalized | None,
+    adjoint: Adjoint | None,
+    **options: Any,
+) -> Personalized:
+    """The result of a solve, whose warm start may be in any precision."""
+    if warm_start is not None:
+        dtype = jnp.promote_types(clients.data.values.dtype, jnp.float32)
+        warm_start = jax.tree.map(
+            lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, warm_start
+        )
+    adjoint = implicit() if adjoint is None else adjoint
+    return rollout(algorithm, clients, warm_start=warm_start, adjoint=adjoint, **options).result
 
 
-def _remembered(result: Personalized, before: Personalized) -> Personalized:
-    """The result for the next call, in the precision that the state has."""
-    return jax.tree.map(lambda x, y: x.astype(y.dtype), jax.lax.stop_gradient(result), before)
-
-
-def _adjoint(adjoint: Adjoint | None) -> Adjoint:
-    if adjoint is None:
-        return implicit()
-    check_instance("adjoint", adjoint, Adjoint, "one of jaxfed.adjoint")
-    return adjoint
-
-
-def _first(
+def _first_solution(
     algorithm: Algorithm, clients: Clients, rounds: int, key: Key[Array, ""], tol: float | None
 ) -> Personalized:
-    """The solution that the first call starts from, until as many rounds no longer move it."""
+    """The solution that the first call starts from: runs until a call's rounds do not move it."""
     check_count("rounds", rounds)
-    last = []
+    before = None
 
     def settled(solution):
+        nonlocal before
         shared, local = solution.result
-        basis = local if shared is None else shared
-        last.append(basis)
-        if len(last) == 1:
+        basis, last = local if shared is None else shared, before
+        before = basis
+        if last is None:
             return False
-        before = last.pop(0)
-        moved = basis - before @ (jnp.swapaxes(before, -1, -2) @ basis)
+        # The part outside of the last span, which is blind to rotations of the basis.
+        moved = basis - last @ (jnp.swapaxes(last, -1, -2) @ basis)
         return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
 
+    # In chunks of one call's rounds, after each of which `settled` decides.
     solution = fit(
-        algorithm, clients, rounds=MOST * rounds, chunk_rounds=rounds, key=key, tol=tol,
+        algorithm,
+        clients,
+        rounds=MOST * rounds,
+        chunk_rounds=rounds,
+        key=key,
+        tol=tol,
         callbacks=[settled],
-    )  # fmt: skip
+    )
     return jax.lax.stop_gradient(solution.result)
 
 

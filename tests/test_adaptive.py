@@ -14,31 +14,24 @@ import jaxfed as jf
 from jaxfed.generative import AdaptiveAutoencoder, AdaptiveTraining, FedAvg
 from jaxfed.generative._adaptive import Adaptive
 from jaxfed.generative._prior import scaled_to_largest, scaled_to_norm
-from jaxfed.models import Autoencoder, reconstruction_loss
+from jaxfed.models import reconstruction_loss
 from tests.references.adaptive import adept
+from tests.training import (
+    COUNTS,
+    FEATURES,
+    LATENT,
+    LOSSLESS,
+    QUANTIZED,
+    autoencoder,
+    draw,
+    solve,
+    tables_of,
+)
 
-FEATURES, LATENT, COUNTS = 5, 2, (9, 6, 7, 8)
 NUMBERS = 2 * FEATURES * LATENT + FEATURES + LATENT
-LOSSLESS, QUANTIZED = jf.channel.lossless(), jf.channel.quantize(4)
-VMAP = jf.backend.vmap()
 SGD, STAY = optax.sgd(1.0), optax.set_to_zero()
 # Large enough steps for all of the rule to matter in ten rounds.
 RATES = {"step_size": 0.05, "global_step_size": 0.03, "spread_step_size": 0.02}
-
-
-def draw(seed=0, dtype=np.float64, weights="samples"):
-    rng = np.random.default_rng(seed)
-    tables = [(rng.normal(size=(n, FEATURES)) @ np.diag([2, 1.5, 1, 0.5, 0.3])) for n in COUNTS]
-    return jf.Clients.from_samples([x.astype(dtype) for x in tables], weights=weights)
-
-
-def tables_of(clients):
-    rows = clients.data.count.astype(int)
-    return [np.asarray(x[:n]) for x, n in zip(clients.data.values, rows, strict=True)]
-
-
-def autoencoder(seed=0):
-    return Autoencoder(FEATURES, LATENT, key=jax.random.key(seed))
 
 
 def adaptive(model=None, make=AdaptiveAutoencoder, **options):
@@ -48,17 +41,6 @@ def adaptive(model=None, make=AdaptiveAutoencoder, **options):
 
 def minibatch(**options):
     return adaptive(batch_size=2, lazy_rounds=1, **options)
-
-
-@functools.partial(jax.jit, static_argnames="rounds")
-def solve(
-    algorithm, clients, key, rounds=10, start=None, channel=LOSSLESS, participation=None,
-    backend=VMAP,
-):  # fmt: skip
-    return jf.rollout(
-        algorithm, clients, rounds=rounds, key=key, warm_start=start, channel=channel,
-        participation=participation, backend=backend,
-    )  # fmt: skip
 
 
 # --- what it computes ----------------------------------------------------------------------------
@@ -331,11 +313,8 @@ def test_parameters_keep_their_type(wide, key):
         ("initial_spread", {"initial_spread": 0.5, "bounds": (0.6, 1.0)}),
         ("bounds", {"bounds": (1.0, 0.1)}),
         ("bounds", {"bounds": (0.0, 1.0)}),
-        ("bounds", {"bounds": 0.1}),
         ("clip", {"clip": 0.0}),
         ("spread_clip", {"spread_clip": float("inf")}),
-        ("optimizer", {"optimizer": "adam"}),
-        ("global_optimizer", {"global_optimizer": 0.1}),
         ("preset", {"preset": "paper"}),
         ("prior_step", {"prior_step": "newton"}),
         ("prior_step", {"prior_step": "proximal", "preset": "published"}),
@@ -348,49 +327,6 @@ def test_parameters_keep_their_type(wide, key):
 def test_bad_hyperparameters_are_refused(argument, options):
     with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
         adaptive(**options)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: adaptive(batch_size=7), r"batch_size: .* smallest client's 6 samples, got 7"),
-        (
-            lambda: adaptive(eqx.nn.MLP(FEATURES, 1, 3, 1, key=jax.random.key(0)), batch_size=3),
-            r"loss: .* model: wanted reconstructions .* \(3, 5\), got \(3, 1\)",
-        ),
-        (
-            lambda: adaptive(Autoencoder(4, 2, key=jax.random.key(0))),
-            r"loss: it fails for this model and a batch of shape \(1, 5\)",
-        ),
-    ],
-    ids=["batch", "output", "input"],
-)
-def test_what_does_not_fit_the_clients_is_refused(make, message, key, x64):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        jf.fit(make(), draw(), rounds=1, key=key)
-
-
-def test_other_data_and_warm_starts_are_refused(key, x64):
-    moments = jf.Clients.from_moments(np.eye(FEATURES)[None])
-    with pytest.raises(ValueError, match=r"^clients: AdaptiveAutoencoder .* Moment"):
-        jf.fit(adaptive(), moments, rounds=1, key=key)
-    shared = autoencoder()
-    local = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), shared)
-    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, local)
-    fewer = jax.tree.map(lambda leaf: leaf[..., :-1], local)
-    for start, message in (
-        (jf.Personalized(Autoencoder(FEATURES, 3, key=key), ()), "wanted as shared part"),
-        (jf.Personalized(shared, fewer), "wanted as local part .* axis of the 4 clients"),
-        (jf.Personalized(shared, broken), "NaN or infinite"),
-    ):
-        with pytest.raises(ValueError, match=f"^warm_start: {message}"):
-            jf.fit(adaptive(), draw(), rounds=1, key=key, warm_start=start)
-
-
-def test_a_loss_that_diverges_stops_the_run(key):
-    algorithm = adaptive(step_size=1e3, clip=None)
-    with pytest.raises(FloatingPointError, match=r"in round \d+, at clients 0, 1, 2, 3; a smaller"):
-        jf.fit(algorithm, draw(dtype=np.float32), rounds=20, key=key)
 
 
 def test_the_class_of_the_rounds_is_abstract():

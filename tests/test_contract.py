@@ -323,11 +323,6 @@ EXAMPLES = {
         },
         refused={
             "model": lambda: jf.generative.FedAvg(len, len, SGD, local_steps=1),
-            "loss": lambda: jf.generative.FedAvg(autoencoder(), "l2", SGD, local_steps=1),
-            "client_optimizer": lambda: jf.generative.FedAvg(
-                autoencoder(), jf.models.reconstruction_loss, 0.1, local_steps=1
-            ),
-            "server_optimizer": lambda: fedavg(server_optimizer="adam"),
             "local_steps": lambda: fedavg(local_steps=0),
             "batch_size": lambda: fedavg(batch_size=2.5),
             "fine_tuning_steps": lambda: fedavg(fine_tuning_steps=-1),
@@ -360,8 +355,6 @@ EXAMPLES = {
             "bounds": lambda: adaptive(bounds=(1.0, 0.1)),
             "spread_step_size": lambda: adaptive(spread_step_size=-1.0),
             "global_step_size": lambda: adaptive(global_step_size=float("inf")),
-            "optimizer": lambda: adaptive(optimizer="sgd"),
-            "global_optimizer": lambda: adaptive(global_optimizer=0.1),
             "preset": lambda: adaptive(preset="paper"),
         },
     ),
@@ -390,7 +383,6 @@ EXAMPLES = {
             ),
         },
         refused={
-            "corruption": lambda: jf.generative.AdaptiveDiffusion(autoencoder(), "uniform"),
             "decay_after": lambda: jf.generative.AdaptiveDiffusion(autoencoder(), decay_after=0),
         },
     ),

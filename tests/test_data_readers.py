@@ -136,7 +136,7 @@ def test_malformed_archives_are_refused(tmp_path):
     np.savez(path, x=A, y=B)
     with pytest.raises(ValueError, match=r"bad.npz: holds the arrays x, y"):
         read_arrays(tmp_path)
-    with pytest.raises(ValueError, match=r"bad.npz: holds x, y, not z"):
+    with pytest.raises(ValueError, match=r"bad.npz: cannot be read \(holds x, y, not z\)"):
         read_arrays(path, names=["z"])
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"bad.npz"):
@@ -222,7 +222,7 @@ def test_an_index_may_tell_whose_a_row_is_and_an_unnamed_one_stands_above_number
 def test_what_pandas_says_of_columns_may_be_damaged(tmp_path, said):
     table = pyarrow.table({"x": A[:, 0]}).replace_schema_metadata({"pandas": said})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet: what pandas says of its columns is damaged"):
+    with pytest.raises(ValueError, match=r"a\.parquet: damaged metadata of pandas"):
         read_table(tmp_path)
 
 
@@ -299,7 +299,7 @@ def test_malformed_csv_is_refused(tmp_path, content, message):
 def test_other_malformed_tables_are_refused(tmp_path):
     path = tmp_path / "bad.csv"
     path.write_bytes(b"x\n\xff\xfe\n")
-    with pytest.raises(ValueError, match=r"bad.csv: not UTF-8"):
+    with pytest.raises(ValueError, match=r"bad.csv: not a CSV file in UTF-8"):
         read_table(tmp_path)
     path.write_text("site\na\n")
     with pytest.raises(ValueError, match=r"bad.csv: has no column besides 'site'"):
@@ -632,14 +632,12 @@ def test_stop_words_complete_each_other():
 @pytest.mark.parametrize(
     ("groups", "arguments", "message"),
     [
-        ([], {}, "groups: wanted a list"),
         (["just text"], {}, r"groups\[0\]: wanted a list of texts, got .just text"),
         ([["fine"], [1]], {}, r"groups\[1\]: wanted a list of texts"),
         ([["rare words"]], {}, "min_count, vocabulary: no word occurs 6 times"),
         ([["tax"], ["x"]], {"min_count": 1}, r"groups\[1\]: has no document"),
         ([["tax"]], {"min_count": 0}, "min_count: wanted a whole number"),
         ([["tax"]], {"stop_words": "english"}, "stop_words: wanted a collection"),
-        ([["tax"]], {"stop_words": np.array("the")}, "stop_words: wanted a collection"),
     ],
 )
 def test_impossible_bags_are_refused(groups, arguments, message):

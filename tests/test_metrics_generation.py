@@ -147,7 +147,7 @@ def test_subsets_have_the_mean_of_all_pairs(key, x64):
         (((4, 3, 1), (4, 3)), "features_a: wanted"),
         (((4,), (4,)), "features_a: wanted"),
         (((4, 0), (4, 0)), "features_a: wanted"),
-        (((1, 3), (4, 3)), "features_a: wanted 2 rows at least, got 1"),
+        (((1, 3), (4, 3)), "features_a: wanted at least 2 rows, got 1"),
         (((4, 3), (0, 3)), "features_b: wanted an array"),
     ],
 )
@@ -158,7 +158,7 @@ def test_features_that_do_not_fit_are_refused(distance, shapes, message):
 
 
 def test_a_standard_error_needs_three_samples():
-    with pytest.raises(ValueError, match="features_b: wanted 3 rows at least, got 2"):
+    with pytest.raises(ValueError, match="features_b: wanted at least 3 rows, got 2"):
         metrics.kernel_distance_with_error(np.ones((3, 2)), np.ones((2, 2)))
 
 

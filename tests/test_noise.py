@@ -299,7 +299,9 @@ def test_who_took_part_counts(key):
     chance = privacy.epsilon(2.0, 4, delta=1e-5, participants=2, clients=CLIENTS)
     assert chance < 0.9 * spent(drawn) and spent(drawn, drawn=True) == pytest.approx(chance)
     state = run(jf.pca.PerPCA(1, 1), clients, participation=uniform, warm_start=start)
-    with pytest.raises(ValueError, match=r"^drawn: wanted an algorithm whose clients keep nothing"):
+    with pytest.raises(
+        ValueError, match=r"^drawn: wanted an algorithm whose clients keep no state"
+    ):
         spent(state, drawn=True)
     unequal = run(power, draw(weights="samples"), participation=uniform)
     with pytest.raises(ValueError, match=r"^drawn: wanted clients of equal weights"):
@@ -318,8 +320,6 @@ def test_what_cannot_be_accounted_for_is_refused(key):
         spent(run(channel=noise, callbacks=[lambda _: True], chunk_rounds=1))
     with pytest.raises(ValueError, match=r"^solutions: wanted at least one"):
         spent()
-    with pytest.raises(ValueError, match=r"^solutions: wanted those of jaxfed.fit, got 3"):
-        spent(3)
     private = run(channel=noise)
     with pytest.raises(ValueError, match=r"^solutions: .*of one run"):
         spent(jf.stack([private, private]))

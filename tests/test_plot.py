@@ -52,7 +52,7 @@ def test_components_are_images_under_their_names():
 def test_components_that_do_not_exist_are_left_out():
     figure = plot.components({"shared": None, "client 3": -np.ones((6, 2))}, (2, 3))
     assert len(pixels(figure)) == 2 and "shared" not in texts(figure)
-    with pytest.raises(ValueError, match=r"groups: wanted at least one group of components"):
+    with pytest.raises(ValueError, match=r"groups: wanted a dictionary of components"):
         plot.components({"shared": None})
 
 
@@ -64,9 +64,9 @@ def test_parts_that_do_not_exist_have_no_row(missing):
     figure = plot.separation(np.ones((2, 6)), *parts, (2, 3), mean=np.ones(6))
     assert len(pixels(figure)) == 6
     np.testing.assert_array_equal(pixels(figure)[-1], (there[0] + 1).reshape(2, 3))
-    name = ("shared part", "own part")[missing]
+    name = ("shared part", "local part")[missing]
     assert name not in texts(figure)
-    with pytest.raises(ValueError, match=r"shared, own: wanted at least one"):
+    with pytest.raises(ValueError, match=r"shared, local: wanted at least one"):
         plot.separation(np.ones((2, 6)), None, None, (2, 3))
 
 
@@ -90,7 +90,7 @@ def test_separation_shows_the_parts_and_their_sum():
     drawn = np.stack(pixels(figure)).reshape(4, 2, 6)
     together = np.asarray(shared) + np.asarray(own) + mean
     np.testing.assert_allclose(drawn, [original, shared, own, together], rtol=1e-6)
-    assert {"original", "shared part", "own part", "together", "a", "b"} <= texts(figure)
+    assert {"original", "shared part", "local part", "together", "a", "b"} <= texts(figure)
 
 
 def test_samples_are_rows_of_images_after_their_names():
@@ -290,7 +290,7 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
         (lambda: plot.components({}), "groups: wanted .* at least one"),
         (lambda: plot.components({"a": np.ones(3)}), r"groups\['a'\].*\(3,\)"),
         (lambda: plot.components({"a": np.ones((3, 0))}), r"groups\['a'\].*\(3, 0\)"),
-        (lambda: plot.components({"a": np.ones((5, 1))}, (2, 3)), "image_shape.*6 pixels.*5"),
+        (lambda: plot.components({"a": np.ones((5, 1))}, (2, 3)), "image_shape.*6 numbers.*5"),
         (lambda: plot.separation(*np.ones((3, 4)), (2, 2)), "original.*shape"),
         (
             lambda: plot.separation(np.ones((1, 4)), np.ones((2, 4)), np.ones((1, 4)), (2, 2)),
@@ -315,7 +315,7 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
         (lambda: plot.convergence({"loss": np.ones(3)}), "loss.*objective"),
         (
             lambda: plot.convergence({"objective": np.ones(3)}, figure=Figure(), ax=Figure().gca()),
-            "figure, ax: wanted one",
+            "figure, ax: wanted at most one",
         ),
         (lambda: plot.scree({"a": np.ones(3)}, ax=Figure()), "ax: wanted Matplotlib axes"),
         (lambda: plot.components(EYE4, ax=Figure().add_axes((0, 0, 1, 1))), "ax: wanted axes of"),
@@ -323,7 +323,7 @@ def test_pictures_can_be_put_together_and_keep_no_state(draw):
         (lambda: plot.scree({"a": -np.ones(3)}), r"variances\['a'\]: wanted none below 0"),
         (lambda: plot.scree({"a": np.ones(3)}, total=0), "total: wanted a positive"),
         (lambda: plot.scree({"a": np.ones(3)}, chosen={"b": 0}), r"chosen\['b'\].*0"),
-        (lambda: plot.variance_shares(np.ones(3)), "shares: wanted"),
+        (lambda: plot.variance_shares(metrics.EnergyShares(*np.ones(3))), "shares.shared: wanted"),
         (lambda: plot.client_map(np.ones((3, 3))), r"clients.*\(3, 3\)"),
         (lambda: plot.client_map(np.eye(2), [1.0]), "metadata: wanted 2 numbers"),
         (lambda: plot.client_map(np.eye(2), ["a"]), "metadata: wanted 2"),

@@ -168,7 +168,7 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"checks: wanted some of structure, .* got \['speed'\]"):
+    with pytest.raises(ValueError, match=r"checks: wanted some of refusals, .* got \['speed'\]"):
         check_algorithm(Average(), draw(), checks=["speed"])
     with pytest.raises(ValueError, match=r"clients: wanted at least 3, got 2"):
         check_algorithm(Average(), draw().take([0, 1]))

@@ -546,7 +546,6 @@ def targets() -> list[Target]:
             cheap=True,
             says={"clients": ("bits",)},
         ),
-        Target("channel.ways", {"channel": jf.channel.sign()}, {"channel": channels}, cheap=True),
         Target(
             "participation.uniform",
             {"size": 2},
@@ -785,8 +784,8 @@ def _layers(right) -> list[Target]:
     del of_views["samples"]
     maybe = optional(function)
     return [
-        Target("nn.personalized_projection", of_samples, solve | samples | {"start": start}),
-        Target("nn.common_projection", of_views, solve | views | {"start": start}),
+        Target("nn.personalized_projection", of_samples, solve | samples | {"warm_start": start}),
+        Target("nn.common_projection", of_views, solve | views | {"warm_start": start}),
         Target("nn.PersonalizedProjection", of_samples, solve | samples),
         Target("nn.CommonRepresentation", of_views, solve | views),
         Target(
@@ -1258,8 +1257,8 @@ def _plots(right) -> list[Target]:
         Target("plot.samples", {"groups": {"a": image}, **two}, {
             "groups": mapping(real(None, 6, finite=True)), "image_shape": pixels, "columns": WHOLE, "notes": lambda v: v is None or v == {}, "figure": figure, "ax": nothing,
         }),
-        Target("plot.separation", {"original": image, "shared": image, "own": image, **two}, {
-            "original": rows, "shared": optional(rows), "own": optional(rows), "image_shape": pixels, "mean": optional(real(6, finite=True)), "names": names(2), "figure": figure, "ax": nothing,
+        Target("plot.separation", {"original": image, "shared": image, "local": image, **two}, {
+            "original": rows, "shared": optional(rows), "local": optional(rows), "image_shape": pixels, "mean": optional(real(6, finite=True)), "names": names(2), "figure": figure, "ax": nothing,
         }),
         Target("plot.scree", {"variances": {"a": np.ones(3)}}, {
             "variances": mapping(lambda v: (real(None, finite=True)(v) or real(None, None, finite=True)(v)) and np.min(v) >= 0), "total": optional(number(above=0)), "chosen": optional(mapping(count())), "figure": figure, "ax": nothing,

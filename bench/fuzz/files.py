@@ -14,8 +14,6 @@ import pandas
 import PIL.Image
 import scipy.sparse
 
-from . import cifar
-
 
 def _npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
@@ -61,7 +59,6 @@ def sound() -> dict[tuple[str, str], dict[str, bytes]]:
     idx = {"train-images-idx3-ubyte": _idx(images), "train-labels-idx1-ubyte": _idx(np.arange(3))}
     batches = [f"data_batch_{i}" for i in range(1, 6)]
     pixels = rng.integers(0, 255, (2, 3072)).astype(np.uint8)
-    batch = cifar.batch({b"data": pixels, b"labels": [1, 2]})
     user = {"x": rng.uniform(size=(2, 784)).tolist(), "y": [1, 2]}
     leaf = {"users": ["a"], "num_samples": [2], "user_data": {"a": user}}
     two = {"a.npy": _npy(table), "b.npy": _npy(table[:3])}
@@ -92,7 +89,6 @@ def sound() -> dict[tuple[str, str], dict[str, bytes]]:
             f"{name}.bin": (np.concatenate([[1], pixels[0]])).astype(np.uint8).tobytes()
             for name in batches
         },
-        ("read_cifar10", "Python"): dict.fromkeys(batches, batch),
         ("read_femnist", ".json"): {"a.json": json.dumps(leaf).encode()},
         ("read_text", ".txt"): {"a.txt": "some words, ünder".encode(), "b.txt": b"others"},
     }

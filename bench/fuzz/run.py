@@ -1,20 +1,27 @@
 """Malformed arguments, and what becomes of them."""
 
+import inspect
 import os
 import random
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import jax
+import jaxtyping
 import numpy as np
 import scipy.sparse
+from beartype.door import is_bearable
+from beartype.roar import BeartypeCallHintForwardRefException
+
+import jaxfed as jf
 
 from .callables import Target, targets
 from .files import written
@@ -25,6 +32,8 @@ SECONDS = 5.0  # of the processor, which other processes do not take from a call
 CLOCK = 60.0  # seconds by the clock, after which a call hangs
 DAMAGED_FILES = 0.1  # the share of cases
 GOOD = ("refused", "taken")
+# Whose refusals of types are part of their behaviour: what users meet first.
+DOORS = ("Clients.", "fit", "rollout", "grid", "sweep", "tune", "personalize", "load")
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ def cases(number: int, seed: int) -> Iterator[Case]:
         taken = _fits(target.kinds[parameter], value)
         if taken and not target.cheap:
             continue
+        if not taken and _of_another_type(target, parameter, value):
+            continue
         made += 1
         yield Case(target, parameter, label, value, taken)
 
@@ -98,6 +109,38 @@ def _fits(kind: Kind, value: Any) -> bool:
         return bool(kind(value))
     except (TypeError, ValueError, AttributeError, OverflowError):
         return False
+
+
+def _of_another_type(target: Target, parameter: str, value: Any) -> bool:
+    """Whether a type checker refuses the value, so that no check at run time has to.
+
+    Arrays are called with where any array is taken: their shapes are checked at run time.
+    """
+    if target.name.startswith(DOORS) or target.call is not None:
+        return False
+    parameters = inspect.signature(attrgetter(target.name)(jf)).parameters
+    if parameter not in parameters:  # an option that is passed on to a callable fuzzed itself
+        return True
+    annotation = parameters[parameter].annotation
+    if annotation is inspect.Parameter.empty:
+        return False
+    if isinstance(value, np.ndarray | jax.Array) and _takes_arrays(annotation):
+        return False
+    try:
+        # Several times, because beartype looks at one random member of a list.
+        return not all(is_bearable(value, annotation) for _ in range(8))
+    except BeartypeCallHintForwardRefException:  # a class of an optional package
+        return False
+
+
+def _takes_arrays(annotation: Any) -> bool:
+    """Whether an annotation, or a member of its union or sequence, is of arrays of numbers."""
+    if isinstance(annotation, type):
+        kinds = np.ndarray | jax.Array | jaxtyping.AbstractArray
+        return issubclass(annotation, kinds) and "Key" not in annotation.__name__
+    if get_origin(annotation) in (Callable, Mapping):
+        return False
+    return any(map(_takes_arrays, get_args(annotation)))
 
 
 def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:

@@ -39,7 +39,6 @@ MALFORMED: dict[str, Callable[[], Any]] = {
     "numpy NaN": lambda: np.float64("nan"),
     "numpy -1": lambda: np.int64(-1),
     "numpy 2": lambda: np.int64(2),
-    "numpy bool": lambda: np.True_,
     "date": lambda: np.datetime64("2024-01-01"),
     "object": lambda: object(),
     "class": lambda: int,

@@ -1,4 +1,4 @@
-"""Data: synthetic clients with known truth, splits over clients, readers of real files."""
+"""Data: readers of files, splits over clients, and synthetic clients with known truth."""
 
 from jaxfed import _names
 from jaxfed.data.images import (

@@ -1,35 +1,25 @@
-"""Arrays in NumPy's files, and what makes them samples."""
+"""Arrays in NumPy's files, and their conversion to samples."""
 
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxfed._checks import check_texts
-from jaxfed.data._files import check_archive, existing, listing, natural
+from jaxfed.data._files import check_archive, existing, listing, natural, reading
 
 ARRAYS = (".npy", ".npz")
 
 
-def check_names(names: Sequence[str] | None) -> None:
-    """Refuse what are no names of arrays.
-
-    Raises:
-        ValueError: as said above.
-    """
-    if names is not None:
-        check_texts("names", names)
-
-
 def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays of a `.npy` or `.npz` file by name; nothing in it is run."""
+    """The arrays of a `.npy` or `.npz` file by name; pickled objects are never loaded."""
     if path.suffix.lower() not in ARRAYS:
         raise ValueError(f"{path}: wanted a .npy or .npz file")
     if zipfile.is_zipfile(existing(path)):
         check_archive(path, max_bytes)
-    try:
+    with reading(path, "cannot be read"):
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             if names is not None:
@@ -41,15 +31,14 @@ def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[
                 raise ValueError(f"holds {', '.join(loaded.files)}, not {', '.join(missing)}")
             chosen = names if names is not None else sorted(loaded.files, key=natural)
             entries = {name: loaded[name] for name in chosen}
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: {error}") from error
+    # A member of the archive that is not an array comes as bytes.
     if not entries or not all(isinstance(entry, np.ndarray) for entry in entries.values()):
         raise ValueError(f"{path}: wanted an archive of arrays, it holds {listing(entries)}")
     return entries
 
 
 def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
-    """Check that an array is (samples, features) of finite real numbers, as native floats."""
+    """A table of finite real numbers, converted to native floats; others are refused."""
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{where}: wanted real numbers, got {array.dtype}")
     if array.ndim != 2:
@@ -65,3 +54,9 @@ def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
             f"{array[row, column]}, wanted finite numbers"
         )
     return array
+
+
+def of_one_type(arrays: dict[str, Any]) -> list[Any]:
+    """The arrays in their common type: float64 if any is."""
+    dtype = np.result_type(*(array.dtype for array in arrays.values()))
+    return [array.astype(dtype, copy=False) for array in arrays.values()]

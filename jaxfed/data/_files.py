@@ -1,19 +1,19 @@
-"""Files as they lie on the disk: which there are, and how much they may unpack to."""
+"""Finding files, reading them within a memory limit, and naming the file when reading fails."""
 
 import gzip
 import os
 import re
 import zipfile
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from jaxfed._checks import check_whole, checked_path
 
 StrPath = str | os.PathLike[str]
 
-#: What a compressed file or a picture may take in memory unless more is allowed. A few kilobytes of
-#: zeros, well compressed, would fill any memory.
+#: Default limit of the memory that a compressed file or a picture may take. Without a limit, a few
+#: kilobytes of well-compressed zeros could fill any memory.
 MAX_BYTES = 2**30
 
 
@@ -21,8 +21,23 @@ class TooLarge(ValueError):
     """A file takes more memory than is allowed."""
 
 
+@contextmanager
+def reading(path: Path | str, fault: str) -> Iterator[None]:
+    """Turn any exception into a `ValueError` that names the file: "path: fault (reason)".
+
+    Parsers raise nearly every kind of exception on damaged files.
+    """
+    try:
+        yield
+    except TooLarge:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path}: {fault} ({reason})") from error
+
+
 def existing(path: Path) -> Path:
-    """The path, refused if no regular file is there: to read a pipe may never end."""
+    """The path of a regular file; anything else is refused, because a pipe may never end."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_dir():
@@ -33,17 +48,22 @@ def existing(path: Path) -> Path:
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
-    """Whatever is visible in a folder and no folder itself, in natural order, at least one."""
+    """The visible files of a folder in natural order of their names, at least one."""
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not folder.is_dir():
         raise ValueError(f"{folder}: is a file, wanted a folder")
     visible = [file for file in folder.iterdir() if file.name[0] != "." and not file.is_dir()]
-    wanted = [file for file in visible if suffixes is None or file.suffix.lower() in suffixes]
-    if not wanted:
+    found = [file for file in visible if suffixes is None or file.suffix.lower() in suffixes]
+    if not found:
         kinds = "" if suffixes is None else f" with suffix {', '.join(suffixes)}"
         raise ValueError(f"{folder}: holds no file{kinds}")
-    return sorted(wanted, key=lambda file: natural(file.name))
+    return sorted(found, key=lambda file: natural(file.name))
+
+
+def files_of(path: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
+    """The files of a folder, as in `files_in`, or the one file itself."""
+    return files_in(path, suffixes) if path.is_dir() else [existing(path)]
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -53,7 +73,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def stems(files: list[Path]) -> list[str]:
-    """Names without suffix where that keeps them distinct."""
+    """The files' names, without suffixes if they stay distinct."""
     names = [file.stem for file in files]
     return names if len(set(names)) == len(names) else [file.name for file in files]
 
@@ -65,7 +85,7 @@ def listing(names: Iterable[object], limit: int = 5) -> str:
 
 
 def checked_source(argument: str, path: StrPath, max_bytes: int) -> Path:
-    """A path to read from, and how much it may unpack to, once both can be."""
+    """The path to read from; it and the memory limit are checked."""
     check_whole("max_bytes", max_bytes, most=2**63 - 1)
     return checked_path(argument, path)
 
@@ -79,36 +99,31 @@ def content(path: Path, max_bytes: int) -> bytes | bytearray:
         if not compressed:
             return file.read()
         found = bytearray()
-        try:
-            with gzip.GzipFile(fileobj=file) as stream:
-                while len(found) <= limit and (part := stream.read(2**20)):
-                    found += part
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path}: damaged gzip file ({error})") from error
+        # In parts, to stop as soon as the limit is passed.
+        with reading(path, "damaged gzip file"), gzip.GzipFile(fileobj=file) as stream:
+            while len(found) <= limit and (part := stream.read(2**20)):
+                found += part
     check_size(path, len(found), limit)
     return found
 
 
 def check_archive(path: Path, max_bytes: int) -> None:
-    """Refuse a zip archive that unpacks to more than is allowed, or cannot be read."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # No more than it says is ever unpacked of a part.
-            size = sum(part.file_size for part in archive.infolist())
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a readable archive ({error})") from error
+    """Refuse a zip archive that cannot be read or unpacks to more than is allowed."""
+    with reading(path, "not a readable archive"), zipfile.ZipFile(path) as archive:
+        # The sizes may be forged, but zipfile never unpacks more of a member than its size.
+        size = sum(part.file_size for part in archive.infolist())
     check_size(path, size, allowed(path, max_bytes))
 
 
 def allowed(path: Path, max_bytes: int) -> int:
-    """How much a file may unpack to: what was said, and never less than its own size."""
+    """The memory that a file may take: the limit, but never less than the file's own size."""
     return max(max_bytes, path.stat().st_size)
 
 
 def check_size(path: Path, size: int, limit: int) -> None:
-    """Refuse a file that takes more than is allowed."""
+    """Refuse a file that takes more memory than is allowed."""
     if size > limit:
         raise TooLarge(
-            f"{path}: takes more than {limit:,} bytes once unpacked; if it is to be trusted, "
-            "raise max_bytes"
+            f"{path}: takes more than {limit:,} bytes once unpacked; if you trust it, raise "
+            "max_bytes"
         )

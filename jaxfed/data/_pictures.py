@@ -1,4 +1,4 @@
-"""Pictures, each a matrix of brightnesses."""
+"""Pictures as matrices of gray values or colours."""
 
 from pathlib import Path
 
@@ -6,18 +6,19 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxfed._optional import require
-from jaxfed.data._files import TooLarge, allowed, check_size, existing
+from jaxfed.data._files import allowed, check_size, existing, reading
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-# Whatever a file is called, Pillow tries all formats that it knows; for one it starts a program.
+# By default Pillow ignores the file's name and tries every format it knows; for one of them it
+# starts a program.
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM")
 
 
 def read_pictures(files: list[Path], *, color: bool, max_bytes: int) -> list[np.ndarray]:
-    """Pictures of one size, with numbers from 0 to 1.
+    """Pictures of one size, with values from 0 to 1.
 
     Raises:
-        ValueError: if one cannot be read, or sizes differ.
+        ValueError: if a picture cannot be read or the sizes differ.
     """
     images = [_read_image(file, color, max_bytes) for file in files]
     for file, image in zip(files, images, strict=True):
@@ -32,21 +33,16 @@ def read_pictures(files: list[Path], *, color: bool, max_bytes: int) -> list[np.
 def _read_image(path: Path, color: bool, max_bytes: int) -> Float[np.ndarray, "h w ..."]:
     pillow = require("PIL.Image", extra="data")
     limit = allowed(existing(path), max_bytes)
-    try:
-        with pillow.open(path, formats=_FORMATS) as image:
-            # As it is decoded, converted, and in single precision.
-            check_size(path, 16 * image.height * image.width, limit)
-            # Pillow clips 16-bit pixels to 8 bits when it converts; these are grayscale already.
-            if image.mode == "F":
-                raise ValueError("floating-point pixels have no known range")
-            if image.mode.startswith("I"):
-                pixels = np.asarray(image).astype(np.float32) / 65535
-            else:
-                pixels = np.asarray(image.convert("RGB" if color else "L"), np.float32) / 255
-    except TooLarge:
-        raise
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a readable image ({error})") from error
+    with reading(path, "not a readable image"), pillow.open(path, formats=_FORMATS) as image:
+        # At most 16 bytes a pixel: decoded, converted, and in single precision.
+        check_size(path, 16 * image.height * image.width, limit)
+        if image.mode == "F":
+            raise ValueError("floating-point pixels have no known range")
+        if image.mode.startswith("I"):
+            # Already gray. Pillow's own conversion would clip 16-bit pixels to 8 bits.
+            pixels = np.asarray(image).astype(np.float32) / 65535
+        else:
+            pixels = np.asarray(image.convert("RGB" if color else "L"), np.float32) / 255
     if color and pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=-1)
     if not (pixels.min() >= 0 and pixels.max() <= 1):

@@ -12,23 +12,24 @@ import numpy as np
 
 from jaxfed._names import caller
 from jaxfed._optional import require
-from jaxfed.data._files import TooLarge, allowed, check_size, existing, listing
+from jaxfed.data._files import allowed, check_size, existing, listing, reading
 
 TABLES = (".csv", ".parquet")
-#: What cells hold in the place of a missing number; a row of nothing else names no columns.
+Column = Sequence[str] | np.ndarray
+#: Cells that stand for a missing number; a row of these alone is not a header.
 _MISSING = frozenset(
     ("", "#N/A", "#NA", "<NA>", "N/A", "NA", "n/a", "NULL", "null", "None", "nil", "?", "-", ".")
 )
-#: The header of a column without a name, and what pandas calls it once it has read it.
+#: The header of a column without a name, as written by pandas and as read back by it.
 _NAMELESS = re.compile(r"(Unnamed: \d+(\.\d+)?)?")
 
 
 def load_table(
     path: Path, max_bytes: int, client_column: str | None = None
-) -> tuple[list[str], list[Sequence]]:
-    """Column names and columns of one table, values as they are in the file.
+) -> tuple[list[str], list[Column]]:
+    """Column names and columns of one table, with values as in the file.
 
-    The index of a data frame, which is no feature, is left out with a warning.
+    The index of a data frame is dropped with a warning, because it is not a feature.
     """
     match path.suffix.lower():
         case ".csv":
@@ -41,9 +42,9 @@ def load_table(
 def _places(
     path: Path, names: list[str], client_column: str | None, index: Collection[str] = ()
 ) -> list[int]:
-    """The places of all columns but those of an index.
+    """The positions of all columns except those of a data frame's index.
 
-    An index has the names that are given, or none and comes first, as in `.csv` files.
+    The index has the given names; in `.csv` files it comes first and has no name.
     """
     places = [place for place, name in enumerate(names) if name != client_column]
     first = list(takewhile(lambda place: _NAMELESS.fullmatch(names[place]), places))
@@ -61,25 +62,22 @@ def _places(
 
 
 def places_in(path: Path, schema: Any, client_column: str | None = None) -> list[int]:
-    """The places of a `.parquet` file's columns, but those that pandas says are an index."""
-    try:
+    """The positions of a `.parquet` file's columns except those that pandas calls an index."""
+    with reading(path, "damaged metadata of pandas"):
         described = (schema.pandas_metadata or {}).get("index_columns", ())
-        # An index that counts the rows is no column: a range stands in place of its name.
+        # An index that counts the rows is not stored: a range stands in place of its name.
         index = [name for name in described if isinstance(name, str)]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: what pandas says of its columns is damaged ({error})") from error
     return _places(path, schema.names, client_column, index)
 
 
-def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Sequence]]:
-    try:
-        with existing(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error})") from error
-    except csv.Error as error:
-        raise ValueError(f"{path}: {error}") from error
+def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Column]]:
+    existing(path)
+    with (
+        reading(path, "not a CSV file in UTF-8"),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.reader(file, strict=True)
+        rows = [(reader.line_num, row) for row in reader if row]
     if not rows:
         raise ValueError(f"{path}: is empty")
     width = len(rows[0][1])
@@ -91,8 +89,9 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
             )
     table = [[cell.strip() for cell in row] for _, row in rows]
     names = [str(k) for k in range(width)]
-    # Below the index nothing counts.
+    # The columns of a data frame without names are counted; its index is not.
     counted = [cell for cell in table[0] if not _NAMELESS.fullmatch(cell)]
+    # A row of missing values could be either; without a name for any column, it is data.
     is_header = (
         client_column in table[0]
         or not (any(map(_is_number, table[0])) or _MISSING.issuperset(table[0]))
@@ -109,21 +108,17 @@ def _load_csv(path: Path, client_column: str | None) -> tuple[list[str], list[Se
 
 def _load_parquet(
     path: Path, max_bytes: int, client_column: str | None
-) -> tuple[list[str], list[Sequence]]:
+) -> tuple[list[str], list[Column]]:
     arrow = require("pyarrow", extra="data")
     parquet = require("pyarrow.parquet", extra="data")
     limit, size, batches = allowed(existing(path), max_bytes), 0, []
-    try:
-        with parquet.ParquetFile(path) as file:
-            rows = max(1, 2**20 // max(1, file.metadata.num_columns))
-            for batch in file.iter_batches(batch_size=rows):
-                check_size(path, size := size + batch.nbytes, limit)
-                batches.append(batch)
-            table = arrow.Table.from_batches(batches, file.schema_arrow)
-    except TooLarge:
-        raise
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a Parquet file ({error})") from error
+    with reading(path, "not a Parquet file"), parquet.ParquetFile(path) as file:
+        # In batches of a million cells, to stop as soon as the limit is passed.
+        rows = max(1, 2**20 // max(1, file.metadata.num_columns))
+        for batch in file.iter_batches(batch_size=rows):
+            check_size(path, size := size + batch.nbytes, limit)
+            batches.append(batch)
+        table = arrow.Table.from_batches(batches, file.schema_arrow)
     table, columns = table.select(places_in(path, table.schema, client_column)), []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count:
@@ -140,8 +135,8 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def as_numbers(columns: list[Sequence], names: list[str], path: Path) -> np.ndarray:
-    """Columns as one array of numbers."""
+def as_numbers(columns: list[Column], names: list[str], path: Path) -> np.ndarray:
+    """The columns as one array of numbers."""
     converted = []
     for name, column in zip(names, columns, strict=True):
         values = np.asarray(column)

@@ -1,12 +1,11 @@
-"""Splitting one data set over clients, and each client's samples into training and test.
+"""Splitting one data set over clients, and each client's samples into training and test sets.
 
-These run once, on the host, before anything is compiled: NumPy arrays in and out, of different
-lengths per client. Every sample goes to at most one client. A random key decides everything, so
-the same key gives the same split.
+These functions run on the host and return NumPy arrays, which may differ in length between
+clients. Every sample goes to at most one client. The same random key gives the same split.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +13,6 @@ from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
 from jaxfed._checks import (
     check_factor,
-    check_list,
     check_number,
     check_positive,
     check_whole,
@@ -33,8 +31,8 @@ class Partition(NamedTuple):
 
     Attributes:
         samples: each client's samples.
-        labels: each client's labels; empty where none were given.
-        indices: which samples of the whole each client has.
+        labels: each client's labels; an empty list if the data set has no labels.
+        indices: the positions of each client's samples in the data set.
     """
 
     samples: list[Shaped[np.ndarray, "n_i ..."]]
@@ -50,15 +48,15 @@ def partition_iid(
     key: PRNGKeyArray,
     sizes: int | Sequence[int] | None = None,
 ) -> Partition:
-    """Split at random: every client has samples of the same law.
+    """Split at random, so that all clients have the same distribution.
 
     Args:
         samples: the whole data set.
         labels: a label for each sample, or None.
         clients: number of clients.
         key: random key.
-        sizes: samples per client, one number or one per client. Default: everything is shared out
-            as equally as possible.
+        sizes: samples per client, one number or one per client; by default all samples are shared
+            out as equally as possible.
 
     Returns:
         Samples, labels and indices of each client.
@@ -66,7 +64,10 @@ def partition_iid(
     Raises:
         ValueError: if lengths differ or there are too few samples.
     """
-    samples, labels, clients = _check(samples, labels, clients, optional=True)
+    samples = _table("samples", samples)
+    check_whole("clients", clients, most=len(samples))
+    if labels is not None:
+        labels = checked_labels("labels", labels, len(samples))
     if sizes is None:
         sizes = _equal(len(samples), clients)
     sizes = counts_of("sizes", sizes, clients)
@@ -88,10 +89,11 @@ def partition_by_class(
     sizes: int | Sequence[int] | None = None,
     classes: Shaped[ArrayLike, " k"] | Sequence[int] | None = None,
 ) -> Partition:
-    """Give each client samples of a few classes only (pathological label skew).
+    """Give each client samples of only a few classes (pathological label skew).
 
-    Each client in turn draws its classes at random among those drawn least so far, so classes are
-    used equally often up to one. A class is shared out among its clients without overlap.
+    Clients take turns drawing classes at random among those drawn least so far, so that the numbers
+    of clients per class differ by at most one. The clients of a class share its samples without
+    overlap.
 
     Args:
         samples: the whole data set.
@@ -99,27 +101,28 @@ def partition_by_class(
         clients: number of clients.
         classes_per_client: number of distinct classes of each client.
         key: random key.
-        sizes: samples per client, one number or one per client, taken equally (up to one) from
-            its classes. Default: the clients of a class share all of it.
-        classes: which classes there are to draw from. Default: all that have samples.
+        sizes: samples per client, one number or one per client, divided equally (up to one) among
+            its classes; by default the clients of a class share all of its samples.
+        classes: the classes to draw from; by default all that have samples.
 
     Returns:
         Samples, labels and indices of each client.
 
     Raises:
         ValueError: if lengths differ, there are fewer classes than `classes_per_client`, a class
-            has too few samples for its clients, or one of `classes` has none or comes twice.
+            has too few samples for its clients, or one of `classes` has none or is repeated.
 
     Source:
         McMahan et al. (2017), Communication-efficient learning of deep networks from
         decentralized data, section 3.
     """
-    samples, labels, clients = _check(samples, labels, clients)
+    samples, labels = _check(samples, labels, clients)
     known = _classes(labels, classes)
     check_whole("classes_per_client", classes_per_client, most=len(known))
     rng = _generator(key)
-    owns = np.zeros((clients, len(known)), bool)
+    owns = np.zeros((clients, len(known)), bool)  # which client has which class
     for client in range(clients):
+        # Ordered by how often a class was drawn, and at random among equals.
         least_drawn = np.lexsort((rng.random(len(known)), owns.sum(axis=0)))
         owns[client, least_drawn[:classes_per_client]] = True
 
@@ -127,10 +130,11 @@ def partition_by_class(
     quota = np.zeros(owns.shape, int)  # samples of each class for each client
     if sizes is None:
         for c in range(len(known)):
-            quota[owns[:, c], c] = _equal(available[c], owns[:, c].sum())
+            quota[owns[:, c], c] = _equal(int(available[c]), int(owns[:, c].sum()))
     else:
         for client, size in enumerate(counts_of("sizes", sizes, clients)):
             quota[client, owns[client]] = _equal(size, classes_per_client)
+    # Even a client whose quota rounds to zero needs one sample of each of its classes.
     needed = np.maximum(quota, owns).sum(axis=0)
     if np.any(needed > available):
         c = int(np.argmax(needed > available))
@@ -143,8 +147,8 @@ def partition_by_class(
 
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for c, value in enumerate(known):
-        own = rng.permutation(np.flatnonzero(labels == value))
-        for part, share in zip(parts, np.split(own, np.cumsum(quota[:, c])), strict=False):
+        members = rng.permutation(np.flatnonzero(labels == value))
+        for part, share in zip(parts, np.split(members, np.cumsum(quota[:, c])), strict=False):
             part.append(share)
     return _take(samples, labels, [np.concatenate(part) for part in parts])
 
@@ -160,9 +164,9 @@ def partition_dirichlet(
 ) -> Partition:
     """Share out each class in Dirichlet(alpha, ..., alpha) proportions (graded label skew).
 
-    Small `alpha` gives a class to few clients, large `alpha` to all equally; sizes are unequal
-    too. Every sample is used. A client left with fewer than `min_samples` is given random samples
-    of the client that then has most, which always succeeds, where redrawing may not.
+    A small `alpha` gives a class to few clients, a large one to all equally. Clients' sizes differ
+    too. Every sample is used. A client with fewer than `min_samples` gets random samples from the
+    largest client, which always succeeds; drawing again might not.
 
     Args:
         samples: the whole data set.
@@ -170,7 +174,7 @@ def partition_dirichlet(
         clients: number of clients.
         alpha: concentration, positive.
         key: random key.
-        min_samples: fewest samples of a client.
+        min_samples: minimum number of samples of a client.
 
     Returns:
         Samples, labels and indices of each client.
@@ -182,25 +186,26 @@ def partition_dirichlet(
         Hsu, Qi & Brown (2019), Measuring the effects of non-identical data distribution for
         federated visual classification.
     """
-    samples, labels, clients = _check(samples, labels, clients)
+    samples, labels = _check(samples, labels, clients)
     check_positive("alpha", alpha, single=True)
     _check_min_samples(len(samples), clients, min_samples)
     rng = _generator(key)
     shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for value in np.unique(labels):
-        own = rng.permutation(np.flatnonzero(labels == value))
-        # Gamma variables of a tiny shape underflow to 0 together; the limit law is one owner.
+        members = rng.permutation(np.flatnonzero(labels == value))
+        # For tiny alpha all gamma variables may underflow to 0; in the limit one client owns all.
         with np.errstate(invalid="ignore", divide="ignore"):
             proportions = rng.dirichlet(np.full(clients, alpha))
         if not np.isclose(proportions.sum(), 1):
             proportions = np.eye(clients)[rng.integers(clients)]
-        ends = np.round(np.cumsum(proportions) * len(own)).astype(int)
-        for share, part in zip(shares, np.split(own, ends[:-1]), strict=True):
+        ends = np.round(np.cumsum(proportions) * len(members)).astype(int)
+        for share, part in zip(shares, np.split(members, ends[:-1]), strict=True):
             share.append(part)
     indices = [rng.permutation(np.concatenate(share)) for share in shares]
     for i in range(clients):
         while (missing := min_samples - len(indices[i])) > 0:
             richest = max(range(clients), key=lambda j: len(indices[j]))
+            # The largest client must keep enough samples itself.
             spare = min(missing, len(indices[richest]) - min_samples)
             indices[i] = np.concatenate([indices[i], indices[richest][:spare]])
             indices[richest] = indices[richest][spare:]
@@ -221,9 +226,9 @@ def partition_sizes(
         key: random key.
         total: samples to share out.
         clients: number of clients m.
-        skew: standard deviation of the logarithm of a client's size; 0 gives equal sizes up to
+        skew: standard deviation of the logarithm of a client's size; 0 gives equal sizes, up to
             one.
-        min_samples: fewest samples of a client.
+        min_samples: minimum number of samples of a client.
 
     Returns:
         Sizes that add up to `total`.
@@ -236,7 +241,7 @@ def partition_sizes(
     check_factor("skew", skew, single=True)
     _check_min_samples(total, clients, min_samples)
     logits = skew * _generator(key).standard_normal(clients)
-    weights = np.exp(logits - logits.max())
+    weights = np.exp(logits - logits.max())  # shifted, so that nothing overflows
     exact = (total - min_samples * clients) * weights / weights.sum()
     sizes = np.floor(exact).astype(int)
     # The largest remainders round up.
@@ -251,27 +256,28 @@ def train_test_split(
     *,
     key: PRNGKeyArray,
 ) -> tuple[list[Shaped[np.ndarray, "..."]], list[Shaped[np.ndarray, "..."]]]:
-    """Hold out random samples of every client to test on.
+    """Hold out random samples of every client for testing.
 
-    The split depends on the key and the lengths only: the same call on the labels splits them
-    alike.
+    The split depends only on the key and the lengths, so the same call splits the labels alike.
 
     Args:
         arrays: each client's samples.
-        test: the fraction held out, between 0 and 1 (rounded, but neither side is left empty), or
-            the number of samples held out, one integer or one per client.
+        test: the fraction to hold out, between 0 and 1 (rounded, but never all or none), or the
+            number of samples to hold out, one integer or one per client.
         key: random key.
 
     Returns:
         Training samples and test samples of each client.
 
     Raises:
-        ValueError: if the fraction is not between 0 and 1, or a side of a client would be empty.
+        ValueError: if the fraction is not between 0 and 1, or one part of a client would be empty.
     """
     if isinstance(arrays, np.ndarray | jax.Array):
         arrays = list(_table("arrays", arrays))
-    check_list("arrays", arrays, "arrays of samples")
+    if not len(arrays):
+        raise refuse("arrays", "at least one client", arrays)
     arrays = [_table(f"arrays[{i}]", array) for i, array in enumerate(arrays)]
+    # A float is a fraction even where it is whole: 1.0 is refused, 1 holds out one sample.
     if isinstance(test, float | np.floating):
         check_number(
             "test", test, "a share between 0 and 1, or a number", lambda x: (x > 0) & (x < 1)
@@ -294,23 +300,22 @@ def train_test_split(
 
 
 def _generator(key: PRNGKeyArray) -> np.random.Generator:
+    # NumPy's generator has no programs to compile for every new length.
     return np.random.default_rng(np.asarray(jax.random.key_data(checked_key("key", key))))
 
 
 def _table(name: str, given: object) -> np.ndarray:
-    """An array with a leading axis of samples, of whatever type."""
+    """An array of any type with a leading axis of samples."""
     array = host_array(name, given, "an array with a leading axis of samples")
     if array.ndim < 1:
         raise refuse(name, "an array with a leading axis of samples", given)
     return array
 
 
-def _check(samples, labels, clients, *, optional: bool = False) -> tuple[np.ndarray, Any, int]:
+def _check(samples, labels, clients) -> tuple[np.ndarray, np.ndarray]:
     samples = _table("samples", samples)
-    if labels is not None or not optional:
-        labels = checked_labels("labels", labels, len(samples))
     check_whole("clients", clients, most=len(samples))
-    return samples, labels, int(clients)
+    return samples, checked_labels("labels", labels, len(samples))
 
 
 def _check_min_samples(total: int, clients: int, min_samples: int) -> None:
@@ -339,7 +344,7 @@ def _classes(labels, classes) -> np.ndarray:
 
 
 def _equal(total: int, parts: int) -> list[int]:
-    """Near-equal integers that add up to the total."""
+    """Integers that add up to the total and differ by at most one."""
     return [total // parts + (k < total % parts) for k in range(parts)]
 
 

@@ -1,10 +1,10 @@
-"""Readers of real files: arrays, tables, images and the IDX format of MNIST.
+"""Readers of clients' samples from files: arrays, tables, images, and the IDX format of MNIST.
 
 Readers of clients return `(arrays, names)`: one `(n_i, d)` array per client and its name, in
-natural order (`client2` before `client10`). Integers and booleans become float32; where any file
-holds float64 all arrays do. Malformed input is refused with the file's name and the reason, never
-repaired silently: missing values, text in a number's place, pickled objects, files that disagree
-about the features.
+natural order (`client2` before `client10`). Integers and booleans become float32; if any file
+holds float64, all arrays become float64. Malformed input is never repaired silently but refused
+with the file's name and the reason: missing values, text instead of a number, pickled objects,
+files with different features.
 """
 
 import math
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxfed._checks import check_flag, check_text
-from jaxfed.data._arrays import ARRAYS, as_samples, check_names, load_numpy
+from jaxfed._checks import check_texts
+from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -23,6 +23,7 @@ from jaxfed.data._files import (
     content,
     existing,
     files_in,
+    files_of,
     listing,
     natural,
     stems,
@@ -36,35 +37,33 @@ ClientArrays = tuple[list[Float[np.ndarray, "n_i d"]], list[str]]
 def read_folder(
     path: StrPath, *, client_column: str | None = None, max_bytes: int = MAX_BYTES
 ) -> ClientArrays:
-    """Read the clients of a folder or a file, whatever its format.
+    """Read the clients of a folder or a file in any supported format.
 
-    The suffix decides: `.npy` and `.npz` as in `read_arrays`, `.csv` and `.parquet` as in
-    `read_table`; in a folder of images each image is one client with its rows as samples. Files
-    with other suffixes are ignored, formats must not be mixed.
+    The suffix decides: `.npy` and `.npz` are read as in `read_arrays`, `.csv` and `.parquet` as in
+    `read_table`; in a folder of images, each image is one client with its rows as samples. Files
+    with other suffixes are ignored. Formats must not be mixed.
 
     Args:
         path: a folder with one file for each client, or one file that holds all of them.
-        client_column: the column of one table that tells whose row it is.
-        max_bytes: the most memory that a compressed file or a picture may take once unpacked; never
-            less than its own size.
+        client_column: the column of a single table that names each row's client.
+        max_bytes: memory limit of a compressed file or a picture once unpacked; never less than
+            the file's own size.
 
     Returns:
         Samples and name of each client.
 
     Raises:
         FileNotFoundError: if there is nothing at `path`.
-        ValueError: if no format is recognised, several are, or a file is malformed.
+        ValueError: if no format or more than one is found, or a file is malformed.
     """
     path = checked_source("path", path, max_bytes)
-    _check_column(client_column)
-    files = files_in(path) if path.is_dir() else [existing(path)]
-    formats = {
-        "arrays": [file for file in files if file.suffix.lower() in ARRAYS],
-        "csv": [file for file in files if file.suffix.lower() == ".csv"],
-        "parquet": [file for file in files if file.suffix.lower() == ".parquet"],
-        "images": [file for file in files if file.suffix.lower() in PICTURES],
+    files = files_of(path)
+    formats = {"arrays": ARRAYS, "csv": (".csv",), "parquet": (".parquet",), "images": PICTURES}
+    present = {
+        name: found
+        for name, suffixes in formats.items()
+        if (found := [file for file in files if file.suffix.lower() in suffixes])
     }
-    present = {name: found for name, found in formats.items() if found}
     if not present:
         raise ValueError(
             f"{path}: no file with a recognised suffix "
@@ -93,28 +92,26 @@ def read_arrays(
 ) -> ClientArrays:
     """Read clients from `.npy` and `.npz` files.
 
-    A folder holds one file for each client, with one `(n_i, d)` array in it. One file holds all
-    clients: the arrays of an `.npz` are one client each, and a single `(m, n, d)` array is m
-    clients. Pickled objects are never loaded.
+    A folder holds one file per client with one `(n_i, d)` array each. A single file holds all
+    clients: each array of an `.npz` is one client, and one `(m, n, d)` array is m clients. Pickled
+    objects are never loaded.
 
     Args:
         path: the folder or the file.
-        names: which arrays of an `.npz` file to read. Default: all.
-        same_features: whether arrays must agree about the number of features; views of the same
-            samples need not.
-        max_bytes: the most memory that an `.npz` file may take once unpacked; never
-            less than its own size.
+        names: which arrays of an `.npz` file to read; all by default.
+        same_features: whether all arrays must have the same number of features, which views of
+            the same samples need not.
+        max_bytes: memory limit of an `.npz` file once unpacked; never less than its own size.
 
     Returns:
         Samples and name of each client.
 
     Raises:
         FileNotFoundError: if there is nothing at `path`.
-        ValueError: if a file is malformed or clients disagree about the features.
+        ValueError: if a file is malformed or clients have different features.
     """
     path = checked_source("path", path, max_bytes)
-    check_names(names)
-    check_flag("same_features", same_features)
+    check_texts("names", names or ())
     if not path.is_dir():
         entries = load_numpy(existing(path), names, max_bytes)
         if len(entries) == 1:
@@ -149,19 +146,18 @@ def read_table(
 ) -> ClientArrays:
     """Read clients from `.csv` or `.parquet` tables, features in columns.
 
-    A folder holds one table for each client, or `client_column` names the column of one table
-    that tells whose row it is. The first row of a `.csv` file is its header if it holds
-    `client_column`, if no cell is a number and not all stand for missing values (`NA`, empty and
-    the like), or if it counts 0, 1, 2, ... (three columns or more) as unnamed columns of data
-    frames do. Where tables have column names, all must have the same. The index of a data frame is
-    no feature: it is left out with a warning, in `.parquet` the columns that pandas says are one,
-    else the first columns where they have no name.
+    A folder holds one table per client; in a single table, `client_column` names each row's client.
+    The first row of a `.csv` file is its header if it holds `client_column`; if none of its cells
+    is a number and not all stand for missing values (`NA`, empty and the like); or if it counts 0,
+    1, 2, ... over three columns or more, like the unnamed columns of a data frame. Tables with
+    column names must all have the same ones. The index of a data frame is not a feature and is
+    dropped with a warning: in `.parquet` the columns that pandas marks as index, in `.csv` the
+    first columns if they have no name.
 
     Args:
         path: a folder of tables or one table.
-        client_column: the column that tells whose row it is.
-        max_bytes: the most memory that a `.parquet` file may take once unpacked; never
-            less than its own size.
+        client_column: the column that names each row's client.
+        max_bytes: memory limit of a `.parquet` file once unpacked; never less than its own size.
 
     Returns:
         Samples (float64 from `.csv`) and name of each client.
@@ -169,11 +165,10 @@ def read_table(
     Raises:
         FileNotFoundError: if there is nothing at `path`.
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
-        ValueError: if a table is ragged, not numeric, incomplete, or disagrees with another.
+        ValueError: if a table is ragged, not numeric, incomplete, or does not match the others.
     """
     path = checked_source("path", path, max_bytes)
-    _check_column(client_column)
-    files = files_in(path, TABLES) if path.is_dir() else [existing(path)]
+    files = files_of(path, TABLES)
     if len({file.suffix.lower() for file in files}) > 1:
         raise ValueError(f"{path}: holds .csv and .parquet files; keep one format a folder")
     if client_column is not None:
@@ -188,6 +183,7 @@ def read_table(
     tables = {file.name: (file, *load_table(file, max_bytes)) for file in files}
     first, columns, _ = next(iter(tables.values()))
     arrays = {}
+    # Different numbers of columns are found below, with the numbers in the message.
     for name, (file, other, cells) in tables.items():
         if len(other) == len(columns) and other != columns:
             raise ValueError(
@@ -206,8 +202,8 @@ def read_images(
     Args:
         folder: the folder.
         color: whether to keep three colour channels; by default images become grayscale.
-        max_bytes: the most memory that a picture may take, at 16 bytes a pixel; never less than its
-            own size. Beyond twice its `PIL.Image.MAX_IMAGE_PIXELS` Pillow refuses by itself.
+        max_bytes: memory limit of a picture, at 16 bytes a pixel; never less than its own size.
+            Pillow itself refuses pictures of more than twice `PIL.Image.MAX_IMAGE_PIXELS`.
 
     Returns:
         float32 values in [0, 1], shape `(m, h, w)`, or `(m, h, w, 3)` in colour.
@@ -217,27 +213,26 @@ def read_images(
         ImportError: if Pillow is not installed.
         ValueError: if there is no image, one cannot be read, or sizes differ.
     """
-    check_flag("color", color)
     files = files_in(checked_source("folder", folder, max_bytes), PICTURES)
     return np.stack(read_pictures(files, color=color, max_bytes=max_bytes))
 
 
-#: Element types of the IDX format by their code; all big-endian.
+#: Element types of the IDX format by their codes; all big-endian.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray, "..."]:
     """Read an IDX file, the format of MNIST, compressed by gzip or not.
 
-    The header is two zero bytes, a code of the element type, the number of dimensions, and each
-    dimension as a big-endian 32-bit integer; the elements follow.
+    The header consists of two zero bytes, a code of the element type, the number of dimensions, and
+    each dimension as a big-endian 32-bit integer. The elements follow.
 
     Args:
         path: the file.
-        max_bytes: the most memory that a compressed file may take once unpacked.
+        max_bytes: memory limit of a compressed file once unpacked.
 
     Returns:
-        The array in the file's own element type, so that labels stay integers.
+        The array in the file's own element type.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -255,6 +250,7 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
     if len(stored) < start:
         raise ValueError(f"{path}: truncated inside the header of {ndim} dimensions")
     shape = tuple(int(n) for n in np.frombuffer(stored[4:start], ">u4"))
+    # Python's product, which cannot overflow for forged shapes.
     expected = start + math.prod(shape) * dtype.itemsize
     if len(stored) != expected:
         reason = "truncated" if len(stored) < expected else "too long"
@@ -265,15 +261,10 @@ def read_idx(path: StrPath, *, max_bytes: int = MAX_BYTES) -> Shaped[np.ndarray,
     return np.frombuffer(stored, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _check_column(client_column: str | None) -> None:
-    if client_column is not None:
-        check_text("client_column", client_column)
-
-
 def _alike(
     arrays: dict[str, np.ndarray], path: Path, *, same_features: bool = True
 ) -> list[np.ndarray]:
-    """Arrays of one type, checked to have the same features."""
+    """The arrays in their common type, checked to have the same features."""
     first, reference = next(iter(arrays.items()))
     for name, array in arrays.items():
         if same_features and array.shape[1] != reference.shape[1]:
@@ -281,17 +272,18 @@ def _alike(
                 f"{path}: clients must have the same features, but {first} has "
                 f"{reference.shape[1]} and {name} has {array.shape[1]}"
             )
-    dtype = np.result_type(*arrays.values())
-    return [array.astype(dtype, copy=False) for array in arrays.values()]
+    return of_one_type(arrays)
 
 
 def _by_client(path: Path, client_column: str, max_bytes: int) -> ClientArrays:
+    """The rows of one table, grouped by client."""
     names, columns = load_table(path, max_bytes, client_column)
     if names.count(client_column) != 1:
         raise ValueError(
             f"{path}: wanted one column {client_column!r}, the columns are {listing(names, 20)}"
         )
     place = names.index(client_column)
+    # As texts, because numbers and names may both label clients.
     owners = np.asarray(columns.pop(place)).astype(str)
     if "" in owners:
         raise ValueError(f"{path}: column {client_column!r} has empty cells")

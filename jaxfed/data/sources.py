@@ -1,7 +1,6 @@
-"""Files with more clients than memory holds, opened one client at a time.
+"""Sequences for `jaxfed.Clients.from_source` that read one client at a time from files.
 
-What these return is for `jaxfed.Clients.from_source`: a sequence whose members are one client's
-samples each, read when they are asked for.
+For more clients than fit in memory: each member is one client's samples, read when accessed.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int
 
 from jaxfed._checks import checked_path
 from jaxfed._optional import require
-from jaxfed.data._files import StrPath, existing, files_in
+from jaxfed.data._files import StrPath, existing, files_in, reading
 from jaxfed.data._tables import places_in
 
 Table = Float[np.ndarray, "samples features"]
@@ -23,18 +22,18 @@ class NpyFolder(Sequence[Table]):
     """The `.npy` files of a folder, one client each, in natural order of their names.
 
     Attributes:
-        files: them.
+        files: their paths.
     """
 
     def __init__(self, folder: StrPath):
-        """List a folder.
+        """List the files.
 
         Args:
-            folder: with a file `(samples, features)` for each client.
+            folder: holds a file `(samples, features)` for each client.
 
         Raises:
-            FileNotFoundError: if there is no such folder.
-            ValueError: if it is none, or holds no such file.
+            FileNotFoundError: if the folder does not exist.
+            ValueError: if it is a file, or holds no `.npy` file.
         """
         self.files = files_in(checked_path("folder", folder), (".npy",))
 
@@ -42,44 +41,39 @@ class NpyFolder(Sequence[Table]):
         return len(self.files)
 
     def __getitem__(self, place: Any) -> Any:
-        """One client's samples as a memory map, or some clients'."""
+        """One client's samples as a memory map, or a list of them for a slice."""
         if isinstance(place, slice):
             return [self[i] for i in range(len(self))[place]]
-        try:
+        with reading(self.files[place], "not an array of numbers"):
             return np.load(self.files[place], mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise ValueError(f"{self.files[place]}: not an array of numbers ({error})") from error
 
 
 @final
 class ParquetGroups(Sequence[Table]):
     """The row groups of a `.parquet` file, one client each, features in columns.
 
-    The index of a data frame is left out as by `read_table`.
+    The index of a data frame is dropped as in `read_table`.
 
     Attributes:
-        counts: their numbers of rows, which are known without reading them.
-        files: the file, for each of them.
+        counts: their numbers of rows, known without reading them.
+        files: the path, once for each of them.
     """
 
     def __init__(self, path: StrPath):
-        """Look at a file's table of contents.
+        """Read a file's metadata.
 
         Args:
-            path: the file, all of whose columns are numbers of one type.
+            path: the file; all of its columns must be float or all double.
 
         Raises:
-            FileNotFoundError: if there is no such file.
+            FileNotFoundError: if the file does not exist.
             ImportError: if pyarrow is not installed.
-            ValueError: if it is no such file.
+            ValueError: if it is not such a file.
         """
         path = existing(checked_path("path", path))
-        arrow = require("pyarrow", extra="data")
         parquet = require("pyarrow.parquet", extra="data")
-        try:
+        with reading(path, "not a Parquet file"):
             contents = parquet.ParquetFile(path)
-        except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path}: not a Parquet file ({error})") from error
         schema = contents.schema_arrow
         self._places = places_in(path, schema)
         types = {str(schema.types[place]) for place in self._places}
@@ -99,7 +93,7 @@ class ParquetGroups(Sequence[Table]):
         return len(self.counts)
 
     def __getitem__(self, place: Any) -> Any:
-        """One client's samples, or some clients'."""
+        """One client's samples, or a list of them for a slice."""
         if isinstance(place, slice):
             return [self[i] for i in range(len(self))[place]]
         table = self._contents.read_row_group(range(len(self))[place], use_threads=False)

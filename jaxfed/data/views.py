@@ -1,4 +1,4 @@
-"""Reader of views: several arrays with the same entities as rows, each with its own features."""
+"""Reader of views: arrays that have the same entities as rows and different features."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxfed.data._arrays import ARRAYS, as_samples, check_names, load_numpy
+from jaxfed._checks import check_texts
+from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
-    TooLarge,
     allowed,
     check_archive,
     check_size,
     checked_source,
     existing,
-    files_in,
+    files_of,
     listing,
+    reading,
     stems,
 )
 from jaxfed.data._tables import TABLES, as_numbers, load_table
@@ -30,18 +31,18 @@ ViewArray = Any  # Float[np.ndarray, "entities d_j"] or a scipy.sparse.csr_array
 def read_views(
     path: StrPath, *, names: Sequence[str] | None = None, max_bytes: int = MAX_BYTES
 ) -> tuple[list[ViewArray], list[str]]:
-    """Read views of the same entities, which are the rows of every array, in the same order.
+    """Read views of the same entities, which are the rows of every array in the same order.
 
-    An `.npz` file, alone or the only one of its folder, holds all views: its two-dimensional
-    arrays are one each, others (labels, names) are passed over. A folder holds one file for each
-    view: `.npy`, `.npz` with one array, `.csv`, `.parquet`, or `.npz` as `scipy.sparse.save_npz`
-    writes it, which stays sparse. Numbers and headers are read as by `read_folder`.
+    An `.npz` file, alone or as the only file of its folder, holds all views: each two-dimensional
+    array is a view, and others (labels, names) are ignored. A folder holds one file per view:
+    `.npy`, `.npz` with one array, `.csv`, `.parquet`, or an `.npz` written by
+    `scipy.sparse.save_npz`, which stays sparse. Numbers and headers are read as in `read_folder`.
 
     Args:
         path: the file or the folder.
-        names: which views to read, in this order. Default: all, in natural order.
-        max_bytes: the most memory that a compressed file, or the two axes of a sparse matrix, may
-            take once unpacked; never less than the file's own size.
+        names: which views to read, in this order; by default all, in natural order.
+        max_bytes: memory limit of a compressed file once unpacked and of the two axes of a sparse
+            matrix; never less than the file's own size.
 
     Returns:
         Views, of one floating type, and their names.
@@ -49,12 +50,13 @@ def read_views(
     Raises:
         FileNotFoundError: if there is nothing at `path`.
         ImportError: if a `.parquet` file is read and pyarrow is not installed.
-        ValueError: for fewer than two views, views with different numbers of entities, dense and
-            sparse ones together, or a malformed file.
+        ValueError: if there are fewer than two views, the numbers of entities differ, dense and
+            sparse views are mixed, or a file is malformed.
     """
     path = checked_source("path", path, max_bytes)
-    check_names(names)
-    files = files_in(path, (*ARRAYS, *TABLES)) if path.is_dir() else [existing(path)]
+    check_texts("names", names or ())
+    files = files_of(path, (*ARRAYS, *TABLES))
+    # A single archive holds all views; in any other case each file is one view.
     if len(files) == 1 and files[0].suffix.lower() == ".npz":
         arrays = load_numpy(files[0], names, max_bytes)
         if names is None:
@@ -76,8 +78,7 @@ def read_views(
             )
         if scipy.sparse.issparse(view) != scipy.sparse.issparse(reference):
             raise ValueError(f"{path}: of {first} and {name} only one is sparse; make both so")
-    dtype = np.result_type(*(view.dtype for view in views.values()))
-    return [view.astype(dtype, copy=False) for view in views.values()], list(views)
+    return of_one_type(views), list(views)
 
 
 def _read_view(path: Path, max_bytes: int) -> ViewArray:
@@ -97,24 +98,20 @@ def _read_view(path: Path, max_bytes: int) -> ViewArray:
 
 
 def _read_sparse(path: Path, max_bytes: int) -> ViewArray | None:
-    """The matrix that `scipy.sparse.save_npz` wrote, None where the file holds something else."""
+    """The matrix that `scipy.sparse.save_npz` wrote; None if the file holds something else."""
     check_archive(existing(path), max_bytes)
-    try:
+    with reading(path, "not a readable archive"):
         with np.load(path, allow_pickle=False) as archive:
             if not {"format", "shape", "data"} <= set(archive.files):
                 return None
         loaded = scipy.sparse.load_npz(path)
-        # As small as the file may be, its axes may be long, and each has its place in memory.
+        # Even an empty matrix takes memory for each row and column.
         check_size(path, 8 * sum(loaded.shape), allowed(path, max_bytes))
         matrix: ViewArray = checked_rows(loaded)
-    except TooLarge:
-        raise
-    except Exception as error:  # of every kind, by what is damaged
-        raise ValueError(f"{path}: not a readable archive ({error})") from error
     if 0 in matrix.shape:
         raise ValueError(f"{path}: is empty, shape {matrix.shape}")
     if matrix.nnz:
-        # As those of a dense view: real, finite, floating.
+        # The same conversion and checks as for a dense view.
         matrix.data = as_samples(matrix.data[:, None], f"{path}, its non-zero values")[:, 0]
     else:
         matrix = matrix.astype(np.float32)

@@ -1,7 +1,7 @@
-"""Estimators in scikit-learn's form: rows are samples, and `groups` says whose client each row is.
+"""Estimators with scikit-learn's interface: rows are samples, and `groups` names their clients.
 
-`pip install 'jaxfed[sklearn]'`. They work in pipelines and searches. For `GroupKFold` to hold out
-whole clients and the estimator to know them as well, enable scikit-learn's metadata routing:
+Install with `pip install 'jaxfed[sklearn]'`. Estimators work in pipelines and searches. To let
+`GroupKFold` hold out whole clients and pass the groups on, enable scikit-learn's metadata routing:
 
     sklearn.set_config(enable_metadata_routing=True)
     model = PersonalizedPCA().set_fit_request(groups=True).set_score_request(groups=True)

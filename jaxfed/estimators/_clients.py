@@ -1,15 +1,15 @@
-"""What the estimators of principal components have in common."""
+"""The base class of the PCA estimators."""
 
 import abc
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike, Float
+from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -22,33 +22,42 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
 
+# Whatever scikit-learn converts: arrays, lists, data frames.
+ArrayOrFrame: TypeAlias = Any
 Table = Float[np.ndarray, "n d"]
-Basis = Float[np.ndarray, "d r"]
+Basis = Float[np.ndarray, "d _r"]
 
 
 class Learned(NamedTuple):
-    """What a model learned."""
+    """The result of a run."""
 
-    shared: Basis  # in the order of their variance; of a sample whose client is not known
-    own: Float[np.ndarray, "m d r2"]  # what each client has beside them, or in place of them
-    beside: bool  # which of both
+    shared: Basis  # also used for samples of unknown clients
+    local: Float[np.ndarray, "m d r2"]
+    beside: bool  # whether clients have local components beside the shared ones, or instead
     solution: Solution
 
 
+class Group(NamedTuple):
+    """The rows of one client, and its distribution; None for an unknown client."""
+
+    rows: Int[np.ndarray, " n"]
+    law: Normal | None
+
+
 class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, abc.ABC):
-    """What the estimators have in common; a subclass says what is learned from clients.
+    """Estimators of principal components from clients' samples.
 
-    Attributes of a fitted one:
+    Attributes after `fit`:
 
-    - `groups_`: the clients' labels, sorted, `(m,)`; what follows is in this order.
-    - `components_`: the shared components as rows, `(r1, d)`, for a prior its centre.
-    - `local_components_`: the clients' own as rows, `(m, r2, d)`; r2 is 0 where nothing is local.
-    - `mean_`: what is subtracted from samples, `(d,)`.
-    - `explained_variance_ratio_`: of each column of `transform`, its share of the variance, the
-      mean over the clients.
-    - `noise_variance_`: in each direction outside of a client's components.
-    - `n_iter_`: rounds that ran.
-    - `summary_`: what ran, how it ended and what it cost.
+    - `groups_`: the clients' labels, sorted, `(m,)`; the following is in this order.
+    - `components_`: the shared components, or the centre of the prior, as rows, `(r1, d)`.
+    - `local_components_`: the clients' local components as rows, `(m, r2, d)`; r2 may be 0.
+    - `mean_`: the mean that is subtracted from samples, `(d,)`.
+    - `explained_variance_ratio_`: for each column of `transform`, its share of the variance,
+      averaged over the clients.
+    - `noise_variance_`: variance in each direction outside of a client's components.
+    - `n_iter_`: number of rounds.
+    - `summary_`: a summary of the run.
     """
 
     rounds: int
@@ -58,37 +67,37 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @abc.abstractmethod
     def _columns(self) -> int:
-        """How many scores a sample has."""
+        """The number of scores of a sample."""
 
     @abc.abstractmethod
     def _spare(self) -> int:
-        """How many features more than scores there must be."""
+        """The minimum number of features beyond the number of scores."""
 
     @abc.abstractmethod
     def _learned(self, run: Callable[..., Solution], tables: list[Table]) -> Learned:
-        """Learn, with `run(algorithm)`."""
+        """Learn components by `run(algorithm)`."""
 
     @abc.abstractmethod
-    def _newcomer(self, table: Table) -> Basis:
-        """The best own components for samples of a client that is not known, or none."""
+    def _new_components(self, table: Table) -> Basis:
+        """Local components for the samples of a client that was not in `fit`."""
 
     # --- scikit-learn's methods --------------------------------------------------------------
 
     @final
-    def fit(self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None) -> Self:
         """Learn components.
 
         Args:
             X: samples as rows, `(n, d)`.
-            y: nothing.
-            groups: whose each row is, `(n,)`, all numbers or all names. Without them all rows are
-                of one client, and a warning says so; one label for all rows is the way without.
+            y: ignored.
+            groups: the client of each row, `(n,)`, all numbers or all names. Without groups, all
+                rows belong to one client, with a warning; give all rows one label to avoid it.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: for parameters or samples that do not fit.
+            ValueError: if parameters, samples or groups are invalid.
         """
         for name in ("rounds", *self._ranks()):
             check_whole(name, getattr(self, name))
@@ -96,7 +105,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         wanted = self._columns() + self._spare()
         X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=wanted)
         if groups is None:
-            _warn("got none, so that all samples are taken for one client's", "fit")
+            _warn("got none, so all samples are treated as one client's", "fit")
         labels = np.zeros(len(X), int) if groups is None else _labels(groups, X)
         self.groups_, places = np.unique(labels, return_inverse=True)
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
@@ -105,20 +114,22 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         clients = Clients.from_samples(tables)
         key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
         run = partial(fit, clients=clients, rounds=int(self.rounds), key=key)
-        shared, own, beside, solution = self._learned(run, tables)
+        shared, local, beside, solution = self._learned(run, tables)
+        # A basis is arbitrary: rotate to uncorrelated components in order of variance.
         shared = principal(shared, tables)
-        own = np.stack([principal(v, [x]) for v, x in zip(own, tables, strict=True)])
+        local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
 
-        self.components_, self.local_components_ = shared.T, own.swapaxes(1, 2)
+        self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
         self._beside = beside
         self._n_features_out = self._columns()
         self.n_iter_, self.summary_ = solution.rounds, solution.summary()
-        bases = np.stack([self._basis(own_part) for own_part in own])
+        bases = np.stack([self._basis(basis) for basis in local])
         self.noise_variance_ = noise_outside(bases, tables)
         self._laws = [
             Normal.fitted(basis, x, self.noise_variance_)
             for basis, x in zip(bases, tables, strict=True)
         ]
+        # Samples without a client are scored by the shared components alone.
         together = np.concatenate(tables)
         self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
         if len(tables) == 1:
@@ -129,53 +140,52 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return self
 
     @final
-    def transform(self, X: ArrayLike, groups: ArrayLike | None = None) -> Table:
-        """The scores of samples, in the shared components and then in their client's own.
+    def transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
+        """The scores of samples, first for the shared and then for their client's local components.
 
-        The own components of different clients are different ones, so their columns tell samples
-        of one client apart and not clients. A client that was not there in `fit` gets own
-        components from the samples at hand. Without `groups`, samples have scores in the shared
-        components alone, and zeros for the others, unless all were of one client in `fit`; where
-        clients have components of their own, a warning says so.
+        Local components differ between clients, so local scores compare only samples of the same
+        client. For a client that was not in `fit`, local components are learned from the given
+        samples. Without `groups`, local scores are zero, with a warning if clients have local
+        components, unless there was only one client in `fit`.
 
         Args:
             X: samples as rows, `(n, d)`.
-            groups: whose each row is, `(n,)`.
+            groups: the client of each row, `(n,)`.
 
         Returns:
             Scores, `(n, r)`.
 
         Raises:
-            ValueError: for samples or groups that do not fit.
+            ValueError: if samples or groups are invalid.
         """
         X, parts = self._parted(X, groups)
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
         for rows, law in parts:
-            basis = (self._of_newcomer(X[rows]) if law is None else law).basis
+            basis = (self._new_law(X[rows]) if law is None else law).basis
             scores[rows, : basis.shape[1]] = X[rows] @ basis
         return scores
 
     @final
     def fit_transform(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None
+        self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None
     ) -> Table:
         """`fit`, and the scores of the same samples."""
         return self.fit(X, y, groups).transform(X, groups)
 
     @final
-    def inverse_transform(self, X: ArrayLike, groups: ArrayLike | None = None) -> Table:
-        """The samples that scores stand for.
+    def inverse_transform(self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None) -> Table:
+        """The samples with these scores.
 
         Args:
             X: scores as rows, `(n, r)`.
-            groups: whose each row is, `(n,)`, all of them known: those that were there in `fit`,
-                or have been given to `personalize`.
+            groups: the client of each row, `(n,)`; every client must have been in `fit` or
+                `personalize`.
 
         Returns:
             Samples, `(n, d)`.
 
         Raises:
-            ValueError: for scores that do not fit, and groups that are not known.
+            ValueError: if scores are invalid or a client is unknown.
         """
         check_is_fitted(self)
         X = checked(X, dtype=[np.float64, np.float32])
@@ -186,67 +196,71 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             if law is None:
                 (label, *_) = _labels(groups, X)[rows]
                 raise ValueError(
-                    f"groups: {label!r} was not there in fit; personalize(X, groups) makes its "
-                    "components known"
+                    f"groups: {label!r} was not there in fit; call personalize(X, groups) to "
+                    "learn its components"
                 )
             found[rows] = X[rows][:, : law.basis.shape[1]] @ law.basis.T
         return found + self.mean_
 
     @final
-    def score_samples(self, X: ArrayLike, groups: ArrayLike | None = None) -> Table:
+    def score_samples(
+        self, X: ArrayOrFrame, groups: ArrayOrFrame | None = None
+    ) -> Float[np.ndarray, " n"]:
         """The log-likelihood of each sample.
 
-        Under a normal law with the covariance that a client's samples have within its components,
-        and the same variance `noise_variance_` in all other directions. Samples of a client that
-        was not there in `fit` are judged by what the other half of them tells, every other row.
+        A client's samples are normally distributed, with their covariance within its components
+        and the variance `noise_variance_` in all other directions. For a client that was not in
+        `fit`, each half of its samples (every other row) is scored with components learned from
+        the other half.
 
         Args:
             X: samples as rows, `(n, d)`.
-            groups: whose each row is, `(n,)`.
+            groups: the client of each row, `(n,)`.
 
         Returns:
             `(n,)`.
 
         Raises:
-            ValueError: for samples or groups that do not fit.
+            ValueError: if samples or groups are invalid.
         """
         X, parts = self._parted(X, groups)
         found = np.zeros(len(X))
         for rows, law in parts:
+            # Scoring samples with components learned from them would favour high ranks.
             halves = [rows] if law is not None or len(rows) < 2 else [rows[::2], rows[1::2]]
             for i, half in enumerate(halves):
-                own = law or (self._law if len(rows) < 2 else self._of_newcomer(X[halves[1 - i]]))
-                found[half] = own.log_likelihood(X[half])
+                other = law or (self._law if len(rows) < 2 else self._new_law(X[halves[1 - i]]))
+                found[half] = other.log_likelihood(X[half])
         return found
 
     @final
-    def score(self, X: ArrayLike, y: None = None, groups: ArrayLike | None = None) -> float:
-        """The mean of `score_samples`, which a search over ranks maximizes.
+    def score(self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None) -> float:
+        """The mean of `score_samples`, for a search over ranks to maximize.
 
-        The reconstruction error will not do for that: it falls with every component.
+        The reconstruction error is no criterion: it decreases with every component.
         """
         return float(np.mean(self.score_samples(X, groups)))
 
     @final
-    def personalize(self, X: ArrayLike, groups: ArrayLike) -> Self:
-        """Make new clients known: their own components, from their samples; nothing else moves.
+    def personalize(self, X: ArrayOrFrame, groups: ArrayOrFrame) -> Self:
+        """Learn new clients' local components from their samples; nothing else changes.
 
         Args:
             X: samples as rows, `(n, d)`.
-            groups: whose each row is, `(n,)`; clients that are known already stay as they are.
+            groups: the client of each row, `(n,)`; known clients stay unchanged.
 
         Returns:
             The estimator.
 
         Raises:
-            ValueError: for samples or groups that do not fit.
+            ValueError: if samples or groups are invalid.
         """
         check_is_fitted(self)
         if (said := self._other_type(_labels(groups, X))) is not None:
             raise ValueError(f"groups: {said}")
         X, parts = self._parted(X, groups)
         labels = _labels(groups, X)
-        new = {labels[rows[0]]: self._of_newcomer(X[rows]) for rows, law in parts if law is None}
+        new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
         self.groups_ = np.array(sorted(known))
         self._laws = [known[label] for label in self.groups_]
@@ -254,58 +268,53 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.local_components_ = np.stack([law.basis[:, first:].T for law in self._laws])
         return self
 
-    # --- what they are made of ---------------------------------------------------------------
+    # --- internals -----------------------------------------------------------------------------
 
     def _ranks(self) -> list[str]:
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]
 
-    def _basis(self, own: Basis) -> Basis:
-        """All components of a client."""
+    def _basis(self, local: Basis) -> Basis:
+        """All components of a client, given its local ones."""
         shared = np.asarray(self.components_).T
-        return np.concatenate([shared, own], axis=1) if self._beside else own
+        return np.concatenate([shared, local], axis=1) if self._beside else local
 
-    def _of_newcomer(self, table: Table) -> Normal:
-        basis = self._basis(principal(self._newcomer(table), [table]))
+    def _new_law(self, table: Table) -> Normal:
+        basis = self._basis(principal(self._new_components(table), [table]))
         return Normal.fitted(basis, table, self.noise_variance_)
 
-    def _parted(
-        self, X: ArrayLike, groups: ArrayLike | None
-    ) -> tuple[Table, list[tuple[np.ndarray, Normal | None]]]:
+    def _parted(self, X: ArrayOrFrame, groups: ArrayOrFrame | None) -> tuple[Table, list[Group]]:
+        """The centred samples, and their groups."""
         check_is_fitted(self)
         X = checked_samples(self, X, reset=False)
         return X - self.mean_.astype(X.dtype), list(self._laws_of(X, groups))
 
     def _other_type(self, labels: np.ndarray) -> str | None:
-        """What to say of labels that cannot be known, 0 being another label than "0"."""
+        """The error for labels of another type than in `fit`: 0 and "0" are different labels."""
         wanted, got = _kind(self.groups_), _kind(labels)
         return None if wanted == got else f"wanted {wanted}, as in fit, got {got}"
 
-    def _laws_of(
-        self, X: Table, groups: ArrayLike | None
-    ) -> Iterator[tuple[np.ndarray, Normal | None]]:
-        """The rows of each client and its law, None where it is not known."""
+    def _laws_of(self, X: Table, groups: ArrayOrFrame | None) -> Iterator[Group]:
         if groups is None:
             if len(self.groups_) > 1 and self.local_components_.shape[1]:
-                _warn(
-                    f"got none, so that samples are of none of the {len(self.groups_)} clients, "
-                    "without components of their own",
-                    "transform", "score",
-                )  # fmt: skip
-            yield np.arange(len(X)), self._law
+                text = (
+                    f"got none, so samples belong to none of the {len(self.groups_)} clients and "
+                )
+                _warn(text + "have no local scores", "transform", "score")
+            yield Group(np.arange(len(X)), self._law)
             return
         labels, places = np.unique(_labels(groups, X), return_inverse=True)
         if (said := self._other_type(labels)) is not None:
             warnings.warn(
-                f"groups: {said}, so that all samples are of clients that were not there",
+                f"groups: {said}, so all samples belong to clients that were not there",
                 stacklevel=caller(),
             )
         known = dict(zip(self.groups_, self._laws, strict=True))
         for i, label in enumerate(labels):
-            yield np.flatnonzero(places == i), known.get(label)
+            yield Group(np.flatnonzero(places == i), known.get(label))
 
 
-def _labels(groups: ArrayLike | None, X: ArrayLike) -> np.ndarray:
-    # Of a list, NumPy would make texts of numbers beside texts.
+def _labels(groups: ArrayOrFrame | None, X: ArrayOrFrame) -> np.ndarray:
+    # From a mixed list, NumPy would convert numbers to texts.
     given: Any = groups if hasattr(groups, "dtype") else np.asarray(groups, object)
     if np.ndim(given) != 1:
         raise ValueError(f"groups: wanted one label for each row, got shape {np.shape(given)}")
@@ -330,7 +339,7 @@ def _kind(labels: np.ndarray) -> str:
 def _warn(what: str, *methods: str) -> None:
     requests = ", ".join(f"set_{method}_request(groups=True)" for method in methods)
     warnings.warn(
-        f"groups: {what}; give the label of each row's client. Pipelines and searches pass it on "
+        f"groups: {what}; pass the label of each row's client. Pipelines and searches pass them on "
         f"after sklearn.set_config(enable_metadata_routing=True) and the estimator's {requests}",
         stacklevel=caller(),
     )

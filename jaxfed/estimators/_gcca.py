@@ -1,4 +1,4 @@
-"""Generalized CCA in the form that libraries of multiview models use: a list of views."""
+"""Generalized CCA with the interface of multiview libraries: a list of views."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -21,11 +21,11 @@ from jaxfed.estimators._arrays import checked
 class FederatedGCCA(BaseEstimator):
     """Scores on which views of the same entities agree; each view stays with its client.
 
-    `jaxfed.gcca.MaxVar` from the start that `jaxfed.gcca.MVLSA` finds in one round. `fit` and
-    `transform` take a list of views, as `cca-zoo` has it.
+    Runs `jaxfed.gcca.MaxVar`, started by one round of `jaxfed.gcca.MVLSA`. `fit` and `transform`
+    take a list of views, as in `cca-zoo`.
 
-    Attributes of a fitted one: `weights_`, a list of `(d_j, r)`; `means_`, a list of `(d_j,)`;
-    `representation_`, the common one of the entities of `fit`, `(n, r)`, orthonormal; `n_views_`;
+    Attributes after `fit`: `weights_`, a list of `(d_j, r)`; `means_`, a list of `(d_j,)`;
+    `representation_`, the common representation of the entities, `(n, r)`, orthonormal; `n_views_`;
     `n_iter_`; `summary_`.
 
     Source: Shrestha & Fu (2023), Communication-efficient federated linear and deep generalized
@@ -48,9 +48,10 @@ class FederatedGCCA(BaseEstimator):
 
         Args:
             n_components: number of components.
-            ridge: weight of the maps' squares; positive for views as wide as they are long.
-            solver: what a client does in each round, see `jaxfed.gcca.MaxVar`.
-            rounds: of the iteration.
+            ridge: weight of the maps' squared norms; needed for views with as many features as
+                entities.
+            solver: a client's update in each round, see `jaxfed.gcca.MaxVar`.
+            rounds: number of rounds.
             center: whether each view's means are subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
         """
@@ -62,10 +63,10 @@ class FederatedGCCA(BaseEstimator):
 
         Args:
             views: a list of `(n, d_j)`, the same entities in the same order.
-            y: nothing.
+            y: ignored.
 
         Raises:
-            ValueError: for parameters or views that do not fit.
+            ValueError: if parameters or views are invalid.
         """
         for name in ("n_components", "rounds"):
             check_whole(name, getattr(self, name))
@@ -88,7 +89,7 @@ class FederatedGCCA(BaseEstimator):
         return self
 
     def transform(self, views: Sequence[ArrayLike]) -> list[Float[np.ndarray, "n r"]]:
-        """Each view's scores, of entities that were there in `fit` or others.
+        """Each view's scores, for the entities of `fit` or others.
 
         Args:
             views: a list of `(n, d_j)`.
@@ -97,7 +98,7 @@ class FederatedGCCA(BaseEstimator):
             A list of `(n, r)`, whose mean is the common representation.
 
         Raises:
-            ValueError: for views that do not fit.
+            ValueError: if the views do not match those of `fit`.
         """
         check_is_fitted(self)
         tables = _checked(views)
@@ -118,7 +119,7 @@ class FederatedGCCA(BaseEstimator):
         return self.fit(views, y).transform(views)
 
     def score(self, views: Sequence[ArrayLike], y: None = None) -> float:
-        """Mean correlation of two views' scores, over pairs of views and components."""
+        """Mean correlation of two views' scores, over all pairs of views and components."""
         scores = np.stack(self.transform(views))
         scores = scores - scores.mean(axis=1, keepdims=True)
         norms = np.linalg.norm(scores, axis=1, keepdims=True)

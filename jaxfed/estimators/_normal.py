@@ -1,4 +1,4 @@
-"""The normal law that components stand for, which tells how likely samples are."""
+"""The normal distribution that components describe, and the likelihood of samples under it."""
 
 from typing import NamedTuple, Self
 
@@ -7,8 +7,9 @@ from jaxtyping import Float
 
 
 class Normal(NamedTuple):
-    """A centred normal law: any covariance within the span of components, alike in all directions
-    outside of it.
+    """A centred normal distribution with any covariance within the span of components.
+
+    Outside of the span, the variance is the same in all directions.
 
     Source: probabilistic PCA (Tipping & Bishop 1999), with the components given.
     """
@@ -21,13 +22,13 @@ class Normal(NamedTuple):
     def fitted(
         cls, basis: Float[np.ndarray, "d r"], samples: Float[np.ndarray, "n d"], noise: float
     ) -> Self:
-        """The most likely law for samples, given its noise, which no score varies less than."""
+        """The maximum likelihood fit to samples; no variance is smaller than the given noise."""
         scores = samples @ basis
         values, vectors = np.linalg.eigh(scores.T @ scores / max(len(samples), 1))
         return cls(basis, (vectors * np.maximum(values, noise)) @ vectors.T, noise)
 
     def log_likelihood(self, samples: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """Of each sample."""
+        """The log-likelihood of each sample."""
         features, rank = self.basis.shape
         scores = samples @ self.basis
         left = np.maximum(np.sum(samples**2, axis=1) - np.sum(scores**2, axis=1), 0)
@@ -40,13 +41,14 @@ class Normal(NamedTuple):
 def noise_outside(
     bases: Float[np.ndarray, "m d r"], tables: list[Float[np.ndarray, "n_i d"]]
 ) -> float:
-    """Mean variance of the clients' samples in a direction outside of their components."""
+    """Mean variance per direction of the clients' samples outside of their components."""
     features, rank = bases.shape[1:]
     left = [
         (np.sum(x**2) - np.sum((x @ basis) ** 2)) / len(x)
         for x, basis in zip(tables, bases, strict=True)
     ]
     total = np.mean([np.sum(x**2) / len(x) for x in tables])
+    # Without noise at all, the likelihood would be infinite.
     least = np.finfo(np.float32).eps * max(total, 1e-30) / features
     return float(max(np.mean(left) / max(features - rank, 1), least))
 
@@ -54,9 +56,9 @@ def noise_outside(
 def principal(
     basis: Float[np.ndarray, "d r"], tables: list[Float[np.ndarray, "n_i d"]]
 ) -> Float[np.ndarray, "d r"]:
-    """The same span by uncorrelated components, the largest variance first, in one of both signs.
+    """The same span with uncorrelated components in descending order of variance.
 
-    Each client counts the same.
+    Every client has the same weight. Signs are fixed: the largest entry of a component is positive.
     """
     moment = sum((x @ basis).T @ (x @ basis) / len(x) for x in tables)
     turned = basis @ np.linalg.eigh(moment)[1][:, ::-1]

@@ -1,4 +1,4 @@
-"""The estimators of the PCA family, one class for each model."""
+"""The estimators of the PCA family, one class per model."""
 
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ STARTS = ("local_first", "projector")
 
 
 class PersonalizedPCA(ClientPCA):
-    """Components that all clients share, and beside them some of each client's own.
+    """Shared components, and for each client local components besides.
 
-    `jaxfed.pca.PerPCA` on the rows of each group. What scores of a client's own components and
-    clients that were not there in `fit` are about is said at `transform`.
+    Runs `jaxfed.pca.PerPCA` on the rows of each group. See `transform` for the meaning of local
+    scores and for clients that were not in `fit`.
 
     Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
     """
@@ -39,12 +39,12 @@ class PersonalizedPCA(ClientPCA):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's own.
-            rounds: of the iteration.
-            start: `"local_first"` suits own components that vary more than shared ones,
-                `"projector"` the other way round; `"better"` runs both and keeps what leaves
-                less of the samples' variance.
-            shrinkage: take the noise out of the second moments first.
+            local_rank: number of each client's local components.
+            rounds: number of rounds.
+            start: `"local_first"` suits local components with more variance than the shared ones,
+                `"projector"` the opposite; `"better"` runs both and keeps the result that explains
+                more of the variance.
+            shrinkage: remove the noise from the second moments first.
             center: whether the mean of all samples is subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
         """
@@ -70,17 +70,17 @@ class PersonalizedPCA(ClientPCA):
         shared, local = map(_host, solution.result)
         return Learned(shared, local, True, solution)
 
-    def _newcomer(self, table):
+    def _new_components(self, table):
         shared = np.asarray(self.components_).T
         known = Personalized(jnp.asarray(shared), None)
-        (own,) = _host(pca.personalize(known, [table], int(self.local_rank)).local)
-        return own
+        (local,) = _host(pca.personalize(known, [table], int(self.local_rank)).local)
+        return local
 
 
 class FederatedPCA(ClientPCA):
     """The principal components of all clients' samples together, without pooling them.
 
-    `jaxfed.pca.BlockLanczos`: the server sees sums of products, and needs a few rounds.
+    Runs `jaxfed.pca.BlockLanczos`: the server sees sums of products, and a few rounds suffice.
 
     Source: Golub & Underwood (1977), The block Lanczos method for computing eigenvalues.
     """
@@ -98,9 +98,9 @@ class FederatedPCA(ClientPCA):
 
         Args:
             n_components: number of components.
-            rounds: at most.
-            tol: stop once the captured variance changes by at most this share of it; None never
-                does.
+            rounds: maximum number of rounds.
+            tol: stop once the captured variance changes by at most this fraction; None never stops
+                early.
             center: whether the mean of all samples is subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
         """
@@ -118,18 +118,17 @@ class FederatedPCA(ClientPCA):
         shared = _host(solution.result.shared)
         return Learned(shared, np.zeros((len(tables), len(shared), 0)), True, solution)
 
-    def _newcomer(self, table):
+    def _new_components(self, table):
         return np.zeros((table.shape[1], 0))
 
 
 class HierarchicalPCA(ClientPCA):
-    """Components of each client that scatter around common ones: few samples lean on the others.
+    """Components of each client under a common prior, which supports clients with few samples.
 
-    `jaxfed.pca.HierarchicalPCA` where the prior's variance is given, `jaxfed.pca.AdaptivePCA`
-    where it is learned. `components_` is the prior's centre, `local_components_` is what a client
-    is described by; a client that was not there in `fit` gets the most likely components for its
-    samples under the prior. Samples are thought of as scores of variance one and noise: scale them
-    so.
+    Runs `jaxfed.pca.HierarchicalPCA` if the prior's variance is given, or `jaxfed.pca.AdaptivePCA`
+    to learn it. `components_` is the prior's centre, and `local_components_` holds each client's
+    components. A client that was not in `fit` gets the most likely components for its samples
+    under the prior. The model has scores of variance one: scale the samples accordingly.
 
     Source: Ozkara, Huang & Diggavi (2023); Ozkara, Huang, Zhou & Diggavi, ADEPT.
     """
@@ -147,10 +146,11 @@ class HierarchicalPCA(ClientPCA):
         """Set the estimator up.
 
         Args:
-            n_components: number of components of each client, less than the number of features.
-            noise_variance: of each feature; that of a score is one.
-            prior_variance: of the clients' components around the common ones; None to learn it.
-            rounds: of the iteration.
+            n_components: number of each client's components, less than the number of features.
+            noise_variance: noise variance of each feature.
+            prior_variance: variance of clients' components around the common ones; None to learn
+                it.
+            rounds: number of rounds.
             center: whether the mean of all samples is subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
         """
@@ -177,7 +177,7 @@ class HierarchicalPCA(ClientPCA):
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False, solution)
 
-    def _newcomer(self, table):
+    def _new_components(self, table):
         moment = Moment.from_samples(jnp.asarray(table))
         weight = precision(jnp.asarray(float(len(table))), self.noise_variance)
         shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
@@ -186,5 +186,5 @@ class HierarchicalPCA(ClientPCA):
 
 
 def _host(array: Any) -> np.ndarray:
-    """Orthonormal columns in the precision that tells them from others."""
+    """Orthonormal columns on the host in double precision."""
     return np.asarray(array, np.float64)

@@ -1,4 +1,4 @@
-"""The rounds of ADEPT, whatever the model, the loss and the numbers."""
+"""A round of ADEPT: what a client and the server do, for any model and loss."""
 
 import abc
 import dataclasses
@@ -28,17 +28,17 @@ PriorStep = Literal["gradient", "proximal"]
 
 
 class Local(NamedTuple):
-    """What a client keeps."""
+    """A client's state between rounds."""
 
     personal: PyTree  # θ_i
     optimizer: PyTree
     global_optimizer: PyTree
-    rounds: Int[Array, ""]  # that it has taken part in
-    spread_gradient: PyTree  # what was not used yet of it; None where it is never kept
+    rounds: Int[Array, ""]  # rounds that the client took part in
+    spread_gradient: PyTree  # collected for the next round; None if the preset does not collect
 
 
 class Adaptive(Training):
-    """ADEPT's rounds; what differs is how the hyperparameters are given."""
+    """ADEPT; subclasses differ only in how hyperparameters are passed and in their defaults."""
 
     step_size: Float[Array, ""]
     global_step_size: Float[Array, ""]
@@ -64,7 +64,7 @@ class Adaptive(Training):
 
     @final
     def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Prior:
-        """The first global model, and the same spread for all weights."""
+        """The initial global model, with the same spread for every weight."""
         del key, first, like
         mean = parameters_of(self.arrays if start is None else start.shared)
         return Prior(mean, jax.tree.map(lambda w: jnp.full_like(w, self.initial_spread), mean))
@@ -78,7 +78,7 @@ class Adaptive(Training):
     def client_init(
         self, key: Key[Array, ""], downlink: Prior, data: Samples, start: Start
     ) -> Local:
-        """A personal model, given or the global one."""
+        """The personal model: the warm start's if it has one, else the global model."""
         del key, data
         personal = downlink.mean
         if start is not None and jax.tree.leaves(start.local):
@@ -100,15 +100,15 @@ class Adaptive(Training):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
         weight = self._weight(data)
-        # A coarse channel may round a spread to nothing.
+        # A coarse channel may round a spread to zero.
         downlink = downlink._replace(spread=bounded(downlink.spread, self.bounds))
         spread, collected = self._spread(local, downlink)
-        precision = jax.tree.map(lambda s: 1 / s**2, spread)  # once, as divisions take their time
+        precision = jax.tree.map(lambda s: 1 / s**2, spread)  # here, to divide only once
 
         def step(carry, batch):
             (personal, state, mean, global_state, collected), (index, rows) = carry, batch
             if self._collects:
-                # The first step's own, once, was used already.
+                # `_spread` has used the first step's own gradient already.
                 share = jnp.where(index == 0, weight, 1 + weight)
                 slope = spread_gradient(personal, Prior(mean, spread), self.hyper_prior)
                 collected = plus(collected, share, slope)
@@ -120,6 +120,7 @@ class Adaptive(Training):
                 self.optimizer, self.step_size, self._clipped(gradient, self.clip), state, personal
             )
             if self._proximal:
+                # Both models step towards each other outside of the optimizer.
                 personal = proximal_map(personal, mean, precision, self.step_size * weight)
                 change = jax.tree.map(jnp.subtract, personal, mean)
                 mean = plus(mean, self.global_step_size, change)
@@ -137,25 +138,27 @@ class Adaptive(Training):
         (personal, state, mean, global_state, collected), losses = jax.lax.scan(
             step, start, self.batches(draw_key, data, self.local_steps)
         )
+        # Changes instead of values, so that messages become small and compress well.
         change = jax.tree.map(jnp.subtract, Prior(mean, spread), downlink)
-        kept = Local(personal, state, global_state, local.rounds + 1, collected)
+        new_local = Local(personal, state, global_state, local.rounds + 1, collected)
         penalty = regularizer(local.personal, downlink, self.hyper_prior)
         objective = losses[0] + weight * penalty
-        return change, kept, {"objective": objective, "loss": losses[0]}
+        return change, new_local, {"objective": objective, "loss": losses[0]}
 
     @final
     def server_step(
         self, key: Key[Array, ""], server: Prior, uplink: Prior
     ) -> tuple[Prior, Diagnostics]:
-        """Add the mean changes; tell the mean spread."""
+        """Add the mean changes; report the mean spread."""
         del key
+        # A lossy channel may move the sum out of the bounds.
         mean, spread = (jax.tree.map(jnp.add, *pair) for pair in zip(server, uplink, strict=True))
         spread = bounded(spread, self.bounds)
         leaves = jax.tree.leaves(spread)
         average = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
         return Prior(mean, spread), {"spread": jnp.asarray(average)}
 
-    # --- its parts -----------------------------------------------------------------------------
+    # --- parts of a round ----------------------------------------------------------------------
 
     @property
     def _collects(self) -> bool:
@@ -171,15 +174,17 @@ class Adaptive(Training):
         return self.prior_weight.astype(data.count.dtype)
 
     def _spread(self, local: Local, prior: Prior) -> tuple[PyTree, PyTree]:
-        """σ_i, and what stays of the gradient that was collected."""
+        """σ_i, and the collected gradient that remains for later rounds."""
         gradient = spread_gradient(local.personal, prior, self.hyper_prior)
         if self._collects:
             gradient = jax.tree.map(jnp.add, local.spread_gradient, gradient)
         if self._proximal:
+            # The inverse of the Fisher information of σ is σ²/2.
             direction = jax.tree.map(lambda g, s: g * s**2 / 2, gradient, prior.spread)
         else:
             direction = self._clipped(gradient, self.spread_clip, each=True)
         moved = bounded(plus(prior.spread, -self.spread_step_size, direction), self.bounds)
+        # Until personal models have moved, their distance to μ says nothing about the spread.
         awake = local.rounds >= self.lazy_rounds
         spread = jax.tree.map(lambda a, b: jnp.where(awake, a, b), moved, prior.spread)
         if not self._collects:
@@ -191,13 +196,13 @@ class Adaptive(Training):
         return jax.tree.map(lambda w, m, p: (w - m) * p, personal, mean, precision)
 
     def _global_gradient(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
-        """∂R/∂μ, or what is published in its place."""
+        """∂R/∂μ, or what the published code uses instead."""
         if self.preset == "published":
             return jax.tree.map(lambda w, m: 2 * (m - w), personal, mean)
         return jax.tree.map(jnp.negative, self._pull(personal, mean, precision))
 
     def _clipped(self, gradient: PyTree, threshold: Array | None, *, each: bool = False) -> PyTree:
-        """Scaled down to the threshold, by its norm or by its largest entry (`each` array's)."""
+        """The gradient clipped by norm or, in the published code, by its largest entry."""
         if threshold is None:
             return gradient
         if self.preset == "text":
@@ -219,6 +224,6 @@ class Adaptive(Training):
 
 
 def adopt(algorithm: Adaptive, other: Adaptive) -> None:
-    """Give an algorithm that is being set up all hyperparameters of another one."""
+    """Copy all hyperparameters of one algorithm to another that is being constructed."""
     for field in dataclasses.fields(other):
         setattr(algorithm, field.name, getattr(other, field.name))

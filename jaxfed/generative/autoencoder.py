@@ -1,4 +1,4 @@
-"""ADEPT-AE: a personal autoencoder for every client, under a prior that all of them learn.
+"""ADEPT-AE: a personal autoencoder for every client, under a prior that all clients learn.
 
 Source: Ozkara, Huang, Zhou & Diggavi, Hierarchical Bayes approach to personalized federated
 unsupervised learning (ADEPT), (6), Algorithm 2 and Section 5.1.
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import equinox as eqx
 import optax
-from jaxtyping import Array
+from jaxtyping import ArrayLike
 
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Loss
@@ -19,19 +19,18 @@ MOMENTUM = optax.sgd(1.0, momentum=0.9)
 
 
 class AdaptiveAutoencoder(Adaptive):
-    """ADEPT-AE: `AdaptiveTraining` of models that reconstruct samples, by squared error.
+    """ADEPT-AE: `AdaptiveTraining` of models that reconstruct samples, with squared error.
 
-    `AdaptiveAutoencoder(model, ...)` is what the paper's text says, with plain descent and the
-    prior weighed by 1/n_i. `AdaptiveAutoencoder.published(model, ...)` is what the authors' code
-    does: the `"published"` preset, momentum of 0.9 for the personal models, and the prior weighed
-    by 1/10 whatever a client's number of samples. Step sizes, ξ and the first spread of 1 are the
-    authors' for MNIST in both, as the text gives no numbers. The code's personal models start from
-    weights of their own: give them as a warm start to have that, too.
+    `AdaptiveAutoencoder(model, ...)` follows the paper's text: plain descent, prior weight 1/n_i.
+    `AdaptiveAutoencoder.published(model, ...)` follows the authors' code: the `"published"` preset,
+    momentum 0.9 for the personal models, and prior weight 1/10 for any number of samples. The text
+    gives no step sizes, ξ or initial spread, so both use the authors' values for MNIST. In the
+    authors' code, personal models start from separate random weights; pass a warm start for that.
 
-    The text also names a momentum for all methods; `optimizer=optax.sgd(1.0, momentum=0.9)` has it
-    for the personal models, and `jaxfed reproduce adept/table1` and `adept/table2`, which choose
-    among these settings, always do. There, a `global_step_size` of 1 and an `initial_spread` of 0.1
-    to 1 do well. By default the spread moves by less than 0.1 in 150 rounds.
+    The text also mentions a momentum for all methods. `optimizer=optax.sgd(1.0, momentum=0.9)` adds
+    it for the personal models, as `jaxfed reproduce adept/table1` and `adept/table2` do; in their
+    grids, a `global_step_size` of 1 and an `initial_spread` of 0.1 to 1 do well. By default the
+    spread moves by less than 0.1 in 150 rounds.
 
     Source: ADEPT, (6), Algorithm 2 and Section 5.1.
     """
@@ -41,11 +40,11 @@ class AdaptiveAutoencoder(Adaptive):
 
         Args:
             model: maps one sample to its reconstruction, such as `jaxfed.models.Autoencoder`.
-            loss: of the reconstructions of a batch, see `AdaptiveTraining`.
-            options: as those of `AdaptiveTraining`.
+            loss: the loss of a batch, see `AdaptiveTraining`.
+            options: those of `AdaptiveTraining`.
 
         Raises:
-            ValueError: as `AdaptiveTraining`.
+            ValueError: as in `AdaptiveTraining`.
         """
         adopt(self, AdaptiveTraining(model, loss, **options))
 
@@ -55,23 +54,27 @@ class AdaptiveAutoencoder(Adaptive):
         model: eqx.Module,
         loss: Loss = reconstruction_loss,
         *,
-        prior_weight: float | Array | None = 0.1,
+        prior_weight: ArrayLike | None = 0.1,
         optimizer: optax.GradientTransformation = MOMENTUM,
         **options: Any,
     ) -> Self:
-        """What the authors' code does.
+        """The variant in the authors' code.
 
         Args:
             model: maps one sample to its reconstruction.
-            loss: of the reconstructions of a batch.
-            prior_weight: w; the code's is 1/10 for all data.
+            loss: the loss of a batch.
+            prior_weight: w; 1/10 in the authors' code, for all data.
             optimizer: of the personal models.
-            options: as those of `AdaptiveTraining`, without `preset`.
+            options: those of `AdaptiveTraining` except `preset`.
 
         Raises:
-            ValueError: as `AdaptiveTraining`.
+            ValueError: as in `AdaptiveTraining`.
         """
         return cls(
-            model, loss, prior_weight=prior_weight, optimizer=optimizer, preset="published",
+            model,
+            loss,
+            prior_weight=prior_weight,
+            optimizer=optimizer,
+            preset="published",
             **options,
-        )  # fmt: skip
+        )

@@ -1,4 +1,4 @@
-r"""Federated averaging: clients train copies of one model for a while, the server averages them.
+r"""Federated averaging: clients train copies of one model, and the server averages the changes.
 
 min over w of  mean_i F_i(w),   F_i(w) = the loss of client i's samples.
 
@@ -13,10 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
+from jaxfed.core.common.checks import check_count, check_factor
 from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
 from jaxfed.generative._training import (
     Loss,
@@ -25,48 +25,49 @@ from jaxfed.generative._training import (
     descend,
     parameters_of,
     plus,
-    taken_apart,
+    split_model,
 )
 
 
 class Server(NamedTuple):
-    """The server's state."""
+    """The server's state between rounds."""
 
     parameters: PyTree
-    optimizer: PyTree  # state of the server's optimizer; None without one
+    optimizer: PyTree  # the optimizer's state; None without an optimizer
 
 
 class FedAvg(Training):
     r"""Federated averaging of any model, with any loss and any Optax optimizers.
 
-    A model is an Equinox module, or any other pytree of arrays, such as a dictionary of parameters,
-    whose apply function the loss calls; of a Flax NNX model, its state::
+    A model is an Equinox module or any other pytree of arrays, such as a dictionary of parameters
+    that the loss passes to an apply function. For a Flax NNX model, pass its state::
 
         graph, state = nnx.split(model)
         FedAvg(state, lambda state, batch, key: loss(nnx.merge(graph, state)(batch)), ...)
 
     Each round a client starts at the server's parameters w, takes some optimizer steps on
-    minibatches of its own samples, and sends the change. The server takes the mean change
-    \(\Delta\): \(w \leftarrow w + \Delta\), or a step of its own optimizer with the pseudo-gradient
-    \(-\Delta\). Clients keep nothing from round to round. The means are weighted by the clients'
-    weights; by numbers of samples in the paper, `Clients.from_samples(..., weights="samples")`.
+    minibatches of its samples, and sends the change. The server adds the mean change
+    \(\Delta\) to w, or takes a step of its own optimizer with the pseudo-gradient \(-\Delta\).
+    Clients keep nothing between rounds. Means use the clients' weights; the paper weights by
+    numbers of samples, `Clients.from_samples(..., weights="samples")`.
 
-    Messages up are changes, as gradients are: compress them with `quantize(...)`,
-    `error_feedback(...)` or `difference(...)`, and parameters, messages down, with the last.
+    Uplink messages are changes, like gradients: compress them with `quantize(...)`,
+    `error_feedback(...)` or `difference(...)`. Downlink messages are parameters: compress them with
+    `difference(...)`.
 
     The history's objective is the loss of the round's first batches at the parameters that enter
-    the round: exact where a batch is all samples, else an unbiased estimate that costs nothing.
+    the round: exact if a batch is all samples, else an unbiased estimate that costs nothing extra.
 
-    `result.shared` holds the model's arrays, of which `algorithm.model_of` makes the model;
-    `result.local` those of the clients' fine-tuned ones, with a leading axis, or None without
-    fine-tuning. Two other methods are settings of this one: local training is fine-tuning alone,
-    `fine_tuning_steps=...` and `server_optimizer=optax.set_to_zero()` for one round; pooled
-    training is one client with all samples.
+    `result.shared` holds the model's arrays, which `algorithm.model_of` turns back into a model;
+    `result.local` holds those of the fine-tuned models, with a leading axis of clients, or None
+    without fine-tuning. Two other methods are special cases: for local training, run one round
+    with `fine_tuning_steps=...` and `server_optimizer=optax.set_to_zero()`; for pooled training,
+    run one client with all samples.
 
-    Traced leaves, to sweep over and differentiate by, are the model's arrays, `step_size` and
-    `proximal`. The optimizers' own numbers are compiled in: put the step size here,
-    `FedAvg(..., optax.sgd(1.0), step_size=0.1)`, to have it traced, and make an optimizer once for
-    many runs, as every new one is compiled anew. Parameters keep their own type.
+    The model's arrays, `step_size` and `proximal` are traced leaves, to sweep over or differentiate
+    by. An optimizer's own numbers are compiled into the program. To trace the step size, pass it
+    here, `FedAvg(..., optax.sgd(1.0), step_size=0.1)`; and reuse one optimizer object over many
+    runs, because JAX compiles again for each new object. Parameters keep their own type.
 
     Source: McMahan et al. (2017), Algorithm 1; Li et al. (2020), Algorithm 2, with a fixed number
     of steps; Reddi et al. (2021), Algorithm 1.
@@ -87,38 +88,34 @@ class FedAvg(Training):
         *,
         local_steps: int,
         batch_size: int | None = None,
-        step_size: float | Array = 1.0,
-        proximal: float | Array = 0.0,
+        step_size: ArrayLike = 1.0,
+        proximal: ArrayLike = 0.0,
         server_optimizer: optax.GradientTransformation | None = None,
         fine_tuning_steps: int = 0,
     ):
         """Set up the algorithm.
 
         Args:
-            model: where to start, a pytree; its floating point arrays are the parameters.
+            model: the initial model, a pytree; its floating-point arrays are the parameters.
             loss: `loss(model, batch, key)` is the mean loss of a batch of samples `(b, d)`, a
-                scalar; `key` is for models and losses that are random.
-            client_optimizer: of the local steps, from a fresh state in each round.
-            local_steps: how many a round.
-            batch_size: samples of a local step. They are drawn without replacement until too few
-                are left for another batch, then from all of the client's samples again. None: all
-                samples in every step, as a mean of the losses of single ones.
+                scalar; random models and losses use `key`.
+            client_optimizer: of the local steps; its state is new in each round.
+            local_steps: local steps per round.
+            batch_size: samples per local step. They are drawn without replacement until too few
+                are left for another batch, then from all of the client's samples again. None uses
+                all samples in every step, with the mean of their single losses.
             step_size: factor on the client optimizer's updates.
             proximal: factor of FedProx's term, proximal/2 ‖w - w_server‖²; 0 is FedAvg.
-            server_optimizer: takes minus the mean change for a gradient; None adds the change.
-            fine_tuning_steps: how many local steps from the final parameters make each client's
-                local model.
+            server_optimizer: treats minus the mean change as a gradient; None adds the change.
+            fine_tuning_steps: local steps that turn the final parameters into a client's local
+                model.
 
         Raises:
-            ValueError: for a model that has no parameters or not finite ones, things that are no
-                loss or optimizer, steps and a batch size that are not whole numbers
-                in their range, and a step size or proximal factor that is negative or not finite.
+            ValueError: if the model has no finite parameters; a number of steps or the batch size
+                is out of range; or the step size or proximal factor is negative or not finite.
         """
-        self.arrays, self.others = taken_apart(model, loss, batch_size)
+        self.arrays, self.others = split_model(model, batch_size)
         self.loss, self.batch_size = loss, batch_size
-        check_optimizer("client_optimizer", client_optimizer)
-        if server_optimizer is not None:
-            check_optimizer("server_optimizer", server_optimizer)
         check_count("local_steps", local_steps)
         check_count("fine_tuning_steps", fine_tuning_steps, least=0)
         check_factor("step_size", step_size)
@@ -128,7 +125,7 @@ class FedAvg(Training):
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
     def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Server:
-        """The first parameters."""
+        """The initial parameters."""
         del key, first, like
         parameters = parameters_of(self.arrays if start is None else start.shared)
         optimizer = self.server_optimizer
@@ -141,7 +138,7 @@ class FedAvg(Training):
     def client_init(
         self, key: Key[Array, ""], downlink: PyTree, data: Samples, start: Start
     ) -> PyTree:
-        """What settles all that is drawn in the fine-tuning."""
+        """The seed of all random draws in fine-tuning; None without fine-tuning."""
         del downlink, data, start
         return jax.random.bits(key, (), jnp.uint32) if self.fine_tuning_steps else None
 
@@ -155,7 +152,7 @@ class FedAvg(Training):
     def server_step(
         self, key: Key[Array, ""], server: Server, uplink: PyTree
     ) -> tuple[Server, Diagnostics]:
-        """Add the mean change, or take a step with it."""
+        """Add the mean change, or let the optimizer take a step."""
         del key
         parameters, state = server
         if self.server_optimizer is not None:
@@ -166,13 +163,14 @@ class FedAvg(Training):
     def _trained(
         self, key: Key[Array, ""], shared: PyTree, data: Samples, steps: int
     ) -> tuple[PyTree, Float[Array, ""]]:
-        """ONE client's parameters after some steps from the shared ones, and the first loss."""
+        """ONE client's parameters after some local steps, and the loss of the first batch."""
         draw_key, loss_key = jax.random.split(key)
 
         def step(carry, batch):
             (parameters, state), (index, rows) = carry, batch
             key = jax.random.fold_in(loss_key, index)
             value, gradient = jax.value_and_grad(self.loss_of)(parameters, data, rows, key)
+            # The gradient of FedProx's term, zero for FedAvg.
             gradient = plus(gradient, self.proximal, jax.tree.map(jnp.subtract, parameters, shared))
             moved = descend(self.client_optimizer, self.step_size, gradient, state, parameters)
             return moved, value
@@ -182,9 +180,10 @@ class FedAvg(Training):
         return parameters, losses[0]
 
     def client_result(self, downlink: PyTree, local: PyTree, data: Samples) -> PyTree:
-        """The client's local, fine-tuned model; None without fine-tuning."""
+        """The client's fine-tuned model; None without fine-tuning."""
         if local is None:
             return None
+        # The same draws however often the result is asked for.
         key = jax.random.key(local)
         return self.whole(self._trained(key, downlink, data, self.fine_tuning_steps)[0])
 

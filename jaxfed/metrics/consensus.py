@@ -1,13 +1,13 @@
-"""How near components of all samples together are to the exact ones, and what that took.
+"""How close federated PCA comes to PCA of the pooled samples, and at what cost.
 
-With the samples of all clients as the columns of one matrix A, federated PCA looks for its top
-left singular vectors. Every sample counts the same, whichever client it belongs to. What `samples`
-may be is said in `jaxfed.metrics.reconstruction`; moments count by their numbers of samples.
+With the samples of all clients as the columns of one matrix A, federated PCA seeks its top left
+singular vectors. Every sample has the same weight, whichever client it belongs to. For `samples`,
+see `jaxfed.metrics.reconstruction`; moments are weighted by their numbers of samples.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from jaxfed._checks import check_number, check_whole, checked_array
 from jaxfed.linalg import Moment
@@ -15,11 +15,11 @@ from jaxfed.metrics.reconstruction import Data, moments
 
 
 def scaled_kkt_violation(
-    samples: Data, shared: Float[Array, "d r"], counts: Float[Array, " m"] | None = None
+    samples: Data, shared: Real[ArrayLike, "d r"], counts: Real[ArrayLike, " m"] | None = None
 ) -> Float[Array, ""]:
-    """How far components are from spanning an invariant subspace, `|(I - P) A Aᵀ U|_F / |A|_F²`.
+    """Distance of components from an invariant subspace, `|(I - P) A Aᵀ U|_F / |A|_F²`.
 
-    The first-order condition of PCA of all samples together; that of personalized PCA is
+    Zero if and only if the first-order condition of PCA holds. For personalized PCA, see
     `kkt_violation`.
 
     Source: Wang, Liu & Zhang (2022), section 5.2.
@@ -27,13 +27,13 @@ def scaled_kkt_violation(
     Args:
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
         shared: orthonormal components, `(d, r)`.
-        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+        counts: number of valid rows of each client, `(m,)`, if `samples` is an array.
 
     Returns:
-        The violation, a scalar; 0 for data without energy.
+        The violation, a scalar; 0 if all samples are zero.
 
     Raises:
-        ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
+        ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
     data, shared = _checked(samples, counts, shared)
     product = _product(data, shared)
@@ -44,13 +44,13 @@ def scaled_kkt_violation(
 
 def relative_singular_value_error(
     samples: Data,
-    shared: Float[Array, "d r"],
-    singular_values: Float[Array, " r"],
-    counts: Float[Array, " m"] | None = None,
+    shared: Real[ArrayLike, "d r"],
+    singular_values: Real[ArrayLike, " r"],
+    counts: Real[ArrayLike, " m"] | None = None,
 ) -> Float[Array, ""]:
-    """Error of the singular values that components give, `|σ(Aᵀ U) - σ|_2 / |σ|_2`.
+    """Relative error of the singular values within components, `|σ(Aᵀ U) - σ|_2 / |σ|_2`.
 
-    Of second order in the error of the components.
+    It is of second order in the error of the components.
 
     Source: Wang, Liu & Zhang (2022), section 5.2.
 
@@ -58,35 +58,35 @@ def relative_singular_value_error(
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
         shared: orthonormal components, `(d, r)`.
         singular_values: the largest singular values σ of the pooled matrix A in descending
-            order, `(r,)`, e.g. `numpy.linalg.svd(numpy.concatenate(samples))[1][:r]`.
-        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+            order, `(r,)`, such as `numpy.linalg.svd(numpy.concatenate(samples))[1][:r]`.
+        counts: number of valid rows of each client, `(m,)`, if `samples` is an array.
 
     Returns:
         The error, a scalar.
 
     Raises:
-        ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
+        ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
     data, shared = _checked(samples, counts, shared)
     singular_values = checked_array("singular_values", singular_values, f"{shared.shape[1]}")
     within = shared.T @ _product(data, shared)
-    squares = jnp.linalg.eigvalsh(within)[::-1]
+    squares = jnp.linalg.eigvalsh(within)[::-1]  # rounding may make zeros negative
     found = jnp.sqrt(jnp.maximum(squares, 0))
     return jnp.linalg.norm(found - singular_values) / jnp.linalg.norm(singular_values)
 
 
 def rounds_to_accuracy(
-    values: Float[ArrayLike, "*batch rounds"], accuracy: float
+    values: Real[ArrayLike, "*batch rounds"], accuracy: float
 ) -> Int[Array, "*batch"]:
-    """After how many rounds a measure that should fall is for the first time small enough.
+    """The number of rounds until a decreasing metric first reaches an accuracy.
 
     Args:
-        values: a measure of each round, such as `solution.history[...]` of a metric; NaN where it
-            was not taken.
-        accuracy: what is small enough.
+        values: the metric in each round, such as `solution.history[...]`; NaN in rounds in which
+            it was not computed.
+        accuracy: the value to reach.
 
     Returns:
-        The number of rounds, from 1 on; -1 where it never is.
+        The number of rounds, from 1; -1 if the accuracy is never reached.
 
     Raises:
         ValueError: if there are no rounds.
@@ -96,34 +96,34 @@ def rounds_to_accuracy(
 
 
 def floats_to_accuracy(
-    values: Float[ArrayLike, "*batch rounds"],
+    values: Real[ArrayLike, "*#batch rounds"],
     accuracy: float,
-    bits: Float[ArrayLike, "*batch rounds"],
+    bits: Real[ArrayLike, "*#batch rounds"],
     *,
     precision: int = 32,
-) -> Float[Array, "*batch"]:
-    """How many numbers had gone over the wire when a measure was for the first time small enough.
+) -> Float[Array, "..."]:
+    """The number of floats sent until a decreasing metric first reaches an accuracy.
 
     Args:
-        values: a measure of each round, NaN where it was not taken.
-        accuracy: what is small enough.
-        bits: cumulative bits of each round, such as `solution.history["bits_up"]`, of one client.
-        precision: bits of a number.
+        values: the metric in each round; NaN in rounds in which it was not computed.
+        accuracy: the value to reach.
+        bits: one client's cumulative bits by round, such as `solution.history["bits_up"]`.
+        precision: bits per float.
 
     Returns:
-        The number of floats per client; infinite where the measure never is small enough.
+        The number of floats per client; infinite if the accuracy is never reached.
 
     Raises:
-        ValueError: if the shapes do not fit together.
+        ValueError: if shapes do not match.
     """
     reached = _reached(values, accuracy)
     bits = checked_array("bits", bits, f"... {reached.shape[-1]}")
     check_whole("precision", precision)
-    # Bits never fall, so the smallest of the rounds in question is that of the first.
+    # Cumulative bits never decrease, so the smallest number is that of the first such round.
     return jnp.min(jnp.where(reached, bits, jnp.inf), axis=-1) / precision
 
 
-def _reached(values: Float[ArrayLike, "*batch rounds"], accuracy) -> Bool[Array, "*batch rounds"]:
+def _reached(values: Real[ArrayLike, "*batch rounds"], accuracy) -> Bool[Array, "..."]:
     values = checked_array("values", values, "... rounds")
     check_number("accuracy", accuracy, "a number")
     return values <= accuracy

@@ -1,53 +1,70 @@
-"""How much of the clients' samples shared and local components hold.
+"""How much of the clients' samples shared and local components explain.
 
-Wherever `samples` is asked for, one of these will do:
+`samples` may be any of
 
-* an array `(m, n, d)`; with `counts` only the first `counts[i]` rows of client i are looked at;
+* an array `(m, n, d)`; with `counts`, only the first `counts[i]` rows of client i are used;
 * a list of arrays `(n_i, d)`;
 * a `jaxfed.linalg.Moment` with a leading client axis, from samples or from matrices.
 
-Errors are sums of squared residuals. Energies of moments that came as matrices have to be
-differences and lose digits near zero; samples do not.
-
-Where a method learns no shared or no local components, `shared` or `local` is None.
+Errors are sums of squared residuals. For moments that were given as matrices they are differences,
+which lose digits near zero. For methods without shared or without local components, pass None.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float, Real
 
-from jaxfed._checks import check_flag, check_list, checked_array, is_list
+from jaxfed._checks import checked_array, is_list, refuse
 from jaxfed.linalg import Moment
 from jaxfed.metrics.subspaces import components
 
-Data: TypeAlias = Float[Array, "m n d"] | Sequence[Float[Array, "n_i d"]] | Moment
+Data: TypeAlias = Real[ArrayLike, "m n d"] | Sequence[Real[ArrayLike, "_n d"]] | Moment
 
 
 class EnergyShares(NamedTuple):
-    """Shares of the energy `||Y_i||_F^2 / n_i`: in the shared, in the local part, in neither."""
+    """Shares of the energy `||Y_i||_F^2 / n_i`: in the shared part, the local part, and neither."""
 
     shared: Array
     local: Array
     residual: Array
 
 
+class _Decomposed(NamedTuple):
+    """Clients' second moments, and the components that should explain them."""
+
+    data: Moment
+    shared: Float[Array, "d r1"] | None
+    local: Float[Array, "m d r2"] | None
+
+    def basis(self) -> Float[Array, "m d r"]:
+        """All components of every client, shared ones first."""
+        parts = [] if self.local is None else [self.local]
+        if self.shared is not None:
+            parts.insert(0, self.repeated_shared())
+        return jnp.concatenate(parts, axis=-1)
+
+    def repeated_shared(self) -> Float[Array, "m d r1"]:
+        assert self.shared is not None
+        return jnp.broadcast_to(self.shared, (len(self.data.count), *self.shared.shape))
+
+
 def reconstruction_error(
     samples: Data,
-    shared: Float[Array, "d r1"] | None,
-    local: Float[Array, "m d r2"] | None,
-    counts: Float[Array, " m"] | None = None,
+    shared: Real[ArrayLike, "d r1"] | None,
+    local: Real[ArrayLike, "m d r2"] | None,
+    counts: Real[ArrayLike, " m"] | None = None,
     *,
     per_client: bool = False,
 ) -> Float[Array, ""] | Float[Array, " m"]:
     """Reconstruction error, `mean_i ||Y_i - Y_i (P_U + P_Vi)||_F^2 / n_i`.
 
-    Every client weighs the same, whatever its number of samples.
+    Every client has the same weight, whatever its number of samples.
 
     Source: Shi & Kontar (2024), (29).
 
@@ -55,50 +72,49 @@ def reconstruction_error(
         samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
         shared: shared components, `(d, r1)`.
         local: local components, `(m, d, r2)`.
-        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
-        per_client: return the terms of the mean instead.
+        counts: number of valid rows of each client, `(m,)`, if `samples` is an array.
+        per_client: return each client's error instead of the mean.
 
     Returns:
         The mean error, a scalar; or the clients' errors, `(m,)`.
 
     Raises:
-        ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
+        ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
-    check_flag("per_client", per_client)
-    return _error(*_checked(samples, counts, shared, local), per_client)
+    return _error(_checked(samples, counts, shared, local), per_client)
 
 
-# Each measure is one program: of operations one by one each is compiled by itself.
-@partial(jax.jit, static_argnums=3)
-def _error(data, shared, local, per_client):
-    return _reduced(_left(data, _joined(data, shared, local)), per_client)
+# Each metric is compiled as one program; op by op, every operation would be compiled separately.
+@partial(jax.jit, static_argnums=1)
+def _error(given: _Decomposed, per_client: bool):
+    return _mean(_outside(given.data, given.basis()), per_client)
 
 
 def captured_energy(
     samples: Data,
-    shared: Float[Array, "d r1"] | None,
-    local: Float[Array, "m d r2"] | None,
-    counts: Float[Array, " m"] | None = None,
+    shared: Real[ArrayLike, "d r1"] | None,
+    local: Real[ArrayLike, "m d r2"] | None,
+    counts: Real[ArrayLike, " m"] | None = None,
     *,
     per_client: bool = False,
 ) -> Float[Array, ""] | Float[Array, " m"]:
     """Share of the energy that shared and local components capture together.
 
     `mean_i ||Y_i [U, V_i]||_F^2 / n_i` over `mean_i ||Y_i||_F^2 / n_i`: twice the objective (7) of
-    Shi & Kontar (2024) over the clients' mean energy.
+    Shi & Kontar (2024) relative to the clients' mean energy.
 
     Args:
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
+        samples: as in `reconstruction_error`, like `shared`, `local` and `counts`.
         shared: shared components, `(d, r1)`.
         local: local components, `(m, d, r2)`.
-        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
-        per_client: return every client's own share instead.
+        counts: number of valid rows of each client.
+        per_client: return each client's share instead.
 
     Returns:
-        The share, between 0 and 1; 0 for data without energy.
+        The share, between 0 and 1; 0 if all samples are zero.
 
     Raises:
-        ValueError: as `reconstruction_error`.
+        ValueError: as in `reconstruction_error`.
     """
     shares = separation(samples, shared, local, counts, per_client=per_client)
     return shares.shared + shares.local
@@ -106,146 +122,136 @@ def captured_energy(
 
 def separation(
     samples: Data,
-    shared: Float[Array, "d r1"] | None,
-    local: Float[Array, "m d r2"] | None,
-    counts: Float[Array, " m"] | None = None,
+    shared: Real[ArrayLike, "d r1"] | None,
+    local: Real[ArrayLike, "m d r2"] | None,
+    counts: Real[ArrayLike, " m"] | None = None,
     *,
     per_client: bool = False,
 ) -> EnergyShares:
-    """How the energy splits: into the shared part, the local part, and what is left.
+    """How the energy splits into the shared part, the local part, and the rest.
 
-    Shares of `mean_i ||Y_i||_F^2 / n_i`. They add up to one where U is orthogonal to the V_i.
+    Shares of `mean_i ||Y_i||_F^2 / n_i`. They add up to one if U is orthogonal to every V_i.
 
     Args:
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
+        samples: as in `reconstruction_error`, like `shared`, `local` and `counts`.
         shared: shared components, `(d, r1)`.
         local: local components, `(m, d, r2)`.
-        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
-        per_client: return every client's own shares instead, three arrays `(m,)`.
+        counts: number of valid rows of each client.
+        per_client: return each client's shares instead, three arrays `(m,)`.
 
     Returns:
-        The three shares; zeros for data without energy.
+        The three shares; zeros if all samples are zero.
 
     Raises:
-        ValueError: as `reconstruction_error`.
+        ValueError: as in `reconstruction_error`.
     """
-    check_flag("per_client", per_client)
-    return _shares(*_checked(samples, counts, shared, local), per_client)
+    return _shares(_checked(samples, counts, shared, local), per_client)
 
 
-@partial(jax.jit, static_argnums=3)
-def _shares(data, shared, local, per_client):
+@partial(jax.jit, static_argnums=1)
+def _shares(given: _Decomposed, per_client: bool) -> EnergyShares:
+    data = given.data
     parts = (
-        _held(data, None if shared is None else _joined(data, shared, None)),
-        _held(data, local),
-        _left(data, _joined(data, shared, local)),
+        _inside(data, None if given.shared is None else given.repeated_shared()),
+        _inside(data, given.local),
+        _outside(data, given.basis()),
     )
-    total = _reduced(data.trace, per_client)
+    total = _mean(data.trace, per_client)
     scale = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-    return EnergyShares(*(_reduced(part, per_client) * scale for part in parts))
+    return EnergyShares(*(_mean(part, per_client) * scale for part in parts))
 
 
 def reconstructed_energy(
-    samples: Float[Array, "m n d"],
-    reconstructions: Float[Array, "m n d"],
-    counts: Float[Array, " m"] | None = None,
+    samples: Real[ArrayLike, "m n d"],
+    reconstructions: Real[ArrayLike, "m n d"],
+    counts: Real[ArrayLike, " m"] | None = None,
     *,
     per_client: bool = False,
 ) -> Float[Array, ""] | Float[Array, " m"]:
-    """Share of a sample's energy that its reconstruction by any model captures, on average.
+    """Mean share of a sample's energy that its reconstruction by any model captures.
 
-    `mean_i mean_j (1 - ||y_ij - f_i(y_ij)||^2 / ||y_ij||^2)`; negative where a reconstruction is
-    worse than none. Samples without energy are left out.
+    `mean_i mean_j (1 - ||y_ij - f_i(y_ij)||^2 / ||y_ij||^2)`, which is negative if reconstructions
+    are worse than zeros. Samples that are zero do not count.
 
     Source: the captured energy of Ozkara, Huang, Zhou & Diggavi, ADEPT.
 
     Args:
         samples: `(m, n, d)`.
         reconstructions: of the samples, `(m, n, d)`.
-        counts: number of real rows of each client, `(m,)`.
-        per_client: return the clients' own means instead, `(m,)`.
+        counts: number of valid rows of each client, `(m,)`.
+        per_client: return each client's mean instead, `(m,)`.
 
     Returns:
         The mean share, a scalar; or the clients' shares, `(m,)`.
 
     Raises:
-        ValueError: if the shapes do not fit together, or counts are negative or exceed the rows.
+        ValueError: if shapes do not match, or counts are negative or exceed the rows.
     """
     samples = checked_array("samples", samples, "m n d")
     shape = " ".join(map(str, samples.shape))
     reconstructions = checked_array("reconstructions", reconstructions, shape)
-    check_flag("per_client", per_client)
-    real = moments(samples, counts).samples  # rows beyond a client's count are zero
-    assert real is not None
-    return _captured_shares(real, samples, reconstructions, per_client)
+    valid = moments(samples, counts).samples  # with zeros beyond a client's count
+    assert valid is not None
+    return _captured_shares(valid, samples, reconstructions, per_client)
 
 
 @partial(jax.jit, static_argnums=3)
-def _captured_shares(real, samples, reconstructions, per_client):
-    energy = jnp.sum(real**2, axis=-1)
-    missed = jnp.sum((samples - reconstructions) ** 2, axis=-1)
-    shares = jnp.where(energy > 0, 1 - missed / jnp.where(energy > 0, energy, 1), 0)
-    return _reduced(shares.sum(axis=1) / jnp.maximum((energy > 0).sum(axis=1), 1), per_client)
+def _captured_shares(valid, samples, reconstructions, per_client):
+    energy = jnp.sum(valid**2, axis=-1)
+    error = jnp.sum((samples - reconstructions) ** 2, axis=-1)
+    shares = jnp.where(energy > 0, 1 - error / jnp.where(energy > 0, energy, 1), 0)
+    return _mean(shares.sum(axis=1) / jnp.maximum((energy > 0).sum(axis=1), 1), per_client)
 
 
 def kkt_violation(
     samples: Data,
-    shared: Float[Array, "d r1"] | None,
-    local: Float[Array, "m d r2"] | None,
-    counts: Float[Array, " m"] | None = None,
+    shared: Real[ArrayLike, "d r1"] | None,
+    local: Real[ArrayLike, "m d r2"] | None,
+    counts: Real[ArrayLike, " m"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """How far the first-order conditions of personalized PCA are from being met.
+    """Violation of the first-order conditions of personalized PCA.
 
-    With the parallel gradients `G_i = (I - P_U - P_Vi) S_i [U, V_i]`, whose first r1 columns
-    belong to U, the conditions are that `mean_i G_i,U` and every `G_i,V` vanish.
+    The parallel gradients are `G_i = (I - P_U - P_Vi) S_i [U, V_i]`, whose first r1 columns belong
+    to U. The conditions are that `mean_i G_i,U` and every `G_i,V` are zero.
 
-    Source: Shi & Kontar (2024), (24), where the slice of the second line should end at r1.
+    Source: Shi & Kontar (2024), (24), where the slice in the second line should end at r1.
 
     Args:
-        samples: `(m, n, d)`, a list of `(n_i, d)`, or a batched `Moment`.
-        shared: shared components, `(d, r1)`, orthonormal.
-        local: local components, `(m, d, r2)`, orthonormal and orthogonal to `shared`.
-        counts: number of real rows of each client, `(m,)`, where `samples` is an array.
+        samples: as in `reconstruction_error`, like `counts`.
+        shared: orthonormal shared components, `(d, r1)`.
+        local: orthonormal local components, `(m, d, r2)`, orthogonal to `shared`.
+        counts: number of valid rows of each client.
 
     Returns:
         `||mean_i G_i,U||_F` and `sqrt(mean_i ||G_i,V||_F^2)`.
 
     Raises:
-        ValueError: as `reconstruction_error`.
+        ValueError: as in `reconstruction_error`.
     """
-    return _violation(*_checked(samples, counts, shared, local))
+    return _violation(_checked(samples, counts, shared, local))
 
 
 @jax.jit
-def _violation(data, shared, local):
-    basis = _joined(data, shared, local)
-    product = jax.vmap(Moment.mv)(data, basis)
+def _violation(given: _Decomposed):
+    basis = given.basis()
+    product = jax.vmap(Moment.mv)(given.data, basis)
     gradient = product - basis @ (basis.mT @ product)
-    # A column of zeros has no gradient: S_i 0 = 0.
-    r1 = 0 if shared is None else shared.shape[1]
+    # Zero columns, of clients with fewer components, have zero gradients: S_i 0 = 0.
+    r1 = 0 if given.shared is None else given.shared.shape[1]
     mean = jnp.mean(gradient[..., :r1], axis=0)
     return jnp.linalg.norm(mean), jnp.sqrt(jnp.mean(jnp.sum(gradient[..., r1:] ** 2, axis=(1, 2))))
 
 
-def _joined(data: Moment, shared: Array | None, local: Array | None) -> Array:
-    """All components of every client, side by side."""
-    parts = [] if local is None else [local]
-    if shared is not None:
-        parts.insert(0, jnp.broadcast_to(shared, (len(data.count), *shared.shape)))
-    return jnp.concatenate(parts, axis=-1)
-
-
-def _left(data, basis):
+def _outside(data, basis: Float[Array, "m d r"]) -> Float[Array, " m"]:
     """`||Y_i - Y_i W_i W_i^T||_F^2 / n_i` for every client."""
     if data.samples is not None:
-        residual = data.samples - (data.samples @ basis) @ basis.mT
-        return _per_sample(residual, data)
+        return _per_sample(data.samples - (data.samples @ basis) @ basis.mT, data)
     half = data.dense - basis @ (basis.mT @ data.dense)
     rest = half - (half @ basis) @ basis.mT
     return jnp.maximum(jnp.trace(rest, axis1=-2, axis2=-1), 0)
 
 
-def _held(data, basis):
+def _inside(data, basis: Float[Array, "m d r"] | None) -> Float[Array, " m"]:
     """`||Y_i W_i||_F^2 / n_i` for every client."""
     if basis is None:
         return jnp.zeros_like(data.trace)
@@ -254,17 +260,20 @@ def _held(data, basis):
     return jnp.sum(basis * (data.dense @ basis), axis=(-2, -1))
 
 
-def _per_sample(rows, data):
+def _per_sample(rows: Float[Array, "m n r"], data: Moment) -> Float[Array, " m"]:
     return jnp.sum(rows**2, axis=(-2, -1)) / jnp.maximum(data.count, 1)
 
 
-def _reduced(values, per_client):
+def _mean(values: Float[Array, " m"], per_client: bool) -> Float[Array, "..."]:
     return values if per_client else jnp.mean(values)
 
 
 def _checked(
-    samples: Data, counts: Array | None, shared: Array | None, local: Array | None
-) -> tuple[Moment, Array | None, Array | None]:
+    samples: Data,
+    counts: ArrayLike | None,
+    shared: ArrayLike | None,
+    local: ArrayLike | None,
+) -> _Decomposed:
     shared, local = components(shared, local)
     data = moments(samples, counts)
     m, d = data.count.shape[0], data.dim
@@ -274,11 +283,11 @@ def _checked(
         )
     if shared is not None and d != len(shared):
         raise ValueError(f"samples with {d} features do not fit shared components {shared.shape}")
-    return data, shared, local
+    return _Decomposed(data, shared, local)
 
 
-def moments(samples, counts) -> Moment:
-    """The second moments of all clients, without forming them."""
+def moments(samples: Data, counts: ArrayLike | None) -> Moment:
+    """The second moments of all clients, in factored form if given as samples."""
     if isinstance(samples, Moment):
         if counts is not None:
             raise ValueError("counts: wanted None with a Moment, which has its own")
@@ -291,27 +300,28 @@ def moments(samples, counts) -> Moment:
         samples, counts = _padded(samples)
     samples = checked_array("samples", samples, "m n d")
     m, n, _ = samples.shape
-    counts = np.full(m, n) if counts is None else checked_array("counts", counts, f"{m}")
-    if not isinstance(counts, Tracer):
-        seen = np.asarray(counts)
-        if not bool(((seen >= 0) & (seen <= n)).all()):
+    rows = np.full(m, n) if counts is None else checked_array("counts", counts, f"{m}")
+    if not isinstance(rows, Tracer):
+        known = np.asarray(rows)
+        if not ((known >= 0) & (known <= n)).all():
             raise ValueError(f"counts: wanted 0 to the {n} rows of samples, got {counts}")
-    return _moments(samples, counts)
+    return _moments(samples, rows)
 
 
 @jax.jit
-def _moments(samples: Float[Array, "m n d"], counts: Array) -> Moment:
-    # `where`, not a product: rows beyond a client's count may hold anything.
-    real = jnp.arange(samples.shape[1]) < counts[:, None]
-    samples = jnp.where(real[..., None], samples, 0)
+def _moments(samples: Float[Array, "m n d"], counts: Array | np.ndarray) -> Moment:
+    # `where` instead of a product, because rows beyond a client's count may hold NaN.
+    valid = jnp.arange(samples.shape[1]) < counts[:, None]
+    samples = jnp.where(valid[..., None], samples, 0)
     precise = samples.astype(jnp.promote_types(samples.dtype, jnp.float32))
     return jax.vmap(Moment.from_samples)(precise, counts)
 
 
-def _padded(arrays):
+def _padded(tables: Sequence[Any]) -> tuple[Array | np.ndarray, np.ndarray]:
     """A list of `(n_i, d)` as one array with rows of zeros at the end, and the lengths."""
-    check_list("samples", arrays, "arrays (n_i, d)")
-    arrays = [checked_array(f"samples[{i}]", y, "n_i d") for i, y in enumerate(arrays)]
+    if not len(tables):
+        raise refuse("samples", "a list of arrays (n_i, d), at least one", tables)
+    arrays = [checked_array(f"samples[{i}]", y, "n_i d") for i, y in enumerate(tables)]
     if len({y.shape[1] for y in arrays}) > 1:
         raise ValueError(
             f"samples: wanted arrays of the same features, got {[y.shape for y in arrays]}"
@@ -320,7 +330,7 @@ def _padded(arrays):
     counts = np.array([len(y) for y in arrays])
     if any(isinstance(y, Tracer) for y in arrays):
         return jnp.stack([jnp.pad(y, ((0, rows - len(y)), (0, 0))) for y in arrays]), counts
-    # On the host: a program would be compiled anew for other lengths.
+    # On the host, because JAX would compile a program for every combination of lengths.
     padded = np.zeros((len(arrays), rows, arrays[0].shape[1]), jnp.result_type(*arrays))
     for row, y in zip(padded, arrays, strict=True):
         row[: len(y)] = y

@@ -1,50 +1,51 @@
-"""How well classes can be told apart in a representation. On the host, through scikit-learn."""
+"""How well classes can be separated in a representation, computed with scikit-learn."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
+from jaxtyping import ArrayLike, Real
 
 from jaxfed._checks import check_name, check_positive, check_whole, checked_labels, checked_table
 from jaxfed._optional import require
-from jaxfed.metrics.clustering import clustering_accuracy
+from jaxfed.metrics.clustering import Labels, clustering_accuracy
 
 
 def svm_accuracy(
-    train: Float[ArrayLike, "n d"],
-    train_labels: Int[ArrayLike, " n"],
-    test: Float[ArrayLike, "k d"],
-    test_labels: Int[ArrayLike, " k"],
+    train: Real[ArrayLike, "n d"],
+    train_labels: Labels,
+    test: Real[ArrayLike, "k d"],
+    test_labels: Labels,
     *,
     kernel: Literal["linear", "rbf"] = "linear",
     penalty: float = 1.0,
 ) -> float:
-    """Accuracy of a support vector machine that learns the classes from some rows, on others.
+    """Test accuracy of a support vector machine trained on a representation.
 
-    It depends on the scale of the rows: bring an orthonormal representation to unit variance, times
-    the root of its number of rows.
+    It depends on the scale of the rows: multiply an orthonormal representation by the root of its
+    number of rows to give it unit variance.
 
     Args:
-        train: rows to learn from.
-        train_labels: their classes, of two kinds at least.
+        train: rows to train on.
+        train_labels: their classes, at least two different ones.
         test: rows to classify.
         test_labels: their classes.
-        kernel: `"linear"`, or `"rbf"` with a width of the number of features times their variance.
-        penalty: weight of the errors against the margin, the C of the literature.
+        kernel: `"linear"`, or `"rbf"` with scikit-learn's default width, features times variance.
+        penalty: weight of the errors relative to the margin, C in the literature.
 
     Returns:
-        The share of right classes, from 0 to 1.
+        The share of correct classes, from 0 to 1.
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        ValueError: for rows and labels that do not fit, NaN or infinite numbers, a single class, an
-            unknown kernel and a penalty that is not positive.
+        ValueError: if rows and labels do not match, numbers are not finite, there is one class
+            only, the kernel is unknown, or the penalty is not positive.
 
     Source: Shrestha & Fu (2023), Section V-B; Cortes & Vapnik (1995), Support-vector networks.
     """
-    rows, classes = _checked("train", train, train_labels)
-    others, truth = _checked("test", test, test_labels)
+    rows, others = checked_table("train", train), checked_table("test", test)
+    classes = checked_labels("train_labels", train_labels, len(rows))
+    truth = checked_labels("test_labels", test_labels, len(others))
     if rows.shape[1] != others.shape[1]:
         raise ValueError(f"test: wanted {rows.shape[1]} features as train, got {others.shape[1]}")
     if len(np.unique(classes)) < 2:
@@ -57,34 +58,35 @@ def svm_accuracy(
 
 
 def spectral_clustering_accuracy(
-    rows: Float[ArrayLike, "n d"],
-    labels: Int[ArrayLike, " n"],
+    rows: Real[ArrayLike, "n d"],
+    labels: Labels,
     *,
     gamma: float = 5.0,
     seed: int = 0,
 ) -> float:
     r"""Accuracy of spectral clustering into as many groups as there are classes.
 
-    The affinity of two rows is \(\exp(-\gamma \|x - y\|^2)\), so that it depends on their scale.
+    The affinity of two rows is \(\exp(-\gamma \|x - y\|^2)\), which depends on their scale.
     Groups are matched with classes as in `clustering_accuracy`.
 
     Args:
-        rows: what to cluster.
-        labels: true classes, of two kinds at least.
-        gamma: the affinity's factor, one over a squared length.
-        seed: of the k-means in the spectral embedding.
+        rows: the rows to cluster.
+        labels: true classes, at least two different ones.
+        gamma: γ of the affinity, in units of an inverse squared distance.
+        seed: seed of k-means in the spectral embedding.
 
     Returns:
         The share of rows in the right group, from 0 to 1.
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        ValueError: for rows and labels that do not fit, NaN or infinite numbers, a single class and
-            a factor that is not positive.
+        ValueError: if rows and labels do not match, numbers are not finite, there is one class
+            only, or `gamma` is not positive.
 
     Source: Ng, Jordan & Weiss (2002), On spectral clustering; Shrestha & Fu (2023), Figure 10.
     """
-    table, classes = _checked("rows", rows, labels, name_of_labels="labels")
+    table = checked_table("rows", rows)
+    classes = checked_labels("labels", labels, len(table))
     kinds, codes = np.unique(classes, return_inverse=True)
     if len(kinds) < 2:
         raise ValueError(f"labels: wanted two classes or more, got only {classes[0]}")
@@ -95,10 +97,3 @@ def spectral_clustering_accuracy(
         n_clusters=len(kinds), affinity="rbf", gamma=gamma, random_state=seed
     ).fit_predict(table)
     return clustering_accuracy(jnp.asarray(codes), jnp.asarray(found))
-
-
-def _checked(
-    name: str, rows: Any, labels: Any, name_of_labels: str | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    table = checked_table(name, rows)
-    return table, checked_labels(name_of_labels or f"{name}_labels", labels, len(table))

@@ -1,4 +1,4 @@
-"""Networks of the papers as Equinox modules, and the losses they are trained with."""
+"""The papers' networks as Equinox modules, and the losses that train them."""
 
 from jaxfed import _names
 from jaxfed.models.autoencoder import Autoencoder as Autoencoder

@@ -1,17 +1,13 @@
-"""Checks of the sizes that networks are made with."""
+"""Checks of the sizes of images."""
 
 from collections.abc import Sequence
 
-from jaxfed._checks import check_count, is_list, refuse
+from jaxfed._checks import check_count, refuse
 
 
 def checked_image(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Height, width and channels of an image.
-
-    Raises:
-        ValueError: unless they are three positive whole numbers.
-    """
-    if not is_list(shape) or len(shape) != 3:
+    """Height, width and channels of an image, refused unless they are three positive numbers."""
+    if len(shape) != 3:
         raise refuse(name, "height, width and channels", shape)
     for size in shape:
         check_count(name, size)
@@ -20,11 +16,7 @@ def checked_image(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def check_sample(sample_shape: tuple[int, ...], image_shape: tuple[int, int, int]) -> None:
-    """Refuse a sample that is no such image, flattened.
-
-    Raises:
-        ValueError: as said above.
-    """
+    """Refuse a sample that is not a flattened image of this shape."""
     height, width, channels = image_shape
     if sample_shape != (height * width * channels,):
         raise ValueError(

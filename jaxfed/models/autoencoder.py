@@ -1,4 +1,4 @@
-"""Two-layer autoencoder and its reconstruction loss."""
+"""A two-layer autoencoder and its reconstruction loss."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -6,9 +6,9 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Key
 
-from jaxfed._checks import check_count, check_name, checked_key
+from jaxfed._checks import check_count, check_name
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "linear": lambda x: x,
@@ -20,11 +20,11 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class Autoencoder(eqx.Module):
     r"""Two fully connected layers, \(x \mapsto g(W_2 h(W_1 x + b_1) + b_2)\).
 
-    It has 2·features·latent + latent + features parameters. With neither activation it spans at
-    best the top principal components.
+    It has 2·features·latent + latent + features parameters. Without activations its best fit is
+    the span of the top principal components.
 
-    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Section 5, has ReLU after the first layer and a
-    sigmoid after the last; the authors' code has neither.
+    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Section 5, which has ReLU after the first layer
+    and a sigmoid after the last; the authors' code has neither.
     """
 
     encoder: eqx.nn.Linear
@@ -44,20 +44,19 @@ class Autoencoder(eqx.Module):
         """Draw the layers as `equinox.nn.Linear` does.
 
         Args:
-            features: number of features of a sample.
-            latent: number of features of its code.
+            features: features of a sample.
+            latent: features of its code.
             hidden: activation of the code.
-            output: activation of the reconstruction; a sigmoid is for samples between 0 and 1.
-            key: random key of the first parameters.
+            output: activation of the reconstruction; use a sigmoid for samples from 0 to 1.
+            key: random key of the initial parameters.
 
         Raises:
-            ValueError: for sizes that are not positive whole numbers and unknown activations.
+            ValueError: if a size is not positive or an activation is unknown.
         """
-        for name, size in (("features", features), ("latent", latent)):
-            check_count(name, size)
+        check_count("features", features)
+        check_count("latent", latent)
         check_name("hidden", hidden, ("linear", "relu"))
         check_name("output", output, ("linear", "sigmoid"))
-        key = checked_key("key", key)
         first, second = jax.random.split(key)
         self.encoder = eqx.nn.Linear(features, latent, key=first)
         self.decoder = eqx.nn.Linear(latent, features, key=second)
@@ -73,22 +72,23 @@ class Autoencoder(eqx.Module):
 
 
 def reconstruction_loss(
-    model: Callable[[Array], Array], batch: Float[Array, "b d"], key: Key[Array, ""]
+    model: Callable[[Array], Array], batch: Float[ArrayLike, "b d"], key: Key[Array, ""]
 ) -> Float[Array, ""]:
-    """Mean squared length of what a batch's reconstructions miss.
+    """Mean squared error of a batch's reconstructions, summed over the features.
 
     Args:
         model: maps one sample to its reconstruction.
         batch: samples as rows.
-        key: not used; a loss of `jaxfed.generative` has it.
+        key: unused; losses of `jaxfed.generative` take one.
 
     Raises:
-        ValueError: if the reconstructions are not of the samples' shape.
+        ValueError: if the reconstructions have another shape than the samples.
     """
     del key
+    batch = jnp.asarray(batch)
     reconstructions = jax.vmap(model)(batch)
     if reconstructions.shape != batch.shape:
-        # Shapes such as (b, 1) would be broadcast.
+        # Without this check a shape such as (b, 1) would be broadcast.
         raise ValueError(
             f"model: wanted reconstructions of the batch's shape {batch.shape}, "
             f"got {reconstructions.shape}"

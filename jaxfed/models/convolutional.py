@@ -1,4 +1,4 @@
-"""Convolutional autoencoder for small colour images."""
+"""A convolutional autoencoder for small colour images."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import check_count, check_name, checked_key
+from jaxfed._checks import check_count, check_name, refuse
 from jaxfed.models._convolution import Convolution, TransposedConvolution
 from jaxfed.models._sizes import check_sample, checked_image
 
@@ -15,18 +15,18 @@ KERNEL, STRIDE = 3, 2
 
 
 class ConvolutionalAutoencoder(eqx.Module):
-    r"""A convolution, two fully connected layers, and a transposed convolution back.
+    r"""A convolution, two fully connected layers, and a transposed convolution.
 
-    Both convolutions have 16 channels, a kernel of 3 x 3 and a stride of 2, without padding; so an
-    image of 32 x 32 x 3 becomes 15 x 15 x 16 = 3,600 numbers, these a code, and back again. The
-    transposed convolution would come to 31 x 31 pixels; the rows and columns missing at the end
-    hold its bias alone. The reconstruction goes through a sigmoid.
+    Both convolutions have 16 channels, a kernel of 3 x 3 and a stride of 2, without padding. An
+    image of 32 x 32 x 3 thus becomes 15 x 15 x 16 = 3,600 numbers, then a code, and back. The
+    transposed convolution would give 31 x 31 pixels; the last row and column hold only its bias.
+    The reconstruction passes through a sigmoid.
 
     With k hidden numbers, g channels and a latent size of r it has (9g + 1)·16 + 2kr + k + r +
     144g + g parameters, 76,493 for 32 x 32 x 3 and r = 10.
 
-    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Section 5; ReLU follows the first layer there,
-    and the authors' code has none (`hidden="linear"`).
+    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Section 5, with ReLU after the first layer; the
+    authors' code has none (`hidden="linear"`).
     """
 
     encoder: Convolution
@@ -48,27 +48,24 @@ class ConvolutionalAutoencoder(eqx.Module):
         """Draw the layers.
 
         Args:
-            latent: number of features of a code.
-            image_shape: height, width and channels; a sample is an image flattened in this order,
-                so that the channels of a pixel are neighbours, with values from 0 to 1.
-            channels: of the convolution.
+            latent: features of a code.
+            image_shape: height, width and channels. A sample is an image flattened in this order,
+                channels last, with values from 0 to 1.
+            channels: channels of the convolution.
             hidden: activation after the first layer.
-            key: random key of the parameters.
+            key: random key of the initial parameters.
 
         Raises:
-            ValueError: for sizes that are not positive whole numbers, an image smaller than the
-                kernel, and an unknown activation.
+            ValueError: if a size is not positive, the image is smaller than the kernel, or the
+                activation is unknown.
         """
         self.image_shape = checked_image("image_shape", image_shape)
         height, width, colours = self.image_shape
         if min(height, width) < KERNEL:
-            raise ValueError(
-                f"image_shape: wanted at least {KERNEL} x {KERNEL} pixels, got {self.image_shape}"
-            )
+            raise refuse("image_shape", f"at least {KERNEL} x {KERNEL} pixels", self.image_shape)
         check_count("latent", latent)
         check_count("channels", channels)
         check_name("hidden", hidden, ("relu", "linear"))
-        key = checked_key("key", key)
         self.hidden = hidden
         k = jax.random.split(key, 4)
         rows, columns = ((side - KERNEL) // STRIDE + 1 for side in (height, width))
@@ -76,6 +73,7 @@ class ConvolutionalAutoencoder(eqx.Module):
         self.encoder = Convolution(colours, channels, KERNEL, stride=STRIDE, key=k[0])
         self.to_code = eqx.nn.Linear(numbers, latent, key=k[1])
         self.from_code = eqx.nn.Linear(latent, numbers, key=k[2])
+        # What the stride cuts off at the end of the image must be added again.
         extra = (height - KERNEL) % STRIDE, (width - KERNEL) % STRIDE
         self.decoder = TransposedConvolution(
             channels, colours, KERNEL, stride=STRIDE, extra=extra, key=k[3]
@@ -85,7 +83,7 @@ class ConvolutionalAutoencoder(eqx.Module):
         """The code of ONE flattened image.
 
         Raises:
-            ValueError: if it has not the size of an image.
+            ValueError: if the sample does not have the size of an image.
         """
         check_sample(sample.shape, self.image_shape)
         found = self.encoder(sample.reshape(self.image_shape))

@@ -1,8 +1,8 @@
-r"""Diffusion: samples mixed with noise, the loss of undoing it, and samples made from noise alone.
+r"""Diffusion models: how samples are corrupted, the denoising loss, and the sampler.
 
-At the amount a, from 0 for none to 1 for nothing else, a corrupted sample is
-\(s(a)\,x + n(a)\,\varepsilon\). A network learns to find x in it. A sample is made from noise by
-looking for x and mixing it with the noise that is left, in ever smaller amounts.
+A corrupted sample is \(s(a)\,x + n(a)\,\varepsilon\), where the amount a runs from 0 (no noise) to
+1 (nothing but noise). A network learns to predict x. The sampler starts from noise, predicts x, and
+mixes it with the remaining noise in ever smaller amounts.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import (
-    check_callable,
-    check_count,
-    check_flag,
-    check_instance,
-    check_number,
-    checked_dtype,
-    checked_key,
-    is_list,
-    refuse,
-)
+from jaxfed._checks import check_count, check_number, checked_dtype, refuse
 
 Denoiser = Callable[[Array, Array], Array]
 
@@ -33,9 +23,9 @@ class Corruption:
     r"""How samples are mixed with noise: \(s(a)\,x + n(a)\,\varepsilon\).
 
     Attributes:
-        amounts: the least and the largest amount to learn from, drawn uniformly between them.
-        uniform: whether the noise is uniform from 0 to 1 rather than standard normal.
-        linear: whether shares add up to one, s = 1 - a and n = a, rather than their squares.
+        amounts: the smallest and largest amount; training draws uniformly between them.
+        uniform: whether the noise is uniform on [0, 1] instead of standard normal.
+        linear: whether s = 1 - a and n = a instead of their square roots.
     """
 
     amounts: tuple[float, float]
@@ -43,20 +33,20 @@ class Corruption:
     linear: bool
 
     def shares(self, amount: Float[Array, "..."]) -> tuple[Array, Array]:
-        """What the sample and what the noise is multiplied by."""
+        """The factors s of the sample and n of the noise."""
         if self.linear:
             return 1 - amount, amount
         return jnp.sqrt(1 - amount), jnp.sqrt(amount)
 
     def noise(self, key: Key[Array, ""], shape: tuple[int, ...], dtype) -> Array:
-        """Noise of this shape."""
+        """Draw noise of this shape."""
         draw = jax.random.uniform if self.uniform else jax.random.normal
         return draw(key, shape, dtype)
 
     def __call__(
         self, key: Key[Array, ""], batch: Float[Array, "b d"]
     ) -> tuple[Float[Array, "b d"], Float[Array, " b"]]:
-        """Corrupt the samples of a batch, each by an amount of its own.
+        """Corrupt each sample of a batch by a random amount.
 
         Returns:
             The corrupted samples, and the amounts.
@@ -71,15 +61,15 @@ class Corruption:
 def variance_preserving(low: float = 0.0, high: float = 1.0) -> Corruption:
     r"""\(\sqrt{1-a}\,x + \sqrt{a}\,\varepsilon\) with standard normal noise.
 
-    Features of unit variance keep it, whatever the amount, which is the share of the noise in it.
+    Features of unit variance keep it: the amount is the share of the noise in the variance.
 
-    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Algorithm 3, in whose preprint's text the formula
-    is lost; the variance-preserving process is that of Song et al. (2021), Score-based generative
-    modeling through stochastic differential equations.
+    Source: Ozkara, Huang, Zhou & Diggavi, ADEPT, Algorithm 3, whose preprint lost the formula; the
+    variance-preserving process is that of Song et al. (2021), Score-based generative modeling
+    through stochastic differential equations.
 
     Args:
-        low: the least amount.
-        high: the largest.
+        low: the smallest amount.
+        high: the largest amount.
 
     Raises:
         ValueError: unless 0 <= low <= high <= 1 and high > 0.
@@ -90,11 +80,11 @@ def variance_preserving(low: float = 0.0, high: float = 1.0) -> Corruption:
 def interpolation(low: float = 0.0, high: float = 1.0) -> Corruption:
     r"""\((1-a)\,x + a\,\varepsilon\) with noise uniform from 0 to 1.
 
-    Source: the program published with ADEPT.
+    Source: the code published with ADEPT.
 
     Args:
-        low: the least amount.
-        high: the largest.
+        low: the smallest amount.
+        high: the largest amount.
 
     Raises:
         ValueError: unless 0 <= low <= high <= 1 and high > 0.
@@ -104,17 +94,17 @@ def interpolation(low: float = 0.0, high: float = 1.0) -> Corruption:
 
 @dataclass(frozen=True)
 class DenoisingLoss:
-    r"""Mean squared length of what a network misses of samples that it is shown corrupted.
+    r"""Mean squared error of a network that restores corrupted samples.
 
-    \(\frac1b \sum_x \|f(s(a) x + n(a) \varepsilon) - x\|^2\), amounts and noise drawn anew in each
-    step. It is a weighted evidence bound of the samples, up to a constant.
+    \(\frac1b \sum_x \|f(s(a) x + n(a) \varepsilon) - x\|^2\), with new amounts and noise in every
+    step. Up to a constant, it is a weighted evidence bound of the samples.
 
     Source: ADEPT, Algorithm 3; Kingma & Gao (2023), Understanding diffusion objectives as the ELBO
-    with simple data augmentation, for what it bounds.
+    with simple data augmentation, for the bound.
 
     Attributes:
         corruption: of the samples.
-        conditional: whether the network is called with the amount after the sample.
+        conditional: whether the network takes the amount as a second argument.
     """
 
     corruption: Corruption
@@ -126,17 +116,17 @@ class DenoisingLoss:
         """The loss of a batch.
 
         Args:
-            model: maps one corrupted sample, or that and the amount, to the clean sample.
+            model: maps one corrupted sample (and the amount) to the clean sample.
             batch: clean samples as rows.
-            key: of amounts and noise.
+            key: random key of the amounts and the noise.
 
         Raises:
-            ValueError: if what the network gives has not the sample's shape.
+            ValueError: if the network's output does not have the sample's shape.
         """
         corrupted, amounts = self.corruption(key, batch)
         found = jax.vmap(denoiser(model, conditional=self.conditional))(corrupted, amounts)
         if found.shape != batch.shape:
-            # Shapes such as (b, 1) would be broadcast.
+            # Without this check a shape such as (b, 1) would be broadcast.
             raise ValueError(
                 f"model: wanted samples of the batch's shape {batch.shape}, got {found.shape}"
             )
@@ -144,17 +134,12 @@ class DenoisingLoss:
 
 
 def denoiser(model: Callable[..., Array], *, conditional: bool = False) -> Denoiser:
-    """A network as function of ONE corrupted sample and its amount of noise.
+    """A network as a function of ONE corrupted sample and the amount of noise in it.
 
     Args:
         model: the network.
-        conditional: whether it takes the amount, or the sample alone.
-
-    Raises:
-        ValueError: if `model` is no function or `conditional` no boolean.
+        conditional: whether the network takes the amount as well as the sample.
     """
-    check_callable("model", model)
-    check_flag("conditional", conditional)
     return model if conditional else lambda sample, amount: model(sample)
 
 
@@ -167,51 +152,48 @@ def generate(
     steps: int = 500,
     dtype=jnp.float32,
 ) -> Float[Array, "n d"]:
-    r"""Samples from noise alone.
+    r"""New samples, starting from noise.
 
-    From a = 1 down to 0 in equal steps, the clean sample x is looked for, and of the rest, which
-    is taken for the noise, less is kept: \(y \leftarrow s(a') x + \frac{n(a')}{n(a)} (y - s(a)x)\).
-    With `interpolation` step j of N is \(y \leftarrow y + (x - y) / (N - j)\), what the program
-    published with ADEPT does. With the true mean of x given y and many steps, samples have the law
-    of the data.
+    The amount a falls from 1 to 0 in equal steps. Each step predicts the clean sample x, treats
+    the rest of y as noise, and keeps less of it:
+    \(y \leftarrow s(a') x + \frac{n(a')}{n(a)} (y - s(a)x)\). With `interpolation`, step j of N is
+    \(y \leftarrow y + (x - y) / (N - j)\), as in the code published with ADEPT. If the network
+    predicts the mean of x given y, samples have the law of the data in the limit of many steps.
 
     Source: Song, Meng & Ermon (2021), Denoising diffusion implicit models, equation 12 without
     randomness.
 
     Args:
-        denoise: finds ONE clean sample, given the corrupted one and the amount.
-        corruption: what it was trained with.
-        key: of the noise, the only thing drawn.
-        shape: how many samples, and features of each.
-        steps: how many.
-        dtype: of the samples.
+        denoise: predicts ONE clean sample from the corrupted one and the amount.
+        corruption: the corruption it was trained with.
+        key: random key of the initial noise, the only random draw.
+        shape: number of samples and features.
+        steps: number of steps.
+        dtype: floating type of the samples.
 
     Raises:
-        ValueError: if `shape` is not of two positive numbers or `steps` is not positive.
+        ValueError: if a number is not positive or `dtype` is not a floating type.
     """
-    check_callable("denoise", denoise)
-    check_instance("corruption", corruption, Corruption, "a Corruption, such as interpolation()")
-    if not is_list(shape) or len(shape) != 2:
-        raise refuse("shape", "numbers of samples and features", shape)
-    samples, features = shape
-    check_count("shape", samples)
-    check_count("shape", features)
+    for number in shape:
+        check_count("shape", number)
     check_count("steps", steps)
-    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
+    dtype = checked_dtype("dtype", dtype)
 
     def step(samples, index):
         amount, smaller = ((steps - index - i).astype(dtype) / steps for i in (0, 1))
         (signal, noise), (more, less) = map(corruption.shares, (amount, smaller))
         found = jax.vmap(denoise, (0, None))(samples, amount)
+        # The rest of the sample is noise; keep the share of it that the smaller amount allows.
         return more * found + less / noise * (samples - signal * found), None
 
-    start = corruption.noise(key, (samples, features), dtype)
+    start = corruption.noise(key, shape, dtype)
     return jax.lax.scan(step, start, jnp.arange(steps))[0]
 
 
 def _checked(low: float, high: float) -> tuple[float, float]:
     for name, value in (("low", low), ("high", high)):
         if isinstance(value, Tracer):
+            # The bounds are part of a static field.
             raise refuse(name, "a number that is not traced", value)
         check_number(name, value, "a number from 0 to 1", lambda x: (x >= 0) & (x <= 1))
     if not 0 <= low <= high <= 1 or high == 0:

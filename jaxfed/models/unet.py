@@ -1,4 +1,4 @@
-"""Small U-Net for images."""
+"""A small U-Net for images."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import check_count, checked_key, is_list, refuse
+from jaxfed._checks import check_count, refuse
 from jaxfed.models._convolution import Convolution
 from jaxfed.models._sizes import check_sample, checked_image
 
@@ -16,9 +16,9 @@ from jaxfed.models._sizes import check_sample, checked_image
 class UNet(eqx.Module):
     r"""Six convolutions, three down and three up, with two skips by addition.
 
-    Every convolution has a kernel of 5 x 5 with a padding of 2 and is followed by SiLU, the last
-    one too. On the way down the image is halved twice, by maxima over 2 x 2 pixels; on the way up
-    it is doubled twice, by repeating pixels, and has added to it what came before the halving.
+    Every convolution, including the last, has a kernel of 5 x 5 with a padding of 2 and is followed
+    by SiLU. On the way down the image is halved twice, by maxima over 2 x 2 pixels. On the way up
+    it is doubled twice, by repeating pixels, and each time the image before the halving is added.
 
     With g channels and widths (a, b, c) it has 50·(ga + ab + bc) + 2a + 2b + c + g parameters,
     309,057 for the published size, one channel and (32, 64, 64).
@@ -41,26 +41,24 @@ class UNet(eqx.Module):
         """Draw the layers.
 
         Args:
-            image_shape: height, width and channels; a sample is an image flattened in this order,
-                so that the channels of a pixel are neighbours.
-            widths: channels after each of the convolutions down.
-            key: random key of the parameters.
+            image_shape: height, width and channels. A sample is an image flattened in this order,
+                channels last.
+            widths: channels after each of the three convolutions down.
+            key: random key of the initial parameters.
 
         Raises:
-            ValueError: for sizes that are not three positive whole numbers each, and a height or
-                width that cannot be halved twice.
+            ValueError: if these are not three positive numbers each, or the height or width cannot
+                be halved twice.
         """
         self.image_shape = checked_image("image_shape", image_shape)
         if any(side % 4 for side in self.image_shape[:2]):
-            raise ValueError(
-                "image_shape: wanted a height and width that can be halved twice, got "
-                f"{self.image_shape}"
-            )
-        if not is_list(widths) or len(widths) != 3:
+            wanted = "a height and width that can be halved twice"
+            raise refuse("image_shape", wanted, self.image_shape)
+        if len(widths) != 3:
             raise refuse("widths", "three numbers", widths)
         for width in widths:
             check_count("widths", width)
-        key = checked_key("key", key)
+        # The way up mirrors the way down, so that skips have the right number of channels.
         sizes = (self.image_shape[-1], *widths)
         first, second = (jax.random.split(k, 3) for k in jax.random.split(key))
 
@@ -71,10 +69,10 @@ class UNet(eqx.Module):
         self.down, self.up = layers(sizes, first), layers(sizes[::-1], second)
 
     def __call__(self, sample: Float[Array, " features"]) -> Float[Array, " features"]:
-        """What the net makes of ONE flattened image.
+        """Apply the network to ONE flattened image.
 
         Raises:
-            ValueError: if it has not the size of an image.
+            ValueError: if the sample does not have the size of an image.
         """
         check_sample(sample.shape, self.image_shape)
         image, skips = sample.reshape(self.image_shape), []

@@ -1,8 +1,8 @@
-"""Pictures of what was learned.
+"""Plots of results, made with Matplotlib.
 
-Each function returns a Matplotlib `Figure`, to be shown by a notebook or saved with
-`figure.savefig`. Nothing here keeps state or needs a screen. Given `figure`, a function draws into
-that figure or subfigure instead; given `ax`, into those axes, which it returns:
+Each function returns a `Figure` to show in a notebook or save with `figure.savefig`. Nothing here
+keeps state or needs a screen. With `figure`, a function draws into that figure or subfigure; with
+`ax`, it draws into those axes and returns them:
 
     figure, (left, right) = plt.subplots(1, 2)
     jf.plot.convergence(solution.history, bits=True, ax=left).set_yscale("log")

@@ -1,104 +1,105 @@
-"""Tables of agreement: of views with a representation, of two halves with each other."""
+"""Heat maps of agreement: views with components, and one half of the data with the other."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import ArrayLike, Float, Real
 
-from jaxfed.core.common.checks import check_texts, refuse
-from jaxfed.plot._figure import bare, check_place, host, one_axes, texts, verbatim
+from jaxfed.core.common.checks import refuse
+from jaxfed.plot import _figure
 
-WRITTEN = 144  # cells at most whose numbers are written
+MOST_NUMBERS = 144  # in tables with more cells, no numbers are written
 
 
 def agreement(
-    shares: Float[Array | np.ndarray, "views rank"],
+    shares: Real[ArrayLike, "views rank"],
     names: Sequence[str],
     *,
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw a table of views by components, shaded by how much of a component a view gives.
+    """Draw a table of views by components, shaded by the share of a component a view captures.
 
     Args:
-        shares: of each component, from 0 to 1, that a view's map gives.
-        names: of the views.
+        shares: how much of each component a view's map captures, from 0 to 1.
+        names: names of the views.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes to draw into instead.
 
     Returns:
-        The figure, or the axes where these were given.
+        The figure, or the axes if given.
 
     Raises:
-        ValueError: if the shares are not `(views, rank)` or the names not one per view.
+        ValueError: if the shares are not `(views, rank)`, or there is not one name per view.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
-    values = host("shares", shares, 2, "shares of shape (views, rank)")
+    _figure.check_place(figure, ax)
+    values = _figure.host("shares", shares, 2, "shares of shape (views, rank)")
     views, rank = values.shape
-    check_texts("names", names)
-    texts("names", names, views)
-    axes, drawn = one_axes(figure, ax, 1.6 + 0.34 * rank, 0.9 + 0.3 * views)
-    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    bare(axes)
-    axes.set_yticks(range(views), [verbatim(name) for name in names], fontsize=8)
-    axes.set_xlabel("component", fontsize=9)
-    axes.get_figure().colorbar(image, ax=axes).ax.tick_params(labelsize=8)
-    return drawn
+    _figure.check_names("names", names, views)
+    target = _figure.one_axes(figure, ax, 1.6 + 0.34 * rank, 0.9 + 0.3 * views)
+    _heat_map(target, values, aspect="auto")
+    target.axes.set_yticks(range(views), [_figure.verbatim(name) for name in names], fontsize=8)
+    target.axes.set_xlabel("component", fontsize=9)
+    return target.returned
 
 
 def confusion(
-    first: Float[Array | np.ndarray, "d r1"],
-    second: Float[Array | np.ndarray, "d r2"],
+    first: Real[ArrayLike, "d r1"],
+    second: Real[ArrayLike, "d r2"],
     *,
     names: Sequence[str] = ("first half", "second half"),
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw which components of one half of the data are which of the other half.
+    """Draw which components of one half of the data match which of the other half.
 
-    A component that is signal has one partner in the other half, near the diagonal; one that is
-    noise has none. A basis is arbitrary within what it spans: take principal axes of both
-    (`jaxfed.pca.principal_axes`), whose order and signs mean something.
+    A component that is signal has one partner in the other half, near the diagonal; a component
+    that is noise has none. A basis is arbitrary within its span, so pass principal axes of both
+    halves (`jaxfed.pca.principal_axes`), whose order and signs are meaningful.
 
     Args:
         first: components learned from one half of the samples, orthonormal columns.
-        second: those learned from the other half.
-        names: of the halves.
+        second: components learned from the other half.
+        names: names of the halves.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes to draw into instead.
 
     Returns:
-        The figure, or the axes where these were given. Cells hold squared cosines, from 0 to 1.
+        The figure, or the axes if given. Cells show squared cosines, from 0 to 1.
 
     Raises:
-        ValueError: for components that are not `(features, rank)` or of other features, and names
-            that are not two.
+        ValueError: if the components are not `(features, rank)` of the same features, or there are
+            not two names.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
-    bases = [
-        host(name, basis, 2, "components of shape (features, rank)")
-        for name, basis in (("first", first), ("second", second))
-    ]
-    if len(bases[0]) != len(bases[1]):
-        raise refuse("second", f"components of {len(bases[0])} features", second)
-    check_texts("names", names)
-    texts("names", names, 2)
-    squares = np.clip((bases[0].T @ bases[1]) ** 2, 0, 1)
+    _figure.check_place(figure, ax)
+    wanted = "components of shape (features, rank)"
+    left, right = _figure.host("first", first, 2, wanted), _figure.host("second", second, 2, wanted)
+    if len(left) != len(right):
+        raise refuse("second", f"components of {len(left)} features", second)
+    _figure.check_names("names", names, 2)
+    squares = np.clip((left.T @ right) ** 2, 0, 1)
     rows, columns = squares.shape
-    axes, drawn = one_axes(figure, ax, 1.8 + 0.34 * columns, 0.9 + 0.34 * rows)
-    image = axes.imshow(squares, cmap="viridis", vmin=0, vmax=1)
-    bare(axes)
+    target = _figure.one_axes(figure, ax, 1.8 + 0.34 * columns, 0.9 + 0.34 * rows)
+    axes = target.axes
+    _heat_map(target, squares)
     axes.set_xticks(range(columns), range(1, columns + 1), fontsize=7)
     axes.set_yticks(range(rows), range(1, rows + 1), fontsize=7)
-    if rows * columns <= WRITTEN:
+    if rows * columns <= MOST_NUMBERS:
         for (i, j), value in np.ndenumerate(squares):
             text = f"{value:.2f}".removeprefix("0").replace("1.00", "1")
             ink = "#111111" if value > 0.6 else "white"
             axes.text(j, i, text, ha="center", va="center", color=ink, fontsize=6)
-    axes.set_ylabel(f"components, {verbatim(names[0])}", fontsize=9)
-    axes.set_xlabel(f"components, {verbatim(names[1])}", fontsize=9)
-    axes.get_figure().colorbar(image, ax=axes).ax.tick_params(labelsize=8)
-    return drawn
+    axes.set_ylabel(f"components, {_figure.verbatim(names[0])}", fontsize=9)
+    axes.set_xlabel(f"components, {_figure.verbatim(names[1])}", fontsize=9)
+    return target.returned
+
+
+def _heat_map(
+    target: _figure.Target, values: Float[np.ndarray, "rows columns"], **options: Any
+) -> None:
+    image = target.axes.imshow(values, cmap="viridis", vmin=0, vmax=1, **options)
+    _figure.bare(target.axes)
+    _figure.colour_bar(target.axes, image)

@@ -1,18 +1,18 @@
-"""Curves over rounds."""
+"""Curves of a history over the rounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Array, Shaped
+from jaxtyping import ArrayLike, Real
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_flag, check_list, check_name, check_number, check_text
-from jaxfed.plot._figure import GREY, check_place, colour, host, light, named, one_axes, verbatim
+from jaxfed.core.common.checks import check_name, check_number, refuse
+from jaxfed.plot import _figure
 
 
 def convergence(
-    history: Mapping[str, Shaped[Array | np.ndarray, " rounds"]],
+    history: Mapping[str, Real[ArrayLike, " _rounds"]],
     quantities: Sequence[str] = ("objective",),
     *,
     levels: Mapping[str, float] | None = None,
@@ -22,76 +22,83 @@ def convergence(
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw entries of a history over the rounds, each curve under its own name.
+    """Draw entries of a history over the rounds, each curve under its name.
 
     Args:
         history: `solution.history`. Rounds in which an entry was not computed are left out.
-        quantities: which entries.
-        levels: what to compare with: a horizontal line at each value, under its name.
-        against: the horizontal axis: rounds, or bits that a client has sent.
-        label: the vertical axis; by default the name of the only entry.
-        bits: also draw the bits that a client has sent, against a second axis on the right.
+        quantities: the entries to draw.
+        levels: values to compare with: a horizontal line at each, under its name.
+        against: the horizontal axis: rounds, or the bits that a client has sent.
+        label: label of the vertical axis; by default the name of the only entry.
+        bits: also draw the bits that a client has sent, on a second axis at the right.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes to draw into instead.
 
     Returns:
-        The figure, or the axes where these were given.
+        The figure, or the axes if given.
 
     Raises:
-        ValueError: if an entry is not in the history, or bits are wanted twice.
+        ValueError: if an entry is not in the history, or bits are asked for on both axes.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
-    named("history", history, "arrays")
-    check_list("quantities", quantities, "names of the history")
+    _figure.check_place(figure, ax)
+    _figure.check_named("history", history, "arrays")
+    if not quantities:
+        raise refuse("quantities", "names of the history, at least one", quantities)
     check_name("against", against, ("rounds", "bits_up"))
-    if label is not None:
-        check_text("label", label)
-    if levels is not None:
-        named("levels", levels, "numbers")
-        for name, value in levels.items():
-            check_number(f"levels[{name!r}]", value, "a number")
-    check_flag("bits", bits)
+    for name, value in (levels or {}).items():
+        check_number(f"levels[{name!r}]", value, "a number")
     if bits and against == "bits_up":
         raise ValueError("bits: wanted False with against='bits_up', got True")
-    asked = [(name, "quantities") for name in quantities]
+    needed = dict.fromkeys(quantities, "quantities")
     if bits or against == "bits_up":
-        asked.append(("bits_up", "bits" if bits else "against"))
-    for name, argument in asked:
-        if not isinstance(name, str) or name not in history:
+        needed["bits_up"] = "bits" if bits else "against"
+    for name, argument in needed.items():
+        if name not in history:
             raise ValueError(f"{argument}: the history has {sorted(history)}, not {name!r}")
-        host(f"history[{name!r}]", history[name], 1, "a number for each round", finite=False)
-    axes, drawn = one_axes(figure, ax, 5.0, 3.0)
+        _figure.host(
+            f"history[{name!r}]", history[name], 1, "a number for each round", finite=False
+        )
+    target = _figure.one_axes(figure, ax, 5.0, 3.0)
+    axes = target.axes
     for position, name in enumerate(quantities):
         values = np.asarray(history[name], float)
         places = np.arange(1, len(values) + 1)
         if against == "bits_up":
             places = np.asarray(history["bits_up"], float)
         known = np.isfinite(values)
+        # A line through one point would be invisible.
         style = "." if known.sum() == 1 else "-"
-        axes.plot(places[known], values[known], style, color=colour(position), label=verbatim(name))
-    for position, (name, value) in enumerate((levels or {}).items()):
-        style = {"linestyle": ("--", ":", "-.")[position % 3], "color": GREY, "linewidth": 1.0}
-        axes.axhline(value, label=verbatim(name), **style)
-    light(axes)
+        axes.plot(
+            places[known],
+            values[known],
+            style,
+            color=_figure.colour(position),
+            label=_figure.verbatim(name),
+        )
+    _figure.marked(axes.axhline, levels)
+    _figure.light(axes)
     if bits:
-        _sent(axes.twinx(), np.asarray(history["bits_up"], float))
+        _bits(axes.twinx(), np.asarray(history["bits_up"], float))
+    if against == "rounds":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if against == "rounds" else "bits sent by a client", fontsize=9)
     if label is not None or len(quantities) == 1:
-        axes.set_ylabel(verbatim(label or quantities[0]), fontsize=9)
+        axes.set_ylabel(_figure.verbatim(label or quantities[0]), fontsize=9)
     if len(quantities) + len(levels or ()) > 1:
-        axes.legend(fontsize=8, frameon=False)
-    return drawn
+        # Above the axes, where it hides no curve.
+        axes.legend(fontsize=8, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    return target.returned
 
 
-def _sent(axes: Any, sent: np.ndarray) -> None:
-    """The second axis: what a client has sent so far."""
-    known = np.isfinite(sent)
-    style = {"linestyle": ":", "color": GREY, "linewidth": 1.2}
-    axes.plot(np.arange(1, len(sent) + 1)[known], sent[known], **style)
-    light(axes)
+def _bits(axes: Any, bits: Real[np.ndarray, " rounds"]) -> None:
+    """Draw the bits that a client has sent on a second axis."""
+    known = np.isfinite(bits)
+    style = {"linestyle": ":", "color": _figure.GREY, "linewidth": 1.2}
+    axes.plot(np.arange(1, len(bits) + 1)[known], bits[known], **style)
+    _figure.light(axes)
     axes.grid(visible=False)
-    axes.spines["right"].set(visible=True, color=GREY)
+    axes.spines["right"].set(visible=True, color=_figure.GREY)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(require("matplotlib.ticker", extra="plot").EngFormatter())
-    axes.set_ylabel("bits sent by a client (dotted)", fontsize=9, color=GREY)
+    axes.set_ylabel("bits sent by a client (dotted)", fontsize=9, color=_figure.GREY)

@@ -1,24 +1,32 @@
-"""What all pictures share: how a figure is made, and its colours."""
+"""What all plots share: figures and axes, colours, and checks of what is drawn."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, check_texts, host_array, is_list, is_real, refuse
+from jaxfed.core.common.checks import check_count, check_texts, host_array, is_real, refuse
 
-SIGNED = "RdBu_r"  # components and parts of a sample: white is zero
-INK = "gray_r"  # samples with values from zero up
-SMOOTH = "bicubic"  # few pixels are easier to see so
+SIGNED = "RdBu_r"  # for values of both signs: zero is white
+INK = "gray_r"  # for values from zero up
+SMOOTH = "bicubic"  # interpolation, since few pixels are easier to recognize when blurred
 COLOURS = ("#0b5fa5", "#d1495b", "#2a9d6f", "#e09f3e", "#7b5ea7", "#5c6770", "#17a2b8", "#a3543a")
 GREY = "#6b7280"
 
 
-def canvas(figure: Any, width: float, height: float) -> Any:
-    """The figure to draw into, or a new one of this size in inches.
+class Target(NamedTuple):
+    """Axes to draw into, and what the plotting function returns: a new figure or given axes."""
 
-    A `Figure` made without pyplot is garbage like any other object once nobody holds it.
+    axes: Any
+    returned: Any
+
+
+def canvas(figure: Any, width: float, height: float) -> Any:
+    """The given figure, or a new one of this size in inches.
+
+    The new figure is made without pyplot, which would keep it in memory.
     """
     if figure is not None:
         return figure
@@ -29,16 +37,16 @@ def canvas(figure: Any, width: float, height: float) -> Any:
     return new
 
 
-def one_axes(figure: Any, ax: Any, width: float, height: float) -> tuple[Any, Any]:
-    """The axes to draw into, and what the caller gets back: the figure, or its own axes."""
+def one_axes(figure: Any, ax: Any, width: float, height: float) -> Target:
+    """Axes for a single plot: the given ones, or those of a figure of this size in inches."""
     if ax is not None:
-        return ax, ax
+        return Target(ax, ax)
     figure = canvas(figure, width, height)
-    return figure.subplots(), figure
+    return Target(figure.subplots(), figure)
 
 
 def within(figure: Any, ax: Any) -> Any:
-    """The figure for several panels; in the place of `ax` if that is given."""
+    """The figure for several panels, which takes the place of `ax` in its grid if given."""
     if ax is None:
         return figure
     ax.set_axis_off()
@@ -46,24 +54,21 @@ def within(figure: Any, ax: Any) -> Any:
 
 
 def check_place(figure: Any, ax: Any, *, panels: bool = False) -> None:
-    """Refuse what nothing can be drawn into."""
+    """Check that a plot, or several panels, can be drawn into `figure` or `ax`."""
     if figure is not None and not (hasattr(figure, "subplots") and hasattr(figure, "subfigures")):
         raise refuse("figure", "a Matplotlib figure or subfigure, or None", figure)
     if ax is None:
         return
     if figure is not None:
-        raise ValueError("figure, ax: wanted one of the two at most, got both")
+        raise ValueError("figure, ax: wanted at most one of the two, got both")
     if not hasattr(ax, "imshow"):
         raise refuse("ax", "Matplotlib axes, or None", ax)
     if panels and ax.get_subplotspec() is None:
-        raise ValueError(
-            "ax: wanted axes of a grid, such as plt.subplots makes, for several panels; got axes "
-            "that stand by themselves"
-        )
+        raise ValueError("ax: wanted axes of a grid, such as from plt.subplots, for several panels")
 
 
 def bare(axes: Any) -> None:
-    """An image's axes: no ticks, a hairline as frame."""
+    """Style the axes of an image: no ticks, a hairline as frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -71,7 +76,7 @@ def bare(axes: Any) -> None:
 
 
 def light(axes: Any) -> None:
-    """A graph's axes: open to the top and right, small grey ticks."""
+    """Style the axes of a graph: open at the top and right, small grey ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=GREY, labelsize=8)
@@ -79,8 +84,29 @@ def light(axes: Any) -> None:
 
 
 def colour(position: int) -> str:
-    """The colour of the curve or class at this position; they repeat after eight."""
+    """The colour of the curve or class at this position; colours repeat after eight."""
     return COLOURS[position % len(COLOURS)]
+
+
+def colour_bar(axes: Any, drawn: Any, label: str = "") -> None:
+    """Add a colour bar for an image or a scatter plot."""
+    bar = axes.get_figure().colorbar(drawn, ax=axes)
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label(verbatim(label), fontsize=9)
+
+
+def marked(line: Callable[..., Any], places: Mapping[str, float] | None) -> None:
+    """Draw a grey line at each place, with `axes.axhline` or `axes.axvline`."""
+    for position, (name, place) in enumerate((places or {}).items()):
+        dashes = ("--", "-.", ":")[position % 3]
+        line(place, label=verbatim(name), linestyle=dashes, color=GREY, linewidth=1.0)
+
+
+def signed_image(axes: Any, image: np.ndarray, end: float, **options: Any) -> None:
+    """Draw an image of values from `-end` to `end`."""
+    options = {"interpolation": SMOOTH} | options
+    axes.imshow(image, cmap=SIGNED, vmin=-end, vmax=end, **options)
+    bare(axes)
 
 
 def limit(values: Any) -> float:
@@ -88,8 +114,13 @@ def limit(values: Any) -> float:
     return float(np.max(np.abs(values), initial=0.0)) or 1.0
 
 
+def verbatim(text: str) -> str:
+    """A text to be drawn as it is, because Matplotlib would read `$` as mathematics."""
+    return text.replace("$", r"\$")
+
+
 def host(name: str, array: Any, ndim: int, wanted: str, *, finite: bool = True) -> np.ndarray:
-    """Numbers on the host, refused if they have another number of axes or are empty."""
+    """Real numbers on the host with this number of axes, none of them empty."""
     values = host_array(name, array, wanted)
     if not is_real(values.dtype) or values.ndim != ndim or 0 in values.shape:
         raise refuse(name, wanted, array)
@@ -98,37 +129,37 @@ def host(name: str, array: Any, ndim: int, wanted: str, *, finite: bool = True) 
     return values
 
 
-def texts(name: str, given: Any, number: int) -> None:
-    """Refuse what is not so many texts, or None."""
+def check_names(name: str, given: Sequence[str] | None, number: int) -> None:
+    """Check that there is one text for each of `number` objects, or None."""
     if given is not None:
         check_texts(name, given)
         if len(given) != number:
             raise ValueError(f"{name}: wanted {number}, got {len(given)}")
 
 
-def verbatim(text: str) -> str:
-    """A text to be drawn as it is, where Matplotlib would take `$` for mathematics."""
-    return text.replace("$", r"\$")
-
-
-def named(name: str, given: Any, wanted: str) -> None:
-    """Refuse what is no dictionary with names, or one of nothing."""
-    if not isinstance(given, Mapping) or not given or not all(isinstance(k, str) for k in given):
+def check_named(name: str, given: Mapping[str, Any], wanted: str) -> None:
+    """Check that a dictionary is not empty."""
+    if not given:
         raise refuse(name, f"a dictionary of {wanted} by name, at least one", given)
 
 
-def image_shape_of(features: int, image_shape: tuple[int, int] | None) -> tuple[int, int]:
-    """Height and width, checked against the number of features."""
+def as_images(
+    name: str, array: np.ndarray, image_shape: Sequence[int] | None, *, colours: bool = False
+) -> np.ndarray:
+    """Rows of features as images, `(images, height, width)` or with three channels last."""
+    wanted = "(height, width) or (height, width, 3)" if colours else "(height, width)"
     if image_shape is None:
-        raise ValueError(f"image_shape: wanted (height, width) of the {features} features")
-    if not is_list(image_shape) or len(image_shape) != 2:
-        raise refuse("image_shape", "(height, width)", image_shape)
-    height, width = image_shape
-    check_count("image_shape", height)
-    check_count("image_shape", width)
-    if height * width != features:
+        raise refuse("image_shape", f"{wanted} of {array.shape[1]} features", image_shape)
+    shape = tuple(image_shape)
+    if colours and len(shape) == 3 and shape[-1] == 1:
+        shape = shape[:2]
+    if len(shape) != 2 and not (colours and len(shape) == 3 and shape[-1] == 3):
+        raise refuse("image_shape", wanted, image_shape)
+    for length in shape:
+        check_count("image_shape", length)
+    if math.prod(shape) != array.shape[1]:
         raise ValueError(
-            f"image_shape: {height} x {width} is {height * width} pixels, "
-            f"there are {features} features"
+            f"image_shape: {' x '.join(map(str, shape))} is {math.prod(shape)} numbers, {name} has "
+            f"{array.shape[1]} features"
         )
-    return height, width
+    return array.reshape(len(array), *shape)

@@ -1,24 +1,26 @@
-"""Labelled grids as graphs."""
+"""Graphs of labelled grids of runs."""
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import (
-    check_instance,
-    check_list,
-    check_name,
-    check_text,
-    check_texts,
-)
-from jaxfed.plot._figure import check_place, colour, light, one_axes
+from jaxfed.core.common.checks import check_instance, check_name, check_texts
+from jaxfed.plot import _figure
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
+
+
+class _Line(NamedTuple):
+    """One line of the graph: means, standard deviations, and the settings it belongs to."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    settings: list[str]
 
 
 def grid(
@@ -32,39 +34,33 @@ def grid(
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw a grid's variables along one dimension, a line for each variable and other setting.
+    """Draw a grid's variables along one dimension, with a line per variable and other setting.
 
     Args:
         found: what `jaxfed.grid` returned, a part of it, or any other `xarray.Dataset`.
-        x: the dimension of the horizontal axis. One without coordinates is numbered from 0.
-        over: dimensions to take means over, such as seeds; a band shows one standard deviation
-            (of a sample: n - 1). NaN is not left out.
-        names: which variables, in which order; all by default.
-        scale: of the horizontal axis.
-        label: of the vertical axis; by default the name of the only variable.
+        x: the dimension of the horizontal axis; without coordinates, it is numbered from 0.
+        over: dimensions to average over, such as seeds; a band shows one standard deviation (with
+            n - 1). NaN values are not skipped.
+        names: the variables to draw, in this order; all by default.
+        scale: scale of the horizontal axis.
+        label: label of the vertical axis; by default the name of the only variable.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
         ax: Matplotlib axes to draw into instead.
 
     Returns:
-        The figure, or the axes where these were given.
+        The figure, or the axes if given.
 
     Raises:
-        ValueError: if there is no such dimension or variable, or a variable lacks `x` or has a
-            further dimension without coordinates.
+        ValueError: if a dimension or variable does not exist, or a variable lacks `x` or has
+            another dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax)
+    _figure.check_place(figure, ax)
     dataset = require("xarray", extra="sweep").Dataset
     check_instance("found", found, dataset, "an xarray.Dataset")
-    check_text("x", x)
     check_name("scale", scale, ("log", "linear"))
-    if label is not None:
-        check_text("label", label)
-    if names is not None:
-        check_list("names", names, "names of variables")
-        check_texts("names", names)
+    check_texts("names", names or ())
     over = (over,) if isinstance(over, str) else over
-    check_texts("over", over)
     dimensions = list(found.dims)
     for name in over:
         if name not in dimensions:
@@ -78,18 +74,19 @@ def grid(
             raise ValueError(f"names: wanted some of {list(found)}, got {name!r}")
     along = found[x].values
     lines = {name: _lines(found[name], x, over) for name in chosen}
-    axes, drawn = one_axes(figure, ax, 5.0, 3.4)
+    target = _figure.one_axes(figure, ax, 5.0, 3.4)
+    axes = target.axes
     for i, name in enumerate(chosen):
-        for j, (line, band, words) in enumerate(lines[name]):
-            # Colours tell variables apart and dashes settings, where there are several of both.
-            look = {"color": colour(i if len(chosen) > 1 else j), "linewidth": 1.2}
+        for j, line in enumerate(lines[name]):
+            # With several variables, colours tell them apart, and dashes the settings.
+            look = {"color": _figure.colour(i if len(chosen) > 1 else j), "linewidth": 1.2}
             dashes = ("-", "--", ":", "-.")[j % 4 if len(chosen) > 1 else 0]
-            text = ", ".join([_words(name), *words])
-            axes.plot(along, line, label=text, linestyle=dashes, **look)
-            if np.isfinite(band).all():
-                ends = line - band, line + band
+            text = ", ".join([_words(name), *line.settings])
+            axes.plot(along, line.mean, label=text, linestyle=dashes, **look)
+            if np.isfinite(line.deviation).all():
+                ends = line.mean - line.deviation, line.mean + line.deviation
                 axes.fill_between(along, *ends, color=look["color"], alpha=0.15, lw=0)
-    light(axes)
+    _figure.light(axes)
     axes.set_xscale(scale)
     axes.set_xlabel(_words(x), fontsize=9)
     if label is not None or len(chosen) == 1:
@@ -98,13 +95,11 @@ def grid(
     if number > 1:
         beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if number > 6 else {}
         axes.legend(fontsize=7, frameon=False, **beside)
-    return drawn
+    return target.returned
 
 
-def _lines(
-    values: "DataArray", x: str, over: Sequence[str]
-) -> list[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Of each of a variable's lines: means, standard deviations, and what is said of its place."""
+def _lines(values: "DataArray", x: str, over: Sequence[str]) -> list[_Line]:
+    """The lines of one variable."""
     if x not in values.dims:
         raise ValueError(
             f"names: wanted variables along {x!r}, got {values.name!r} of {values.dims}"
@@ -129,7 +124,7 @@ def _lines(
             for name, i in place.items()
             if mean.sizes[name] > 1
         ]
-        lines.append((mean.isel(place).values, sd.isel(place).values, words))
+        lines.append(_Line(mean.isel(place).values, sd.isel(place).values, words))
     return lines
 
 

@@ -5,182 +5,166 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import ArrayLike, Real
 
 from jaxfed._optional import require
 from jaxfed.core.common.checks import check_count, refuse
-from jaxfed.plot._figure import (
-    INK,
-    SIGNED,
-    SMOOTH,
-    bare,
-    canvas,
-    check_place,
-    host,
-    image_shape_of,
-    limit,
-    named,
-    texts,
-    verbatim,
-    within,
-)
+from jaxfed.plot import _figure
 
-ArrayLike = Array | np.ndarray
+_SIZE = 0.75  # width of an image of a component, in inches
 
 
 def components(
-    groups: Mapping[str, Float[ArrayLike, "d r"] | None],
+    groups: Mapping[str, Real[ArrayLike, "_d _r"] | None],
     image_shape: tuple[int, int] | None = None,
     *,
     columns: int = 12,
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw groups of components, each group under its name and on one colour scale.
+    """Draw groups of components, each group under its name and with its own colour scale.
 
     Args:
-        groups: components in columns by the group's name, e.g. `{"shared": solution.result.shared,
-            "client 3": solution.result.local[3]}`; those that are None are left out.
+        groups: components in columns by name, such as `{"shared": solution.result.shared,
+            "client 3": solution.result.local[3]}`. Groups that are None are left out.
         image_shape: height and width if features are pixels: each component is then an image.
-            Otherwise a group is one picture with a row for each component and a column for each
-            feature.
+            Otherwise, a group is one image with a row per component and a column per feature.
         columns: images in a row.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes whose place in the grid of subplots the panels take.
 
     Returns:
-        The figure, or the axes where these were given.
+        The figure, or the axes if given.
 
     Raises:
         ValueError: if there is no group, or a group is not `(features, rank)` or does not fit
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax, panels=True)
-    named("groups", groups, "components")
+    _figure.check_place(figure, ax, panels=True)
     check_count("columns", columns)
     arrays = {
-        name: host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
+        name: _figure.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
         for name, group in groups.items()
         if group is not None
     }
-    if not arrays:
-        raise ValueError("groups: wanted at least one group of components, got none")
-    figure = within(figure, ax)
+    _figure.check_named("groups", arrays, "components")
+    panel = _figure.within(figure, ax)
     if image_shape is None:
-        figure = _as_rows(arrays, figure)
-        return figure if ax is None else ax
-    shapes = [image_shape_of(len(group), image_shape) for group in arrays.values()]
-    height, width = shapes[-1]
-    columns = min(columns, max(group.shape[1] for group in arrays.values()))
-    rows = [-(-group.shape[1] // columns) for group in arrays.values()]
-    if figure is None:
-        size = 0.75
-        # A name may be longer than its images are wide.
-        columns = max(columns, math.ceil(0.08 * max(map(len, arrays)) / size))
-        figure = canvas(None, size * columns, size * height / width * sum(rows) + 0.3 * len(rows))
-    parts = np.atleast_1d(figure.subfigures(len(arrays), 1, height_ratios=[r + 0.3 for r in rows]))
-    for (name, group), part, height_in_images in zip(arrays.items(), parts, rows, strict=True):
-        part.suptitle(verbatim(name), fontsize=9, x=0.01, ha="left")
-        grid = np.atleast_1d(part.subplots(height_in_images, columns, squeeze=False)).ravel()
-        for position, axes in enumerate(grid):
-            if position < group.shape[1]:
-                _signed(axes, group[:, position].reshape(height, width), limit(group))
-            else:
-                axes.set_axis_off()
-    return figure if ax is None else ax
+        drawn = _as_rows(arrays, panel)
+        return drawn if ax is None else ax
+    images = {
+        name: _figure.as_images(f"groups[{name!r}]", group.T, image_shape)
+        for name, group in arrays.items()
+    }
+    height, width = image_shape
+    columns = min(columns, max(map(len, images.values())))
+    rows = [-(-len(group) // columns) for group in images.values()]
+    if panel is None:
+        # A group's name may be longer than its images are wide.
+        columns = max(columns, math.ceil(0.08 * max(map(len, images)) / _SIZE))
+        tall = _SIZE * height / width * sum(rows) + 0.3 * len(rows)
+        panel = _figure.canvas(None, _SIZE * columns, tall)
+    parts = np.atleast_1d(panel.subfigures(len(images), 1, height_ratios=[r + 0.3 for r in rows]))
+    for (name, group), part, number in zip(images.items(), parts, rows, strict=True):
+        part.suptitle(_figure.verbatim(name), fontsize=9, x=0.01, ha="left")
+        grid = part.subplots(number, columns, squeeze=False).ravel()
+        for axes, image in zip(grid, group, strict=False):
+            _figure.signed_image(axes, image, _figure.limit(group))
+        for axes in grid[len(group) :]:
+            axes.set_axis_off()
+    return panel if ax is None else ax
 
 
 def separation(
-    original: Float[ArrayLike, "k d"],
-    shared: Float[ArrayLike, "k d"] | None,
-    own: Float[ArrayLike, "k d"] | None,
+    original: Real[ArrayLike, "k d"],
+    shared: Real[ArrayLike, "k d"] | None,
+    local: Real[ArrayLike, "k d"] | None,
     image_shape: tuple[int, int],
     *,
-    mean: Float[ArrayLike, " d"] | None = None,
+    mean: Real[ArrayLike, " d"] | None = None,
     names: Sequence[str] | None = None,
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw samples beside the shared part, the own part, and what the two make together.
+    """Draw samples above their shared part, their local part, and the sum of the two.
 
     Args:
         original: the samples.
         shared: their projections onto the shared components, `(x - mean) @ U @ U.T`, or None.
-        own: their projections onto their clients' own components, or None.
+        local: their projections onto their client's local components, or None.
         image_shape: height and width of an image.
-        mean: what was subtracted before the fit; added to the parts again in the last row.
+        mean: the mean that was subtracted before the fit; it is added to the sum.
         names: a title for each sample.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes whose place in the grid of subplots the panels take.
 
     Returns:
-        The figure, or the axes where these were given, one column per sample.
+        The figure, or the axes if given, with one column per sample.
 
     Raises:
-        ValueError: if shapes do not fit together, or both parts are None.
+        ValueError: if shapes do not match, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax, panels=True)
-    samples = host("original", original, 2, "samples of shape (samples, features)")
-    given = {"shared": shared, "own": own}
+    _figure.check_place(figure, ax, panels=True)
+    samples = _figure.host("original", original, 2, "samples of shape (samples, features)")
     parts = {
-        name: host(name, part, 2, f"numbers of shape {samples.shape}")
-        for name, part in given.items()
+        name: _figure.host(name, part, 2, f"numbers of shape {samples.shape}")
+        for name, part in (("shared", shared), ("local", local))
         if part is not None
     }
     if not parts:
-        raise ValueError("shared, own: wanted at least one of the parts, got none")
+        raise ValueError("shared, local: wanted at least one of the parts, got none")
     for name, part in parts.items():
         if part.shape != samples.shape:
             raise ValueError(f"{name}: wanted shape {samples.shape}, got {part.shape}")
+    centre = np.zeros(samples.shape[1])
     if mean is not None:
-        mean = host("mean", mean, 1, f"{samples.shape[1]} numbers")
-        if mean.shape != samples.shape[1:]:
+        centre = _figure.host("mean", mean, 1, f"{samples.shape[1]} numbers")
+        if centre.shape != samples.shape[1:]:
             raise refuse("mean", f"{samples.shape[1]} numbers", mean)
-    texts("names", names, len(samples))
-    height, width = image_shape_of(samples.shape[1], image_shape)
-    together = np.sum(list(parts.values()), axis=0) + (0 if mean is None else mean)
-    rows = ("original", *(f"{name} part" for name in parts), "together")
-    figure = canvas(
-        within(figure, ax), 0.95 * len(samples) + 0.5, 0.95 * len(rows) * height / width + 0.3
+    _figure.check_names("names", names, len(samples))
+    rows = {"original": samples} | {f"{name} part": part for name, part in parts.items()}
+    rows["together"] = centre + np.sum(list(parts.values()), axis=0)
+    images = {name: _figure.as_images("original", row, image_shape) for name, row in rows.items()}
+    height, width = image_shape
+    panel = _figure.canvas(
+        _figure.within(figure, ax),
+        0.95 * len(samples) + 0.5,
+        0.95 * len(rows) * height / width + 0.3,
     )
-    grid = figure.subplots(len(rows), len(samples), squeeze=False)
-    # Originals and reconstructions share one scale, the two parts another.
+    grid = panel.subplots(len(rows), len(samples), squeeze=False)
+    # Samples and sums share one colour scale, the two parts another.
     low, high = float(min(samples.min(), 0)), float(samples.max())
-    signed = limit(list(parts.values()))
-    pictures = samples, *parts.values(), together
-    for label, line, images in zip(rows, grid, pictures, strict=True):
-        for axes, image in zip(line, images, strict=True):
+    end = _figure.limit(list(parts.values()))
+    for (label, row), line in zip(images.items(), grid, strict=True):
+        for axes, image in zip(line, row, strict=True):
             if label.endswith("part"):
-                _signed(axes, image.reshape(height, width), signed)
+                _figure.signed_image(axes, image, end)
             else:
-                pixels = image.reshape(height, width)
-                axes.imshow(pixels, cmap=INK, vmin=low, vmax=high, interpolation=SMOOTH)
-                bare(axes)
+                axes.imshow(
+                    image, cmap=_figure.INK, vmin=low, vmax=high, interpolation=_figure.SMOOTH
+                )
+                _figure.bare(axes)
         line[0].set_ylabel(label, fontsize=8)
     for axes, name in zip(grid[0], names or (), strict=False):
-        axes.set_title(verbatim(name), fontsize=8)
-    return figure if ax is None else ax
+        axes.set_title(_figure.verbatim(name), fontsize=8)
+    return panel if ax is None else ax
 
 
 def _as_rows(groups: Mapping[str, np.ndarray], figure: Any) -> Any:
+    """Each group as one image with a row per component."""
     ranks = [group.shape[1] for group in groups.values()]
-    figure = canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
+    figure = _figure.canvas(figure, 7.0, 0.25 * sum(ranks) + 0.45 * len(ranks) + 0.3)
     grid = figure.subplots(len(groups), 1, squeeze=False, height_ratios=ranks)[:, 0]
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
-        _signed(axes, group.T, limit(group), aspect="auto", interpolation="nearest")
+        _figure.signed_image(
+            axes, group.T, _figure.limit(group), aspect="auto", interpolation="nearest"
+        )
         axes.set_yticks(range(group.shape[1]), range(1, group.shape[1] + 1), fontsize=7)
-        axes.set_title(verbatim(name), fontsize=9, loc="left")
+        axes.set_title(_figure.verbatim(name), fontsize=9, loc="left")
     grid[-1].set_xlabel("feature", fontsize=8)
-    grid[-1].xaxis.set_major_locator(
-        require("matplotlib.ticker", extra="plot").MaxNLocator(10, integer=True)
-    )
+    ticker = require("matplotlib.ticker", extra="plot")
+    grid[-1].xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
     grid[-1].tick_params(labelsize=7)
     return figure
-
-
-def _signed(axes: Any, image: np.ndarray, end: float, **options: Any) -> None:
-    options = {"interpolation": SMOOTH} | options
-    axes.imshow(image, cmap=SIGNED, vmin=-end, vmax=end, **options)
-    bare(axes)

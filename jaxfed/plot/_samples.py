@@ -1,21 +1,27 @@
-"""Grids of images: what models generate, and what they make of samples."""
+"""Grids of images: generated samples, and reconstructions of samples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import ArrayLike, Real
 
-from jaxfed.core.common.checks import check_count, check_text, is_list, refuse
-from jaxfed.plot._figure import INK, bare, canvas, check_place, host, named, texts, verbatim, within
+from jaxfed.core.common.checks import check_count
+from jaxfed.plot import _figure
 
-ArrayLike = Array | np.ndarray
+_SIZE, _LETTER = 0.5, 0.062  # inches: longer side of an image, width of a letter
 
-_SIZE, _LETTER = 0.5, 0.062  # inches: the longer side of an image, and what is written
+
+class _Row(NamedTuple):
+    """A row of images with a text before and after it."""
+
+    label: str
+    images: np.ndarray
+    note: str = ""
 
 
 def samples(
-    groups: Mapping[str, Float[ArrayLike, "n d"]],
+    groups: Mapping[str, Real[ArrayLike, "_n d"]],
     image_shape: tuple[int, ...],
     *,
     columns: int = 10,
@@ -23,147 +29,112 @@ def samples(
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw images in rows, each group's after its name.
+    """Draw groups of images in rows, each after its name.
 
     Args:
         groups: images by the group's name, such as a client's or a method's.
-        image_shape: height and width, or height, width and the three channels of a colour.
-        columns: images in a row; what a group has more goes to further rows.
-        notes: what is written after a group's images, such as their noise.
+        image_shape: height and width, or height, width and three colour channels.
+        columns: images in a row; the rest of a group goes to further rows.
+        notes: texts to write after a group's images, such as their noise.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes whose place in the grid of subplots the panels take.
 
     Returns:
-        The figure, or the axes where these were given. White is 0 and black is 1; colours
-        are clipped to this range.
+        The figure, or the axes if given. White is 0 and black is 1; colours are clipped to this
+        range.
 
     Raises:
         ValueError: if there is no group, a group is not `(images, features)` or does not fit
-            `image_shape`, `columns` is not positive, or a note is of no group.
+            `image_shape`, `columns` is not positive, or a note belongs to no group.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax, panels=True)
-    named("groups", groups, "images")
+    _figure.check_place(figure, ax, panels=True)
+    _figure.check_named("groups", groups, "images")
     check_count("columns", columns)
-    if notes is not None and not isinstance(notes, Mapping):
-        raise refuse("notes", "a dictionary of texts by name", notes)
-    for name, note in (notes or {}).items():
-        check_text(f"notes[{name!r}]", note)
-    if unknown := set(notes or ()) - set(groups):
+    notes = notes or {}
+    if unknown := set(notes) - set(groups):
         raise ValueError(f"notes: wanted names of groups, got {', '.join(sorted(unknown))}")
-    images = {
-        name: _images(f"groups[{name!r}]", group, image_shape) for name, group in groups.items()
-    }
-    columns = min(columns, max(map(len, images.values())))
-    drawn = _grid(
-        [
-            (name, part[:columns], (notes or {}).get(name, ""))
-            if start == 0
-            else ("", part[start : start + columns], "")
-            for name, part in images.items()
-            for start in range(0, len(part), columns)
-        ],
-        columns,
-        None,
-        within(figure, ax),
-    )
+    rows = []
+    for name, group in groups.items():
+        images = _clipped(f"groups[{name!r}]", group, image_shape)
+        first, *others = (images[i : i + columns] for i in range(0, len(images), columns))
+        rows += [_Row(name, first, notes.get(name, "")), *(_Row("", other) for other in others)]
+    drawn = _grid(rows, _figure.within(figure, ax))
     return drawn if ax is None else ax
 
 
 def reconstructions(
-    original: Float[ArrayLike, "k d"],
-    found: Mapping[str, Float[ArrayLike, "k d"]],
+    original: Real[ArrayLike, "k d"],
+    found: Mapping[str, Real[ArrayLike, "k d"]],
     image_shape: tuple[int, ...],
     *,
     names: Sequence[str] | None = None,
     figure: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw samples and, below each, what models make of it.
+    """Draw samples and, below each, its reconstructions by several methods.
 
     Args:
         original: the samples.
         found: their reconstructions by the name of the method.
-        image_shape: height and width, or height, width and the three channels of a colour.
+        image_shape: height and width, or height, width and three colour channels.
         names: a title for each sample.
         figure: a Matplotlib figure or subfigure to draw into; a new one by default.
-        ax: Matplotlib axes to draw into, whose place in the grid of subplots the panels take.
+        ax: Matplotlib axes whose place in the grid of subplots the panels take.
 
     Returns:
-        The figure, or the axes where these were given, one column per sample. White is 0 and
-        black is 1.
+        The figure, or the axes if given, with one column per sample. White is 0 and black is 1.
 
     Raises:
-        ValueError: if there is no reconstruction, or shapes do not fit together.
+        ValueError: if there is no reconstruction, or shapes do not match.
         ImportError: if Matplotlib is not installed.
     """
-    check_place(figure, ax, panels=True)
-    images = _images("original", original, image_shape)
-    named("found", found, "reconstructions")
-    rows = [("original", images, "")]
+    _figure.check_place(figure, ax, panels=True)
+    rows = [_Row("original", _clipped("original", original, image_shape))]
+    _figure.check_named("found", found, "reconstructions")
+    count = len(rows[0].images)
     for name, values in found.items():
-        part = _images(f"found[{name!r}]", values, image_shape)
-        if len(part) != len(images):
-            raise ValueError(
-                f"found[{name!r}]: wanted {len(images)} reconstructions, got {len(part)}"
-            )
-        rows.append((name, part, ""))
-    texts("names", names, len(images))
-    drawn = _grid(rows, len(images), names, within(figure, ax))
+        images = _clipped(f"found[{name!r}]", values, image_shape)
+        if len(images) != count:
+            raise ValueError(f"found[{name!r}]: wanted {count} reconstructions, got {len(images)}")
+        rows.append(_Row(name, images))
+    _figure.check_names("names", names, count)
+    drawn = _grid(rows, _figure.within(figure, ax), names or ())
     return drawn if ax is None else ax
 
 
-def _images(name: str, values: Any, image_shape: tuple[int, ...]) -> np.ndarray:
-    array = host(name, values, 2, "images of shape (images, features)")
-    if not is_list(image_shape):
-        raise refuse("image_shape", "(height, width) or (height, width, 3)", image_shape)
-    shape = tuple(image_shape)
-    for length in shape:
-        check_count("image_shape", length)
-    if len(shape) == 3 and shape[-1] == 1:
-        shape = shape[:2]
-    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[-1] != 3):
-        raise ValueError(f"image_shape: wanted (height, width) or (height, width, 3), got {shape}")
-    if np.prod(shape) != array.shape[1]:
-        raise ValueError(
-            f"image_shape: {' x '.join(map(str, shape))} is {np.prod(shape)} numbers, {name} has "
-            f"{array.shape[1]} features"
-        )
-    return np.clip(array, 0, 1).reshape(len(array), *shape)
+def _clipped(name: str, values: Any, image_shape: tuple[int, ...]) -> np.ndarray:
+    array = _figure.host(name, values, 2, "images of shape (images, features)")
+    return np.clip(_figure.as_images(name, array, image_shape, colours=True), 0, 1)
 
 
-def _grid(
-    rows: Sequence[tuple[str, np.ndarray, str]],
-    columns: int,
-    titles: Sequence[str] | None,
-    figure: Any,
-) -> Any:
-    height, width = (side / max(rows[0][1].shape[1:3]) for side in rows[0][1].shape[1:3])
-    before, after = (_LETTER * max(len(row[i]) for row in rows) / (_SIZE * width) for i in (0, 2))
+def _grid(rows: list[_Row], figure: Any, titles: Sequence[str] = ()) -> Any:
+    columns = max(len(row.images) for row in rows)
+    height, width = (side / max(rows[0].images.shape[1:3]) for side in rows[0].images.shape[1:3])
+    # Texts have columns of their own, as wide as the longest of them in units of an image.
+    unit = _LETTER / (_SIZE * width)
+    before = max(unit * max(len(row.label) for row in rows), 0.01)
+    after = max(unit * max(len(row.note) for row in rows), 0.01)
     if figure is None:
         wide = _SIZE * width * (columns + before + after) + 0.3
-        figure = canvas(None, wide, _SIZE * height * len(rows) + (0.4 if titles else 0.2))
+        figure = _figure.canvas(None, wide, _SIZE * height * len(rows) + (0.4 if titles else 0.2))
         figure.get_layout_engine().set(w_pad=0.015, h_pad=0.015)
-    # What is written at the sides has columns of its own, so that no image makes room for it.
-    ratios = [max(before, 0.01), *[1.0] * columns, max(after, 0.01)]
+    ratios = [before, *[1.0] * columns, after]
     grid = figure.subplots(len(rows), columns + 2, squeeze=False, width_ratios=ratios)
-    for line, (label, images, note) in zip(grid, rows, strict=True):
-        for axes, image in zip(line[1:], images, strict=False):
-            axes.imshow(image, cmap=INK, vmin=0, vmax=1, interpolation="nearest")
-            bare(axes)
-        for axes in (line[0], *line[len(images) + 1 :]):
+    for line, row in zip(grid, rows, strict=True):
+        for axes, image in zip(line[1:], row.images, strict=False):
+            axes.imshow(image, cmap=_figure.INK, vmin=0, vmax=1, interpolation="nearest")
+            _figure.bare(axes)
+        for axes in (line[0], *line[len(row.images) + 1 :]):
             axes.set_axis_off()
-        for axes, text, side in ((line[0], label, "right"), (line[-1], note, "left")):
-            place = 1 if side == "right" else 0
-            axes.text(
-                place,
-                0.5,
-                verbatim(text),
-                fontsize=7,
-                ha=side,
-                va="center",
-                transform=axes.transAxes,
-            ).set_in_layout(False)
-    for axes, title in zip(grid[0][1:], titles or (), strict=False):
-        axes.set_title(verbatim(title), fontsize=7)
+        _write(line[0], 1, row.label, "right")
+        _write(line[-1], 0, row.note, "left")
+    for axes, title in zip(grid[0][1:], titles, strict=False):
+        axes.set_title(_figure.verbatim(title), fontsize=7)
     return figure
+
+
+def _write(axes: Any, place: float, text: str, align: str) -> None:
+    options = {"ha": align, "va": "center", "transform": axes.transAxes, "fontsize": 7}
+    # Outside of the layout, which would otherwise shrink the images to make room.
+    axes.text(place, 0.5, _figure.verbatim(text), **options).set_in_layout(False)

@@ -1,4 +1,4 @@
-"""What noise guarantees (`accounting`), and what a server can compute without it (`attacks`)."""
+"""Privacy: guarantees of noise (`accounting`) and attacks on messages without it (`attacks`)."""
 
 from jaxfed import _names
 from jaxfed.privacy.accounting import epsilon as epsilon

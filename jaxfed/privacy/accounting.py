@@ -1,7 +1,6 @@
-r"""What the noise of `jaxfed.channel.gaussian` guarantees, by the package `dp-accounting`.
+r"""Differential privacy of runs with `jaxfed.channel.gaussian`, computed with `dp-accounting`.
 
-For those who use the library. What a server can compute where nothing is guaranteed is in
-`jaxfed.privacy.attacks`.
+For what a server can compute without such noise, see `jaxfed.privacy.attacks`.
 """
 
 import functools
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from scipy.stats import norm
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, check_flag, check_name, check_number, shown
+from jaxfed.core.common.checks import check_count, check_name, check_number, shown
 from jaxfed.core.run.solution import Solution, Status
 from jaxfed.core.wire.release import Release
 
@@ -33,46 +32,47 @@ def epsilon(
 ) -> float:
     r"""The \(\varepsilon\) of a run whose uplink is `jaxfed.channel.gaussian`.
 
-    The run's messages are \((\varepsilon, \delta)\)-differentially private with respect to all
-    that one client has: any two data sets of a client give them nearly the same distribution.
-    Single messages are, with `clients=1` in that channel; else only their sums are.
+    The run's messages are \((\varepsilon, \delta)\)-differentially private with respect to all data
+    of one client: any two data sets of a client give messages with nearly the same distribution.
+    This holds for single messages if the channel has `clients=1`, and else only for their sums.
 
-    With the number of participants, those of a round are drawn by `jaxfed.participation.uniform`,
-    and \(\varepsilon\) is smaller, but only for who sees sums and does not know whose: not for the
-    server that drew them. Leave the numbers out for that one, and wherever clients keep a state
-    between rounds or have unequal weights: messages then tell when a client took part. `spent`
-    refuses these.
+    With numbers of participants and clients, participants are drawn by
+    `jaxfed.participation.uniform`, and \(\varepsilon\) is smaller. This holds only against an
+    observer who sees sums but does not know who took part, and thus not against the server that
+    drew them. Leave the numbers out against the server, and if clients keep a state between rounds
+    or have unequal weights, because messages then reveal when a client took part. `spent` refuses
+    such runs.
 
-    Algorithms that send something before the first round send one message more through the noise,
-    all clients together, where the start has no channel of its own: say so with `first_message`.
-    Where it has one that is not `gaussian`, nothing is guaranteed at all.
+    If an algorithm sends something before the first round and the start has no channel of its own,
+    all clients send one more message through the noise: set `first_message`. If the start has
+    another channel than `gaussian`, there is no guarantee.
 
-    Not covered are the warm start, weights and settings, if the clients' data had a say in them;
-    the history's diagnostics, which have no noise, and a tolerance that stops by them; the clients'
-    own, personal results; and what is special to floating-point noise or, after `secure_sum`, to
-    rounding and clipping noisy numbers.
+    Not covered are a warm start, weights and settings that depend on the clients' data; the
+    history's diagnostics, which have no noise, and a tolerance that stops by them; the clients'
+    personal results; and effects of floating-point noise or, after `secure_sum`, of rounding and
+    clipping noisy numbers.
 
     Args:
-        noise_multiplier: z, the standard deviation of the noise over the norm that messages are
-            clipped to, in each round.
-        rounds: how many there are.
-        delta: the probability that is tolerated of no guarantee, say below one over the number of
-            clients.
-        participants: how many of the clients are drawn in each round, without replacement.
-        clients: how many there are.
-        adjacency: what one client may do: `"replace"` its data by any other, or `"zero_out"` its
-            messages, with all participating, which is half as far.
-        first_message: whether the clients send a message before the rounds too, with the same
-            noise, as all algorithms do whose `first_message` is not empty.
+        noise_multiplier: z, the standard deviation of the noise relative to the clipping norm, in
+            each round.
+        rounds: number of rounds.
+        delta: the probability with which the guarantee may fail, for example below one over the
+            number of clients.
+        participants: number of clients drawn in each round, without replacement.
+        clients: number of all clients.
+        adjacency: what one client may change: `"replace"` its data by any other, or `"zero_out"`
+            its messages, if all clients participate, which is half the distance.
+        first_message: whether clients also send a message before the rounds with the same noise,
+            as in all algorithms whose `first_message` is not empty.
 
     Returns:
-        \(\varepsilon\): exact where all take part, else an upper bound.
+        \(\varepsilon\): exact if all take part, else an upper bound.
 
     Raises:
-        ValueError: for arguments outside their ranges, and a zero-out together with a draw.
-        ImportError: if dp-accounting is missing.
+        ValueError: if an argument is out of range, or `"zero_out"` is combined with a draw.
+        ImportError: if dp-accounting is not installed.
 
-    Source: Balle & Wang (2018), Theorem 8, where all take part; else Balle, Barthe & Gaboardi
+    Source: Balle & Wang (2018), Theorem 8, if all take part; else Balle, Barthe & Gaboardi
     (2018), Privacy amplification by subsampling (without replacement), composed by privacy loss
     distributions as in Zhu, Dong & Wang (2022), Optimal accounting of differential privacy via
     characteristic function, and Doroshenko et al. (2022), Connect the dots.
@@ -88,37 +88,38 @@ def spent(
     adjacency: Adjacency = "replace",
     drawn: bool = False,
 ) -> float:
-    r"""The \(\varepsilon\) of runs that were made, from what their solutions say was sent.
+    r"""The \(\varepsilon\) of completed runs, from the messages recorded in their solutions.
 
-    What left the clients in all of these runs together, first messages included, is
-    \((\varepsilon, \delta)\)-differentially private with respect to all that one client has; see
-    `epsilon` for what that means and what is not covered. Runs are on the same clients, in the same
-    order. A solution counts the one that was its warm start, so the last of such a chain is enough;
-    where several solutions count the same run, it counts once. A copy of a solution, such as one
-    that `jax.jit` returned, counts as a run of its own.
+    All messages of these runs together, including first messages, are
+    \((\varepsilon, \delta)\)-differentially private with respect to all data of one client; see
+    `epsilon` for the meaning and what is not covered. The runs must be on the same clients in the
+    same order. A solution includes the run of its warm start, so pass only the last of a chain; a
+    run that several solutions include counts once. A copy of a solution, such as one returned by
+    `jax.jit`, counts as a separate run.
 
-    A client counts as often as it may have taken part: in every round under `everybody` and
-    `uniform`, in its own ones under `mask`.
+    A client is counted in every round in which it may have taken part: all rounds under
+    `everybody` and `uniform`, its own rounds under `mask`.
 
     Args:
-        *solutions: of `jaxfed.fit`, or of `jaxfed.rollout` once it is computed.
+        *solutions: from `jaxfed.fit`, or from `jaxfed.rollout` outside of transformations.
         delta: as in `epsilon`.
         adjacency: as in `epsilon`.
-        drawn: count a draw by `uniform` as chance, for who sees the sums of messages and does not
-            know whose. That holds only where a message depends on its client's data and the
-            broadcasts alone: of algorithms whose clients keep a state it is refused.
+        drawn: whether to use the randomness of draws by `uniform`, against an observer who sees
+            sums of messages but does not know who took part. This requires that a message depends
+            only on its client's data and the broadcasts, and is refused for algorithms whose
+            clients keep a state.
 
     Returns:
         \(\varepsilon\), exact without `drawn`, else an upper bound; 0 if nothing was sent.
 
     Raises:
-        ValueError: for no solution, one that is traced or of several runs, other numbers of
-            clients, a message that was sent without noise, a run that numbers without noise have
-            ended (a tolerance, a callback, a divergence), or a draw that cannot be counted.
-        ImportError: if dp-accounting is missing.
+        ValueError: if there is no solution; one is traced, or of several runs; the numbers of
+            clients differ; a message was sent without noise; a run was ended by numbers without
+            noise (a tolerance, a callback, a divergence); or a draw cannot be counted.
+        ImportError: if dp-accounting is not installed.
 
-    Source: as in `epsilon`; for drawn participants, messages that depend on nothing else are what
-    adaptive composition asks for (Dwork & Roth 2014, Section 3.5).
+    Source: as in `epsilon`; for drawn participants, adaptive composition requires that messages
+    depend on nothing else (Dwork & Roth 2014, Section 3.5).
     """
     _check_delta(delta)
     check_name("adjacency", adjacency, ("replace", "zero_out"))
@@ -143,17 +144,15 @@ def spent(
 
 
 def _releases(solution: Solution) -> tuple[Release, ...]:
-    if not isinstance(solution, Solution):
-        raise ValueError(f"solutions: wanted those of jaxfed.fit, got {solution!r}")
     last = solution.releases[-1].times
     if isinstance(last, Tracer) or np.ndim(last):
         raise ValueError(
-            "solutions: wanted each of one run, and computed, got a traced or stacked one"
+            "solutions: wanted computed solutions of one run each, got a traced or stacked one"
         )
     if not bool(solution.status == Status.round_limit):
         raise ValueError(
-            "solutions: wanted runs of a given number of rounds, got one that ended by numbers "
-            f"without noise: {Status[solution.status]}"
+            "solutions: wanted runs of a fixed number of rounds, got one that was ended by "
+            f"numbers without noise: {Status[solution.status]}"
         )
     return solution.releases
 
@@ -178,12 +177,12 @@ def _check_draw(release: Release, adjacency: Adjacency) -> None:
         raise ValueError(f"adjacency: wanted replace with drawn=True, got {adjacency!r}")
     if not release.stateless:
         raise ValueError(
-            "drawn: wanted an algorithm whose clients keep nothing between rounds; by what they "
-            "keep, messages tell when a client took part"
+            "drawn: wanted an algorithm whose clients keep no state between rounds; from their "
+            "state, messages reveal when a client took part"
         )
     if np.ptp(release.weights) > 1e-5 * np.max(release.weights):
         raise ValueError(
-            "drawn: wanted clients of equal weights; with others, noise tells who took part"
+            "drawn: wanted clients of equal weights; otherwise the noise reveals who took part"
         )
 
 
@@ -197,24 +196,23 @@ def noise_multiplier(
     adjacency: Adjacency = "replace",
     first_message: bool = False,
 ) -> float:
-    r"""The noise multiplier that gives a run a wanted \(\varepsilon\), see `epsilon`.
+    r"""The noise multiplier that gives a run the wanted \(\varepsilon\).
 
     Args:
         epsilon: \(\varepsilon\), positive.
-        rounds: as in `epsilon`, like all others.
-        delta: as there.
-        participants: as there.
-        clients: as there.
-        adjacency: as there.
-        first_message: as there; that message has the same noise multiplier.
+        rounds: as in `epsilon`, like all other arguments.
+        delta: the probability with which the guarantee may fail.
+        participants: number of clients drawn in each round.
+        clients: number of all clients.
+        adjacency: what one client may change.
+        first_message: whether clients send a message with the same noise before the rounds.
 
     Returns:
-        z: exact where all take part, else at most a thousandth above what is needed.
+        z: exact if all take part, else at most 0.1 % above what is needed.
 
     Raises:
-        ValueError: as there; in particular for an epsilon or a delta of zero, which no Gaussian
-            noise has.
-        ImportError: if dp-accounting is missing.
+        ValueError: as in `epsilon`; no Gaussian noise gives an epsilon or delta of zero.
+        ImportError: if dp-accounting is not installed.
     """
     _check_positive(epsilon=epsilon)
     share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
@@ -227,6 +225,7 @@ def noise_multiplier(
     if share == 1:
         return needed
 
+    # Bisection, because a draw has no closed form. All taking part needs the most noise.
     def suffices(multiplier: float) -> bool:
         parts = _parts(multiplier, rounds, share, first_message)
         return _epsilon(parts, delta, adjacency) <= epsilon
@@ -247,9 +246,9 @@ def noise_multiplier(
 class _Part(NamedTuple):
     """Messages of one kind."""
 
-    multiplier: float  # of the noise
-    times: int  # that one client sends one
-    share: float = 1.0  # of the clients, drawn anew each time; one if it may be known who sends
+    multiplier: float  # noise multiplier
+    times: int  # messages of one client
+    share: float = 1.0  # of clients drawn each time; 1 if an observer may know who sends
 
 
 def _parts(multiplier: float, rounds: int, share: float, first_message: bool) -> tuple[_Part, ...]:
@@ -260,26 +259,27 @@ def _parts(multiplier: float, rounds: int, share: float, first_message: bool) ->
 def _epsilon(parts: Sequence[_Part], delta: float, adjacency: Adjacency) -> float:
     package = require("dp_accounting", extra="privacy")
     distance = _distance(adjacency)
-    # As many messages with this noise are one with so much less.
+    # k Gaussian messages compose to one whose noise is smaller by the factor √k.
     squares = [part.times * (distance / part.multiplier) ** 2 for part in parts]
     known = float(package.get_epsilon_gaussian(sum(squares) ** -0.5, delta))
     if known == 0 or all(part.share == 1 for part in parts):
         return known
+    # A thousandth of the bound, so that rounding the losses up hardly matters.
     step = min(1e-3, known / 1e3)
     losses = [_losses(distance / part.multiplier, part, step, delta) for part in parts]
     composed = functools.reduce(lambda one, other: one.compose(other), losses)
-    # The bound is rounded upwards, and a draw never harms.
+    # The composed bound is rounded up, and drawing participants never weakens the guarantee.
     return float(min(known, composed.get_epsilon_for_delta(delta)))
 
 
 def _losses(ratio: float, part: _Part, step: float, delta: float) -> Any:
-    """The distribution of a part's privacy loss, on multiples of a step, rounded upwards.
+    """The distribution of a part's privacy loss, rounded up to multiples of a step.
 
     Args:
-        ratio: how far a client can move the sum, over the noise's deviation.
-        part: what is sent, and how often.
-        step: between the losses.
-        delta: of which what is beyond the largest loss is a millionth.
+        ratio: how far a client can move the sum, relative to the noise's standard deviation.
+        part: the messages.
+        step: distance between the losses.
+        delta: losses with a total probability of a millionth of this are cut off.
     """
     pld = require("dp_accounting.pld", extra="privacy")
     longest = ratio * (ratio / 2 - norm.ppf(1e-6 * delta / part.times))
@@ -288,26 +288,27 @@ def _losses(ratio: float, part: _Part, step: float, delta: float) -> Any:
         step, places, _profile(places * step, ratio, part.share)
     )
     whole = pld.privacy_loss_distribution.PrivacyLossDistribution(one)
-    with np.errstate(over="ignore"):  # of bounds on the losses, infinite ones are passed over
+    with np.errstate(over="ignore"):  # dp-accounting skips infinite bounds
         return whole.self_compose(part.times)
 
 
 def _profile(
     epsilon: Float[np.ndarray, " n"], ratio: float, share: float
 ) -> Float[np.ndarray, " n"]:
-    r"""The smallest \(\delta\) for each \(\varepsilon\), of whatever sign, of one message."""
+    r"""The smallest \(\delta\) of one message for each \(\varepsilon\) of either sign."""
     size = np.abs(epsilon)
-    # That of an undrawn message, at the epsilon which the draw brings down to this one.
+    # The epsilon of a message without a draw that the draw reduces to this one.
     undrawn = size + np.log1p(-(1 - share) * np.exp(-size)) - np.log(share)
+    # Theorem 8 of Balle & Wang at this epsilon, in logarithms against overflow.
     above = norm.cdf(ratio / 2 - undrawn / ratio)
     below = np.exp(undrawn + norm.logcdf(-ratio / 2 - undrawn / ratio))
     delta = share * np.maximum(above - below, 0)
-    # Of two data sets each may be the first.
+    # Either of the two data sets may come first.
     return np.clip(np.where(epsilon >= 0, delta, -np.expm1(-size) + np.exp(-size) * delta), 0, 1)
 
 
 def _distance(adjacency: Adjacency) -> int:
-    """How far a client can move a sum of messages that are clipped to norm one."""
+    """How far a client can move a sum of messages that are clipped to norm 1."""
     return 2 if adjacency == "replace" else 1
 
 
@@ -321,14 +322,17 @@ def _check_delta(delta: Any) -> None:
 
 
 def _checked_share(
-    rounds: int, delta: float, participants: int | None, clients: int | None, adjacency: Adjacency,
+    rounds: int,
+    delta: float,
+    participants: int | None,
+    clients: int | None,
+    adjacency: Adjacency,
     first_message: bool,
-) -> float:  # fmt: skip
-    """The share of clients that take part, once all that says what is asked is checked."""
+) -> float:
+    """Check the arguments, and return the share of clients that take part in a round."""
     check_count("rounds", rounds)
     _check_delta(delta)
     check_name("adjacency", adjacency, ("replace", "zero_out"))
-    check_flag("first_message", first_message)
     if participants is None and clients is None:
         return 1.0
     if not (isinstance(participants, int) and isinstance(clients, int)) or not (
@@ -340,7 +344,7 @@ def _checked_share(
         )
     if participants < clients and adjacency != "replace":
         raise ValueError(
-            f"adjacency: wanted replace where {participants} of {clients} clients are drawn, "
+            f"adjacency: wanted replace if {participants} of {clients} clients are drawn, "
             f"got {adjacency!r}"
         )
     return participants / clients

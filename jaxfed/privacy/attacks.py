@@ -1,29 +1,28 @@
-r"""What a curious server learns of one client, from the messages that an algorithm really sends.
+r"""What an honest but curious server can compute about one client from an algorithm's messages.
 
-For research. The server follows the protocol, keeps what passes through its hands, and tries to
-compute one client's matrix \(C_i = A_i A_i^\top\) from it:
+For research. The server follows the protocol, records all messages, and tries to compute one
+client's matrix \(C_i = A_i A_i^\top\):
 
-* **linear reconstruction** (`linear_attack`): take every message for a product,
-  \(Y_k = C_i Z_k\), and solve for the matrix of minimum norm. Exact once the \(Z_k\) span all
-  features, if the messages are products;
-* **restarts** (`restart_attack`): the same, but the server chooses the \(Z_k\), by starting the
-  protocol again and again and looking at the first round only, where also messages that hide the
-  part of the product within the span of \(Z_k\) determine the matrix up to a multiple of the
-  identity;
-* **first messages** (`first_message_attack`): some algorithms send a second moment, or a factor
-  of one, before the first round;
-* **norms** (`norm_leak`): a multiplier or a step size can tell \(|A_i|_2^2\).
+* **linear reconstruction** (`linear_attack`): assume that every message is a product,
+  \(Y_k = C_i Z_k\), and solve for the matrix of minimum norm. This is exact if messages are
+  products and the \(Z_k\) span all features;
+* **restarts** (`restart_attack`): the server chooses the \(Z_k\), by restarting the protocol many
+  times and using only first rounds. Even messages that hide the part of the product within the
+  span of \(Z_k\) then determine the matrix up to a multiple of the identity;
+* **first messages** (`first_message_attack`): some algorithms send a second moment or a factor of
+  it before the first round;
+* **norms** (`norm_leak`): a multiplier or a step size can reveal \(|A_i|_2^2\).
 
-Under secure summation the server sees only the sum over the clients; `summed=True` runs the same
-attack on that. A client's share of the sum cannot be told apart, whatever the algorithm, but the
-sum itself may be all of the pooled matrix.
+Under secure summation, the server sees only sums over the clients; `summed=True` attacks these. A
+client's share of a sum is hidden, but the sum may reveal the whole pooled matrix.
 
-Errors are \(|\Phi - C_i|_F / |C_i|_F\). An error of one is no knowledge at all; when clients are
-alike, the pooled matrix over the number of clients (`public_guess`) is a guess to compare with.
+Errors are \(|\Phi - C_i|_F / |C_i|_F\). An error of one means that nothing was learned. If clients
+are similar, compare with the error of the pooled matrix divided by the number of clients
+(`public_guess`).
 
 Source: Wang, Liu & Zhang (2022), Seeking consensus on subspaces in federated principal component
-analysis, Proposition 2 and the problem before it. The attacks are not the strongest conceivable:
-a small error proves a leak, a large one proves nothing.
+analysis, Proposition 2 and the problem before it. Stronger attacks may exist: a small error proves
+a leak, but a large one proves nothing.
 """
 
 from collections.abc import Sequence
@@ -32,24 +31,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse.linalg
 from jaxtyping import Array, Float, Key
 
 from jaxfed import channel
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import (
-    check_flag,
-    check_instance,
     check_positive,
     check_whole,
-    checked_key,
     checked_table,
     host_array,
     is_real,
     refuse,
 )
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.wire.channel import ways as ways_of
 from jaxfed.linalg import Moment
 from jaxfed.privacy.transcript import LOSSLESS, Transcript, check_client, record
 
@@ -57,25 +53,22 @@ Matrix = Float[np.ndarray, "features features"]
 Frames = Float[np.ndarray, "rounds features rank"]
 
 # ---------------------------------------------------------------------------------------------
-# What the server wants to know, and how near it comes.
+# The secret, and errors of guesses at it.
 
 
 def _checked_frames(inputs: Frames, outputs: Frames) -> tuple[Frames, Frames]:
-    """What was sent and what came back, on the host; refused where the two do not fit."""
-    found = []
-    for name, given in (("inputs", inputs), ("outputs", outputs)):
-        wanted = "numbers of shape (rounds, features, rank)"
-        frames = host_array(name, given, wanted)
+    wanted = "numbers of shape (rounds, features, rank)"
+    z, y = host_array("inputs", inputs, wanted), host_array("outputs", outputs, wanted)
+    for name, frames in (("inputs", z), ("outputs", y)):
         if not is_real(frames.dtype) or frames.ndim != 3 or not frames.size:
-            raise refuse(name, wanted, given)
-        found.append(frames)
-    if found[0].shape != found[1].shape:
-        raise refuse("outputs", f"the shape {found[0].shape} of inputs", outputs)
-    return found[0], found[1]
+            raise refuse(name, wanted, frames)
+    if z.shape != y.shape:
+        raise refuse("outputs", f"the shape {z.shape} of inputs", outputs)
+    return z, y
 
 
 def client_matrix(clients: Clients, client: int = 0) -> Matrix:
-    """The secret: one client's sum of products, `C_i = A_i A_iᵀ`, in double precision."""
+    """The secret: one client's matrix `C_i = A_i A_iᵀ`, in double precision."""
     check_client(clients, client)
     data: Any = jax.tree.map(lambda x: x[client], clients.data)
     if isinstance(data, Samples):
@@ -86,7 +79,7 @@ def client_matrix(clients: Clients, client: int = 0) -> Matrix:
 
 
 def public_guess(clients: Clients, client: int = 0) -> float:
-    """Error of the pooled matrix over the number of clients, as a guess at one client's."""
+    """Error of the pooled matrix, divided by the number of clients, as a guess at one client's."""
     check_client(clients, client)
     matrices = [client_matrix(clients, i) for i in range(len(clients))]
     return relative_error(np.mean(matrices, axis=0), matrices[client])
@@ -98,8 +91,8 @@ def relative_error(estimate: Matrix, truth: Matrix, *, calibrated: bool = False)
     Args:
         estimate: \(\Phi\).
         truth: C.
-        calibrated: that of the best \(a \Phi + b I\) instead, as if the attacker knew two numbers
-            more; it is never above one.
+        calibrated: use the best \(a \Phi + b I\) instead, as if the attacker knew two more numbers;
+            this error is never above one.
 
     Returns:
         The error; NaN if the truth is zero.
@@ -108,7 +101,6 @@ def relative_error(estimate: Matrix, truth: Matrix, *, calibrated: bool = False)
     estimate = checked_table("estimate", estimate)
     if estimate.shape != truth.shape:
         raise refuse("estimate", f"the shape {truth.shape} of truth", estimate)
-    check_flag("calibrated", calibrated)
     norm = np.linalg.norm(truth)
     if norm == 0:
         return float("nan")
@@ -124,36 +116,36 @@ def relative_error(estimate: Matrix, truth: Matrix, *, calibrated: bool = False)
 
 
 def minimum_norm(inputs: Frames, outputs: Frames) -> Matrix:
-    r"""The matrix \(\Phi\) of least Frobenius norm with \(\Phi Z_k = Y_k\) for all k.
+    r"""The matrix \(\Phi\) of minimum Frobenius norm with \(\Phi Z_k = Y_k\) for all k.
 
     Args:
         inputs: the \(Z_k\).
         outputs: the \(Y_k\).
 
     Returns:
-        \(\Phi\), symmetric or not; in the sense of least squares where there is none.
+        \(\Phi\), which need not be symmetric; a least-squares solution if there is no exact one.
 
     Source: Wang, Liu & Zhang (2022), Section 1.1.
     """
     inputs, outputs = _checked_frames(inputs, outputs)
     z, y = np.concatenate(list(inputs), axis=1), np.concatenate(list(outputs), axis=1)
-    # The blocks of converging methods are nearly dependent, and every digit counts.
+    # The blocks of converging methods are nearly dependent, so keep the smallest singular values.
     return np.linalg.lstsq(z.T, y.T, rcond=np.finfo(z.dtype).eps)[0].T
 
 
 def outside_span(inputs: Frames, outputs: Frames, *, tol: float = 1e-11) -> Matrix:
     r"""The symmetric \(\Phi\) with \((I - Z_k Z_k^\top) \Phi Z_k = (I - Z_k Z_k^\top) Y_k\).
 
-    For messages that are products but for something within the span of \(Z_k\). Multiples of the
-    identity are in the null space of these equations: the trace is set to zero.
+    For messages that differ from products only within the span of \(Z_k\). Multiples of the
+    identity solve the homogeneous equations, so the trace is set to zero.
 
     Args:
         inputs: the \(Z_k\), with orthonormal columns.
         outputs: the \(Y_k\).
-        tol: of the conjugate gradients, relative.
+        tol: relative tolerance of the conjugate gradients.
 
     Returns:
-        \(\Phi\), in the sense of least squares.
+        \(\Phi\), a least-squares solution.
     """
     inputs, outputs = _checked_frames(inputs, outputs)
     check_positive("tol", tol, single=True)
@@ -168,18 +160,16 @@ def outside_span(inputs: Frames, outputs: Frames, *, tol: float = 1e-11) -> Matr
         both = matrix @ side_by_side
         return np.moveaxis(both.reshape(len(both), *inputs.shape[::2]), 1, 0)
 
+    def normal(vector):
+        return adjoint(products(vector.reshape(wanted.shape))).ravel()
+
+    # The normal equations in operator form: as a matrix they would have features^4 entries.
     wanted = adjoint(outputs)
-    phi, rest = np.zeros_like(wanted), wanted
-    direction, square = rest, np.sum(rest**2)
-    enough = tol**2 * square
-    for _ in range(10 * len(wanted)):
-        if square <= enough:
-            break
-        image = adjoint(products(direction))
-        step = square / np.sum(direction * image)
-        phi, rest = phi + step * direction, rest - step * image
-        previous, square = square, np.sum(rest**2)
-        direction = rest + square / previous * direction
+    equations: Any = scipy.sparse.linalg.LinearOperator((wanted.size,) * 2, normal)
+    solution, _ = scipy.sparse.linalg.cg(
+        equations, wanted.ravel(), rtol=tol, maxiter=10 * len(wanted)
+    )
+    phi = solution.reshape(wanted.shape)
     return phi - np.trace(phi) / len(phi) * np.eye(len(phi))
 
 
@@ -194,20 +184,20 @@ def linear_attack(
 ) -> Float[np.ndarray, " rounds"]:
     """Error of the linear reconstruction after each round.
 
-    Every part of a message that has the shape of a part of the broadcast is tried; the errors are
-    those of the part that gives most away in the end.
+    Tries every part of a message that has the shape of a part of the broadcast, and returns the
+    errors of the part that reveals most in the end.
 
     Args:
         transcript: the messages.
         truth: the client's matrix, from `client_matrix`.
-        summed: use the aggregate in place of the client's own messages.
+        summed: attack the aggregate instead of the client's messages.
         calibrated: see `relative_error`.
-        at: after which rounds, counted from one; by default all that are not skipped.
-        skip: leave out so many of the first rounds, where messages are known to be no products,
-            as those of `LocalPower` with several local steps.
+        at: rounds after which to compute the error, counted from one; by default all.
+        skip: number of first rounds to ignore, in which messages are known not to be products, as
+            in `LocalPower` with several local steps.
 
     Returns:
-        One error for each of these rounds; NaN if no message has such a shape.
+        One error per round; NaN if no message has such a shape.
     """
     pairs = _frames(transcript, summed)
     rounds = list(_rounds(transcript))[skip:] if at is None else list(at)
@@ -233,38 +223,32 @@ def restart_attack(
     norm_factor: float | None = None,
     channel: channel.Channels = LOSSLESS,
 ) -> float:
-    r"""Error of the reconstruction from first rounds with starts that the server chooses.
+    r"""Error of the reconstruction from first rounds with starts chosen by the server.
 
-    Both `minimum_norm` and `outside_span` are tried.
+    Tries both `minimum_norm` and `outside_span`.
 
     Args:
-        algorithm: one that takes a warm start with `algorithm.rank` shared components, or
-            `shared_rank`.
-        clients: whom to attack.
+        algorithm: takes a warm start with `algorithm.rank` or `shared_rank` shared components.
+        clients: the clients of the run.
         key: random key, also of the chosen starts.
-        client: position of the client.
-        restarts: how many; by default as many as span all features.
-        summed: use the aggregates in place of the client's own messages.
+        client: position of the client to attack.
+        restarts: number of restarts; by default enough to span all features.
+        summed: attack the aggregates instead of the client's messages.
         calibrated: see `relative_error`.
-        norm_factor: what the server makes of calibration by itself where messages contain
-            \(\beta Z\) with \(\beta\) this multiple of \(|A_i|_2^2\), as those of `FAPS`: the
-            multiple of the identity is chosen so that the largest eigenvalue is right.
+        norm_factor: set this if messages contain \(\beta Z\) with \(\beta\) this multiple of
+            \(|A_i|_2^2\), like those of `FAPS`. The server then calibrates by itself: it
+            chooses the multiple of the identity that gives the right largest eigenvalue.
         channel: as in `record`.
 
     Returns:
         The smaller error.
 
     Raises:
-        ValueError: if the algorithm has no rank, and as `record`.
+        ValueError: if the algorithm has no rank, and as in `record`.
     """
-    check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_client(clients, client)
-    key = checked_key("key", key)
     check_whole("restarts", 1 if restarts is None else restarts)
-    check_flag("summed", summed)
-    check_flag("calibrated", calibrated)
     check_positive("norm_factor", norm_factor, optional=True, single=True)
-    ways_of(channel)
     rank = getattr(algorithm, "rank", None) or getattr(algorithm, "shared_rank", None)
     if rank is None:
         raise ValueError(f"algorithm: {type(algorithm).__name__} has no shared components")
@@ -272,8 +256,8 @@ def restart_attack(
     number = -(-features // rank) if restarts is None else restarts
     dtype = clients.weights.dtype
     inputs, outputs = [], []
-    for own in jax.random.split(key, number):
-        chosen = jnp.linalg.qr(jax.random.normal(own, (features, rank), dtype))[0]
+    for start_key in jax.random.split(key, number):
+        chosen = jnp.linalg.qr(jax.random.normal(start_key, (features, rank), dtype))[0]
         start = Personalized(chosen, None)
         transcript = record(
             algorithm, clients, rounds=1, key=key, client=client, warm_start=start, channel=channel
@@ -287,6 +271,7 @@ def restart_attack(
     truth = client_matrix(clients, client)
     guesses = [minimum_norm(z, y), outside_span(z, y)]
     if norm_factor is not None:
+        # Messages contain βZ, so the trace of ZᵀY over the rank is β in the mean.
         within = np.mean([np.trace(a.T @ b) / rank for a, b in zip(z, y, strict=True)])
         shift = within / norm_factor - np.linalg.eigvalsh(guesses[1])[-1]
         guesses[1] = guesses[1] + shift * np.eye(features)
@@ -295,17 +280,17 @@ def restart_attack(
 
 
 def first_message_attack(transcript: Transcript, truth: Matrix, *, summed: bool = False) -> float:
-    """Error of what the message before the first round says of the client's matrix.
+    """Error of the client's matrix as revealed by the message before the first round.
 
-    Parts that are symmetric matrices, packed triangles of one, or thin factors are tried.
+    Tries parts that are symmetric matrices, packed triangles of one, or thin factors.
 
     Args:
         transcript: the messages.
         truth: the client's matrix.
-        summed: use the aggregate in place of the client's own message.
+        summed: attack the aggregate instead of the client's message.
 
     Returns:
-        The smallest error up to scale and a multiple of the identity; one if nothing is sent.
+        The smallest error, up to scale and a multiple of the identity; one if nothing is sent.
     """
     features = transcript.features
     errors = [1.0]
@@ -333,12 +318,12 @@ def norm_leak(
     Args:
         transcript: the messages.
         truth: the client's matrix.
-        factor: the messages are taken to have \(Z^\top Y = \beta I\) in the end, with \(\beta\)
-            this multiple of \(|A_i|_2^2\), as those of `FAPS` with `penalty=factor`.
-        summed: use the aggregates in place of the client's own messages.
+        factor: assume that messages converge to \(Z^\top Y = \beta I\) with \(\beta\) this multiple
+            of \(|A_i|_2^2\), as in `FAPS` with `penalty=factor`.
+        summed: attack the aggregates instead of the client's messages.
 
     Returns:
-        The smallest relative error over the numbers that are sent and the two norms.
+        The smallest relative error over all numbers sent and the two norms.
     """
     norms = np.array([np.trace(truth), np.linalg.eigvalsh(truth)[-1]])
     messages = (
@@ -346,6 +331,7 @@ def norm_leak(
         if summed
         else (transcript.first, transcript.sent)
     )
+    # Any single number that is sent may be one of the norms.
     guesses = [leaf for leaf in jax.tree.leaves(messages[0]) if leaf.ndim == 0]
     if factor is not None:
         for z, y in _frames(transcript, summed):
@@ -359,7 +345,7 @@ def _rounds(transcript: Transcript) -> range:
 
 
 def _frames(transcript: Transcript, summed: bool) -> list[tuple[Frames, Frames]]:
-    """Parts of broadcast and answer of the same shape that are frames, features first."""
+    """Pairs of parts of broadcast and answer that are frames of the same shape, features first."""
 
     def frames(tree):
         turned = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim == 3]

@@ -1,18 +1,18 @@
-"""What passes between a server and one client, overheard without changing the run."""
+"""Recording the messages between a server and one client without changing the run."""
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Int, Key, PyTree
 
 from jaxfed import backend, channel
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_instance, check_whole, refuse
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, Personalized
+from jaxfed.core.common.checks import check_whole, refuse
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import plain, wrapped
 from jaxfed.core.round.problem import Problem, shared_secret
 from jaxfed.core.round.rounds import begin, one_round
@@ -24,15 +24,15 @@ LOSSLESS = channel.lossless()
 
 
 class Transcript(NamedTuple):
-    """What passed between a server and one client, as NumPy arrays in double precision.
+    """The messages between a server and one client, as NumPy arrays in double precision.
 
     Attributes:
         features: number of features.
         first: the client's message before the first round.
         first_total: the aggregate of all clients' first messages.
-        received: what the server broadcast, leading axis = rounds.
-        sent: what the client sent back, leading axis = rounds.
-        total: the aggregate of all clients' messages, leading axis = rounds.
+        received: the server's broadcasts, with a leading axis of rounds.
+        sent: the client's messages, with a leading axis of rounds.
+        total: the aggregates of all clients' messages, with a leading axis of rounds.
     """
 
     features: int
@@ -53,18 +53,18 @@ def record(
     warm_start: Solution | Personalized | None = None,
     channel: channel.Channels = LOSSLESS,
 ) -> Transcript:
-    """Run an algorithm, and keep what one client and the server say to each other.
+    """Run an algorithm and record the messages between the server and one client.
 
-    The rounds are those of `jaxfed.rollout` with the same arguments. Messages are what the
-    receiver makes of the payload, so that a channel's losses are in them; of a masked one, as if it
-    were the sum.
+    The rounds are those of `jaxfed.rollout` with the same arguments. Messages are recorded as
+    decoded by the receiver, with the channel's losses; a masked message is decoded as if it were
+    the sum.
 
     Args:
-        algorithm: what to run.
-        clients: whom to run it on; everybody takes part.
-        rounds: how many rounds.
+        algorithm: the algorithm to run.
+        clients: the clients; all of them take part.
+        rounds: number of rounds.
         key: random key.
-        client: position of the client that is listened to.
+        client: position of the client whose messages are recorded.
         warm_start: as in `jaxfed.rollout`.
         channel: as in `jaxfed.rollout`.
 
@@ -72,27 +72,26 @@ def record(
         The messages.
 
     Raises:
-        ValueError: if there is no such client, and as `jaxfed.rollout`.
+        ValueError: if there is no such client, and as in `jaxfed.rollout`.
     """
     check_client(clients, client)
     problem, start = problem_of(
         algorithm, clients, rounds, key, warm_start, channel, None, backend.vmap()
     )
-    overheard = replace(
-        problem, algorithm=_Overheard(problem.algorithm), uplink=_Tap(problem.uplink)
-    )
-    first, first_total, rest = _listened(overheard, start, client, rounds)
-    return Transcript(clients.features, *_double((first, first_total, *rest)))
+    recorded = replace(problem, algorithm=_Recorded(problem.algorithm), uplink=_Tap(problem.uplink))
+    transcript = _run(recorded, start, jnp.asarray(client), rounds)
+    found = jax.tree.map(lambda x: np.asarray(x, np.float64), transcript)
+    return found._replace(features=clients.features)
 
 
-class _Seen(NamedTuple):
-    memory: PyTree  # the channel's own
-    message: PyTree  # the last one, as who receives it alone understands it
+class _Memory(NamedTuple):
+    memory: PyTree  # of the channel itself
+    message: PyTree  # the last message, as its receiver decodes it
 
 
 @final
 class _Tap(channel.Channel):
-    """An uplink that remembers a client's last message as its receiver understood it."""
+    """An uplink that stores a client's last message as decoded by the receiver."""
 
     inner: channel.Channel
 
@@ -104,13 +103,13 @@ class _Tap(channel.Channel):
         return replace(self, inner=self.inner.bind(context))
 
     def memory(self, message):
-        return _Seen(self.inner.memory(message), message)
+        return _Memory(self.inner.memory(message), message)
 
     def encode(self, key, message, memory):
         payload, after = self.inner.encode(key, message, memory.memory)
         received = self.inner.receive(self.inner.decode(payload), memory.message)
-        seen = jax.tree.unflatten(jax.tree.structure(message), jax.tree.leaves(received))
-        return payload, _Seen(after, seen)
+        decoded = jax.tree.unflatten(jax.tree.structure(message), jax.tree.leaves(received))
+        return payload, _Memory(after, decoded)
 
     def decode(self, payload):
         return self.inner.decode(payload)
@@ -123,8 +122,8 @@ class _Tap(channel.Channel):
 
 
 @final
-class _Overheard(Algorithm):
-    """An algorithm whose server tells what it receives: first messages, and each round's."""
+class _Recorded(Algorithm):
+    """An algorithm whose server adds the aggregates that it receives to the diagnostics."""
 
     inner: Algorithm
 
@@ -146,65 +145,49 @@ class _Overheard(Algorithm):
     def client_step(self, key, downlink, local, data):
         return self.inner.client_step(key, downlink, local, data)
 
-    def server_step(self, key, server, uplink) -> tuple[PyTree, Diagnostics]:
+    def server_step(self, key, server, uplink) -> tuple[PyTree, Any]:
         after, diagnostics = self.inner.server_step(key, server[0], uplink)
-        heard = {f"heard {i}": leaf for i, leaf in enumerate(jax.tree.leaves(uplink))}
-        return (after, server[1]), {**diagnostics, **heard}
+        received = {f"uplink {i}": leaf for i, leaf in enumerate(jax.tree.leaves(uplink))}
+        return (after, server[1]), {**diagnostics, **received}
 
 
 @partial(jax.jit, static_argnames="rounds")  # compiled once for all records of a shape
-def _listened(
-    problem: Problem, start: Personalized | None, client: int, rounds: int
-) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree, PyTree]]:
-    """The client's first message, all clients', and of each round downlink, uplink and total."""
+def _run(
+    problem: Problem, start: Personalized | None, client: Int[Array, ""], rounds: int
+) -> Transcript:
+    """The transcript as JAX arrays, without the number of features."""
     problem = prepared(problem, rounds)
     state, _ = begin(problem, start, WHOLE)
 
-    def listen(state, _):
+    def step(state, _):
         received = state.downlink.receiver
-        state, told = one_round(problem, state, WHOLE)
+        state, diagnostics = one_round(problem, state, WHOLE)
         sent = plain(jax.tree.map(lambda x: x[client], state.uplink.sender.message))
-        leaves = [told[f"heard {i}"] for i in range(len(jax.tree.leaves(sent)))]
+        leaves = [diagnostics[f"uplink {i}"] for i in range(len(jax.tree.leaves(sent)))]
         return state, (received, sent, jax.tree.unflatten(jax.tree.structure(sent), leaves))
 
-    first = _announced(problem, start, client)
-    return first, state.server[1], jax.lax.scan(listen, state, length=rounds)[1]
+    _, rest = jax.lax.scan(step, state, length=rounds)
+    first = _first_message(problem, start, client)
+    return Transcript(0, first, state.server[1], *rest)
 
 
-def _announced(problem: Problem, start: Personalized | None, client: int) -> PyTree:
-    """One client's message before the first round, as its receiver understands it alone."""
-    data, number, weight, own = jax.tree.map(
-        lambda x: x[client],
-        (
-            problem.clients.data,
-            problem.clients.ids,
-            problem.clients.weights,
-            None if start is None else start.local,
-        ),
-    )
-    begun = None if start is None else Personalized(start.shared, own)
+def _first_message(problem: Problem, start: Personalized | None, client: Int[Array, ""]) -> PyTree:
+    """One client's message before the first round, as decoded by the receiver."""
+    clients = problem.clients
+    given = clients.data, clients.ids, clients.weights, None if start is None else start.local
+    data, number, weight, local = jax.tree.map(lambda x: x[client], given)
+    own_start = None if start is None else Personalized(start.shared, local)
     key = jax.random.fold_in(jax.random.fold_in(problem.key, 0), number)
     own_key, channel_key = jax.random.split(key)
-    message = wrapped(problem.algorithm.first_message(own_key, data, begun))
-    place = channel.Context(
-        jnp.asarray(client), weight, shared_secret(problem.key), jnp.zeros((), jnp.int32)
-    )
+    message = wrapped(problem.algorithm.first_message(own_key, data, own_start))
+    place = channel.Context(client, weight, shared_secret(problem.key), jnp.zeros((), jnp.int32))
     way = problem.first_uplink.bind(place)
     payload, _ = way.encode(channel_key, message, way.memory(message))
     return plain(way.receive(way.decode(payload), None))
 
 
-def _double(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
 def check_client(clients: Clients, client: int) -> None:
-    """Refuse what is no client whose messages can be told apart.
-
-    Raises:
-        ValueError: as said above.
-    """
-    check_instance("clients", clients, Clients, "jaxfed.Clients")
+    """Check that there is such a client, and that clients are not in buckets."""
     check_whole("client", client, least=0, most=len(clients) - 1)
     if len(clients.parts) > 1:
         raise refuse("clients", "clients without buckets, as of clients.unbucketed()", clients)

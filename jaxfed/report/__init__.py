@@ -1,7 +1,7 @@
-"""Reports: one self-contained HTML page of a run, for those who were not there.
+"""Reports: a run as one self-contained HTML page.
 
-A page needs no network and runs no script: its pictures are within it, and its own policy forbids
-both. It is light or dark as its reader's system is.
+A page embeds its pictures, runs no script and loads nothing; its content security policy forbids
+both. It follows the reader's light or dark colour scheme.
 
     jf.report.write("report.html", solution, clients, names=names)
 """
@@ -14,15 +14,7 @@ from jaxtyping import Array, Shaped
 
 from jaxfed import _names
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import (
-    check_instance,
-    check_number,
-    check_text,
-    check_texts,
-    checked_path,
-    is_list,
-    refuse,
-)
+from jaxfed.core.common.checks import check_number, checked_path, refuse
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.solution import Solution
 from jaxfed.pca.ranks import RankTable
@@ -45,89 +37,72 @@ def html(
     table: Sequence[Mapping[str, Any]] = (),
     pictures: Mapping[str, Any] | None = None,
 ) -> str:
-    """A page on a run: data, ranks, convergence, components, clients, costs, what was revealed.
+    """A page on a run: data, ranks, convergence, components, clients, costs, revealed information.
 
-    Components, variances and the clients' map are there for what PCA learned; other results are
-    shown by `pictures`. Pictures of very many clients show some of them, evenly chosen. Spectra are
-    of the clients' samples, which only a simulation has in one place.
+    Components, variances and the map of clients appear for results of PCA; for other results, pass
+    `pictures`. With very many clients, pictures show an even selection. Spectra are computed from
+    the clients' samples, which only a simulation has in one place.
 
     Args:
         solution: what `fit` returned.
-        clients: whom the run was with.
-        title: of the page.
-        names: of the clients; numbered by default.
-        metadata: what is known of each client, by which the map is coloured, see
-            `jaxfed.plot.client_map`; their numbers of samples by default.
+        clients: the clients of the run.
+        title: title of the page.
+        names: names of the clients; numbered by default.
+        metadata: values by which the map of clients is coloured, see `jaxfed.plot.client_map`; by
+            default their numbers of samples.
         label: what the metadata are.
         image_shape: height and width, if features are pixels.
-        ranks: what `jaxfed.pca.suggest_ranks` found, where ranks were chosen by it.
-        seconds: how long the run took.
-        table: rows of further results, cells by column, the same columns in each.
+        ranks: the table from `jaxfed.pca.suggest_ranks`, if it was used to choose the ranks.
+        seconds: duration of the run.
+        table: rows of further results, each a dictionary from column to cell with the same columns.
         pictures: further Matplotlib figures by their captions.
 
     Returns:
         The page, a complete HTML document.
 
     Raises:
-        ValueError: for arguments that do not fit the run.
+        ValueError: if arguments do not match the run.
         ImportError: if Matplotlib is not installed.
     """
-    wanted = "what fit returned"
-    check_instance("solution", solution, Solution, wanted)
     if not solution._is_one:
         raise refuse("solution", "the solution of one run, not traced", solution.rounds)
-    check_instance("clients", clients, Clients, "jaxfed.Clients")
-    if len(clients) != len(solution.failure.clients):
-        number = len(solution.failure.clients)
-        raise ValueError(f"clients: wanted the run's {number}, got {len(clients)}")
-    check_text("title", title)
-    if names is not None:
-        check_texts("names", names)
-        if len(names) != len(clients):
-            raise ValueError(f"names: wanted {len(clients)}, got {len(names)}")
-    if metadata is not None and (
-        not (is_list(metadata) or getattr(metadata, "ndim", None) == 1)
-        or len(metadata) != len(clients)
-    ):
-        raise refuse("metadata", f"one for each of {len(clients)} clients", metadata)
-    if label is not None:
-        check_text("label", label)
-    if ranks is not None:
-        check_instance("ranks", ranks, RankTable, "what jaxfed.pca.suggest_ranks returned")
-    if seconds is not None:
-        check_number("seconds", seconds, "a number of at least 0", lambda x: x >= 0)
-    if not is_list(table) or not all(
-        isinstance(row, Mapping) and row and row.keys() == table[0].keys() for row in table
-    ):
+    number = len(solution.failure.clients)
+    for name, given in (("clients", clients), ("names", names), ("metadata", metadata)):
+        if given is not None and len(given) != number:
+            raise ValueError(f"{name}: wanted the run's {number}, got {len(given)}")
+    check_number("seconds", seconds or 0, "a number of at least 0", lambda x: x >= 0)
+    if any(not row or row.keys() != table[0].keys() for row in table):
         raise refuse("table", "a list of dictionaries with the same keys", table)
-    if pictures is not None and not (
-        isinstance(pictures, Mapping)
-        and all(isinstance(k, str) and hasattr(x, "savefig") for k, x in pictures.items())
-    ):
-        raise refuse("pictures", "a dictionary of Matplotlib figures by their captions", pictures)
-    given = _sections.Given(
-        solution, clients,
-        tuple(names or (f"client {i}" for i in range(len(clients)))),
-        metadata, label, image_shape, ranks, seconds, tuple(table), dict(pictures or {}),
-    )  # fmt: skip
-    return _page.page(title, _sections.summary(given), _sections.all_of(given))
+    run = _sections.Given(
+        solution=solution,
+        clients=clients,
+        names=tuple(names or (f"client {i}" for i in range(number))),
+        metadata=metadata,
+        label=label,
+        image_shape=image_shape,
+        ranks=ranks,
+        seconds=seconds,
+        table=tuple(table),
+        pictures=dict(pictures or {}),
+    )
+    return _page.page(title, _sections.summary(run), _sections.all_of(run))
 
 
 def write(
     path: str | os.PathLike[str], solution: Solution, clients: Clients, **options: Any
 ) -> None:
-    """Write a page on a run to a file: complete or not at all.
+    """Write a page on a run to a file, completely or not at all.
 
     Args:
-        path: of the file, such as `"report.html"`; one that is there is replaced.
+        path: the file, such as `"report.html"`; an existing file is replaced.
         solution: what `fit` returned.
-        clients: whom the run was with.
-        options: as those of `html`.
+        clients: the clients of the run.
+        options: those of `html`.
 
     Raises:
-        ValueError: as `html`, and for what is no path.
+        ValueError: as in `html`.
         ImportError: if Matplotlib is not installed.
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     place = checked_path("path", path)
     text = html(solution, clients, **options)

@@ -1,4 +1,4 @@
-"""HTML by hand: everything that is not markup goes through `escape`, and nothing is loaded."""
+"""The HTML of a report. Everything that is not markup passes through `escape`."""
 
 import html
 import io
@@ -68,19 +68,19 @@ details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--link); }
 """
 
 
-# What pictures are drawn in, by what is legible on light and on dark paper.
+# The colours of pictures that are replaced by the page's, to be legible on light and dark paper.
 _COLOURS = {"#000000": "currentColor", GREY: "var(--soft)", COLOURS[0]: "var(--link)"}
 
 
 class Section(NamedTuple):
-    """A part of the page: its heading, and what is below, as HTML."""
+    """A section of the page: its heading, and the HTML below it."""
 
     heading: str
     parts: Sequence[str]
 
 
 def page(title: str, summary: str, sections: Sequence[Section]) -> str:
-    """The whole document."""
+    """The complete document."""
     names = [re.sub(r"[^a-z]+", "-", section.heading.lower()).strip("-") for section in sections]
     links = "".join(
         f'<a href="#{name}">{escape(section.heading)}</a>'
@@ -93,13 +93,16 @@ def page(title: str, summary: str, sections: Sequence[Section]) -> str:
         for name, section in zip(names, sections, strict=True)
     )
     return _PAGE.substitute(
-        title=escape(title), style=_STYLE, summary=summary, links=links,
+        title=escape(title),
+        style=_STYLE,
+        summary=summary,
+        links=links,
         sections="\n".join(bodies),
-    )  # fmt: skip
+    )
 
 
 def escape(value: Any) -> str:
-    """Any value as text that is no markup."""
+    """Any value as text without markup."""
     return html.escape(str(value))
 
 
@@ -110,7 +113,7 @@ def paragraph(text: str, *, note: bool = False) -> str:
 
 
 def facts(rows: Mapping[str, Any]) -> str:
-    """Names and values, in two columns."""
+    """A table of names and values."""
     cells = (
         f'<tr><th scope="row">{escape(k)}</th><td>{escape(shown(v))}</td></tr>'
         for k, v in rows.items()
@@ -119,7 +122,7 @@ def facts(rows: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, marked: int | None = None) -> str:
-    """Rows under the names of their columns; numbers to the right, one row marked."""
+    """A table with a header; numbers are aligned to the right, one row may be marked."""
     names = list(rows[0])
     right = {name for name in names if all(_is_number(row[name]) for row in rows)}
 
@@ -140,37 +143,38 @@ def table(rows: Sequence[Mapping[str, Any]], *, marked: int | None = None) -> st
 
 
 def folded(heading: str, inner: str) -> str:
-    """What is only shown when it is asked for."""
+    """HTML that is hidden until the reader opens it."""
     return f"<details><summary>{escape(heading)}</summary>{inner}</details>"
 
 
 def figure(drawn: Any, caption: str, number: int) -> str:
-    """A Matplotlib figure within the page.
+    """A Matplotlib figure as SVG with a caption.
 
     Args:
-        drawn: the figure; what is black in it gets the colour of the page's text.
+        drawn: the figure; black in it becomes the colour of the page's text.
         caption: what it shows.
-        number: another one for each figure of a page, so that parts of two do not meet.
+        number: a different number for each figure of a page, which makes ids unique.
     """
     matplotlib = require("matplotlib", extra="plot")
     file = io.StringIO()
-    # Letters as outlines: every reader has them, and they are no text that could be markup.
+    # Letters become outlines, which need no font and cannot contain markup. The fixed salt makes
+    # ids, and thus pages, reproducible.
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": f"picture{number}"}):
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         drawn.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.S)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # Names are the same in every figure, of letters for one.
+    # Some ids, such as those of letters, are the same in every figure.
     text = re.sub(r'((?:\bid="|href="#|url\(#))', rf"\1p{number}-", text)
-    for drawn_in, own in _COLOURS.items():
-        text = text.replace(drawn_in, own)
+    for fixed, themed in _COLOURS.items():
+        text = text.replace(fixed, themed)
     text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
     return f"<figure>{text}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def shown(value: Any) -> str:
-    """A value as a table shows it."""
+    """A value as text in a table."""
     if value is None:
         return ""
     if isinstance(value, bool | np.bool_):

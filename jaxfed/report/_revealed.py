@@ -1,4 +1,4 @@
-"""What left the clients, and what a server that keeps everything could have made of it."""
+"""The section on privacy: what left the clients, and what a server could infer from it."""
 
 import re
 from typing import Any
@@ -19,28 +19,27 @@ DELTA = 1e-5
 RULES = {
     "Mean": "the weighted mean over the clients",
     "Sum": "the sum over the clients",
-    "Max": "the largest of any client, entry by entry",
-    "Gram": "the mean of the products of each part with itself: a second moment",
+    "Max": "the maximum over the clients, entry by entry",
+    "Gram": "the mean of each client's part times its transpose: a second moment",
     "Symmetric": "the mean of the clients' symmetric matrices: a second moment",
-    "Gather": "every client's own, each by itself",
+    "Gather": "every client's message separately",
 }
 
 
 def revealed(solution: Solution, clients: Clients) -> list[str]:
-    """What the section says, as HTML."""
+    """The section's HTML."""
     *earlier, first, last = solution.releases
     releases = [(release, "of an earlier run") for release in earlier]
     releases += [(first, "before the rounds"), (last, "in each round")]
     releases = [(release, when) for release, when in releases if release.bits]
     if not releases:
-        text = "No client sent anything: what it learned, it learned from its own data alone."
+        text = "No client sent anything; each learned from its own data alone."
         return [paragraph(text)]
     parts = [
         paragraph(
-            "Samples stayed with their clients. Below is what left them, as the algorithm itself "
-            "declares it. Where the server is meant to get a mean or a sum, each client still "
-            "sends its own part, which whoever runs the server can read unless the channel hides "
-            "it."
+            "Samples stayed with their clients. The tables list what left them, as declared by the "
+            "algorithm. Even where the server needs only a mean or a sum, each client sends its "
+            "own message, which whoever runs the server can read unless the channel hides it."
         ),
         table([_released(release, when) for release, when in releases]),
     ]
@@ -48,20 +47,13 @@ def revealed(solution: Solution, clients: Clients) -> list[str]:
     if messages:
         parts.append(table([_message(part) for part in messages]))
     parts += [paragraph(text) for text in _meaning(solution, releases, messages)]
-    told = sorted(solution.history.keys() - set(RESERVED))
-    parts.append(
-        facts(
-            {
-                "beside the messages": f"numbers for the history, their means over the clients: "
-                f"{', '.join(told)}",
-                "known anyway": "how many clients there are, who took part in a round, and their "
-                "weights",
-                "never sent": "samples, and what a client keeps between rounds, its local model "
-                "among it",
-            }
-        )
-    )
-    return parts
+    diagnostics = ", ".join(sorted(solution.history.keys() - set(RESERVED)))
+    others = {
+        "sent besides": f"diagnostics for the history, averaged over the clients: {diagnostics}",
+        "known to the server": "the number of clients, who took part in a round, and the weights",
+        "never sent": "samples, and what a client keeps between rounds, such as its local model",
+    }
+    return [*parts, facts(others)]
 
 
 def _released(release: Release, when: str) -> dict[str, Any]:
@@ -71,13 +63,13 @@ def _released(release: Release, when: str) -> dict[str, Any]:
         "messages": when,
         "times": int(np.asarray(release.times)),
         "senders": "varies" if some is None else f"{some:,} of {clients:,}",
-        "bits of one": f"{release.bits:,.0f}",
+        "bits per message": f"{release.bits:,.0f}",
         "channel": _called(release.channel),
     }
 
 
 def _called(channel: Channel) -> str:
-    """A channel as the call that makes it."""
+    """A channel as the call that creates it."""
     text = " ".join(repr(channel).split()).replace("( ", "(").replace(" )", ")")
 
     def function(match: re.Match[str]) -> str:
@@ -92,36 +84,38 @@ def _message(part: Sent) -> dict[str, Any]:
         "part": part.name or "the message",
         "sent": "before the rounds" if part.before else "in each round",
         "numbers": size,
-        "what the server is meant to get": RULES.get(part.rule, part.rule),
+        "what the server needs": RULES.get(part.rule, part.rule),
     }
 
 
 def _meaning(
     solution: Solution, releases: list[tuple[Release, str]], messages: list[Sent]
 ) -> list[str]:
-    """What all this comes to, in sentences."""
+    """What this means for privacy, in sentences."""
     channels = [release.channel for release, _ in releases]
     if all(channel.private for channel in channels):
         said = []
         if all(channel.one_time for channel in channels):
-            said.append("Masks hid single messages: the server could read their sum alone.")
+            said.append("Masks hid single messages: the server could read only their sum.")
         if all(channel.noise() is not None for channel in channels):
             said.append("Messages were clipped and carried noise.")
         return [" ".join([*said, _guarantee(solution, channels)])]
-    open_ = [when for release, when in releases if not release.channel.private]
+    unprotected = [when for release, when in releases if not release.channel.private]
     said = [
-        f"Messages {' and '.join(dict.fromkeys(open_))} came as they are: whoever runs the server "
-        "could have read each client's by itself. jaxfed.channel.secure_sum hides single messages, "
-        "jaxfed.channel.gaussian limits what can be inferred at all."
+        f"Messages {' and '.join(dict.fromkeys(unprotected))} were not protected: whoever runs the "
+        "server could read each client's. jaxfed.channel.secure_sum hides single messages; "
+        "jaxfed.channel.gaussian limits what can be inferred from them."
     ]
     rules = {part.rule for part in messages}
     if rules & {"Gram", "Symmetric"}:
         said.append(
-            "A client's second moment, or a factor of it, tells the variance of each feature and "
-            "how each two go together; of a client with few samples it may tell the samples."
+            "A client's second moment, or a factor of it, reveals the variances and covariances of "
+            "its features; for a client with few samples it may reveal the samples."
         )
     if "Gather" in rules:
-        said.append("What is gathered cannot be hidden in a sum: the server needs each by itself.")
+        said.append(
+            "Gathered messages cannot be hidden in a sum, because the server needs each one."
+        )
     return [*said, "There is no guarantee of differential privacy for this run."]
 
 
@@ -133,6 +127,6 @@ def _guarantee(solution: Solution, channels: list[Channel]) -> str:
     except (ValueError, ImportError) as error:
         return f"The guarantee could not be computed: {error}."
     return (
-        f"Its messages are ({epsilon:.3g}, {DELTA:g})-differentially private with respect to all "
-        "that one client has; that is said of the messages, not of the numbers for the history."
+        f"The messages are ({epsilon:.3g}, {DELTA:g})-differentially private with respect to all "
+        "data of one client. This does not cover the diagnostics for the history."
     )

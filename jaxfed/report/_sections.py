@@ -1,4 +1,4 @@
-"""What is on the page, section by section."""
+"""The sections of a report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ from jaxfed.report._page import Section, facts, figure, folded, paragraph, table
 from jaxfed.report._revealed import revealed
 from jaxfed.report._spectra import spectra
 
-LISTED = 200  # clients at most of which a line is written
-DRAWN = 4  # clients whose local components are drawn
-POINTS = 500  # clients at most in a picture of all
-NUMBERS = 10**8  # of samples at most that are looked at once more
+LISTED = 200  # most clients in the list of clients
+DRAWN = 4  # most clients whose local components are drawn
+POINTS = 500  # most clients in a picture of all
+NUMBERS = 10**8  # most numbers in the samples for which spectra and variances are computed
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a page is made of."""
+    """The arguments of a report, and what is computed from them once."""
 
     solution: Solution
     clients: Clients
@@ -47,18 +47,19 @@ class Given:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Each client's number of samples; of views, of features."""
+        """Each client's number of samples; for views, of features."""
         return np.asarray(self.clients.counts, float)
 
     @cached_property
     def parts(self) -> tuple[Array | None, Array | None] | None:
-        """Shared and local components that stand side by side; None of what is no PCA."""
+        """Shared and local components that are orthogonal; None if the run was not PCA."""
         if not isinstance(self.clients.parts[0], Samples):
             return None
         try:
             shared, local = side_by_side(self.solution)
         except ValueError:
             return None
+        # What is not in the space of the features cannot be drawn or compared with samples.
         features = [x.shape[-2] for x in (shared, local) if x is not None]
         if set(features) != {self.clients.features}:
             return None
@@ -66,7 +67,7 @@ class Given:
 
     @cached_property
     def samples(self) -> list[np.ndarray] | None:
-        """Each client's samples; None where they are in no memory, or too many."""
+        """Each client's samples; None if they are not in memory or too many."""
         clients = self.clients
         if is_source(clients.data) or clients.blocks is not None:
             return None
@@ -75,11 +76,11 @@ class Given:
         data = clients.unbucketed().data
         values = np.asarray(data.values.astype(data.count.dtype))
         rows = zip(values, self.counts.astype(int), strict=True)
-        return [own[:count] for own, count in rows]
+        return [table[:count] for table, count in rows]
 
     @property
     def some(self) -> np.ndarray:
-        """The clients in a picture of all: evenly chosen, where they are too many."""
+        """The clients in a picture of all: an even selection if there are too many."""
         number = len(self.names)
         return np.unique(np.linspace(0, number - 1, min(number, POINTS)).astype(int))
 
@@ -91,18 +92,19 @@ def summary(given: Given) -> str:
 
 
 def all_of(given: Given) -> list[Section]:
-    """The sections that there is something for."""
-    number = iter(range(10**6))
+    """The sections that have content."""
+    number = iter(range(10**6))  # distinguishes the ids of the pictures
 
     def picture(drawn: Any, caption: str) -> str:
         return figure(drawn, caption, next(number))
 
-    made = (
-        _data(given), _results(given, picture), _ranks(given, picture),
-        _convergence(given, picture), _components(given, picture), _clients(given, picture),
-        _costs(given), Section("What was revealed", revealed(given.solution, given.clients)),
-    )  # fmt: skip
-    return [section for section in made if section is not None]
+    sections = (
+        _data(given),
+        *(make(given, picture) for make in (_results, _ranks, _convergence, _components, _clients)),
+        _costs(given),
+        Section("What was revealed", revealed(given.solution, given.clients)),
+    )
+    return [section for section in sections if section is not None]
 
 
 def _data(given: Given) -> Section:
@@ -110,12 +112,12 @@ def _data(given: Given) -> Section:
     kind, unit = "clients", "samples"
     rows = {"clients": len(clients), "features": clients.features}
     if not isinstance(clients.parts[0], Samples) and hasattr(clients.parts[0], "shape"):
-        # Views of the same entities.
+        # Views: features are samples of the same entities.
         kind, unit = "views", "features"
         rows = {"views": len(clients), "entities": int(clients.parts[0].shape[0])}
     rows |= {
-        f"{unit} in all": int(counts.sum()),
-        f"{unit} of one": f"{counts.min():,.0f} to {counts.max():,.0f}, median "
+        f"{unit} in total": int(counts.sum()),
+        f"{unit} per {kind[:-1]}": f"{counts.min():,.0f} to {counts.max():,.0f}, median "
         f"{np.median(counts):,.0f}",
     }
     weights = np.asarray(clients.weights)
@@ -127,7 +129,7 @@ def _data(given: Given) -> Section:
     ]
     parts = [facts(rows), folded(f"All {kind}", table(each))]
     if len(counts) > LISTED:
-        parts.append(paragraph(f"The list has the first {LISTED:,} of them.", note=True))
+        parts.append(paragraph(f"The list shows the first {LISTED:,} of them.", note=True))
     return Section("Data", parts)
 
 
@@ -148,10 +150,12 @@ def _ranks(given: Given, picture: Any) -> Section | None:
         ]
         pairs = [(row["shared"], row["local"]) for row in rows]
         chosen = given.ranks.suggested
-        text = "No pair of ranks was suggested: local components agreed between clients."
+        text = "No ranks were suggested: local components were too similar between clients."
         if chosen is not None:
-            text = f"Of the pairs that were tried, {chosen[0]} shared and {chosen[1]} local "
-            text += "components were suggested."
+            text = (
+                f"Among the ranks tried, {chosen[0]} shared and {chosen[1]} local components were "
+            )
+            text += "suggested."
         marked = None if chosen is None else pairs.index(chosen)
         parts += [paragraph(text), table(rows, marked=marked)]
     found = None
@@ -160,12 +164,8 @@ def _ranks(given: Given, picture: Any) -> Section | None:
     if found is not None:
         drawn = plot.scree(found.variances, total=found.total, chosen=found.chosen)
         parts.append(picture(drawn, found.caption))
-        parts.append(
-            paragraph(
-                "Computed from everybody's samples, which only a simulation has in one place.",
-                note=True,
-            )
-        )
+        text = "Computed from all clients' samples, which only a simulation has in one place."
+        parts.append(paragraph(text, note=True))
     return Section("Choice of ranks", parts) if parts else None
 
 
@@ -174,13 +174,15 @@ def _convergence(given: Given, picture: Any) -> Section | None:
     objective = np.asarray(history.get("objective", ()), float)
     known = objective[np.isfinite(objective)]
     if len(known) < 2:
-        text = "The algorithm needs one exchange: there are no rounds to converge over."
+        text = (
+            "The algorithm needs a single exchange of messages, so there is no convergence to show."
+        )
         return Section("Convergence", [paragraph(text)])
     change = abs(known[-1] - known[-2]) / max(abs(known[-2]), 1e-30)
     text = (
         f"The objective went from {known[0]:.6g} to {known[-1]:.6g} in {int(given.solution.rounds)}"
-        f" rounds; in the last it changed by {change:.1e} of itself. It is evaluated at the "
-        "iterate that enters a round."
+        f" rounds, with a relative change of {change:.1e} in the last round. It is evaluated at "
+        "the iterate that enters a round."
     )
     drawn = plot.convergence(history, bits=bool(np.nanmax(history["bits_up"]) > 0))
     return Section("Convergence", [paragraph(text), picture(drawn, "The objective by round")])
@@ -195,18 +197,18 @@ def _components(given: Given, picture: Any) -> Section | None:
         groups["shared"] = _turned(shared, given.samples)
     if local is not None:
         for i in range(min(DRAWN, len(local))):
-            own = None if given.samples is None else [given.samples[i]]
-            groups[given.names[i]] = _turned(local[i], own)
+            samples = None if given.samples is None else [given.samples[i]]
+            groups[given.names[i]] = _turned(local[i], samples)
     drawn = plot.components(groups, given.image_shape)
-    words = ["the shared ones"] * (shared is not None)
+    words = ["shared"] * (shared is not None)
     if local is not None:
-        words.append(f"those of {min(DRAWN, len(local))} of {len(local):,} clients")
-    caption = f"Components, red above zero and blue below: {', '.join(words)}"
+        words.append(f"local of {min(DRAWN, len(local))} of {len(local):,} clients")
+    caption = f"Components ({' and '.join(words)}), red above zero and blue below"
     return Section("Components", [picture(drawn, caption)])
 
 
 def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:
-    """Principal axes where there are samples, else the components as they are."""
+    """Principal axes if there are samples, else the components unchanged."""
     basis = np.asarray(components)
     kept = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
     if samples is None or not kept.shape[1]:
@@ -221,8 +223,8 @@ def _clients(given: Given, picture: Any) -> Section | None:
     some, parts = given.some, []
     names = [given.names[i] for i in some]
     if given.samples is not None:
-        own = None if local is None else local[some]
-        found = separation([given.samples[i] for i in some], shared, own, per_client=True)
+        chosen = None if local is None else local[some]
+        found = separation([given.samples[i] for i in some], shared, chosen, per_client=True)
         drawn = plot.variance_shares(found, names=names)
         parts.append(picture(drawn, "How each client's variance splits"))
     if local is not None and len(local) > 2:
@@ -233,12 +235,14 @@ def _clients(given: Given, picture: Any) -> Section | None:
         drawn = plot.client_map(
             local[some], data, label=label, names=names if len(some) <= 30 else None
         )
-        caption = "Clients, the nearer to each other the more alike their local components"
+        caption = "Clients, closer together if their local components are more similar"
         parts.append(picture(drawn, caption))
-        text = f"Misalignment of the local components: {float(misalignment(local)):.4f}, 0 if some "
-        parts.append(paragraph(text + "direction is in every client's, where it does not belong."))
+        text = (
+            f"Misalignment of the local components: {float(misalignment(local)):.4f}. It is 0 if "
+        )
+        parts.append(paragraph(text + "all clients share a direction, which should not be local."))
     if len(some) < len(given.names):
-        text = f"Pictures show {len(some):,} of {len(given.names):,} clients, evenly chosen."
+        text = f"Pictures show {len(some):,} of {len(given.names):,} clients, selected evenly."
         parts.append(paragraph(text, note=True))
     return Section("Clients", parts) if parts else None
 
@@ -253,9 +257,9 @@ def _costs(given: Given) -> Section:
         known = np.asarray(history[way], float)
         known = known[np.isfinite(known)]
         total = float(known[-1]) if known.size else 0.0
-        rows[f"bits {words} by a client"] = f"{total:,.0f}, which is {in_bytes(total / 8)}"
-    rows["bits sent by all together"] = in_bytes(
+        rows[f"bits {words} by a client"] = f"{total:,.0f} ({in_bytes(total / 8)})"
+    rows["sent by all clients together"] = in_bytes(
         float(np.asarray(history["bits_up"], float)[-1]) / 8 * len(given.clients)
     )
-    rows["seconds, compiling included"] = given.seconds
+    rows["seconds, including compilation"] = given.seconds
     return Section("Costs", [facts({k: v for k, v in rows.items() if v is not None})])

@@ -1,4 +1,4 @@
-"""Eigenvalues by which ranks are judged: of all clients together, and of each beside the rest."""
+"""Eigenvalues for choosing ranks: of all clients together, and of what is left of each client."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-SHOWN = 20  # eigenvalues at most
-WIDEST = 1000  # of the smaller side of a table that is decomposed
-EACH = 100  # clients at most whose own spectra are computed
+SHOWN = 20  # most eigenvalues
+WIDEST = 1000  # longest smaller side of a table that is decomposed
+EACH = 100  # most clients whose spectra are computed
 
 
 class Spectra(NamedTuple):
-    """What a scree plot takes, and what it shows."""
+    """The arguments of a scree plot, and its caption."""
 
     variances: dict[str, Float[np.ndarray, "*clients r"]]
     total: float
@@ -25,15 +25,15 @@ def spectra(
     shared: Float[np.ndarray, "d r1"] | None,
     local: Float[np.ndarray, "m d r2"] | None,
 ) -> Spectra | None:
-    """Spectra of the clients' mean second moment, and of what shared components leave of each.
+    """Spectra of the mean second moment, and of each client's without the shared components.
 
     Args:
-        samples: of every client.
-        shared: components, if there are any.
-        local: components beside them, if there are any.
+        samples: every client's samples.
+        shared: shared components, if there are any.
+        local: local components, if there are any.
 
     Returns:
-        The eigenvalues and the ranks that were chosen; None where tables are too large.
+        The eigenvalues and the ranks chosen; None if tables are too large.
     """
     features, clients = samples[0].shape[1], len(samples)
     total = float(np.mean([np.sum(table.astype(float) ** 2) / len(table) for table in samples]))
@@ -42,6 +42,7 @@ def spectra(
         return None
     found, chosen = {}, {}
     if shared is not None:
+        # Scaled so that the square of all rows together is the mean second moment.
         scaled = [table / np.sqrt(len(table) * clients) for table in samples]
         found["mean of all clients"] = _squares(np.concatenate(scaled))
         chosen["shared rank"] = shared.shape[1]
@@ -50,21 +51,22 @@ def spectra(
         rest = [samples[i] / np.sqrt(len(samples[i])) for i in some]
         if shared is not None:
             rest = [table - (table @ shared) @ shared.T for table in rest]
-        name = "each client" if shared is None else "each client beside the shared components"
-        own = [_squares(table) for table in rest]
-        width = max(map(len, own))
-        found[name] = np.stack([np.pad(x, (0, width - len(x))) for x in own])
+        name = "each client" if shared is None else "each client without the shared components"
+        each = [_squares(table) for table in rest]
+        width = max(map(len, each))
+        found[name] = np.stack([np.pad(x, (0, width - len(x))) for x in each])
         chosen["local rank"] = local.shape[2]
-    if len(chosen) > len(set(chosen.values())):  # one line is not seen on another
+    if len(chosen) > len(set(chosen.values())):  # two lines at one place look like one
         chosen = {" and ".join(chosen): chosen["shared rank"]}
-    caption = "Variance along principal components, in shares of the mean over clients"
+    caption = "Variance along principal components, relative to the mean over clients"
     if local is not None:
-        caption += "; the band reaches from the smallest to the largest of any client"
+        caption += "; the band spans the smallest to the largest value of any client"
     return Spectra(found, total, chosen, caption)
 
 
 def _squares(table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " r"]:
-    """The largest eigenvalues of a second moment, from a table with it as its square."""
+    """The largest squared singular values of a table."""
     rows, columns = table.shape
+    # Of the two Gram matrices, which have the same eigenvalues, the smaller one.
     square = table.T @ table if columns <= rows else table @ table.T
     return np.maximum(np.linalg.eigvalsh(square.astype(float))[::-1][:SHOWN], 0)

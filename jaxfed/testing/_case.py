@@ -1,8 +1,8 @@
-"""What a check is given, and the runs and settings that several of them use."""
+"""The input of the checks, and runs and settings that several checks use."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -30,11 +30,21 @@ Essence = Callable[[Personalized], PyTree]
 
 
 class Skipped(Exception):
-    """Why a check does not run."""
+    """Raised by a check that does not apply; the message says why."""
+
+
+class Messages(NamedTuple):
+    """One client's messages."""
+
+    first: PyTree
+    downlink: PyTree
+    uplink: PyTree
 
 
 @dataclass(frozen=True)
 class Case:
+    """The arguments of `check_algorithm`, in double precision."""
+
     algorithm: Algorithm
     clients: Clients
     others: Clients
@@ -50,7 +60,7 @@ class Case:
     backends: Mapping[str, Backend] | None
     rtol: float
     atol: float
-    skipped: dict[str, str]
+    skipped: dict[str, str] = field(default_factory=dict)  # reasons by name
 
     def solve(
         self,
@@ -61,7 +71,7 @@ class Case:
         rounds: int | None = None,
         **options: Any,
     ) -> Solution:
-        """A compiled run, where nothing else is said with the case's own arguments."""
+        """A compiled run, by default with the case's own arguments."""
         given = (
             self.algorithm if algorithm is None else algorithm,
             self.clients if clients is None else clients,
@@ -78,23 +88,23 @@ class Case:
         return jax.eval_shape(run, algorithm, clients, self.key)
 
     def says(self, solution: Solution) -> tuple[PyTree, Array]:
-        """What is compared of a run."""
+        """The parts of a run to compare: the essence of its result, and the objective."""
         return self.essence(solution.result), solution.history["objective"]
 
     def same(self, given: PyTree, wanted: PyTree, sentence: str) -> None:
-        """Refuse what is not the same up to the tolerances."""
+        """Raise an AssertionError unless both are the same up to the case's tolerances."""
         same(given, wanted, sentence, self.rtol, self.atol)
 
-    def messages(self) -> tuple[PyTree, PyTree, PyTree]:
-        """One client's first message, a downlink and an uplink, of their shapes, at random."""
+    def messages(self) -> Messages:
+        """One client's first message, a downlink and an uplink, filled with random numbers."""
 
         def made(algorithm, clients, key):
-            problem, state = begun(algorithm, clients, key, self.rounds, None)
+            problem, state = before_rounds(algorithm, clients, key, self.rounds, None)
             data, local = first_of((problem.clients.data, state.local))
             first = contract.first_message(algorithm, key, data, None)
             downlink = state.downlink.receiver
             uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
-            return wrapped(first), downlink, wrapped(uplink)
+            return Messages(wrapped(first), downlink, wrapped(uplink))
 
         def drawn(shape):
             values = rng.normal(size=shape.shape)
@@ -110,12 +120,12 @@ def _run(algorithm, clients, key, channel=None, participation=None, backend=None
     return rollout(algorithm, clients, rounds=rounds, key=key, **chosen)
 
 
-# One compiled function for all checks: what one of them compiles is there for the next.
+# One compiled function for all checks, so that they share its programs.
 _solve = jax.jit(_run, static_argnames="rounds")
 
 
-def begun(algorithm, clients, key, rounds, participants):
-    """What there is before the first round."""
+def before_rounds(algorithm, clients, key, rounds, participants):
+    """The problem, and the state before the first round."""
     problem, start = problem_of(
         algorithm, clients, rounds, key, None, channel.lossless(), participants, backend.vmap()
     )
@@ -130,7 +140,7 @@ def chunk(case: Case) -> int:
 def chunked(
     case: Case, algorithm: Algorithm, clients: Clients, key: Key[Array, ""], **options: Any
 ) -> Solution:
-    """A run by `fit`, in two chunks or three."""
+    """A run by `fit` in two or three chunks."""
     return fit(algorithm, clients, rounds=case.rounds, key=key, chunk_rounds=chunk(case), **options)
 
 
@@ -156,18 +166,18 @@ def every_channel(clients: int) -> dict[str, Channels]:
 
 
 class Foreign(eqx.Module):
-    """Data that no algorithm knows."""
+    """Data of a type that no algorithm knows."""
 
     unknown: Array
 
 
 def scaled(algorithm: Algorithm, factor: float) -> Algorithm:
-    """With other hyperparameters."""
+    """The algorithm with all hyperparameters multiplied by a factor."""
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else x, algorithm)
 
 
 def combination(tree: PyTree) -> Float[Array, ""]:
-    """Of all numbers, with different factors."""
+    """A fixed linear combination of all numbers, with different factors."""
     leaves = [x for x in jax.tree.leaves(tree) if floating(x)]
     return sum(
         (

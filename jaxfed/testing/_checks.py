@@ -1,54 +1,25 @@
-"""The checks of `jaxfed.testing.check_algorithm`, each a claim of the contract."""
+"""Checks of an algorithm by itself, and the list of all checks of `check_algorithm`."""
 
-import contextlib
-import re
-import tempfile
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from unittest import mock
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed import backend, channel, participation
-from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.buckets import Buckets
-from jaxfed.core.contract.reduction import is_linear
-from jaxfed.core.round.rounds import one_round
-from jaxfed.core.round.whole import WHOLE
-from jaxfed.core.run.arguments import problem_of
-from jaxfed.core.run.fit import fit
-from jaxfed.core.run.personalize import personalize
 from jaxfed.core.run.rollout import rollout
-from jaxfed.core.store.checkpoint import Checkpoint
 from jaxfed.core.sweeps.grid import stack
-from jaxfed.core.wire.channel import ways
-from jaxfed.testing._case import (
-    Case,
-    Foreign,
-    Skipped,
-    begun,
-    chunk,
-    chunked,
-    combination,
-    every_backend,
-    every_channel,
-    more_rows,
-    scaled,
-)
+from jaxfed.testing import _run_checks
+from jaxfed.testing._case import Case, Foreign, chunked, combination, more_rows, scaled
 from jaxfed.testing._compare import (
     alike,
     cast,
     compilations,
     finite,
     floating,
-    length,
     measured,
     refused,
-    same,
     unpadded,
 )
 
@@ -56,15 +27,11 @@ from jaxfed.testing._compare import (
 def check_structure(case: Case) -> None:
     one, three = (case.shapes(case.algorithm, case.clients, rounds) for rounds in (1, 3))
     for name in ("state", "result"):
-        alike(
-            getattr(three, name), getattr(one, name),
-            f"the {name} has the same shapes and types after one round and after three",
-        )  # fmt: skip
+        sentence = f"the {name} has the same shapes and types after one round and after three"
+        alike(getattr(three, name), getattr(one, name), sentence)
     first, downlink, uplink = case.messages()
-    everything = {
-        "first message": first, "downlink": downlink, "uplink": uplink, "server": one.server,
-        "local": one.local, "result": one.result,
-    }  # fmt: skip
+    everything = {"first message": first, "downlink": downlink, "uplink": uplink}
+    everything |= {"server": one.server, "local": one.local, "result": one.result}
     for name, tree in everything.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if 0 in leaf.shape:
@@ -82,7 +49,7 @@ def check_structure(case: Case) -> None:
     for name, leaf in three.history.items():
         if leaf.shape != (3,):
             raise AssertionError(
-                f"the history has one number a round: got shape {leaf.shape} of {name} after 3"
+                f"the history has one number per round: got shape {leaf.shape} of {name} after 3"
             )
     solution = case.solve()
     finite(case.says(solution), "the result and the objective are finite")
@@ -96,11 +63,9 @@ def check_types(case: Case) -> None:
             algorithm, clients = cast(case.algorithm, dtype), cast(case.clients, dtype)
             solution = case.shapes(algorithm, clients, 2)
         history = {k: x for k, x in solution.history.items() if not k.startswith("bits")}
-        told = {
-            "result": solution.result, "server": solution.server, "local": solution.local,
-            "history": history,
-        }  # fmt: skip
-        for path, leaf in jax.tree_util.tree_leaves_with_path(told):
+        trees = {"result": solution.result, "server": solution.server, "local": solution.local}
+        trees["history"] = history
+        for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
             if floating(leaf) and leaf.dtype != dtype:
                 raise AssertionError(
                     f"numbers have the data's type: got {leaf.dtype} at "
@@ -166,7 +131,7 @@ def check_gradients(case: Case) -> None:
             return case.loss(solution.result)
         return combination(case.essence(solution.result))
 
-    # Of the types that sums have, so that the function is compiled once.
+    # Without weak types, so that the function is compiled once.
     at = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), (numbers, values))
     function = jax.jit(jax.value_and_grad(loss))
     result, gradient = function(at)
@@ -175,10 +140,10 @@ def check_gradients(case: Case) -> None:
     if not max(jax.tree.leaves(changes), default=0) > 1e-6 * abs(float(result)):
         raise AssertionError("the result depends on the data: its derivative by them is zero")
     if not case.deterministic:
-        case.skipped["finite differences"] = "the algorithm is not said to be deterministic"
+        case.skipped["finite differences"] = "deterministic=True was not given"
         return
     rng = np.random.default_rng(0)
-    # In proportion to the numbers, so that padding stays padding.
+    # Proportional to the numbers, so that zeros of padding stay zeros.
     direction = jax.tree.map(lambda x: x * rng.normal(size=x.shape), at)
 
     def value(step):
@@ -187,7 +152,7 @@ def check_gradients(case: Case) -> None:
     products = jax.tree.map(lambda g, u: jnp.sum(g * u), gradient, direction)
     exact = float(sum(jax.tree.leaves(products)))
     size = sum(float(jnp.abs(x)) for x in jax.tree.leaves(products))
-    # Steps of two lengths, so that only what both leave is an error of the derivative.
+    # Richardson extrapolation from two step sizes removes the error of second order.
     near, far = ((value(h) - value(-h)) / (2 * h) for h in (1e-5, 2e-5))
     differences = (4 * near - far) / 3
     if not abs(differences - exact) <= 1e-5 * max(abs(differences), size):
@@ -203,10 +168,8 @@ def check_order(case: Case) -> None:
     (shared, local), objective = case.says(case.solve())
     other = case.says(case.solve(clients=case.clients.take(order)))
     permuted = jax.tree.map(lambda x: x[order], local)
-    same(
-        (tuple(other[0]), other[1]), ((shared, permuted), objective),
-        "permuting clients permutes their results and changes nothing else", case.rtol, case.atol,
-    )  # fmt: skip
+    sentence = "permuting clients permutes their results and changes nothing else"
+    case.same((tuple(other[0]), other[1]), ((shared, permuted), objective), sentence)
 
 
 def check_padding(case: Case) -> None:
@@ -215,7 +178,7 @@ def check_padding(case: Case) -> None:
     if pad is None and isinstance(case.clients.data, Samples):
         pad = more_rows
     if pad is None:
-        case.skipped["padding of the data"] = "pad= says how these data are padded"
+        case.skipped["padding of the data"] = "pad= was not given"
     stranger = jax.tree.map(lambda x: 5 * x[:1] if measured(x) else x[:1], case.others.data)
     larger = eqx.tree_at(
         lambda c: (c.data, c.ids, c.weights),
@@ -235,176 +198,14 @@ def check_padding(case: Case) -> None:
     case.same((shared_2, cut, objective_2), (shared, local, objective), sentence)
 
 
-def check_backends(case: Case) -> None:
-    wanted = case.solve()
-    for name, mapped in (every_backend() if case.backends is None else case.backends).items():
-        given = case.solve(backend=mapped)
-        sentence = f"the backend {name} gives what vmap gives"
-        case.same(case.says(given), case.says(wanted), sentence)
-        case.same(dict(given.history), dict(wanted.history), sentence)
-
-
-def check_buckets(case: Case) -> None:
-    data = case.clients.data
-    if not isinstance(data, Samples):
-        raise Skipped("buckets are of samples")
-    order = np.argsort(-np.asarray(data.count), kind="stable")
-    groups = [np.sort(own) for own in np.array_split(order, 2)]
-    parts = tuple(
-        Samples(data.values[own, : int(data.count[own].max())], data.count[own]) for own in groups
-    )
-    places = tuple(map(jnp.asarray, groups))
-    bucketed = eqx.tree_at(
-        lambda c: c.data, case.clients, Buckets(parts, places, tuple(map(len, groups)))
-    )
-    wanted = case.solve()
-    with unless_refused("clients in buckets"):
-        given = case.solve(clients=bucketed)
-    case.same(case.says(given), case.says(wanted), "clients in buckets give what others give")
-
-
-@contextlib.contextmanager
-def unless_refused(what: str) -> Iterator[None]:
-    """Skip the check where the algorithm refuses such clients by name."""
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith("clients: "):
-            raise
-        raise Skipped(f"the algorithm refuses {what}: {error}") from error
-
-
-def check_source(case: Case) -> None:
-    data = case.clients.data
-    if not isinstance(data, Samples):
-        raise Skipped("sources are of samples")
-    counts = np.asarray(data.count).astype(int)
-    values = [np.asarray(x[:n]) for x, n in zip(data.values, counts, strict=True)]
-    size = 2 * max(array.nbytes for array in values)
-    source = Clients.from_source(values, block_bytes=size)
-    source = eqx.tree_at(
-        lambda c: (c.ids, c.weights), source, (case.clients.ids, case.clients.weights)
-    )
-    run = {"rounds": min(case.rounds, 5), "key": case.key}
-    wanted = fit(case.algorithm, case.clients, **run)
-    with unless_refused("clients that are read block by block"):
-        given = fit(case.algorithm, source, **run)
-    sentence = "clients that are read block by block give what others give"
-    case.same(case.says(given), case.says(wanted), sentence)
-    case.same(dict(given.history), dict(wanted.history), sentence)
-
-
-def check_participation(case: Case) -> None:
-    present = np.arange(len(case.clients)) % 2 == 0
-    chosen = participation.mask(present[None])
-
-    def step(algorithm, clients, key):
-        problem, state = begun(algorithm, clients, key, case.rounds, chosen)
-        return state.local, one_round(problem, state, WHOLE)[0].local
-
-    given = case.algorithm, case.clients, case.key
-    if case.algorithm.needs_everybody:
-        refused(lambda: jax.eval_shape(step, *given), "participation", "partial participation")
-        raise Skipped("the algorithm needs every client in each round, and says so")
-    before, after = jax.tree.map(lambda x: x[~present], jax.jit(step)(*given))
-    same(after, before, "absent clients keep their states exactly", 0, 0)
-
-
-def check_channels(case: Case) -> None:
-    first, downlink, uplink = case.messages()
-    exact = channel.top_k(1.0)
-    for message in (first, downlink, uplink):
-        for way in (channel.lossless(), exact):
-            payload, _ = way.encode(case.key, message, way.memory(message))
-            decoded = way.decode(payload)
-            same(decoded, message, "a channel that loses nothing changes no bit", 0, 0)
-            length(payload)
-    if case.channels is None:
-        through = case.solve(channel=(exact, exact, exact))
-        sentence = "a channel that loses nothing changes no number"
-        case.same(case.says(through), case.says(case.solve()), sentence)
-    known = every_channel(len(case.clients)) if case.channels is None else case.channels
-    for name, given in known.items():
-        try:
-            solution = case.solve(channel=given, rounds=min(case.rounds, 5))
-        except ValueError as refusal:
-            if not re.match(r"(channel|participation): ", str(refusal)):
-                raise AssertionError(
-                    f"a channel runs or is refused by a ValueError about it: {name} ended in "
-                    f"{refusal}"
-                ) from refusal
-            if ways(given).uplink.private and is_linear((first, uplink)):
-                raise AssertionError(
-                    f"messages that are sums and means can be hidden: {name} was refused: {refusal}"
-                ) from refusal
-            case.skipped[f"channel {name}"] = str(refusal)
-            continue
-        bits = {k: x for k, x in solution.history.items() if k.startswith("bits")}
-        told = case.essence(solution.result), bits
-        finite(told, f"a run through a channel has finite numbers: {name}")
-        if case.constraint is not None:
-            try:
-                case.constraint(solution.result)
-            except AssertionError as error:
-                raise AssertionError(f"the constraint holds through {name}: {error}") from error
-
-
-def check_bits(case: Case) -> None:
-    first, downlink, uplink = map(length, case.messages())
-    history = case.solve().history
-    number = np.arange(1, case.rounds + 1)
-    wanted = {"bits_up": 8 * (first + uplink * number), "bits_down": 8 * downlink * number}
-    given = {name: history[name] for name in wanted}
-    same(given, wanted, "the history's bits are the length of the payloads", 1e-15, 0)
-
-
-def check_newcomers(case: Case) -> None:
-    solution = case.solve()
-    models = personalize(case.algorithm, solution, case.others, rounds=2, key=case.key)
-    alike(models.local, solution.result.local, "new clients' models are like the others'")
-    finite(case.essence(models), "new clients' models are finite")
-    order = np.arange(len(case.clients))[::-1]
-    turned = problem_of(
-        case.algorithm, case.clients.take(order), case.rounds, case.key, solution,
-        channel.lossless(), None, backend.vmap(),
-    )[1]  # fmt: skip
-    assert turned is not None
-    wanted = jax.tree.map(lambda x: x[order], solution.result.local)
-    same(turned.local, wanted, "a warm start finds clients by their ids", 0, 0)
-
-
-class _Interruption(Exception):
-    """What ends a run in the middle."""
-
-
-def check_checkpoint(case: Case) -> None:
-    if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
-        raise Skipped("Orbax is not installed")
-    given = case.algorithm, case.clients, case.key
-    wanted = chunked(case, *given)
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Checkpoint(folder, every=chunk(case))
-
-        def save_and_stop(*arguments):
-            Checkpoint.save(saved, *arguments)
-            raise _Interruption
-
-        with mock.patch.object(saved, "save", save_and_stop), contextlib.suppress(_Interruption):
-            chunked(case, *given, checkpoint=saved)
-        resumed = chunked(case, *given, checkpoint=saved)
-    for name in ("result", "server", "local", "history", "state"):
-        same(
-            getattr(resumed, name), getattr(wanted, name),
-            f"an interrupted run ends bit for bit like one that was not: {name}", 0, 0,
-        )  # fmt: skip
-
-
 def check_refusals(case: Case) -> None:
     foreign = eqx.tree_at(lambda c: c.data, case.clients, Foreign(jnp.ones((len(case.clients), 2))))
     refused(lambda: case.shapes(case.algorithm, foreign, 1), "clients", "data of an unknown kind")
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
+    # The cheapest first, so that the commonest mistakes show at once.
+    "refusals": check_refusals,
     "structure": check_structure,
     "types": check_types,
     "compilation": check_compilation,
@@ -413,13 +214,12 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "gradients": check_gradients,
     "order": check_order,
     "padding": check_padding,
-    "backends": check_backends,
-    "buckets": check_buckets,
-    "source": check_source,
-    "participation": check_participation,
-    "channels": check_channels,
-    "bits": check_bits,
-    "newcomers": check_newcomers,
-    "checkpoint": check_checkpoint,
-    "refusals": check_refusals,
+    "backends": _run_checks.check_backends,
+    "buckets": _run_checks.check_buckets,
+    "source": _run_checks.check_source,
+    "participation": _run_checks.check_participation,
+    "channels": _run_checks.check_channels,
+    "bits": _run_checks.check_bits,
+    "newcomers": _run_checks.check_newcomers,
+    "checkpoint": _run_checks.check_checkpoint,
 }

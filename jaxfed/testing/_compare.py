@@ -1,4 +1,4 @@
-"""Comparisons that end in a sentence about what does not hold."""
+"""Comparisons that raise an AssertionError with a sentence about what should hold."""
 
 import contextlib
 import logging
@@ -26,12 +26,12 @@ def floating(x: Any) -> bool:
 
 
 def measured(x: Any) -> bool:
-    """Whether an array holds measurements; whole numbers are counts, masks or labels."""
+    """Whether an array holds measurements; integers are counts, masks or labels."""
     return eqx.is_inexact_array(x) and bool((np.asarray(x) % 1 != 0).any())
 
 
 def cast(tree: PyTree, dtype: Any) -> PyTree:
-    """With floating numbers of a type; those without one of their own keep following others."""
+    """The tree with floating numbers in a type; weakly typed scalars stay weakly typed."""
 
     def cast(x):
         if not eqx.is_inexact_array(x):
@@ -44,7 +44,7 @@ def cast(tree: PyTree, dtype: Any) -> PyTree:
 
 
 def alike(given: PyTree, wanted: PyTree, sentence: str) -> None:
-    """Refuse other structures, shapes or types."""
+    """Insist on the same structure, shapes and types."""
     if jax.tree.structure(given) != jax.tree.structure(wanted):
         raise AssertionError(
             f"{sentence}: got {jax.tree.structure(given)}, wanted {jax.tree.structure(wanted)}"
@@ -59,7 +59,7 @@ def alike(given: PyTree, wanted: PyTree, sentence: str) -> None:
 
 
 def same(given: PyTree, wanted: PyTree, sentence: str, rtol: float, atol: float) -> None:
-    """Refuse other numbers; bit for bit where the tolerances are zero."""
+    """Insist on the same numbers; bit for bit if the tolerances are zero."""
     leaves, others = jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(wanted)
     if jax.tree.structure(given) != jax.tree.structure(wanted):
         raise AssertionError(
@@ -92,28 +92,27 @@ def finite(tree: PyTree, sentence: str) -> None:
 
 
 def unpadded(x: Array, like: Array, sentence: str) -> np.ndarray:
-    """Without what padding adds, which is nothing but zeros."""
+    """The array without padding, which must be zeros."""
     inside = tuple(map(slice, like.shape))
     outside = np.array(x)
     outside[inside] = 0
     if outside.any():
-        raise AssertionError(f"{sentence}: got numbers in the place of the padding")
+        raise AssertionError(f"{sentence}: got numbers other than zero in the padding")
     return np.asarray(x)[inside]
 
 
 def length(payload: PyTree) -> int:
-    """Bytes of a payload, which must be what is counted."""
+    """The length of a payload in bytes, which must equal its counted bits."""
     length, bits = len(channel.to_bytes(payload)), int(channel.bits(payload))
     if 8 * length != bits:
         raise AssertionError(
-            f"the bits that are counted are those of the payload: {bits} are counted, {length} "
-            "bytes would travel"
+            f"the counted bits are those of the payload: {bits} bits are counted for {length} bytes"
         )
     return length
 
 
 def refused(run: Callable[[], Any], argument: str, what: str) -> None:
-    """Insist on a ValueError about an argument."""
+    """Insist that a call raises a ValueError about an argument."""
     try:
         run()
     except ValueError as refusal:
@@ -132,7 +131,7 @@ def refused(run: Callable[[], Any], argument: str, what: str) -> None:
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
-    """The names of what is compiled meanwhile."""
+    """Collect the names of the functions that JAX compiles in the context."""
     compiled: list[str] = []
 
     class Listener(logging.Handler):
@@ -142,7 +141,7 @@ def compilations() -> Iterator[list[str]]:
 
     logger = logging.getLogger("jax")
     before = logger.handlers, logger.propagate, logger.level
-    # JAX reports compilations as warnings, which are for these eyes only.
+    # JAX logs compilations as warnings, which are not shown to the user here.
     logger.handlers, logger.propagate = [Listener()], False
     try:
         with jax.log_compiles():
