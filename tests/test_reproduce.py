@@ -429,7 +429,7 @@ def test_runs_are_those_of_rollout_one_by_one():
 
 @pytest.mark.slow
 def test_figure3_small(monkeypatch, tmp_path, capsys):
-    target = replace(figure3.TARGET, run=partial(figure3.run, starts=10, rounds=120))
+    target = replace(papers.find("perpca/figure3"), run=partial(figure3.run, starts=10, rounds=120))
     monkeypatch.setattr(papers, "find", lambda name: target)
     arguments = ["reproduce", "perpca/figure3", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
@@ -536,8 +536,9 @@ def test_both_measures_of_a_clustering_have_one_verdict_in_figure9(wrong):
     rand = metrics.adjusted_rand_index(jnp.asarray(labels), jnp.asarray(found))
     most = {"tangent, step 1": 1, "polar, step 1": 2}
     for name, allowed in most.items():
+        reference = papers.find("perpca/figure9").reference
         known = [
-            figure9.REFERENCE[0.5, 1000, name, 30, quantity]
+            reference[0.5, 1000, name, 30, quantity]
             for quantity in ("accuracy", "adjusted Rand index")
         ]
         verdicts = [Cell([x], v).verdict for x, v in zip((accuracy, rand), known, strict=True)]

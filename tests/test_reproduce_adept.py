@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import papers
 from jaxfed.cli import main
 from jaxfed.models import Autoencoder
 from papers.adept import _autoencoders, table1, table2
@@ -105,7 +106,7 @@ def test_leads_are_compared_with_the_spread():
 
 @pytest.mark.slow
 def test_synthetic_clients():
-    report = table1.TARGET(Seeds(2), scale=0.04, ratios=(20,), rounds=6)
+    report = papers.find("adept/table1")(Seeds(2), scale=0.04, ratios=(20,), rounds=6)
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
     assert {method for method, _ in cells} == {
         "local", "FedAvg", "true decoder", "ADEPT", "ADEPT as published",
@@ -168,7 +169,7 @@ def test_clients_of_digits(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "larger"
     folder.mkdir()
     mnist(folder, 22)
-    report = table2.TARGET(Seeds(1), data=folder, scale=0.03, latents=(2,))
+    report = papers.find("adept/table2")(Seeds(1), data=folder, scale=0.03, latents=(2,))
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
     assert cells["local, 16 samples", "energy"].mean < 1
     for layer in ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"):

@@ -11,6 +11,7 @@ import papers
 from jaxfed.cli import main
 from jaxfed.models import UNet
 from papers.adept import _diffusion as target
+from papers.adept import diffusion
 from papers.report import text, write
 from papers.runs import Seeds
 
@@ -258,7 +259,7 @@ def test_losses_of_seeds_that_chose_different_rounds_are_kept_together():
     outcomes = [
         target.Outcome(one, one, one, one, np.arange(rounds, dtype=float), one) for rounds in (2, 4)
     ]
-    arrays = target.outcome_arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
+    arrays = diffusion.outcome_arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
     losses = arrays[f"validation loss | {target.LOCAL}"]
     np.testing.assert_array_equal(losses, [[0, 1, np.nan, np.nan], [0, 1, 2, 3]])
     assert arrays[f"KID | {target.LOCAL}"].shape == (2, 3)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+import papers
 from jaxfed.cli import main
 from papers.gcca import _deep, _digits, deep_digits, figure10, figure11
 from papers.runs import Seeds
@@ -18,7 +19,7 @@ def by_labels(report):
 @pytest.mark.slow
 def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
     monkeypatch.setattr(figure11, "CLASSIFIED", 400)
-    report = figure11.TARGET(Seeds(1), scale=0.02, rounds=3)
+    report = papers.find("gcca/figure11")(Seeds(1), scale=0.02, rounds=3)
     cells = by_labels(report)
     for scaling in (_deep.TEXT, _deep.PROGRAMS):
         curves = [report.arrays[f"{name}, {scaling}"][0] for name in _deep.CHANNELS]
@@ -46,7 +47,7 @@ def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
 @pytest.mark.slow
 def test_figure_10_clusters_views_and_representations(monkeypatch):
     monkeypatch.setattr(figure10, "CLUSTERED", 200)
-    report = figure10.TARGET(Seeds(1), scale=0.02, rounds=3)
+    report = papers.find("gcca/figure10")(Seeds(1), scale=0.02, rounds=3)
     cells = {name: cell.mean for (name,), cell in by_labels(report).items()}
     assert [f"view {j}" for j in (1, 2, 3)] == list(cells)[:3]
     for name in _deep.CHANNELS:
@@ -93,7 +94,7 @@ def test_real_views(tmp_path, capsys):
     }
     (tmp_path / "mfeat").mkdir()
     np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
-    report = deep_digits.TARGET(
+    report = papers.find("gcca/deep_digits")(
         Seeds(1), data=tmp_path, rounds=8, rank=2, hidden=(8,), batch_size=30,
         inner_epochs=20,
     )  # fmt: skip

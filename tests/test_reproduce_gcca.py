@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+import papers
 from jaxfed.cli import main
-from papers.gcca import _linear, digits, figure8, figure9, table1
+from papers.gcca import _linear, figure9, table1
 from papers.runs import Seeds
 from tests.references import gcca as reference
 
@@ -56,7 +57,7 @@ def test_real_views(tmp_path, capsys):
     }
     (tmp_path / "mfeat").mkdir()
     np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
-    report = digits.TARGET(Seeds(2), data=tmp_path, rounds=30, ranks=(2,), bits=(3,))
+    report = papers.find("gcca/digits")(Seeds(2), data=tmp_path, rounds=30, ranks=(2,), bits=(3,))
     found = {(row["maps and messages"], row["quantity"]): row["cell"].mean for row in report.rows}
     standard = [(x - x.mean(0)) / x.std(0) for x in views.values()]
     np.testing.assert_allclose(
@@ -100,7 +101,8 @@ def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch
     latent_views(tmp_path)
 
     def cells():
-        report = figure9.TARGET(Seeds(2), data=tmp_path, rounds=15, held_out=20, batch=100, rank=3)
+        small = {"rounds": 15, "held_out": 20, "batch": 100, "rank": 3}
+        report = papers.find("gcca/figure9")(Seeds(2), data=tmp_path, **small)
         return {(row["messages"], row["quantity"]): row["cell"] for row in report.rows}
 
     found = cells()
@@ -119,7 +121,7 @@ def test_a_goal_that_is_never_reached_differs(monkeypatch):
     costs, bits = np.full((2, 3), 1e9), np.ones((2, 2, 2))
     monkeypatch.setattr(table1, "costs_of", lambda *arguments, **options: costs)
     monkeypatch.setattr(table1, "solved", lambda *arguments: (costs, bits))
-    report = table1.TARGET(Seeds(1), draws=2, rounds=2)
+    report = papers.find("gcca/table1")(Seeds(1), draws=2, rounds=2)
     cells = {(row["messages"], row["quantity"]): row["cell"] for row in report.rows}
     coded = cells[table1.CODED_NAME, "compression ratio at 1.5x"]
     assert math.isnan(coded.mean) and coded.verdict == "differs: measured nan"
@@ -128,6 +130,7 @@ def test_a_goal_that_is_never_reached_differs(monkeypatch):
 
 
 def test_sparse_views_have_sizes_of_their_own(capsys):
-    assert not figure8.TARGET.takes("scale") and figure8.TARGET.takes("reduction")
+    target = papers.find("gcca/figure8")
+    assert not target.takes("scale") and target.takes("reduction")
     assert main(["reproduce", "gcca/table3"]) == 2
     assert "gcca/table1" in capsys.readouterr().err

@@ -24,11 +24,19 @@ MANY = 10  # seeds from which on a claim is judged by a confidence bound, not se
 
 @dataclass(frozen=True)
 class Interval:
-    """A published value and what counts as the same: anything from `low` to `high`."""
+    """A published value and what counts as the same: anything from `low` to `high`.
+
+    Attributes:
+        low: the least value that is accepted.
+        high: the largest one.
+        text: what is printed for it.
+        value: the published value, where it is not half-way between the two.
+    """
 
     low: float
     high: float
     text: str
+    value: float | None = None
 
     @property
     def accepted(self) -> str:
@@ -38,6 +46,11 @@ class Interval:
         if math.isinf(self.high):
             return f">= {self.low:.4g}"
         return f"[{self._rounded(self.low)}, {self._rounded(self.high)}]"
+
+    @property
+    def middle(self) -> float:
+        """The published value, or what is half-way between the two ends."""
+        return (self.low + self.high) / 2 if self.value is None else self.value
 
     def _rounded(self, end: float) -> str:
         texts = (f"{end:.{digits}g}" for digits in range(3, 17))
@@ -71,12 +84,12 @@ def between(low: float, high: float) -> Interval:
 
 def quartiles(low: float, middle: float, high: float) -> Interval:
     """A median with its quartiles; what lies between the quartiles counts as the same."""
-    return Interval(low, high, f"{middle:g} [{low:g}, {high:g}]")
+    return Interval(low, high, f"{middle:g} [{low:g}, {high:g}]", middle)
 
 
 def draws(low: float, middle: float, high: float) -> Interval:
     """A median with the range of the reference's draws; a median in it counts as the same."""
-    return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
+    return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]", middle)
 
 
 def few_draws(low: float, high: float) -> Interval:
@@ -98,6 +111,16 @@ def at_least(value: float) -> Interval:
 def at_most(value: float) -> Interval:
     """An upper bound."""
     return Interval(-math.inf, value, f"<= {value:.4g}")
+
+
+def to_digits(value: float) -> Interval:
+    """A number without randomness: sums in another order change its eighth digit at most."""
+    return near(value, 1e-7 * abs(value))
+
+
+def interval(low: float, high: float, text: str) -> Interval:
+    """Any other interval, with the text that is printed for it."""
+    return Interval(low, high, text)
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -232,17 +255,6 @@ def cells(measured: Mapping[Labels, Any], **options: Any) -> dict[Labels, Cell]:
     return {labels: Cell(_flat(values), **options) for labels, values in measured.items()}
 
 
-def claims(
-    columns: Sequence[str], statements: Mapping[str, tuple[Any, Interval]]
-) -> dict[Labels, Cell]:
-    """One row for each statement of a paper: the number of each seed, and what it has to be."""
-    between = [""] * (len(columns) - 2)
-    return {
-        ("claim", *between, text): claim(values, wanted)
-        for text, (values, wanted) in statements.items()
-    }
-
-
 def claim(values: Any, wanted: Interval) -> Cell:
     """What a statement of a paper is about, as a value for each seed."""
     return Cell(_flat(values), wanted, by="claim")
@@ -268,6 +280,7 @@ class Found:
         measured: values of all seeds by the row's labels; a `Cell` where a row is to be compared
             in its own way, None where it has words only.
         notes: how this run was made, before the target's own notes.
+        claims: statements of the paper: for each the number of every seed, and what it has to be.
         figures: functions that draw a Matplotlib figure, by the name of its file.
         arrays: what goes into the `.npz` file; all that was measured, by default.
     """
@@ -276,6 +289,7 @@ class Found:
     notes: Sequence[str] = ()
     figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     arrays: Mapping[str, Any] | None = None
+    claims: Mapping[str, tuple[Any, Interval]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -359,14 +373,18 @@ class Target:
             if self.experiment not in made:
                 made[self.experiment] = self.experiment(seeds, **options)
             found = self.run(made[self.experiment])
-        rows = [self._row(labels, values) for labels, values in found.measured.items()]
+        between = [""] * (len(self.columns) - 2)
+        measured = dict(found.measured) | {
+            ("claim", *between, text): claim(*given) for text, given in found.claims.items()
+        }
+        rows = [self._row(labels, values) for labels, values in measured.items()]
         arrays = found.arrays
         if arrays is None:
             arrays = {
                 " | ".join(map(str, labels)): values.measured
                 if isinstance(values, Cell)
                 else values
-                for labels, values in found.measured.items()
+                for labels, values in measured.items()
                 if values is not None
             }
         notes = [*found.notes, *self.notes]

@@ -34,7 +34,7 @@ from papers.adept._autoencoders import (
     tuned,
     tuning,
 )
-from papers.report import Found, Labels, Target
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 CLIENTS = 50
@@ -187,17 +187,3 @@ def run(
         ],
         arrays=arrays,
     )
-
-
-TARGET = Target(
-    run,
-    title=f"ADEPT, Table 1: synthetic clients with {SAMPLES} samples each, by noise",
-    columns=("signal to noise (dB)", "method", "quantity"),
-    notes=[
-        "The paper's numbers and noises are not at hand; that the adaptive method is above "
-        "local training and FedAvg is what it says.",
-        "With the authors' step size of 0.001 for the spread, and its gradient clipped to norm "
-        "10, the spread hardly leaves its start. Learned fast it falls to the differences that "
-        "are left and below, which holds clients to the global model.",
-    ],
-)

@@ -31,7 +31,7 @@ from papers.adept._autoencoders import (
     tuned,
     tuning,
 )
-from papers.report import Found, Labels, Target
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 ROUNDS, STEPS, TRAIN, BATCH = 150, 20, 120, 6
@@ -179,19 +179,3 @@ def run(
         figures=figures,
         arrays=arrays,
     )
-
-
-TARGET = Target(
-    run,
-    title=f"ADEPT, Table 2: {CLASSES * PER_CLASS} one-class clients of {TRAIN} images of MNIST",
-    columns=("latent", "method", "quantity"),
-    notes=[
-        "The paper's numbers are not at hand; that the adaptive method is above local training "
-        "and FedAvg by more than the seeds' standard deviation is what is asked.",
-        "The 10,000 test images stand in for MNIST: per class, 5 clients of 120, 60 images to "
-        "choose settings by, and the rest to measure all clients of the class.",
-        "With more samples, one client of each class trains alone for as many steps, with "
-        "batches that are larger by as much. What it needs is between the numbers measured; "
-        f"inf is more than {MORE[-1]}.",
-    ],
-)

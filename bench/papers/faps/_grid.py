@@ -1,14 +1,21 @@
 """Section 5.4 of Wang, Liu & Zhang (2022): synthetic problems of other sizes and spectra."""
 
 from functools import partial
+from typing import Any
 
 import jax
+import numpy as np
 
 from jaxfed.pca import FAPS
+from jaxfed.plot._figure import colour
+from papers.drawing import graphs, legend
 from papers.faps._problems import (
+    ERROR,
     FIVE,
+    KKT,
     POWER,
     PRINTED,
+    ROUNDS,
     SSI,
     Outcomes,
     alone,
@@ -18,6 +25,7 @@ from papers.faps._problems import (
     printed,
     together,
 )
+from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
 RATIOS = {f"ratio 1 + 10^-{x}": 1 + 10**-x for x in (1, 1.5, 2, 2.5)}
@@ -51,11 +59,36 @@ def grid(seeds: Seeds) -> Grid:
     return runs
 
 
-NOTES = [
-    f"{SSI.capitalize()} at the printed sizes, but for features that it forgets within a few "
-    "rounds: 300 of them will do, 600 for the smallest ratio. It depends neither on m nor on the "
-    "split nor, for ratio 1.01, on n, so that settings which differ in these alone are one.",
-    "The others scaled: 8 clients instead of 128, each with the printed number of samples (on "
-    "average, where that varies), n = 250, at most 600 rounds, one start for three seeds, p up to "
-    "20 and the two largest ratios. More clients make FAPS slower: its penalties add up.",
-]
+def rounds(runs: Grid) -> Found:
+    """Figure 2: rounds by group and setting."""
+    ordered = sorted(runs, key=lambda labels: "nmpr".index(labels[0][0]))
+    measured = {(*labels, ROUNDS): runs[labels].rounds for labels in ordered}
+
+    def draw() -> Any:
+        groups = list(dict.fromkeys(labels[0] for labels in runs))
+        titles = [(f"varying {group}", "setting", ROUNDS) for group in groups]
+        figure = None
+        for group, axes in zip(groups, graphs(titles, 3.6), strict=True):
+            settings = list(dict.fromkeys(s for g, s, _ in runs if g == group))
+            for i, method in enumerate((SSI, POWER, PRINTED, FIVE)):
+                points = [(settings.index(s), np.median(run.rounds)) for (g, s, m), run in
+                          runs.items() if (g, m) == (group, method)]  # fmt: skip
+                x, y = zip(*points, strict=True)
+                axes.plot(x, y, marker="o", markersize=4, color=colour(i), label=method)
+            axes.set_xticks(range(len(settings)), settings, fontsize=6, rotation=20)
+            axes.set_yscale("log")
+            figure = axes.figure
+        legend(axes)  # pyright: ignore[reportPossiblyUnbound]
+        return figure
+
+    return Found(cells(measured, by="median"), figures={"figure2": draw})
+
+
+def errors(runs: Grid) -> Found:
+    """Table 2: means over the problems of a group, for each seed."""
+    measured: dict[Labels, Any] = {}
+    for group, _, method in runs:
+        members = [run for labels, run in runs.items() if (labels[0], labels[2]) == (group, method)]
+        measured[group, method, KKT] = np.mean([run.kkt for run in members], axis=0)
+        measured[group, method, ERROR] = np.mean([run.error for run in members], axis=0)
+    return Found(cells(measured, by="median"))

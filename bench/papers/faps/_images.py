@@ -1,7 +1,7 @@
 """Section 5.5 of Wang, Liu & Zhang (2022): images."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,25 @@ import numpy as np
 
 from jaxfed import data as datasets
 from jaxfed.pca import FAPS, SubspaceIteration
+from jaxfed.plot._figure import colour
 from papers._files import data_file, data_folder
+from papers.drawing import graphs, legend
 from papers.faps._problems import (
+    ERROR,
     FIVE,
+    KKT,
     POWER,
     PRINTED,
+    ROUNDS,
     SSI,
-    STARTS,
+    TO_KKT,
     Outcomes,
     power,
     printed,
     solved,
     starts_of,
 )
+from papers.report import Found, Labels, ahead, cells
 from papers.runs import Seeds
 
 IMAGES = {
@@ -71,9 +77,36 @@ def images(seeds: Seeds, *, data: Path | None = None) -> Images:
     return Images(runs, notes)
 
 
-NOTES = [
-    "Split at random over 16 clients, p = 5. "
-    f"{SSI.capitalize()}: {STARTS} starts at least; the others: one split and start a seed.",
-    "The paper averages over MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, all with their "
-    "training images; here are those of the first two that the data folder has.",
-]
+def rounds(found: Images) -> Found:
+    """Figure 3: rounds by data set."""
+    runs, notes = found
+    measured: dict[Labels, Any] = {}
+    for labels, run in runs.items():
+        measured[(*labels, ROUNDS)], measured[(*labels, TO_KKT)] = run.rounds, run.accurate
+
+    def draw() -> Any:
+        names = list(dict.fromkeys(name for name, _ in runs))
+        axes = next(iter(graphs([("images", "", ROUNDS)])))
+        for i, method in enumerate((SSI, POWER, PRINTED, FIVE)):
+            heights = [np.median(runs[name, method].rounds) for name in names]
+            places = np.arange(len(names)) + 0.2 * (i - 1.5)
+            axes.bar(places, heights, 0.18, color=colour(i), label=method)
+        axes.set_xticks(range(len(names)), names)
+        legend(axes)
+        return axes.figure
+
+    claimed = {}
+    for name in dict.fromkeys(name for name, _ in runs):
+        ours, theirs = runs[name, PRINTED].rounds, runs[name, SSI].rounds
+        text = f"{PRINTED} takes fewer rounds than {SSI}, by"
+        claimed[name, "claim", text] = ahead(ours, theirs[: len(ours)], 1)
+    return Found(cells(measured, by="median") | claimed, notes, {"figure3": draw})
+
+
+def errors(found: Images) -> Found:
+    """Table 3: errors by data set."""
+    runs, notes = found
+    measured: dict[Labels, Any] = {}
+    for labels, run in runs.items():
+        measured[(*labels, KKT)], measured[(*labels, ERROR)] = run.kkt, run.error
+    return Found(cells(measured, by="median"), notes)

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float
 
 from jaxfed import Clients, Personalized, metrics, rollout
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
-from papers.exact import frame, to_digits, waves
+from papers.exact import frame, waves
 from papers.faps._problems import FIVE, KKT, POWER, SSI
-from papers.report import Found, Labels, Target
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 RANK, ROUNDS = 3, 12
@@ -51,27 +51,3 @@ def run(seeds: Seeds) -> Found:
             for k in AT:
                 measured[name, f"{KKT} after {k} rounds"] = curve[k - 1]
     return Found(measured)
-
-
-KNOWN = {
-    SSI: (0.0389874685967, 0.0190605277098, 0.0178409018679, 0.0163260051632, 0.00776046260345),
-    POWER: (
-        0.0141221042857,
-        0.00291442634398,
-        0.00240674141634,
-        0.00204123241151,
-        0.00123084397298,
-    ),
-    FIVE: (0.0531103300218, 0.0159555185804, 0.00787660409487, 0.012092212826, 0.00795471125451),
-}
-TARGET = Target(
-    run,
-    title="Wang, Liu & Zhang (2022), Algorithm 1: the first rounds, digit by digit",
-    columns=("method", "quantity"),
-    reference={
-        (name, f"{KKT} after {k} rounds"): to_digits(value)
-        for name, values in KNOWN.items()
-        for k, value in zip(AT, values, strict=True)
-    },
-    notes=["FAPS applies rule (25) in the sixth round, for the seventh: beta^(k+1), not beta^(k)."],
-)

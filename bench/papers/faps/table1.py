@@ -3,19 +3,12 @@
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxfed.pca import FAPS
 from papers.faps._problems import (
-    ACCURATE,
-    ERROR,
     FIVE,
-    KKT,
     PRINTED,
-    ROUNDS,
-    SHARE,
     SSI,
-    TO_KKT,
     alone,
     few_of,
     geometric,
@@ -24,7 +17,7 @@ from papers.faps._problems import (
     starts_of,
     together,
 )
-from papers.report import Found, Interval, Labels, Target, about, ahead, cells, near, quartiles
+from papers.report import Found, Labels, ahead, cells
 from papers.runs import Seeds
 
 
@@ -53,29 +46,3 @@ def run(seeds: Seeds, *, features: int = 250, clients: int = 128) -> Found:
             "runs that are not done count with these.",
         ],
     )
-
-
-TARGET = Target(
-    run,
-    title="Wang, Liu & Zhang (2022), Table 1: n = 2000, m = 128000, p = 20, d = 128",
-    columns=("method", "quantity"),
-    reference={
-        (SSI, ROUNDS): quartiles(264, 295, 328),
-        (SSI, TO_KKT): quartiles(197, 223, 256),
-        (SSI, KKT): about(4.6e-7),
-        (SSI, ERROR): about(6e-9),
-        # Of one start, from which subspace iteration takes 444 rounds.
-        (FIVE, SHARE): near(122 / 444, 0.08),
-        # Not done there after 400.
-        (PRINTED, SHARE): Interval(400 / 444, np.inf, f"> {400 / 444:.2g}"),
-    },
-    paper={(SSI, ROUNDS): 207.0, (SSI, ERROR): 1.09e-7, (PRINTED, ERROR): 8.04e-8},
-    notes=[
-        "The printed 207 rounds lie in the lowest of forty starts by rule (27), but in the "
-        f"middle of those to a violation of {ACCURATE:g}; the printed errors are those of "
-        "such a rule as well.",
-        "As printed, FAPS takes one local step a round after about ten rounds, which makes "
-        "it slower than subspace iteration; the number that the paper prints for it is not "
-        "legible in the copy at hand.",
-    ],
-)

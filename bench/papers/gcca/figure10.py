@@ -15,15 +15,13 @@ from jaxfed.plot._figure import colour
 from papers.drawing import graphs
 from papers.gcca._deep import (
     CHANNELS,
-    FULL,
-    QUANTIZED,
     algorithm_of,
     entities_at,
     represented,
     scaled,
     views_of,
 )
-from papers.report import Found, Labels, Target, between, near
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 CLUSTERED, GAMMA = 1000, 5.0  # new entities to cluster, and the width of their affinities
@@ -67,22 +65,3 @@ def _draw_points(points: Mapping[str, Any], labels: Int[np.ndarray, " n"]) -> An
             axes.scatter(x[labels == k], y[labels == k], s=3, color=colour(k), linewidths=0)
         figure = axes.figure
     return figure
-
-
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 10: accuracy of spectral clustering",
-    columns=("what is clustered",),
-    reference={
-        ("view 1",): near(0.52, 0.08),
-        ("view 2",): near(0.57, 0.08),
-        ("view 3",): near(0.56, 0.08),
-        (FULL,): between(0.87, 0.98),
-        (QUANTIZED,): between(0.94, 0.98),
-    },
-    paper={(FULL,): 0.89, (QUANTIZED,): 0.91},
-    notes=[
-        "The paper has one run of each. Its representations are the networks' by statistics of "
-        "the entities to cluster; here they are by the running ones of training.",
-    ],
-)

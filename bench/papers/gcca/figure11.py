@@ -29,7 +29,7 @@ from papers.gcca._deep import (
     views_of,
 )
 from papers.gcca._linear import saved
-from papers.report import Cell, Found, Interval, Labels, Target, at_least, at_most, near
+from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 
 RATIO, SHARE = "compression ratio", "share of the bits sent"
@@ -148,39 +148,3 @@ def _position(accuracies: Sequence[float]) -> float:
     """The position, counted from 1, of the first that reaches the goal; infinity without one."""
     reached = np.flatnonzero(np.asarray(accuracies) >= GOAL)
     return float(reached[0] + 1) if len(reached) else np.inf
-
-
-def _reference() -> dict[Labels, Interval]:
-    reference: dict[Labels, Interval] = {}
-    for scaling in (TEXT, PROGRAMS):
-        reference[scaling, QUANTIZED, SHARE] = at_most(0.15)
-        for name in CHANNELS:
-            reference[scaling, name, f"accuracy after {ROUNDS} rounds"] = at_least(0.97)
-            if scaling == PROGRAMS:
-                reference[scaling, name, f"rounds to {GOAL:.0%}"] = near(14, 6)
-        reference[scaling, QUANTIZED, RATIO] = near(0.9062, _TOLERANCE[scaling])
-    return reference
-
-
-_TOLERANCE = {TEXT: 0.01, PROGRAMS: 0.06}
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 11: accuracy of a linear support vector machine",
-    columns=("scale of outputs", "method", "quantity"),
-    reference=_reference(),
-    paper={
-        (scaling, QUANTIZED, RATIO): near(0.906, tolerance)
-        for scaling, tolerance in _TOLERANCE.items()
-    },
-    notes=[
-        "The text divides a network's outputs by the root of the number of entities, as linear "
-        "scores are, and takes the first representation from the first networks. The authors' "
-        "programs draw it, and do not divide: outputs must come down to a hundredth, "
-        "which takes most of the rounds, and one draw is unlike another. The reference's 14 "
-        "rounds are of two such draws at full size.",
-        f"Goals: at least 0.97 with and without quantization; a ratio of {1 - BITS / 32:.3f} "
-        "is that of as many rounds. The share of the bits has the exchange before the rounds "
-        "and the messages' scales in it. Figures 12 and 13 are on health records of the "
-        "CMS that the paper's programs do not make from the public files.",
-    ],
-)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxfed.gcca import bits_per_variable
 from papers.drawing import curves as curves_drawn
 from papers.gcca._linear import FULL, costs_of, drawn_views, warm
-from papers.report import Found, Interval, Labels, Target, within
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 _AT = (1, 5, 10, 17, 100)  # rounds
@@ -51,23 +51,3 @@ def run(seeds: Seeds, *, draws: int = 50, rounds: int = 100) -> Found:
         },
         arrays={name: np.stack(values) for name, values in curves.items()},
     )
-
-
-def _reference() -> dict[Labels, Interval]:
-    return {
-        (name, f"cost after {t} rounds"): within(value, 0.35)
-        for name, values in {
-            "2 bits": (0.526, 2.1, 11, None, 470),
-            "3 bits": (0.322, 0.0321, 0.00669, 0.00287, 0.00242),
-        }.items()
-        for t, value in zip(_AT, values, strict=True)
-        if value is not None
-    }
-
-
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 4: cost by bits per variable",
-    columns=("messages", "quantity"),
-    reference=_reference(),
-)

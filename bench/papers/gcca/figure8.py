@@ -3,7 +3,7 @@
 import jax
 
 from papers.gcca._linear import VIEW_RANK, costs_of, drawn_views, first_at, saved, warm
-from papers.report import Found, Labels, Target, near
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 RATIO, END = "compression ratio", "end cost / full precision's"
@@ -42,20 +42,3 @@ def run(seeds: Seeds, *, draws: int = 2, rounds: int = 100, reduction: int = 10)
             f"{densities}; {draws} draws a seed instead of 5.",
         ],
     )
-
-
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 8: sparse views",
-    columns=("messages", "quantity"),
-    reference={
-        (f"{bits} bits", quantity): wanted
-        for bits in (3, 4, 5)
-        for quantity, wanted in ((RATIO, near(1 - bits / 32, 0.02)), (END, near(1.0, 0.05)))
-    },
-    notes=[
-        "The paper prints no number of its curves: what is expected is that compression costs "
-        "no rounds (a ratio of 1 - bits / 32) and ends at the same cost. The goal is 1.1 "
-        "times the least cost in full precision.",
-    ],
-)

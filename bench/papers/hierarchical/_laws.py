@@ -8,7 +8,7 @@ The captions give a number for the variance of the prior; the text and the curve
 the standard deviation. Every figure is run at both readings.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float
 from xarray import Dataset
 
+import papers
 from jaxfed import Algorithm, Clients, Personalized, grid, plot, rollout
 from jaxfed.cli import _report
 from jaxfed.data import HierarchicalData, hierarchical_synthetic
@@ -128,6 +129,14 @@ def margins(values: Mapping[str, Any]) -> Float[np.ndarray, "places seeds"]:
 def least(differences: Float[np.ndarray, "places seeds"]) -> Float[np.ndarray, " seeds"]:
     """The differences of all seeds at the place where their mean is smallest."""
     return differences[differences.mean(-1).argmin()]
+
+
+def reference_of(
+    target: str, places: Sequence[Any], names: Sequence[str], *before: Any
+) -> dict[str, np.ndarray]:
+    """The reference's values by method, along the places of an axis."""
+    known = papers.known(target)
+    return {name: np.asarray([known[*before, place, name] for place in places]) for name in names}
 
 
 def at_least_half(*differences: float) -> Interval:

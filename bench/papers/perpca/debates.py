@@ -12,7 +12,7 @@ from jaxfed import metrics
 from jaxfed.pca import PerPCA
 from jaxfed.pca.applications import topic_words
 from papers._files import data_folder
-from papers.report import Cell, Found, Labels, Target, at_least, near, within
+from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 
 _DEBATES = (
@@ -117,26 +117,3 @@ def _share(found: Mapping[str, Sequence[str]], lists: Mapping[str, str]) -> floa
     """Which share of all listed words was found."""
     hits = [word in found[year] for year in found for word in lists.get(year, "").split()]
     return float(np.mean(hits)) if hits else float("nan")
-
-
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Table 7: topics of the U.S. presidential debates",
-    columns=("year", "heaviest words", "of the reference's", "of Table 7's", "quantity"),
-    reference={
-        ("", "", "", "", "error"): within(58.8, 0.01),
-        ("", "", "", "", "misalignment"): near(0.71, 0.03),
-        # The reference's own lists agree to 0.8 between random starts.
-        ("", "", "", "", "words of the reference found"): at_least(0.8),
-    },
-    notes=[
-        "Words by the norm of their row of a year's own components, common ones by that of "
-        f"the shared components; listed words are looked for among the {_TOP} heaviest.",
-        "Error and misalignment: English stop words left out, words that occur six times or "
-        "more. For the words also what speakers say whatever the topic is left out.",
-        "The paper has 46 debates of another collection, presumably vice-presidential ones "
-        "among them (hence Harris and Pence); stop words in its lists are left out here.",
-        'Ranks 2 + 2, 20 rounds of variant="polar" with step size 2, as in the paper, from the '
-        "distPCA start. Nothing is random, so seeds change nothing.",
-    ],
-)

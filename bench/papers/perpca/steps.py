@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 
 from jaxfed import Clients, Personalized, metrics, rollout
 from jaxfed.pca import OneShot, PerPCA
-from papers.exact import frame, to_digits, waves
-from papers.report import Found, Labels, Target
+from papers.exact import frame, waves
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 SHARED, LOCAL, STEP = 2, 2, 0.2
@@ -55,23 +55,3 @@ def run(seeds: Seeds) -> Found:
             error = metrics.reconstruction_error(samples, *result)
             measured[f"OneShot, {method}", ERROR] = error
     return Found(measured)
-
-
-KNOWN: dict[Labels, float] = {
-    ("PerPCA, tangent", f"{ERROR} after 1 rounds"): 2.01763686463,
-    ("PerPCA, tangent", f"{ERROR} after 2 rounds"): 1.95944753887,
-    ("PerPCA, tangent", f"{ERROR} after 5 rounds"): 1.8110099978,
-    ("PerPCA, polar", f"{ERROR} after 1 rounds"): 2.02418213806,
-    ("PerPCA, polar", f"{ERROR} after 2 rounds"): 1.97234552549,
-    ("PerPCA, polar", f"{ERROR} after 5 rounds"): 1.83631743953,
-    ("OneShot, projector", ERROR): 1.23486394244,
-    ("OneShot, spectrum", ERROR): 1.30406653936,
-    ("OneShot, local_first", ERROR): 1.28435800579,
-}
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Algorithm 2: the first rounds, digit by digit",
-    columns=("method", "quantity"),
-    reference={labels: to_digits(value) for labels, value in KNOWN.items()},
-    notes=["The retraction is the polar one; a step is for half the gradient of (7), S W."],
-)
