@@ -1,5 +1,6 @@
 """Table 7: topics of the U.S. presidential debates, year by year and common to all."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,40 +23,7 @@ _DEBATES = (
     "github.com/mytakedotorg/us-presidential-debates (35 debates from 1960 to 2020)",
 )
 
-_REFERENCE = {
-    "1960": "kennedy america world freedom africa castro",
-    "1976": "dollars billion tax carter ford",
-    "1980": "energy oil reagan inflation social security coal",
-    "1984": "tax arms mondale",
-    "1988": "drug housing families",
-    "1992": "tax health care taxes",
-    "1996": "medicare dole cut security",
-    "2000": "security social schools money children seniors",
-    "2004": "health iraq tax plan",
-    "2008": "mccain obama health energy oil iran",
-    "2012": "romney middle jobs tax income china medicare",
-    "2016": "russia mosul trump isis iran border court",
-    "2020": "vote health insurance ballots obamacare",
-    "common": "people tax country government states united",
-}
-
-_PRINTED = {
-    "1960": "peace castro africa kennedy world",
-    "1976": "billion carter governor africa ford people world",
-    "1980": "coal oil money energy social security reagan",
-    "1984": "union tax soviet arms leadership proposal",
-    "1988": "drug young strong build future enforcement good",
-    "1992": "bill school children care health taxes reform plan control",
-    "1996": "clinton security medicare budget tax dole bob",
-    "2000": "school public plan children money social security health tax",
-    "2004": "wrong plan cost free saddam troops iraq war health tax",
-    "2008": "nuclear oil troops iraq afghanistan pakistan health iran energy",
-    "2012": "million small business china medicare romney jobs tax",
-    "2016": "russia trump hillary companies taxes mosul iran deal",
-    "2020": "harris pence trump joe biden jobs donald health",
-    "common": "tax country states world money people cut",
-}
-
+_WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _TOP = 20
 
 
@@ -89,13 +57,16 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     found = dict(zip(years, topics.own, strict=True)) | {"common": topics.common}
     measured: dict[Labels, Any] = {}
     for year, words in found.items():
-        lists = (_overlap(words, listed.get(year, "")) for listed in (_REFERENCE, _PRINTED))
+        lists = (
+            _overlap(words, listed.get(year, ""))
+            for listed in (_WORDS["reference"], _WORDS["printed"])
+        )
         measured[year, " ".join(words[:10]), *lists, ""] = None
     for quantity, value, reason in (
         ("error", error, None),
         ("misalignment", misalignment, None),
-        ("words of the reference found", _share(found, _REFERENCE), None),
-        ("words of Table 7 found", _share(found, _PRINTED), "other transcripts"),
+        ("words of the reference found", _share(found, _WORDS["reference"]), None),
+        ("words of Table 7 found", _share(found, _WORDS["printed"]), "other transcripts"),
     ):
         measured["", "", "", "", quantity] = Cell([value], incomparable=reason)
     return Found(
