@@ -1,5 +1,6 @@
 """Malformed arguments, and what becomes of them."""
 
+import inspect
 import os
 import random
 import re
@@ -9,12 +10,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import scipy.sparse
+from beartype.door import is_bearable
+from beartype.roar import BeartypeCallHintForwardRefException
+
+import jaxfed as jf
 
 from .callables import Target, targets
 from .files import written
@@ -25,6 +31,8 @@ SECONDS = 5.0  # of the processor, which other processes do not take from a call
 CLOCK = 60.0  # seconds by the clock, after which a call hangs
 DAMAGED_FILES = 0.1  # the share of cases
 GOOD = ("refused", "taken")
+# Whose refusals of types are part of their behaviour: what users meet first.
+DOORS = ("Clients.", "fit", "rollout", "grid", "sweep", "tune", "personalize", "load")
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ def cases(number: int, seed: int) -> Iterator[Case]:
         taken = _fits(target.kinds[parameter], value)
         if taken and not target.cheap:
             continue
+        if not taken and _of_another_type(target, parameter, value):
+            continue
         made += 1
         yield Case(target, parameter, label, value, taken)
 
@@ -97,6 +107,28 @@ def _fits(kind: Kind, value: Any) -> bool:
     try:
         return bool(kind(value))
     except (TypeError, ValueError, AttributeError, OverflowError):
+        return False
+
+
+def _of_another_type(target: Target, parameter: str, value: Any) -> bool:
+    """Whether a type checker refuses the value, so that no check at run time has to.
+
+    Arrays are called with where any array is taken: their shapes are checked at run time.
+    """
+    if target.name.startswith(DOORS) or target.call is not None:
+        return False
+    parameters = inspect.signature(attrgetter(target.name)(jf)).parameters
+    if parameter not in parameters:  # an option that is passed on to a callable fuzzed itself
+        return True
+    annotation = parameters[parameter].annotation
+    if annotation is inspect.Parameter.empty:
+        return False
+    if isinstance(value, np.ndarray | jax.Array) and "Array" in str(annotation):
+        return False
+    try:
+        # Several times, because beartype looks at one random member of a list.
+        return not all(is_bearable(value, annotation) for _ in range(8))
+    except BeartypeCallHintForwardRefException:  # a class of an optional package
         return False
 
 
