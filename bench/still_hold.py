@@ -25,28 +25,21 @@ class Printed(NamedTuple):
     Attributes:
         page: where it is printed.
         head: the beginning of its first line there.
-        script: what makes it, with its arguments.
-        minutes: about how many.
+        script: the module in `bench.tables` that makes it, with its arguments.
     """
 
     page: str
     head: str
     script: str
-    minutes: str
 
 
 TABLES = (
-    Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy_table.py", "3"),
-    Printed("docs/guides/sharing.md", "| start | 1 round |", "start_table.py", "1"),
-    Printed(
-        "docs/guides/sharing.md",
-        "| features, local components,",
-        "shrinkage_table.py",
-        "2",
-    ),
-    Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channel_table.py", "8"),
-    Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients.py", "2"),
-    Printed("bench/RESULTS.md", "| update | rounds |", "small_tables.py variants", "1"),
+    Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy"),
+    Printed("docs/guides/sharing.md", "| start | 1 round |", "sharing start"),
+    Printed("docs/guides/sharing.md", "| features, local components,", "sharing shrinkage"),
+    Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channels"),
+    Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients"),
+    Printed("bench/RESULTS.md", "| update | rounds |", "pca variants"),
 )
 
 
@@ -105,8 +98,8 @@ def main() -> int:
         if not any(name in table.page + table.script for name in wanted):
             continue
         script, *arguments = table.script.split()
-        command = [sys.executable, str(ROOT / "bench" / script), *arguments]
-        made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [sys.executable, "-m", f"bench.tables.{script}", *arguments]
+        made = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
         page = (ROOT / table.page).read_text(encoding="utf-8")
         found = differences(rows_of(page, table.head), rows_of(made))
         failed |= bool(found)

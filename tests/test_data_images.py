@@ -11,7 +11,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from fuzz.cifar import array_of, batch, pickled
+from bench.robustness.fuzz.cifar import array_of, batch, pickled
 from jaxfed.data import read_cifar10, read_femnist, read_mnist
 
 # MNIST ------------------------------------------------------------------------------------------

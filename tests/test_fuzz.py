@@ -7,9 +7,9 @@ import jax
 import pytest
 
 import jaxfed as jf
-from fuzz import callables, files, run
+from bench.robustness.fuzz import callables, files, run
 
-CASES = 2_000  # more by `python -m bench.fuzz --cases 50000`
+CASES = 2_000  # more by `python -m bench.robustness.fuzz --cases 50000`
 
 ROOMS = [
     jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators,

@@ -17,7 +17,7 @@ from jaxfed.linalg._platform import Maps, in_one_row, per_platform, sizes_of, wi
 from jaxfed.linalg._precision import chosen_precision, client_matmul
 
 # Features from which a processor takes a third of the time for `(X W)ᵀ X` that it takes for
-# `Xᵀ (X W)`, whose left side it copies (bench/larger_than_memory.py).
+# `Xᵀ (X W)`, whose left side it copies (bench/speed/larger_than_memory.py).
 _MANY = 64
 
 

@@ -1,6 +1,6 @@
 """Runs compile for TPUs and GPUs by those machines' own compilers; nothing runs there.
 
-A part of `bench/accelerator_matrix.py`, which has every algorithm with every channel.
+A part of `bench/tables/accelerator_matrix.py`, which has every algorithm with every channel.
 """
 
 import importlib.util
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import accelerator_matrix as matrix
 import jaxfed as jf
+from bench.tables import accelerator_matrix as matrix
 from jaxfed.core.arguments import problem_of
 from jaxfed.core.loop import Options
 from jaxfed.core.run import programs
