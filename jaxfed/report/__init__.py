@@ -13,6 +13,7 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
+from jaxfed._checks import host_array
 from jaxfed.core.checks import (
     check_instance,
     check_number,
@@ -85,11 +86,10 @@ def html(
         check_texts("names", names)
         if len(names) != len(clients):
             raise ValueError(f"names: wanted {len(clients)}, got {len(names)}")
-    if metadata is not None and (
-        not (is_list(metadata) or getattr(metadata, "ndim", None) == 1)
-        or len(metadata) != len(clients)
-    ):
-        raise refuse("metadata", f"one for each of {len(clients)} clients", metadata)
+    if metadata is not None:
+        wanted = f"one for each of {len(clients)} clients"
+        if host_array("metadata", metadata, wanted).shape != (len(clients),):
+            raise refuse("metadata", wanted, metadata)
     if label is not None:
         check_text("label", label)
     if ranks is not None:

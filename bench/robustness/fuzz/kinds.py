@@ -13,6 +13,7 @@ import numpy as np
 
 Kind = Callable[[Any], bool]
 
+REAL = "fiu"  # the kinds of dtypes that are real numbers
 LARGEST = 2**31 - 1
 
 
@@ -81,6 +82,11 @@ def positive(arrays: bool = True) -> Kind:
 def factor(arrays: bool = True) -> Kind:
     """A hyperparameter that may be zero."""
     return number(least=0, arrays=arrays)
+
+
+def tolerance(value) -> bool:
+    """At least zero, or infinity; NaN is none."""
+    return number(least=0)(value) or value == float("inf")
 
 
 def flag(value) -> bool:
@@ -154,6 +160,11 @@ def array(*shape: int | None, kinds: str = "f", finite: bool = False) -> Kind:
     return fits
 
 
+def real(*shape: int | None, finite: bool = False) -> Kind:
+    """The same of any real numbers, whole ones too."""
+    return array(*shape, kinds=REAL, finite=finite)
+
+
 def mapping(kind: Kind) -> Kind:
     """A dictionary of values of a kind, at least one."""
     return lambda value: (
@@ -170,3 +181,8 @@ def texts(value) -> bool:
         and not isinstance(value, str | bytes)
         and all(isinstance(each, str) for each in value)
     )
+
+
+OF_KINDS = {"either", "listed", "mapping", "optional"}
+# Functions that make a kind; what else is here is one.
+MAKERS = {"array", "count", "factor", "number", "one_of", "positive", "real", "whole", *OF_KINDS}
