@@ -247,7 +247,7 @@ def test_data_that_are_not_there_are_asked_for(capsys, tmp_path):
     assert main(["reproduce", "adept/table3"]) != 0
     assert "--data: this target runs on real files" in capsys.readouterr().err
     assert main(["reproduce", "adept/table3", "--data", str(tmp_path)]) != 0
-    assert "--data: no folder mnist" in capsys.readouterr().err
+    assert "has no subfolder mnist/" in capsys.readouterr().err
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "readme.txt").touch()
     assert main(["reproduce", "adept/figure3", "--data", str(tmp_path)]) != 0

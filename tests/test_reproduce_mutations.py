@@ -13,11 +13,10 @@ import jaxfed as jf
 import papers
 from papers.adept import _diffusion, diffusion
 from papers.faps import _problems
-from papers.faps import figure4 as faps_figure4
 from papers.faps import steps as faps_steps
 from papers.gcca import _linear, figure6
 from papers.hierarchical import _laws, figure1b
-from papers.perpca import _growth, _pair, figure3, overparametrized, table2
+from papers.perpca import _growth, _noiseless, _pair, figure3, table2
 from papers.perpca import figure4 as perpca_figure4
 from papers.perpca import steps as perpca_steps
 from papers.report import Cell, Interval, Report, at_least
@@ -132,14 +131,14 @@ def test_one_run_of_many_is_not_enough_in_figures_7_and_8(monkeypatch):
     def planted(settled, many):
         """Errors that have fallen in all runs, or in the first one alone."""
         for name in ("noiseless", "repeated", "descend"):
-            monkeypatch.setattr(overparametrized, name, lambda *arguments, **options: None)
-        monkeypatch.setattr(overparametrized, "split", lambda keys, times: jnp.arange(many))
+            monkeypatch.setattr(_noiseless, name, lambda *arguments, **options: None)
+        monkeypatch.setattr(_noiseless, "split", lambda keys, times: jnp.arange(many))
         last = np.where(np.arange(many) < settled, -30.0, 0.0)[:, None]
         names = ("reconstruction", "global", "local")
-        monkeypatch.setattr(overparametrized, "decades", lambda *_: dict.fromkeys(names, last))
-        monkeypatch.setattr(overparametrized, "decades_drawn", lambda *_: None)
+        monkeypatch.setattr(_noiseless, "decades", lambda *_: dict.fromkeys(names, last))
+        monkeypatch.setattr(_noiseless, "decades_drawn", lambda *_: None)
 
-    monkeypatch.setattr(overparametrized, "aligned", lambda *arguments: None)
+    monkeypatch.setattr(_noiseless, "aligned", lambda *arguments: None)
     falls = {(f"r2{extra}", f"{name} error falls: share of starts")
              for extra in ("", " + 1", " + 2", " + 3") for name in ("global", "local")}  # fmt: skip
     reconstructed = {(rank, "log10 reconstruction error") for rank in
@@ -209,12 +208,10 @@ def test_half_as_many_rounds_again_differ_in_figure4(monkeypatch, factor):
         return SimpleNamespace(curve=curve)
 
     names = {"LocalPower": _problems.POWER, "FAPS": _problems.FIVE}
-    monkeypatch.setattr(faps_figure4, "arithmetic", lambda features, condition: condition)
+    monkeypatch.setattr(_problems, "arithmetic", lambda features, condition: condition)
+    monkeypatch.setattr(_problems, "alone", lambda rank, values, *_: outcome(_problems.SSI, values))
     monkeypatch.setattr(
-        faps_figure4, "alone", lambda rank, values, *_: outcome(_problems.SSI, values)
-    )
-    monkeypatch.setattr(
-        faps_figure4, "together",
+        _problems, "together",
         lambda algorithm, values, *_: outcome(
             _problems.PRINTED if getattr(algorithm, "local_solver", "") == "relative_change"
             else names[type(algorithm).__name__], values,
@@ -258,7 +255,7 @@ def test_personalized_components_that_are_not_the_smallest_differ(monkeypatch, w
         {name: (tuple(axes), np.repeat(known[:, i, None], 3, 1)) for i, name in enumerate(names)},
         coords=axes,
     )
-    monkeypatch.setattr(figure1b, "swept", lambda *arguments, **options: found)
+    monkeypatch.setattr(_laws, "swept", lambda *arguments, **options: found)
     rows = differing(papers.find("hierarchical/figure1b")(Seeds(3)))
     assert (("claim", "personalized smallest: least margin") in rows) == differs
     assert differs or not rows
@@ -285,9 +282,8 @@ def test_batches_that_are_ignored_differ_in_figure6(monkeypatch, ignored):
     def costs(views, start, keys, bits, *, batch, rounds):
         return np.full((2, 3), known[500 if ignored or batch is None else batch, figure6.RATIO])
 
-    monkeypatch.setattr(figure6, "drawn_views", lambda keys: None)
+    monkeypatch.setattr(figure6, "drawn", lambda seeds, draws: [(None, None, None)] * len(seeds))
     monkeypatch.setattr(figure6, "least_of", lambda views: 1.0)
-    monkeypatch.setattr(figure6, "warm", lambda views: None)
     monkeypatch.setattr(figure6, "costs_of", costs)
 
     def seconds(views, start, keys, bits, *, batch):

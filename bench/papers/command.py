@@ -26,9 +26,11 @@ def add_parser(subparsers) -> None:
         description="Reproduce a table or figure of a paper, beside the published numbers, or all.",
     )
     parser.add_argument(
-        "targets", metavar="TARGET", nargs="*",
+        "targets",
+        metavar="TARGET",
+        nargs="*",
         help=f"e.g. perpca/table2, or {ALL}; several of one experiment make it once",
-    )  # fmt: skip
+    )
     parser.add_argument("--list", action="store_true", help="list all targets and stop")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data files")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: 3, with --quick 1)")
@@ -55,9 +57,11 @@ def add_parser(subparsers) -> None:
         help="of the published size, for targets that train networks; 1 is all of it",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR",
+        "--out",
+        type=Path,
+        metavar="DIR",
         help="folder to write results to, of several targets in one for each",
-    )  # fmt: skip
+    )
     parser.add_argument("--force", action="store_true", help="overwrite earlier results")
     parser.set_defaults(run=run)
 

@@ -169,8 +169,16 @@ def columns_of(record: Record) -> list[str]:
     """The columns of the page, with one of verdicts for each base."""
     verdicts = [verdict_column(base) for base in record]
     return [
-        "paper", "item", "shows", "covered", "targets", *verdicts, "seconds", "date", "missing",
-    ]  # fmt: skip
+        "paper",
+        "item",
+        "shows",
+        "covered",
+        "targets",
+        *verdicts,
+        "seconds",
+        "date",
+        "missing",
+    ]
 
 
 def verdict_column(base: str) -> str:
@@ -223,7 +231,7 @@ def page(record: Record) -> str:
         "",
         "| " + " | ".join(columns) + " |",
         "|" + " --- |" * len(columns),
-    ]  # fmt: skip
+    ]
     rows = ["| " + " | ".join(line[column] for column in columns) + " |" for line in lines]
     return "\n".join([*head, *rows, "", *what_differs(record)])
 

@@ -6,13 +6,15 @@ values are those of `tests/references`; a test computes them anew.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
-from papers.report import Interval, near
-
-DIGITS = 1e-7  # relative: sums in another order, over some rounds
+from jaxfed import Algorithm, Clients, Personalized, rollout
 
 
 def waves(*shape: int) -> Float[np.ndarray, "..."]:
@@ -26,6 +28,21 @@ def frame(features: int, rank: int) -> Float[np.ndarray, "features rank"]:
     return np.linalg.qr(waves(features, rank))[0]
 
 
-def to_digits(value: float) -> Interval:
-    """What agrees with the reference in seven digits."""
-    return near(value, DIGITS * abs(value))
+@partial(jax.jit, static_argnames=("rounds", "measure"))
+def curve(
+    algorithm: Algorithm,
+    clients: Clients,
+    start: Personalized,
+    measure: Callable[[Any, Personalized], Array],
+    rounds: int,
+) -> Float[Array, " rounds"]:
+    """What is measured of the clients' samples and the result, after each round."""
+    solution = rollout(
+        algorithm,
+        clients,
+        rounds=rounds,
+        key=jax.random.key(0),
+        warm_start=start,
+        metrics=lambda result: {"value": measure(clients.data.values, result)},
+    )
+    return solution.history["value"]

@@ -46,6 +46,19 @@ def _project(x: np.ndarray, g: np.ndarray) -> np.ndarray:
     return g - x @ (inner + inner.mT) / 2
 
 
+def _hierarchical(
+    rng: np.random.Generator, variance: float, clients: int, samples: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """The clients' components, samples and second moments, and the weight of the likelihood."""
+    truth = orthonormal(rng.normal(size=(FEATURES, RANK)))
+    drawn = variance**0.5 * rng.normal(size=(clients, FEATURES, RANK))
+    own = polar(truth + _project(truth, drawn))
+    scores = rng.normal(size=(clients, samples, RANK))
+    noise = NOISE**0.5 * rng.normal(size=(clients, samples, FEATURES))
+    data = scores @ own.mT + noise
+    return own, data, data.mT @ data / samples, samples / (NOISE * (1 + NOISE))
+
+
 def _settled(curve: np.ndarray) -> float:
     """The round from which on a curve stays within one per cent of its fall from its end."""
     away = np.abs(curve - curve[-1]) > 0.01 * abs(curve[0] - curve[-1])
@@ -58,13 +71,7 @@ def figure1a(draws: int, rounds: int = 600) -> Rows:
     for variance in (0.04, 0.2):
         for seed in range(draws):
             rng = np.random.default_rng(seed)
-            truth = orthonormal(rng.normal(size=(FEATURES, RANK)))
-            drawn = variance**0.5 * rng.normal(size=(CLIENTS, FEATURES, RANK))
-            own = polar(truth + _project(truth, drawn))
-            scores = rng.normal(size=(CLIENTS, SAMPLES, RANK))
-            noise = NOISE**0.5 * rng.normal(size=(CLIENTS, SAMPLES, FEATURES))
-            samples = scores @ own.mT + noise
-            moments, c = samples.mT @ samples / SAMPLES, SAMPLES / (NOISE * (1 + NOISE))
+            own, _, moments, c = _hierarchical(rng, variance, CLIENTS, SAMPLES)
             pooled, largest = moments.mean(0), np.linalg.eigvalsh(moments).max()
             starts = orthonormal(rng.normal(size=(CLIENTS, FEATURES, RANK)))
             start = orthonormal(rng.normal(size=(FEATURES, RANK)))
@@ -117,13 +124,7 @@ def figure2(draws: int, clients: int = 50, samples: int = 20, rounds: int = 400)
     for variance, step in ((0.01, 0.005), (0.1, 0.01), (1.0, 0.01)):
         for seed in range(draws):
             rng = np.random.default_rng(1000 + seed)
-            truth = orthonormal(rng.normal(size=(FEATURES, RANK)))
-            drawn = variance**0.5 * rng.normal(size=(clients, FEATURES, RANK))
-            own = polar(truth + _project(truth, drawn))
-            scores = rng.normal(size=(clients, samples, RANK))
-            noise = NOISE**0.5 * rng.normal(size=(clients, samples, FEATURES))
-            data = scores @ own.mT + noise
-            moments, c = data.mT @ data / samples, samples / (NOISE * (1 + NOISE))
+            own, data, moments, c = _hierarchical(rng, variance, clients, samples)
             frames = orthonormal(rng.normal(size=(clients, FEATURES, RANK)))
             shared = orthonormal(rng.normal(size=(FEATURES, RANK)))
             for _ in range(rounds):

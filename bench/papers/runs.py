@@ -108,9 +108,16 @@ def runs(
             return measure(result) if given is None else measure(given, result)
 
         return rollout(
-            algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol, channel=channel,
-            metrics=None if measure is None else metrics, metrics_every=every,
-        )  # fmt: skip
+            algorithm,
+            clients,
+            rounds=rounds,
+            key=key,
+            warm_start=start,
+            tol=tol,
+            channel=channel,
+            metrics=None if measure is None else metrics,
+            metrics_every=every,
+        )
 
     return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, start, given)
 

@@ -46,7 +46,8 @@ def compared(before: Path, after: Path) -> dict[str, Any]:
         for side in zip(*both, strict=True)
     ]
     return {
-        "target": before.name.replace("-", "/", 1), "rows": len(both),
+        "target": before.name.replace("-", "/", 1),
+        "rows": len(both),
         "the same": sum(x == 0 for x in differences),
         "to a thousandth": sum(x <= 1e-3 for x in differences),
         "largest difference": f"{max(differences, default=0):.1g}",
@@ -54,7 +55,7 @@ def compared(before: Path, after: Path) -> dict[str, Any]:
         f"{verdict}, {name}": count[verdict]
         for verdict in VERDICTS
         for name, count in zip(("before", "after"), counts or [Counter()] * 2, strict=True)
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

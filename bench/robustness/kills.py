@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,73 +55,57 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def _clients(jf):
+def _clients():
+    import jaxfed as jf
+
     values = np.random.default_rng(0).normal(size=(4, 8, 5)).astype(np.float32)
     return jf.Clients.from_samples(values)
 
 
-def _fitted(
-    out: Path, channel: Callable, callbacks: Sequence[Callable] = (), **options
-) -> dict[str, np.ndarray]:
+def fitted(name: str, out: Path) -> dict[str, np.ndarray]:
+    """Run `fit`, half of the clients in each round but for masks."""
     import jax
 
     import jaxfed as jf
 
+    c, half = jf.channel, {"participation": jf.participation.uniform(2)}
+    coded = c.difference(c.quantize(3))
+    shared_noise = c.gaussian(1.0, 0.1, clients=4)
+    # There are always two participants, so that this stops the run halfway.
+    stop = jf.EarlyStopping("participants", patience=ROUNDS // 2 - 2)
+    channel, options = {
+        "differences": (coded, half),
+        "noise": (c.gaussian(1.0, 0.1), half),
+        "masks": (c.secure_sum(4, bits=20, bound=4.0, inner=shared_noise), {}),
+        "stops": (coded, half),
+    }[name]
+    callbacks = [jf.EarlyStopping("objective", patience=ROUNDS // 2)]
     # Nothing is sent before the rounds, which masks could not hide.
     algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, decay=0.9, start="random")
-    solution = jf.fit(
-        algorithm, _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
-        channel=(channel(jf.channel), jf.channel.lossless()), chunk_rounds=1, best="objective",
-        callbacks=[jf.EarlyStopping("objective", patience=ROUNDS // 2), *callbacks],
-        checkpoint=jf.Checkpoint(out / "checkpoint", every=1), **options,
-    )  # fmt: skip
-    ended = solution.rounds, solution.status, solution.releases
-    leaves = jax.tree.leaves((solution.result, solution.history, solution.local, ended))
-    return {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
-
-def differences(out: Path) -> dict[str, np.ndarray]:
-    """Quantized differences, half of the clients in each round."""
-    import jaxfed as jf
-
-    return _fitted(
-        out,
-        lambda c: c.difference(c.quantize(3)),
-        participation=jf.participation.uniform(2),
-    )
-
-
-def noise(out: Path) -> dict[str, np.ndarray]:
-    """Gaussian noise, half of the clients in each round."""
-    import jaxfed as jf
-
-    return _fitted(out, lambda c: c.gaussian(1.0, 0.1), participation=jf.participation.uniform(2))
-
-
-def masks(out: Path) -> dict[str, np.ndarray]:
-    """Noise that all clients share, under masks."""
-    return _fitted(
-        out,
-        lambda c: c.secure_sum(4, bits=20, bound=4.0, inner=c.gaussian(1.0, 0.1, clients=4)),
-    )
-
-
-def stops(out: Path) -> dict[str, np.ndarray]:
-    """A callback that stops the run halfway, which then is called again."""
-    import jaxfed as jf
-
-    def run():
-        return _fitted(
-            out,
-            lambda c: c.difference(c.quantize(3)),
-            [jf.EarlyStopping("participants", patience=ROUNDS // 2 - 2)],  # of always two
-            participation=jf.participation.uniform(2),
+    def run() -> dict[str, np.ndarray]:
+        solution = jf.fit(
+            algorithm,
+            _clients(),
+            rounds=ROUNDS,
+            key=jax.random.key(0),
+            channel=(channel, c.lossless()),
+            chunk_rounds=1,
+            best="objective",
+            callbacks=[*callbacks, stop] if name == "stops" else callbacks,
+            checkpoint=jf.Checkpoint(out / "checkpoint", every=1),
+            **options,
         )
+        ended = solution.rounds, solution.status, solution.releases
+        leaves = jax.tree.leaves((solution.result, solution.history, solution.local, ended))
+        return {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
-    first, again = run(), run()
-    if any((first[name] != again[name]).any() for name in first):
-        raise SystemExit("a run that had ended gave something else when it was called again")
-    return again
+    first = run()
+    if name == "stops":
+        again = run()
+        if any((first[leaf] != again[leaf]).any() for leaf in first):
+            raise SystemExit("a run that had ended gave something else when it was called again")
+    return first
 
 
 def grid(out: Path) -> dict[str, np.ndarray]:
@@ -131,14 +114,17 @@ def grid(out: Path) -> dict[str, np.ndarray]:
 
     import jaxfed as jf
 
-    clients = _clients(jf)
+    clients = _clients()
 
     def point(seed, step_size):
         solution = jf.rollout(
-            jf.pca.PerPCA(1, 1, step_size=step_size), clients, rounds=5,
-            key=jax.random.key(seed), participation=jf.participation.uniform(2),
+            jf.pca.PerPCA(1, 1, step_size=step_size),
+            clients,
+            rounds=5,
+            key=jax.random.key(seed),
+            participation=jf.participation.uniform(2),
             channel=jf.channel.difference(jf.channel.quantize(3)),
-        )  # fmt: skip
+        )
         return {"objective": solution.history["objective"], "shared": solution.result.shared}
 
     axes = {"seed": range(8), "step_size": [0.01, 0.02, 0.05, 0.1, 0.2]}
@@ -146,20 +132,14 @@ def grid(out: Path) -> dict[str, np.ndarray]:
     return {str(name): values.values for name, values in found.items()}
 
 
-PROGRAMS = {
-    "differences": differences,
-    "noise": noise,
-    "masks": masks,
-    "stops": stops,
-    "grid": grid,
-}
+PROGRAMS = ("differences", "grid", "masks", "noise", "stops")
 
 
 def program(name: str, out: Path) -> None:
     """Run a program, and write what it ends with."""
     out.mkdir(exist_ok=True)
     part = out / "part.npz"
-    np.savez(part, **PROGRAMS[name](out))
+    np.savez(part, **(grid(out) if name == "grid" else fitted(name, out)))
     part.replace(out / "result.npz")
     (out / "result.json").write_text("{}")
 
@@ -205,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="kills, at least; default: 100")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--program", choices=sorted(PROGRAMS))
+    parser.add_argument("--program", choices=PROGRAMS)
     parser.add_argument("out", nargs="?", type=Path)
     options = parser.parse_args()
     if options.program:

@@ -68,9 +68,13 @@ def problem(algorithm, held_out, rounds):
     def loss(values, weights, start, adjoint):
         clients = jf.Clients.from_samples(values, weights=weights)
         run = jf.rollout(
-            algorithm, clients, rounds=rounds, key=jax.random.key(0), warm_start=start,
+            algorithm,
+            clients,
+            rounds=rounds,
+            key=jax.random.key(0),
+            warm_start=start,
             adjoint=adjoint,
-        )  # fmt: skip
+        )
         return error(held_out, *run.result)
 
     return loss
@@ -171,9 +175,11 @@ def main() -> None:
     loss = problem(algorithm, held_out, given.rounds)
     # From a solution, so that every run ends at a fixed point.
     solution = jf.fit(
-        jf.pca.VarProPerPCA(*shape[3:]), jf.Clients.from_samples(values), rounds=300,
+        jf.pca.VarProPerPCA(*shape[3:]),
+        jf.Clients.from_samples(values),
+        rounds=300,
         key=jax.random.key(0),
-    )  # fmt: skip
+    )
     start = solution.result
     step_size = float(1 / np.linalg.norm(values, 2, axis=(1, 2)).max() ** 2 * shape[1])
     plain = in_plain_jax(held_out, given.rounds, step_size)
@@ -205,17 +211,20 @@ def main() -> None:
         memory = program.memory_analysis()
         beside[name] = memory.temp_size_in_bytes
         whole[name] = beside[name] + memory.argument_size_in_bytes + memory.output_size_in_bytes
-    print(table(
-        [
-            {
-                "way": name,
-                "MB": f"{size / 1e6:.1f}",
-                "over solve": f"{size / beside['solve']:.2f}",
-                "with arguments and results": f"{whole[name] / whole['solve']:.2f}",
-            }
-            for name, size in beside.items()
-        ]
-    ), flush=True)  # fmt: skip
+    print(
+        table(
+            [
+                {
+                    "way": name,
+                    "MB": f"{size / 1e6:.1f}",
+                    "over solve": f"{size / beside['solve']:.2f}",
+                    "with arguments and results": f"{whole[name] / whole['solve']:.2f}",
+                }
+                for name, size in beside.items()
+            ]
+        ),
+        flush=True,
+    )
     report = jax.jit(jax.grad(lambda r, *a: loss(*a, jf.adjoint.implicit(report=r, throw=False))))(
         jf.adjoint.Report(), *given_to
     )
@@ -232,18 +241,20 @@ def main() -> None:
         slope = in_pytorch(held_out, given.rounds, step_size)
         runs["PyTorch, unrolled, by samples"] = lambda: slope(*given_to)
     took = every_turn(runs, given.repeats)
-    print(table(
-        [
-            {
-                "way": name,
-                **{
-                    f"{clock} over the solve's": f"{np.median(x / took['solve'][clock]):.2f}"
-                    for clock, x in took[name].items()
-                },
-            }
-            for name in runs
-        ]
-    ))  # fmt: skip
+    print(
+        table(
+            [
+                {
+                    "way": name,
+                    **{
+                        f"{clock} over the solve's": f"{np.median(x / took['solve'][clock]):.2f}"
+                        for clock, x in took[name].items()
+                    },
+                }
+                for name in runs
+            ]
+        )
+    )
 
 
 def accuracy(algorithm, values, held_out, weights, rounds, start, step_size):

@@ -56,9 +56,16 @@ def compiled(rule: str, samples, batch: int | None, rounds: int):
     clients = jf.Clients.from_samples(samples)
     model = Autoencoder(FEATURES, LATENT, key=jax.random.key(0))
     algorithm = MAKERS[rule](
-        model, batch_size=batch, local_steps=STEPS, step_size=RATE, global_step_size=GLOBAL_RATE,
-        spread_step_size=SPREAD_RATE, hyper_prior=XI, initial_spread=SPREAD, lazy_rounds=LAZY,
-    )  # fmt: skip
+        model,
+        batch_size=batch,
+        local_steps=STEPS,
+        step_size=RATE,
+        global_step_size=GLOBAL_RATE,
+        spread_step_size=SPREAD_RATE,
+        hyper_prior=XI,
+        initial_spread=SPREAD,
+        lazy_rounds=LAZY,
+    )
     run = jax.jit(lambda clients, key: jf.rollout(algorithm, clients, rounds=rounds, key=key))
     return lambda: run(clients, jax.random.key(1))
 

@@ -49,27 +49,45 @@ SAMPLES, VIEWS = "jf.Clients.from_samples(x)", "jf.gcca.Views.from_arrays(list(x
 STEP = "0.5"
 
 RIVALS = {
-    "jaxfed": (JAX, FIT.format(
-        algorithm=f"jf.pca.PerPCA(r1, r2, step_size={STEP})", clients=SAMPLES, more="",
-    )),
-    "plain JAX, QR": (PLAIN, f"""\
+    "jaxfed": (
+        JAX,
+        FIT.format(
+            algorithm=f"jf.pca.PerPCA(r1, r2, step_size={STEP})",
+            clients=SAMPLES,
+            more="",
+        ),
+    ),
+    "plain JAX, QR": (
+        PLAIN,
+        f"""\
     start = plain_jax.random_start(jax.random.key(0), m, d, r1, r2)
-    return jax.device_get(plain_jax.perpca(jnp.asarray(x), *start, {STEP}, 20))"""),
-    "plain JAX, SVD": (PLAIN, f"""\
+    return jax.device_get(plain_jax.perpca(jnp.asarray(x), *start, {STEP}, 20))""",
+    ),
+    "plain JAX, SVD": (
+        PLAIN,
+        f"""\
     start = plain_jax.random_start(jax.random.key(0), m, d, r1, r2)
-    return jax.device_get(plain_jax.perpca(jnp.asarray(x), *start, {STEP}, 20, plain_jax.svd))"""),
-    "scikit-learn's PCA, pooled": ("from sklearn.decomposition import PCA", """\
-    return PCA(r1 + r2, svd_solver="covariance_eigh").fit(x.reshape(m * n, d)).components_"""),
-}  # fmt: skip
+    return jax.device_get(plain_jax.perpca(jnp.asarray(x), *start, {STEP}, 20, plain_jax.svd))""",
+    ),
+    "scikit-learn's PCA, pooled": (
+        "from sklearn.decomposition import PCA",
+        """\
+    return PCA(r1 + r2, svd_solver="covariance_eigh").fit(x.reshape(m * n, d)).components_""",
+    ),
+}
 
 ALGORITHMS = {
     "PerPCA": ("jf.pca.PerPCA(2, 3)", SAMPLES, ""),
     "PerPCA, 3 bits": (
-        "jf.pca.PerPCA(2, 3)", SAMPLES, ", channel=jf.channel.difference(jf.channel.quantize(3))",
+        "jf.pca.PerPCA(2, 3)",
+        SAMPLES,
+        ", channel=jf.channel.difference(jf.channel.quantize(3))",
     ),
     "VarProPerPCA": ("jf.pca.VarProPerPCA(2, 3)", SAMPLES, ""),
     "HierarchicalPCA": (
-        "jf.pca.HierarchicalPCA(3, noise_variance=0.1, prior_variance=0.1)", SAMPLES, "",
+        "jf.pca.HierarchicalPCA(3, noise_variance=0.1, prior_variance=0.1)",
+        SAMPLES,
+        "",
     ),
     "AdaptivePCA": ("jf.pca.AdaptivePCA(3, noise_variance=0.1)", SAMPLES, ""),
     "BlockLanczos": ("jf.pca.BlockLanczos(3)", SAMPLES, ""),
@@ -77,9 +95,11 @@ ALGORITHMS = {
     "MaxVar": ("jf.gcca.MaxVar(3)", VIEWS, ""),
     "DeepMaxVar": (
         "jf.gcca.DeepMaxVar(lambda *a, **k: jf.models.Perceptron(*a, outputs=3, **k), "
-        "__import__('optax').adam(1e-3), rank=3, inner_epochs=3)", VIEWS, "",
+        "__import__('optax').adam(1e-3), rank=3, inner_epochs=3)",
+        VIEWS,
+        "",
     ),
-}  # fmt: skip
+}
 
 GRADIENT = """\
     def loss(step_size):
@@ -132,11 +152,15 @@ def rivals(repeats: int) -> Iterable[dict[str, object]]:
         plain = found["plain JAX, QR"]
         for name, (cpu, wall, again, again_wall) in found.items():
             yield {
-                "clients, n, d, r1, r2": str(size), "what": name, "first, cpu s": cpu,
+                "clients, n, d, r1, r2": str(size),
+                "what": name,
+                "first, cpu s": cpu,
                 "to plain": cpu / plain[0],
-                "first, wall s": wall, "to plain, wall": wall / plain[1],
-                "again, cpu ms": 1e3 * again, "again, wall ms": 1e3 * again_wall,
-            }  # fmt: skip
+                "first, wall s": wall,
+                "to plain, wall": wall / plain[1],
+                "again, cpu ms": 1e3 * again,
+                "again, wall ms": 1e3 * again_wall,
+            }
 
 
 def algorithms(repeats: int) -> Iterable[dict[str, object]]:
@@ -184,19 +208,24 @@ def prepare(repeats: int) -> Iterable[dict[str, object]]:
         one, more = found["1"][2:], found["21"][2:]
         rounds = [(b - a) / 20 for a, b in zip(one, more, strict=True)]
         yield {
-            "clients, n, d, r1, r2": str(size), "start, cpu ms": 1e3 * (one[0] - rounds[0]),
-            "round, cpu ms": 1e3 * rounds[0], "start in rounds": one[0] / rounds[0] - 1,
+            "clients, n, d, r1, r2": str(size),
+            "start, cpu ms": 1e3 * (one[0] - rounds[0]),
+            "round, cpu ms": 1e3 * rounds[0],
+            "start in rounds": one[0] / rounds[0] - 1,
             "the same, wall": one[1] / rounds[1] - 1,
-        }  # fmt: skip
+        }
 
 
 def _compared(found: dict[str, list[float]]) -> Iterable[dict[str, object]]:
     first = next(iter(found.values()))
     for name, (cpu, wall, again, _) in found.items():
         yield {
-            "what": name, "first, cpu s": cpu, "to the first line": cpu / first[0],
-            "first, wall s": wall, "again, cpu ms": 1e3 * again,
-        }  # fmt: skip
+            "what": name,
+            "first, cpu s": cpu,
+            "to the first line": cpu / first[0],
+            "first, wall s": wall,
+            "again, cpu ms": 1e3 * again,
+        }
 
 
 def start(repeats: int) -> Iterable[dict[str, object]]:

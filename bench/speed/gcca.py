@@ -106,9 +106,13 @@ def sparse(rank: int = 10, rounds: int = 10) -> dict[str, object]:
 
     def run():
         return jf.fit(
-            algorithm, views, rounds=rounds, key=jax.random.key(0), warm_start=start,
+            algorithm,
+            views,
+            rounds=rounds,
+            key=jax.random.key(0),
+            warm_start=start,
             channel=THREE_BITS,
-        )  # fmt: skip
+        )
 
     objective = run().history["objective"]
     measured = turns({"run": run}, repeats=3)["run"]

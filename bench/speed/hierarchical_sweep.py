@@ -36,9 +36,14 @@ POINTS = [dict(zip(AXES, point, strict=True)) for point in itertools.product(*AX
 
 def drawn(prior_variance, seed):
     return jf.data.hierarchical_synthetic(
-        jax.random.key(seed), clients=CLIENTS, features=FEATURES, rank=RANK, samples=SAMPLES,
-        prior_variance=prior_variance, noise_variance=NOISE,
-    )  # fmt: skip
+        jax.random.key(seed),
+        clients=CLIENTS,
+        features=FEATURES,
+        rank=RANK,
+        samples=SAMPLES,
+        prior_variance=prior_variance,
+        noise_variance=NOISE,
+    )
 
 
 def errors(prior_variance, seed, *, solver="gradient"):
@@ -137,9 +142,13 @@ def numpy_rivals(solver: str):
             point, data = next(turn)
             with threadpool_limits(threads, user_api="blas"):
                 return numpy_errors(
-                    data.samples, data.local, point["prior_variance"], polar, rng,
+                    data.samples,
+                    data.local,
+                    point["prior_variance"],
+                    polar,
+                    rng,
                     solver == "eigenvectors",
-                )  # fmt: skip
+                )
 
         yield f"NumPy, {polar.__name__[6:]}, {threads or 'all'} threads", run
 

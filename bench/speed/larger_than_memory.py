@@ -28,10 +28,11 @@ from bench.common import machine
 SAMPLES, FEATURES, RANK = 1000, 512, 8
 RUNS = {
     "`PerPCA`, one round": (
-        jf.pca.PerPCA(RANK // 2, RANK // 2, start="random", step_size=0.05), 1,
+        jf.pca.PerPCA(RANK // 2, RANK // 2, start="random", step_size=0.05),
+        1,
     ),
     "`BlockLanczos`, ten rounds": (jf.pca.BlockLanczos(RANK), 10),
-}  # fmt: skip
+}
 # Of more than so many bytes only the first blocks are read merely to have the programs compiled.
 MUCH = 3e10
 
@@ -98,7 +99,7 @@ def floor(path: Path, data: np.ndarray) -> None:
     } | {
         name: partial(lambda run: jax.block_until_ready(run(own)), jax.jit(program))
         for name, program in programs.items()
-    }  # fmt: skip
+    }
     print("| of a GB in memory | s | processor s |\n| --- | ---: | ---: |")
     for name, run in each.items():
         run()
@@ -147,10 +148,15 @@ def measure(path: Path, data: np.ndarray, turns: int) -> None:
             alone = cold[0] + (passes - 1) * again[0]
             found.append(
                 [
-                    passes, passes * size / taken[0], size / cold[0], size / again[0],
-                    alone / taken[0], taken[1] / (passes * size), cold[1] / size,
+                    passes,
+                    passes * size / taken[0],
+                    size / cold[0],
+                    size / again[0],
+                    alone / taken[0],
+                    taken[1] / (passes * size),
+                    cold[1] / size,
                 ]
-            )  # fmt: skip
+            )
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         cells = [*np.median(found, axis=0), peak]
         print(f"| {name} | " + " | ".join(f"{x:.3g}" for x in cells) + " |", flush=True)

@@ -98,9 +98,13 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
     app = folder / name
     write_app(app, "pooled", {"rank": 1}, clients=CLIENTS, rounds=rounds, key=0)
     source = APP.format(
-        algorithm=algorithm, channel=channel, holder=holder, clients=CLIENTS, rounds=rounds,
+        algorithm=algorithm,
+        channel=channel,
+        holder=holder,
+        clients=CLIENTS,
+        rounds=rounds,
         entities=min(SAMPLES) if views else None,
-    )  # fmt: skip
+    )
     (app / "federation" / "app.py").write_text(source)
     run = local.begin(app, {"out": str(app / "out")})
     states, end, begun = app / "out" / "server", time.monotonic() + limit, None
@@ -123,9 +127,13 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
     tables = [x[: min(SAMPLES)] if views else x for x in arrays()]
     make = jf.gcca.Views.from_arrays if views else jf.Clients.from_samples
     solution = jf.fit(
-        federation.make_algorithm({}), make(tables), rounds=rounds, key=jax.random.key(0),
-        channel=federation.CHANNEL, backend=jf.backend.separate(),
-    )  # fmt: skip
+        federation.make_algorithm({}),
+        make(tables),
+        rounds=rounds,
+        key=jax.random.key(0),
+        channel=federation.CHANNEL,
+        backend=jf.backend.separate(),
+    )
     saved = jf.load(app / "out" / "solution.npz")
     # In the order of the tree.
     with np.load(app / "out" / "solution.npz", allow_pickle=False) as stored:

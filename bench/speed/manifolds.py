@@ -271,9 +271,12 @@ def of_ours(matrix, start):
     @partial(jax.jit, static_argnums=0)
     def solved(solver, tol, matrix, start):
         found = manifolds.minimise(
-            lambda x: -jnp.sum(x * (matrix @ x)), start, manifold="grassmann", solver=solver,
+            lambda x: -jnp.sum(x * (matrix @ x)),
+            start,
+            manifold="grassmann",
+            solver=solver,
             tol=tol,
-        )  # fmt: skip
+        )
         return found.steps, found.value
 
     return {
@@ -300,10 +303,15 @@ def race(features, rank, repeats):
         runs[name] = partial(way, tol)
     took = every_turn(runs, repeats)
     print(machine())
-    print(table([
-        row | {f"{clock} ms": f"{1e3 * np.median(x):.0f}" for clock, x in took[name].items()}
-        for name, row in rows.items()
-    ]))  # fmt: skip
+    print(
+        table(
+            [
+                row
+                | {f"{clock} ms": f"{1e3 * np.median(x):.0f}" for clock, x in took[name].items()}
+                for name, row in rows.items()
+            ]
+        )
+    )
 
 
 def main() -> None:

@@ -56,22 +56,30 @@ def growth(start: str) -> None:
         for name in ("vmap", "auto"):
             algorithm = jf.pca.PerPCA(4, 4, start=start, step_size=0.05)
             cases[name, count] = partial(
-                jf.fit, algorithm, clients, rounds=ROUNDS, key=jax.random.key(0),
+                jf.fit,
+                algorithm,
+                clients,
+                rounds=ROUNDS,
+                key=jax.random.key(0),
                 backend=getattr(jf.backend, name)(),
-            )  # fmt: skip
+            )
     taken = every_turn({case: lambda f=f: f().result for case, f in cases.items()}, repeats=3)
     each = {case: 1e6 * clocks["cpu"].min() / (ROUNDS * case[1]) for case, clocks in taken.items()}
-    print(table([
-        {
-            "clients": count,
-            **{f"{name}, cpu µs": each[name, count] for name in ("vmap", "auto")},
-            **{
-                f"{name} to 1,000": each[name, count] / each["vmap", COUNTS[0]]
-                for name in ("vmap", "auto")
-            },
-        }
-        for count in COUNTS
-    ]))  # fmt: skip
+    print(
+        table(
+            [
+                {
+                    "clients": count,
+                    **{f"{name}, cpu µs": each[name, count] for name in ("vmap", "auto")},
+                    **{
+                        f"{name} to 1,000": each[name, count] / each["vmap", COUNTS[0]]
+                        for name in ("vmap", "auto")
+                    },
+                }
+                for count in COUNTS
+            ]
+        )
+    )
 
 
 def main() -> None:

@@ -83,9 +83,13 @@ def measured(clients: int, samples: int, repeats: int) -> dict[str, object]:
     data = jf.Clients.from_samples(values.astype(np.float32))
     model = jf.models.Autoencoder(FEATURES, LATENT, key=key)
     algorithm = jf.generative.FedAvg(
-        model, jf.models.reconstruction_loss, optax.sgd(1.0), local_steps=STEPS, step_size=RATE,
+        model,
+        jf.models.reconstruction_loss,
+        optax.sgd(1.0),
+        local_steps=STEPS,
+        step_size=RATE,
         batch_size=BATCH,
-    )  # fmt: skip
+    )
     run = jax.jit(lambda data, key: jf.rollout(algorithm, data, rounds=ROUNDS, key=key).result)
     cases = {
         "rollout": lambda: run(data, key),

@@ -35,9 +35,11 @@ WAYS: dict[str, Callable[[int], Any]] = {
     "difference of 3 bits": lambda clients: C.difference(C.quantize(3)),
     "entropy-coded": lambda clients: C.difference(CODED),
     "masks": lambda clients: (
-        C.secure_sum(clients, bits=20, bound=4.0), C.lossless(), C.lossless()
+        C.secure_sum(clients, bits=20, bound=4.0),
+        C.lossless(),
+        C.lossless(),
     ),
-}  # fmt: skip
+}
 DIRECTIONS = ("forward", "gradient")
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "accelerators.md"
 MARKS = "<!-- table -->\n", "<!-- end -->"
@@ -69,9 +71,14 @@ def program(
 
     def run(data, algorithm, start, key):
         solution = jf.rollout(
-            algorithm, eqx.combine(data, rest), rounds=case.rounds or rounds, key=key,
-            channel=channel, warm_start=start, backend=backend or jf.backend.vmap(),
-        )  # fmt: skip
+            algorithm,
+            eqx.combine(data, rest),
+            rounds=case.rounds or rounds,
+            key=key,
+            channel=channel,
+            warm_start=start,
+            backend=backend or jf.backend.vmap(),
+        )
         return solution.history["objective"][-1], solution.result
 
     function = run
@@ -135,22 +142,28 @@ def matrix(places: tuple[str, ...], names: tuple[str, ...]) -> Iterator[dict]:
             for way in WAYS:
                 for direction in DIRECTIONS:
                     yield row(
-                        place, kind.__name__, way, direction,
+                        place,
+                        kind.__name__,
+                        way,
+                        direction,
                         lambda kind=kind, way=way, direction=direction: program(
                             kind, way, direction
                         ),
-                    )  # fmt: skip
+                    )
             jax.clear_caches()
         if not names or "sweep" in names:
             yield row(place, "64 step sizes of PerPCA", "lossless", "forward", sweep)
     for place in map(target, MANY if not names or "shard" in names else ()):
         for kind in (jf.pca.PerPCA, jf.gcca.MaxVar, jf.generative.FedAvg):
             yield row(
-                place, f"{kind.__name__}, sharded", "lossless", "forward",
+                place,
+                f"{kind.__name__}, sharded",
+                "lossless",
+                "forward",
                 lambda kind=kind, place=place: program(
                     kind, "lossless", "forward", jf.backend.shard(place.mesh())
                 ),
-            )  # fmt: skip
+            )
 
 
 def main() -> None:

@@ -28,9 +28,12 @@ def row(topology: str, clients: int) -> dict[str, Any]:
     """What one plan says."""
     begun = time.process_time()
     plan = jf.plan(
-        jf.pca.PerPCA(3, 2), jf.shapes_of(clients, 8, 32), topology=topology, rounds=10,
+        jf.pca.PerPCA(3, 2),
+        jf.shapes_of(clients, 8, 32),
+        topology=topology,
+        rounds=10,
         chunk_size=BLOCK,
-    )  # fmt: skip
+    )
     cells: dict[str, Any] = {"target": topology, "clients": f"{clients:,}"}
     memory = dict.fromkeys(("arguments GB", "temporaries GB", "code MB"), "")
     if plan.memory is not None:
@@ -40,10 +43,13 @@ def row(topology: str, clients: int) -> dict[str, Any]:
             "code MB": round(plan.memory.code / 1e6, 1),
         }
     return cells | {
-        "of a chip": f"{plan.clients:,}", "fits": "yes" if plan.fits else "no",
-        "GB in all": round(plan.needed / 1e9, 3), **memory,
-        "processor s": round(time.process_time() - begun, 1), "what would": plan.advice or "",
-    }  # fmt: skip
+        "of a chip": f"{plan.clients:,}",
+        "fits": "yes" if plan.fits else "no",
+        "GB in all": round(plan.needed / 1e9, 3),
+        **memory,
+        "processor s": round(time.process_time() - begun, 1),
+        "what would": plan.advice or "",
+    }
 
 
 def main() -> None:

@@ -127,9 +127,16 @@ def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]
         drawn = jf.data.gcca_synthetic(key, entities=200, features=20, latent=8)
         return jf.gcca.Views.from_arrays(drawn.views), warm
     drawn = jf.data.perpca_synthetic(
-        key, clients=CLIENTS, features=FEATURES, shared_rank=RANK, local_rank=2, samples=60,
-        shared_scale=[3.0, 2.5, 2.0], local_scale=1.5, noise_variance=0.25,
-    )  # fmt: skip
+        key,
+        clients=CLIENTS,
+        features=FEATURES,
+        shared_rank=RANK,
+        local_rank=2,
+        samples=60,
+        shared_scale=[3.0, 2.5, 2.0],
+        local_scale=1.5,
+        noise_variance=0.25,
+    )
     return jf.Clients.from_samples(drawn.samples), warm
 
 
@@ -213,7 +220,7 @@ def papers() -> list[dict]:
     perpca = jf.data.perpca_synthetic(key, **jf.data.PERPCA_SETTINGS["figure4"])
     adept = jf.data.hierarchical_synthetic(
         key, clients=200, features=30, rank=10, samples=20, prior_variance=0.04
-    )  # fmt: skip
+    )
     faps = jf.data.spectrum_synthetic(key, clients=8, features=200, samples=1000)
     settings = {
         "PerPCA": (jf.pca.PerPCA(2, 4, step_size=0.05), perpca.samples, 300),
@@ -228,7 +235,7 @@ def papers() -> list[dict]:
             ("3 bits", C.quantize(3, scale_bits=16)),
             ("4 bits", C.quantize(4, scale_bits=16)),
             ("5 symbols, coded", CODED),
-        ):  # fmt: skip
+        ):
             fed, direct = (
                 outcome(algorithm, clients, channel, None, rounds)
                 for channel in (C.difference(compressor), compressor)

@@ -112,9 +112,12 @@ def ends(kind: type[jf.Algorithm], rounds: int) -> dict[str, tuple[float, np.nda
 
     def run(algorithm, clients):
         solution = jf.rollout(
-            algorithm, clients, rounds=case.rounds or rounds, key=jax.random.key(0),
+            algorithm,
+            clients,
+            rounds=case.rounds or rounds,
+            key=jax.random.key(0),
             warm_start=start,
-        )  # fmt: skip
+        )
         shared = solution.result.shared
         shared = shared if isinstance(shared, jax.Array) and shared.ndim == 2 else None
         return solution.history["objective"][-1], shared

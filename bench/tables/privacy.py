@@ -83,9 +83,13 @@ def rows(rank: int = RANK, rounds: int = ROUNDS) -> list[Row]:
 def draw(features: int = FEATURES, samples: int = SAMPLES) -> jf.Clients:
     """Clients that are alike."""
     drawn = jf.data.spectrum_synthetic(
-        jax.random.key(SEED), clients=CLIENTS, features=features, samples=samples, decay=DECAY,
+        jax.random.key(SEED),
+        clients=CLIENTS,
+        features=features,
+        samples=samples,
+        decay=DECAY,
         dtype=jnp.float64,
-    )  # fmt: skip
+    )
     return jf.Clients.from_samples(drawn.samples)
 
 

@@ -75,19 +75,26 @@ def trained(
     if name == LOCAL:
         # Fine-tuning alone: the server stays where it is.
         algorithm = FedAvg(
-            model, reconstruction_loss, CLIPPED[momentum], local_steps=1, server_optimizer=STAY,
-            fine_tuning_steps=size.rounds * size.local_steps, **options,
-        )  # fmt: skip
+            model,
+            reconstruction_loss,
+            CLIPPED[momentum],
+            local_steps=1,
+            server_optimizer=STAY,
+            fine_tuning_steps=size.rounds * size.local_steps,
+            **options,
+        )
         return rollout(algorithm, clients, rounds=1, key=key).result.local, None
     if name == AVERAGED:
         # Of a single step, the clients' momenta average to one at the server.
         alone = size.local_steps == 1
         algorithm = FedAvg(
-            model, reconstruction_loss, CLIPPED[0.0 if alone else momentum],
+            model,
+            reconstruction_loss,
+            CLIPPED[0.0 if alone else momentum],
             local_steps=size.local_steps,
             server_optimizer=DESCENT[momentum] if alone else None,
             **options,
-        )  # fmt: skip
+        )
         shared = rollout(algorithm, clients, rounds=size.rounds, key=key).result.shared
         return jax.tree.map(lambda w: jnp.broadcast_to(w, (len(train), *w.shape)), shared), None
     if name == PUBLISHED:

@@ -25,6 +25,7 @@ from jaxfed.generative import AdaptiveDiffusion, FedAvg
 from jaxfed.generative.diffusion import decaying_adam
 from jaxfed.metrics import frechet_distance, kernel_distance, noise_level
 from jaxfed.models import DenoisingLoss, UNet, interpolation, train_classifier
+from papers._files import MNIST_FILES, data_folder
 from papers.runs import Seeds
 
 DIGITS, SIDE = 10, 28
@@ -122,23 +123,16 @@ class Outcome(NamedTuple):
 
 def _mnist(data: Path | None) -> tuple[np.ndarray, np.ndarray]:
     """Images from 0 to 1 and digits of all files there are."""
-    wanted = (
-        "Wanted a folder with mnist/t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz, the "
-        "MNIST test set of LeCun, Cortes & Burges, and, for more than a tenth of the published "
-        "images, the two files of the training set."
-    )
-    if data is None:
-        raise ValueError(f"--data: this target runs on real files. {wanted}")
-    if not (data / "mnist").is_dir():
-        raise ValueError(f"--data: no folder mnist in {data}. {wanted}")
+    more = ", and, for more than a tenth of the published images, the files of the training set"
+    folder = data_folder(data, "mnist", MNIST_FILES[0] + more, MNIST_FILES[1])
     found = []
     for split in ("train", "test"):
         try:
-            found.append(datasets.read_mnist(data / "mnist", split))
+            found.append(datasets.read_mnist(folder, split))
         except FileNotFoundError:
             continue
     if not found:
-        raise ValueError(f"--data: no images in {data / 'mnist'}. {wanted}")
+        raise ValueError(f"--data: no images in {folder}")
     images = np.concatenate([part.images for part in found]).astype(np.float32) / 255
     return images, np.concatenate([part.labels for part in found])
 
@@ -192,9 +186,12 @@ def features_of(images: Images, side: int, seed: int) -> Callable[[np.ndarray], 
         return flat.reshape(-1, side, side).repeat(times, 1).repeat(times, 2)
 
     classifier = train_classifier(
-        jax.random.key(seed), shown(images.others), images.labels, classes=DIGITS,
+        jax.random.key(seed),
+        shown(images.others),
+        images.labels,
+        classes=DIGITS,
         image_shape=(times * side, times * side, 1),
-    )  # fmt: skip
+    )
     features = jax.jit(classifier.features)
     return lambda flat: features(shown(flat))
 
@@ -217,16 +214,25 @@ def _step_size(method: str, size: Size) -> float:
 def _alone(model: UNet, size: Size, rounds: int) -> AdaptiveDiffusion:
     """Training of each client alone: a prior without weight."""
     return AdaptiveDiffusion(
-        model, CORRUPTION, prior_weight=0.0, step_size=_step_size(LOCAL, size),
-        decay_after=_later(rounds), local_steps=LOCAL_STEPS, batch_size=size.batch,
-    )  # fmt: skip
+        model,
+        CORRUPTION,
+        prior_weight=0.0,
+        step_size=_step_size(LOCAL, size),
+        decay_after=_later(rounds),
+        local_steps=LOCAL_STEPS,
+        batch_size=size.batch,
+    )
 
 
 def _averaging(model: UNet, size: Size, method: str) -> FedAvg:
     return FedAvg(
-        model, DenoisingLoss(CORRUPTION), decaying_adam(None), step_size=_step_size(method, size),
-        local_steps=LOCAL_STEPS, batch_size=size.batch,
-    )  # fmt: skip
+        model,
+        DenoisingLoss(CORRUPTION),
+        decaying_adam(None),
+        step_size=_step_size(method, size),
+        local_steps=LOCAL_STEPS,
+        batch_size=size.batch,
+    )
 
 
 def methods(size: Size) -> tuple[str, ...]:
@@ -237,17 +243,26 @@ def methods(size: Size) -> tuple[str, ...]:
 def adaptive(model: UNet, size: Size, rounds: int, method: str = ADEPT) -> AdaptiveDiffusion:
     """ADEPT-DGM: the paper's own with full images, else with proximal steps of the prior."""
     steps: dict[str, Any] = {
-        "local_steps": LOCAL_STEPS, "batch_size": size.batch, "decay_after": _later(rounds)
-    }  # fmt: skip
+        "local_steps": LOCAL_STEPS,
+        "batch_size": size.batch,
+        "decay_after": _later(rounds),
+    }
     if method == PRINTED:
         return AdaptiveDiffusion(model, CORRUPTION, **steps)
     if method == PROGRAM or size.side == SIDE:
         return AdaptiveDiffusion.published(model, CORRUPTION, **steps)
     return AdaptiveDiffusion(
-        model, CORRUPTION, prior_step="proximal", step_size=STEP_SIZE,
-        global_step_size=MEAN_SHARE, prior_weight=2 * MISSED / size.samples,
-        initial_spread=SPREAD, spread_step_size=SPREAD_SHARE, lazy_rounds=0, **steps,
-    )  # fmt: skip
+        model,
+        CORRUPTION,
+        prior_step="proximal",
+        step_size=STEP_SIZE,
+        global_step_size=MEAN_SHARE,
+        prior_weight=2 * MISSED / size.samples,
+        initial_spread=SPREAD,
+        spread_step_size=SPREAD_SHARE,
+        lazy_rounds=0,
+        **steps,
+    )
 
 
 def _averaged_rounds(method: str, size: Size) -> int:
@@ -290,10 +305,18 @@ def _fitted(
         last = solution.result.local
 
     best = fit(
-        algorithm, clients, rounds=rounds, key=key, warm_start=start, backend=_backend(),
-        metrics=metrics, metrics_every=every, chunk_rounds=every, callbacks=[keep],
+        algorithm,
+        clients,
+        rounds=rounds,
+        key=key,
+        warm_start=start,
+        backend=_backend(),
+        metrics=metrics,
+        metrics_every=every,
+        chunk_rounds=every,
+        callbacks=[keep],
         best="validation",
-    )  # fmt: skip
+    )
     return best, last
 
 
@@ -312,18 +335,27 @@ def trained(
     rounds = size.rounds - first
     if first:
         averaged, _ = _fitted(
-            _averaging(model, size, method), clients, images.validation, rounds=first, seed=seed,
+            _averaging(model, size, method),
+            clients,
+            images.validation,
+            rounds=first,
+            seed=seed,
             personal=False,
-        )  # fmt: skip
+        )
         start = Personalized(averaged.result.shared, None)
     if method in (LOCAL, AVERAGED):
         algorithm = _alone(model, size, rounds)
     else:
         algorithm = adaptive(model, size, rounds, method)
     solution, last = _fitted(
-        algorithm, clients, images.validation, rounds=rounds, seed=seed + 1, personal=True,
+        algorithm,
+        clients,
+        images.validation,
+        rounds=rounds,
+        seed=seed + 1,
+        personal=True,
         start=start,
-    )  # fmt: skip
+    )
     return algorithm, solution, last
 
 
@@ -338,10 +370,13 @@ def outcome(
     algorithm, solution, last = trained(method, images, size, seed)
     draw = jax.jit(
         lambda key, arrays: algorithm.sample(
-            key, arrays, size.drawn, steps=size.steps,
+            key,
+            arrays,
+            size.drawn,
+            steps=size.steps,
             at_once=2 if jax.default_backend() == "cpu" else None,
         )
-    )  # fmt: skip
+    )
     best, final = (
         measured(
             np.asarray(draw(jax.random.key(seed + 2), arrays)).clip(0, 1), images, size, features

@@ -13,20 +13,11 @@ from jaxtyping import Array
 from jaxfed import plot
 from jaxfed.metrics import client_distribution
 from jaxfed.plot._figure import canvas, colour, light
-from papers.adept._diffusion import (
-    ADEPT,
-    AVERAGED,
-    LOCAL,
-    PRINTED,
-    PROGRAM,
-    Outcome,
-    Run,
-    methods,
-)
+from papers.adept import _diffusion as models
 from papers.report import Cell, Found, Interval, Labels, at_least
 
 
-def table3(found: Run) -> Found:
+def table3(found: models.Run) -> Found:
     """Means over clients, the variance over them, and the last round's models."""
     claimed = (
         "mean KID",
@@ -37,27 +28,27 @@ def table3(found: Run) -> Found:
     return _reported(found, claimed, claimed, samples=samples_drawn, clients=clients_drawn)
 
 
-def figure3(found: Run) -> Found:
+def figure3(found: models.Run) -> Found:
     """Pictures and their noise."""
     reported = _reported(found, ("noise",), ("noise",), samples=samples_drawn)
     samples = {
         f"samples | {method}": found.outcomes[method][0].samples.astype(np.float16)
-        for method in methods(found.size)
+        for method in models.methods(found.size)
     }
     return replace(reported, arrays={**outcome_arrays(found), **samples})
 
 
-def figure4(found: Run) -> Found:
+def figure4(found: models.Run) -> Found:
     """KID of every client: variance over clients and the worst one."""
     names = ("mean KID", "variance of KID over clients", "worst client's KID")
     return _reported(found, names, names[1:], clients=clients_drawn)
 
 
 def _reported(
-    found: Run,
+    found: models.Run,
     names: Sequence[str],
     claimed: Sequence[str],
-    **pictures: Callable[[Run], Any],
+    **pictures: Callable[[models.Run], Any],
 ) -> Found:
     """What every method found for every seed, claims that ratios are above 1, and pictures."""
     return Found(
@@ -80,7 +71,7 @@ def _worst(values: np.ndarray) -> float:
     return float(client_distribution(jnp.asarray(values), good="small").worst)
 
 
-_FIGURES: Mapping[str, Callable[[Outcome], float]] = {
+_FIGURES: Mapping[str, Callable[[models.Outcome], float]] = {
     "mean KID": lambda outcome: _mean(outcome.kernel),
     "mean FID": lambda outcome: _mean(outcome.frechet),
     "variance of KID over clients": lambda outcome: _spread(outcome.kernel),
@@ -92,7 +83,7 @@ _UNLIKE = "other features and a smaller run"
 
 
 def compared(
-    found: Run, names: Sequence[str], claims: Mapping[str, Interval]
+    found: models.Run, names: Sequence[str], claims: Mapping[str, Interval]
 ) -> dict[Labels, Cell]:
     """What was measured of each method, and then the claims: its ratio to that of each ADEPT-DGM.
 
@@ -108,15 +99,19 @@ def compared(
         for method, numbers in values[name].items()
     }
     for name, claim in claims.items():
-        adept = [method for method in (ADEPT, PRINTED, PROGRAM) if method in values[name]]
-        for own, method in product(adept, (LOCAL, AVERAGED)):
+        adept = [
+            method
+            for method in (models.ADEPT, models.PRINTED, models.PROGRAM)
+            if method in values[name]
+        ]
+        for own, method in product(adept, (models.LOCAL, models.AVERAGED)):
             pairs = zip(values[name][method], values[name][own], strict=True)
             ratios = [above / below for above, below in pairs]
             cells[f"{name}, {method} by {own}", ""] = Cell(ratios, paper=claim, by="claim")
     return cells
 
 
-def outcome_arrays(found: Run) -> dict[str, np.ndarray]:
+def outcome_arrays(found: models.Run) -> dict[str, np.ndarray]:
     names = {
         "kernel": "KID",
         "last": "KID of the last round",
@@ -137,9 +132,9 @@ def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([np.pad(x, (0, longest - len(x)), constant_values=np.nan) for x in rows])
 
 
-def samples_drawn(found: Run) -> Any:
+def samples_drawn(found: models.Run) -> Any:
     """Of the first client of each digit, first seed, a part of the picture for each method."""
-    size, drawn = found.size, methods(found.size)
+    size, drawn = found.size, models.methods(found.size)
     figure = canvas(None, 3.5 * len(drawn), 5.6)
     for part, method in zip(figure.subfigures(1, len(drawn)), drawn, strict=True):
         outcome = found.outcomes[method][0]
@@ -147,15 +142,17 @@ def samples_drawn(found: Run) -> Any:
         chosen = outcome.samples[:: size.clients_per_digit, :6]
         noise = outcome.noise[:: size.clients_per_digit]
         plot.samples(
-            {str(digit): images for digit, images in enumerate(chosen)}, (size.side, size.side),
-            notes={str(digit): f"{value:.3f}" for digit, value in enumerate(noise)}, figure=part,
-        )  # fmt: skip
+            {str(digit): images for digit, images in enumerate(chosen)},
+            (size.side, size.side),
+            notes={str(digit): f"{value:.3f}" for digit, value in enumerate(noise)},
+            figure=part,
+        )
     return figure
 
 
-def clients_drawn(found: Run) -> Any:
+def clients_drawn(found: models.Run) -> Any:
     """KID of each client, a column of points for each method."""
-    drawn = methods(found.size)
+    drawn = models.methods(found.size)
     figure = canvas(None, 1.7 * len(drawn), 3.2)
     axes = figure.subplots()
     for place, method in enumerate(drawn):

@@ -16,22 +16,7 @@ from jaxfed.pca import (
     HierarchicalPCA,
     LocalProbabilisticPCA,
 )
-from papers.hierarchical._laws import (
-    GLOBAL,
-    LOCAL,
-    NOISE,
-    OURS,
-    at_least_half,
-    by_method,
-    curves_of,
-    drawn,
-    error_of,
-    least,
-    margins,
-    picture,
-    swept,
-    values_of,
-)
+from papers.hierarchical import _laws as laws
 from papers.report import Found, Labels, at_least, at_most
 from papers.runs import Seeds
 
@@ -45,27 +30,27 @@ BAYES = "empirical Bayes, approximate"  # its likelihood is
 def _adapted(*, prior_variance, seed, law):
     """Errors of every method, and the variances that two of them learn."""
     key, rank = jax.random.key(seed), law["rank"]
-    data, given = drawn(key, prior_variance, **law)
+    data, given = laws.drawn(key, prior_variance, **law)
 
     def error(algorithm, rounds):
         solution = rollout(algorithm, given, rounds=rounds, key=key)
         spread = solution.history.get("prior_variance", jnp.zeros(rounds))
-        return error_of(solution.result, data, given), spread[-1]
+        return laws.error_of(solution.result, data, given), spread[-1]
 
-    make = partial(HierarchicalPCA, rank, NOISE)
-    adaptive = partial(AdaptivePCA, rank, NOISE, solver="eigenvectors")
+    make = partial(HierarchicalPCA, rank, laws.NOISE)
+    adaptive = partial(AdaptivePCA, rank, laws.NOISE, solver="eigenvectors")
     strengths = jnp.asarray([0.75, 1.875, 3.0])
     printed, spread = jax.lax.map(
         lambda xi: error(adaptive(hyper_prior=xi, dimension="frame"), 40), strengths
     )
     fixed = jax.lax.map(lambda x: error(make(x, solver="eigenvectors"), 20)[0], jnp.asarray(FIXED))
-    bayes, estimate = error(EmpiricalBayesPCA(rank, NOISE), 40)
+    bayes, estimate = error(EmpiricalBayesPCA(rank, laws.NOISE), 40)
     default, _ = error(adaptive(), 40)
-    local, _ = error(LocalProbabilisticPCA(rank, NOISE), 60)
-    everybody, _ = error(GlobalProbabilisticPCA(rank, NOISE), 2)
+    local, _ = error(LocalProbabilisticPCA(rank, laws.NOISE), 60)
+    everybody, _ = error(GlobalProbabilisticPCA(rank, laws.NOISE), 2)
     return {
-        LOCAL: local,
-        GLOBAL: everybody,
+        laws.LOCAL: local,
+        laws.GLOBAL: everybody,
         "ADEPT, xi = 0.75": printed[0],
         "ADEPT, xi = 1.875": printed[1],
         "ADEPT, xi = 3": printed[2],
@@ -84,37 +69,40 @@ def run(seeds: Seeds) -> Found:
     statements, panels = {}, {}
     for samples, clients in ((20, 200), (100, 100)):
         law = {"clients": clients, "features": 30, "rank": 10, "samples": samples}
-        found = swept(_adapted, {"prior_variance": variances, "seed": list(seeds)}, law=law)
-        for (variance, name), values in by_method(found).items():
+        found = laws.swept(_adapted, {"prior_variance": variances, "seed": list(seeds)}, law=law)
+        for (variance, name), values in laws.by_method(found).items():
             quantity = LEARNED if name.endswith(LEARNED) else "error"
             name = name.removesuffix(f", {LEARNED}")
             measured[samples, variance, name, quantity] = values
         panels[f"n = {samples}"] = found[[name for name in found if not name.endswith(LEARNED)]]
-        values = values_of(panels[f"n = {samples}"])
-        best, ends = values["best fixed variance"], np.minimum(values[LOCAL], values[GLOBAL])
+        values = laws.values_of(panels[f"n = {samples}"])
+        best, ends = (
+            values["best fixed variance"],
+            np.minimum(values[laws.LOCAL], values[laws.GLOBAL]),
+        )
         excess = {
             "ADEPT, default, over the best fixed variance": ("ADEPT, default", best, 0.05),
             f"{BAYES}, over the best fixed variance": (BAYES, best, 0.01),
             f"{BAYES}, over the better of local and global": (BAYES, ends, 0.01),
-        }  # fmt: skip
+        }
         for text, (name, other, most) in excess.items():
             excesses = values[name] / other - 1
-            statements[f"n = {samples}: {text}: most"] = -least(-excesses), at_most(most)
-    values = values_of(panels["n = 20"])
-    gained = margins(values | {OURS: values["ADEPT, xi = 1.875"]})
+            statements[f"n = {samples}: {text}: most"] = -laws.least(-excesses), at_most(most)
+    values = laws.values_of(panels["n = 20"])
+    gained = laws.margins(values | {laws.OURS: values["ADEPT, xi = 1.875"]})
     local, everybody, ours = (
-        known[20, 0.04, name, "error"] for name in (LOCAL, GLOBAL, "ADEPT, xi = 1.875")
+        known[20, 0.04, name, "error"] for name in (laws.LOCAL, laws.GLOBAL, "ADEPT, xi = 1.875")
     )
     statements |= {
         "ADEPT, xi = 1.875, smallest in the middle (0.04): margin": (
             gained[2],
-            at_least_half(min(local, everybody) - ours),
+            laws.at_least_half(min(local, everybody) - ours),
         ),
-        "ADEPT, xi = 1.875, smallest everywhere: least margin": (least(gained), at_least(0)),
+        "ADEPT, xi = 1.875, smallest everywhere: least margin": (laws.least(gained), at_least(0)),
     }
     return Found(
         measured,
         claims=statements,
-        figures={"adept_figure2": picture(panels, "prior_variance")},
-        arrays=curves_of(panels),
+        figures={"adept_figure2": laws.picture(panels, "prior_variance")},
+        arrays=laws.curves_of(panels),
     )

@@ -100,9 +100,14 @@ def solved(
     clients = partial(Clients.from_moments, counts=[1] * matrices.shape[-3])
     whole = Clients.from_moments(pooled[None]).data
     solution = runs(
-        algorithm, clients(matrices) if alike else jax.vmap(clients)(matrices), keys, rounds,
-        tol=tol, measure=Partial(_violation, whole), one_for_all=alike,
-    )  # fmt: skip
+        algorithm,
+        clients(matrices) if alike else jax.vmap(clients)(matrices),
+        keys,
+        rounds,
+        tol=tol,
+        measure=Partial(_violation, whole),
+        one_for_all=alike,
+    )
     rank = algorithm.rank  # pyright: ignore[reportAttributeAccessIssue]
     kkt, error = _errors(whole, solution.result.shared, values[:rank])
     curve = solution.history["kkt"]
@@ -120,6 +125,11 @@ def solved(
 def starts_of(seeds: Seeds) -> Seeds:
     """As many as subspace iteration is started from."""
     return seeds.first(max(len(seeds), STARTS))
+
+
+def started(seeds: Seeds) -> str:
+    """A note on how many starts that is."""
+    return f"{SSI.capitalize()}: {len(starts_of(seeds))} starts"
 
 
 def few_of(seeds: Seeds) -> Seeds:

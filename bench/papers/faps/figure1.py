@@ -63,8 +63,9 @@ def run(
                     )
                     later = [k for k in heard if k <= max(heard) - 3]
                     error = privacy.linear_attack(late, truth, at=later)
-                    curves.setdefault(_LATE, []).append(np.pad(error, (0, len(heard) - len(later)),
-                                                               constant_values=np.nan))  # fmt: skip
+                    curves.setdefault(_LATE, []).append(
+                        np.pad(error, (0, len(heard) - len(later)), constant_values=np.nan)
+                    )
                 if name == SSI:
                     frames = [said.received[k - 1] for k in heard]
                     kkt = [metrics.scaled_kkt_violation(drawn.samples, z) for z in frames]

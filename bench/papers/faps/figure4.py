@@ -9,19 +9,7 @@ import numpy as np
 from jaxfed import Algorithm, metrics
 from jaxfed.pca import FAPS
 from papers.drawing import curves
-from papers.faps._problems import (
-    FIVE,
-    KKT,
-    POWER,
-    PRINTED,
-    SSI,
-    alone,
-    arithmetic,
-    power,
-    printed,
-    starts_of,
-    together,
-)
+from papers.faps import _problems as problems
 from papers.report import Found, Labels, ahead
 from papers.runs import Seeds
 
@@ -42,14 +30,18 @@ def run(
     """All curves, without a stopping rule."""
     sizes = (375,) * 8
     methods: dict[str, Callable[[int], Algorithm]]
-    methods = {POWER: power, PRINTED: printed, FIVE: FAPS}
+    methods = {
+        problems.POWER: problems.power,
+        problems.PRINTED: problems.printed,
+        problems.FIVE: FAPS,
+    }
     found: dict[tuple[int, str], np.ndarray] = {}
     with jax.enable_x64(True):
         for condition in conditions:
-            values = arithmetic(features, condition)
-            found[condition, SSI] = alone(10, values, seeds, rounds, None).curve
+            values = problems.arithmetic(features, condition)
+            found[condition, problems.SSI] = problems.alone(10, values, seeds, rounds, None).curve
             for name, make in methods.items():
-                runs = together(make(10), values, sizes, seeds, rounds, None)
+                runs = problems.together(make(10), values, sizes, seeds, rounds, None)
                 found[condition, name] = runs.curve
     measured: dict[Labels, Any] = {}
     for (condition, name), curve in found.items():
@@ -57,12 +49,17 @@ def run(
             first = np.asarray(metrics.rounds_to_accuracy(curve, violation))
             measured[condition, name, _rounds(violation)] = np.where(first < 0, np.inf, first)
     for condition in conditions:
-        ours, theirs = (measured[condition, name, _rounds(_TO[-1])] for name in (PRINTED, POWER))
-        measured["claim", "", f"{PRINTED} takes fewer rounds, {condition}"] = ahead(ours, theirs, 0)
+        ours, theirs = (
+            measured[condition, name, _rounds(_TO[-1])]
+            for name in (problems.PRINTED, problems.POWER)
+        )
+        measured["claim", "", f"{problems.PRINTED} takes fewer rounds, {condition}"] = ahead(
+            ours, theirs, 0
+        )
     panels = {
-        (f"condition {condition}", "rounds", KKT): {
+        (f"condition {condition}", "rounds", problems.KKT): {
             name: (1 + np.arange(rounds), np.median(found[condition, name], axis=0))
-            for name in (SSI, *methods)
+            for name in (problems.SSI, *methods)
         }
         for condition in conditions
     }
@@ -70,8 +67,7 @@ def run(
         measured,
         notes=[
             f"Scaled: n = {features}, m = 3000 and 8 clients instead of 1000, 160000 and 128; "
-            f"{rounds} rounds. {SSI.capitalize()}: {len(starts_of(seeds))} starts; the others: "
-            f"{len(seeds)}.",
+            f"{rounds} rounds. {problems.started(seeds)}; the others: {len(seeds)}.",
         ],
         figures={"figure4": curves(panels, ("linear", "log"))},
         arrays={f"condition {c} | {name}": curve for (c, name), curve in found.items()},

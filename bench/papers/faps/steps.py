@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxfed import Clients, Personalized, metrics, rollout
+from jaxfed import Clients, Personalized, metrics
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
+from papers.exact import curve as curve_of
 from papers.exact import frame, waves
 from papers.faps._problems import FIVE, KKT, POWER, SSI
 from papers.report import Found, Labels
@@ -24,15 +25,8 @@ def problem() -> tuple[Float[np.ndarray, "m n d"], Float[np.ndarray, "d rank"]]:
     return samples, frame(12, RANK)
 
 
-@jax.jit
-def _curve(algorithm: Any, clients: Clients, start: Personalized) -> Float[Array, " rounds"]:
-    def measure(result):
-        return {"kkt": metrics.scaled_kkt_violation(clients.data.values, result.shared)}
-
-    return rollout(
-        algorithm, clients, rounds=ROUNDS, key=jax.random.key(0), warm_start=start,
-        metrics=measure,
-    ).history["kkt"]  # fmt: skip
+def _kkt(samples, result):
+    return metrics.scaled_kkt_violation(samples, result.shared)
 
 
 def run(seeds: Seeds) -> Found:
@@ -47,7 +41,9 @@ def run(seeds: Seeds) -> Found:
             (POWER, LocalPower(RANK, alignment="procrustes")),
             (FIVE, FAPS(RANK)),
         ):
-            curve = _curve(algorithm, clients, Personalized(jnp.asarray(start), None))
+            curve = curve_of(
+                algorithm, clients, Personalized(jnp.asarray(start), None), _kkt, ROUNDS
+            )
             for k in AT:
                 measured[name, f"{KKT} after {k} rounds"] = curve[k - 1]
     return Found(measured)

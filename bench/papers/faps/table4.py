@@ -7,22 +7,7 @@ import numpy as np
 
 import papers
 from jaxfed.pca import FAPS
-from papers.faps._problems import (
-    FIVE,
-    POWER,
-    PRINTED,
-    ROUNDS,
-    SSI,
-    TEN,
-    alone,
-    fewer,
-    geometric,
-    power,
-    printed,
-    put,
-    starts_of,
-    together,
-)
+from papers.faps import _problems as problems
 from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
@@ -33,32 +18,35 @@ def run(seeds: Seeds) -> Found:
     """Every method from the same starts."""
     measured: dict[Labels, Any] = {}
     with jax.enable_x64(True):
-        values = geometric(500, 1.01)
-        first = alone(10, values, seeds, 700)
-        put(measured, first, SSI)
+        values = problems.geometric(500, 1.01)
+        first = problems.alone(10, values, seeds, 700)
+        problems.put(measured, first, problems.SSI)
         for name, algorithm, rounds in (
-            (POWER, power(10), 700),
-            (PRINTED, printed(10), 600),
-            (FIVE, FAPS(10), 300),
-            (TEN, FAPS(10, local_steps=10), 200),
+            (problems.POWER, problems.power(10), 700),
+            (problems.PRINTED, problems.printed(10), 600),
+            (problems.FIVE, FAPS(10), 300),
+            (problems.TEN, FAPS(10, local_steps=10), 200),
         ):
-            runs = together(algorithm, values, _SIZES, seeds, rounds)
-            put(measured, runs, name, beside=first.rounds[: len(seeds)])
-    rounds = {name: np.asarray(measured[name, ROUNDS]) for name in (SSI, POWER, PRINTED)}
+            runs = problems.together(algorithm, values, _SIZES, seeds, rounds)
+            problems.put(measured, runs, name, beside=first.rounds[: len(seeds)])
+    rounds = {
+        name: np.asarray(measured[name, problems.ROUNDS])
+        for name in (problems.SSI, problems.POWER, problems.PRINTED)
+    }
     paper = papers.find("faps/table4").paper
     claimed = {
-        ("claim", f"{PRINTED} takes fewer rounds than {rival}, by"): fewer(
-            rounds[PRINTED],
+        ("claim", f"{problems.PRINTED} takes fewer rounds than {rival}, by"): problems.fewer(
+            rounds[problems.PRINTED],
             rounds[rival][: len(seeds)],
-            paper[PRINTED, ROUNDS],
-            paper[rival, ROUNDS],
+            paper[problems.PRINTED, problems.ROUNDS],
+            paper[rival, problems.ROUNDS],
         )
-        for rival in (SSI, POWER)
+        for rival in (problems.SSI, problems.POWER)
     }
     return Found(
         cells(measured, by="median") | claimed,
         notes=[
-            f"{SSI.capitalize()}: {len(starts_of(seeds))} starts; the others: {len(seeds)} draws "
-            "of data and start, where the reference has five.",
+            f"{problems.started(seeds)}; the others: {len(seeds)} draws of data and start, where "
+            "the reference has five.",
         ],
     )

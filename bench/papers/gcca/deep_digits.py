@@ -62,9 +62,12 @@ def run(
     }
     views = Views.from_arrays([x.astype(np.float32) for x in tables])
     algorithm = DeepMaxVar(
-        functools.partial(Perceptron, outputs=rank, hidden=tuple(hidden)), ADAM, rank=rank,
-        inner_epochs=inner_epochs, batch_size=batch_size,
-    )  # fmt: skip
+        functools.partial(Perceptron, outputs=rank, hidden=tuple(hidden)),
+        ADAM,
+        rank=rank,
+        inner_epochs=inner_epochs,
+        batch_size=batch_size,
+    )
     arrays: dict[str, Any] = {}
     embedded: dict[str, Any] = {f"a raw view, {NAMES[0]}": tables[0]}  # of the first seed
     for seed in seeds:
@@ -74,14 +77,18 @@ def run(
         for name, wire in CHANNELS.items():
             each = []  # round's accuracies
             solution = fit(
-                algorithm, views, rounds=rounds, key=jax.random.key(seed), channel=wire,
+                algorithm,
+                views,
+                rounds=rounds,
+                key=jax.random.key(seed),
+                channel=wire,
                 callbacks=[
                     lambda solution, each=each, seed=seed: each.append(
                         _accuracies(solution.result.shared * root, labels, seed)
                     )
                 ],
                 chunk_rounds=1,
-            )  # fmt: skip
+            )
             found[name] = each[-1]
             embedded.setdefault(name, np.asarray(solution.result.shared * root))
             # Upside down, and a round more for the start, which is not classified.

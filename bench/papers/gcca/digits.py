@@ -49,9 +49,14 @@ def _measure(views, labels, rank, bits, seeds, rounds, measured, arrays) -> None
     def run(solver: str, wire: channels.Channel, seed: int) -> tuple[Personalized, np.ndarray]:
         algorithm = MaxVar(rank, solver="exact" if solver == "exact" else "gradient")
         solution = fit(
-            algorithm, views, rounds=rounds, key=jax.random.key(seed), warm_start=start,
-            channel=wire, metrics=metrics,
-        )  # fmt: skip
+            algorithm,
+            views,
+            rounds=rounds,
+            key=jax.random.key(seed),
+            warm_start=start,
+            channel=wire,
+            metrics=metrics,
+        )
         costs = np.append(cost(views, *start.result), solution.history["cost"])
         return solution.result, costs
 

@@ -13,21 +13,7 @@ from jaxfed.gcca import DeepMaxVar, Views
 from jaxfed.linalg import polar
 from jaxfed.metrics import svm_accuracy
 from papers.drawing import curves as curves_drawn
-from papers.gcca._deep import (
-    BITS,
-    CHANNELS,
-    ENTITIES,
-    FULL,
-    PROGRAMS,
-    QUANTIZED,
-    RANK,
-    TEXT,
-    algorithm_of,
-    entities_at,
-    represented,
-    scaled,
-    views_of,
-)
+from papers.gcca import _deep as deep
 from papers.gcca._linear import saved
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
@@ -40,20 +26,20 @@ ROUNDS = 50
 
 def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = ROUNDS) -> Found:
     """Learn with both channels and both scales of the networks' outputs."""
-    entities = entities_at(scale)
+    entities = deep.entities_at(scale)
     measured: dict[Labels, list[float]] = {}
     curves: dict[str, list[Any]] = {}
     per_variable: dict[str, Any] = {}
     for seed in seeds:
         train, test, key = jax.random.split(jax.random.key(seed), 3)
-        views = views_of(nonlinear_views_synthetic(train, entities=entities))
+        views = deep.views_of(nonlinear_views_synthetic(train, entities=entities))
         others = nonlinear_views_synthetic(test, entities=CLASSIFIED)
-        for scaling in (TEXT, PROGRAMS):
+        for scaling in (deep.TEXT, deep.PROGRAMS):
             at = {}
-            for name, wire in CHANNELS.items():
-                algorithm = algorithm_of(entities, scaling)
+            for name, wire in deep.CHANNELS.items():
+                algorithm = deep.algorithm_of(entities, scaling)
                 start = _first(algorithm, views, key)
-                if scaling == PROGRAMS:
+                if scaling == deep.PROGRAMS:
                     drawn = jax.random.normal(jax.random.fold_in(key, 1), start.shared.shape)
                     start = start._replace(shared=polar(drawn))
                 accuracies, solution = _learning(algorithm, views, others, start, key, wire, rounds)
@@ -66,21 +52,21 @@ def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = ROUNDS) -> Found:
                 curves.setdefault(f"{name}, {scaling}", []).append(accuracies)
                 up, down = (solution.history[f"bits_{way}"] for way in ("up", "down"))
                 # Before the rounds one message travels each way, through the same channel.
-                per_variable[name] = np.append(down[0], up) / (entities * RANK)
-            ratio = saved(at[QUANTIZED], at[FULL], BITS)
-            measured.setdefault((scaling, QUANTIZED, RATIO), []).append(ratio)
-            share = float(per_variable[QUANTIZED][-1] / per_variable[FULL][-1])
-            measured.setdefault((scaling, QUANTIZED, SHARE), []).append(share)
+                per_variable[name] = np.append(down[0], up) / (entities * deep.RANK)
+            ratio = saved(at[deep.QUANTIZED], at[deep.FULL], deep.BITS)
+            measured.setdefault((scaling, deep.QUANTIZED, RATIO), []).append(ratio)
+            share = float(per_variable[deep.QUANTIZED][-1] / per_variable[deep.FULL][-1])
+            measured.setdefault((scaling, deep.QUANTIZED, SHARE), []).append(share)
     means = {name: np.mean(values, axis=0) for name, values in curves.items()}
     positions = 1 + np.arange(rounds + 1)
     for (scaling, *others), values in measured.items():
-        if scaling == PROGRAMS and others[-1] != SHARE and entities < ENTITIES:
+        if scaling == deep.PROGRAMS and others[-1] != SHARE and entities < deep.ENTITIES:
             reason = "nothing is published of fewer entities"
             measured[scaling, *others] = Cell(values, incomparable=reason)
     return Found(
         measured,
         notes=[
-            *scaled(entities, rounds),
+            *deep.scaled(entities, rounds),
             f"{CLASSIFIED} entities that nothing was learned from, half of them to learn the "
             "classifier from. The paper averages ten trials and draws its curves.",
         ],
@@ -126,10 +112,10 @@ def _learning(
     rounds: int,
 ) -> tuple[list[float], Solution]:
     """The classifier's accuracies at the start and after each round, and the run."""
-    validation, labels, half = views_of(others), np.asarray(others.labels), CLASSIFIED // 2
+    validation, labels, half = deep.views_of(others), np.asarray(others.labels), CLASSIFIED // 2
 
     def accuracy(local: Any) -> float:
-        rows = represented(algorithm, local, validation) * CLASSIFIED**0.5
+        rows = deep.represented(algorithm, local, validation) * CLASSIFIED**0.5
         return svm_accuracy(rows[:half], labels[:half], rows[half:], labels[half:])
 
     accuracies = [accuracy(start.local)]
@@ -138,9 +124,15 @@ def _learning(
         accuracies.append(accuracy(solution.result.local))
 
     solution = fit(
-        algorithm, views, rounds=rounds, key=key, channel=wire, warm_start=start,
-        callbacks=[note], chunk_rounds=1,
-    )  # fmt: skip
+        algorithm,
+        views,
+        rounds=rounds,
+        key=key,
+        channel=wire,
+        warm_start=start,
+        callbacks=[note],
+        chunk_rounds=1,
+    )
     return accuracies, solution
 
 

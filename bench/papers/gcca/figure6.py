@@ -3,12 +3,11 @@
 from itertools import pairwise
 from typing import Any
 
-import jax
 import numpy as np
 
 import papers
 from papers.drawing import curves as curves_drawn
-from papers.gcca._linear import costs_of, drawn_views, least_of, processor_time, warm
+from papers.gcca._linear import costs_of, drawn, least_of, processor_time
 from papers.report import Found, Labels, ahead, at_most, cells, claim
 from papers.runs import Seeds
 
@@ -21,10 +20,8 @@ def run(seeds: Seeds, *, draws: int = 10, rounds: int = 1000) -> Found:
     measured: dict[Labels, Any] = {}
     seconds: dict[Labels, Any] = {}
     curves: dict[int, list[Any]] = {}
-    for seed in seeds:
-        keys = jax.random.split(jax.random.key(seed), draws)
-        views = drawn_views(keys)
-        least, start = float(np.mean(least_of(views))), warm(views)
+    for keys, views, start in drawn(seeds, draws):
+        least = float(np.mean(least_of(views)))
         for batch in BATCHES:
             whole = None if batch == 500 else batch
             mean = costs_of(views, start, keys, 3, batch=whole, rounds=rounds).mean(0)

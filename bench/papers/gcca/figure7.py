@@ -6,21 +6,13 @@ import jax
 import numpy as np
 
 from papers.drawing import curves as curves_drawn
-from papers.gcca._linear import (
-    FULL,
-    costs_of,
-    drawn_views,
-    least_of,
-    position_at,
-    processor_time,
-    warm,
-)
+from papers.gcca import _linear as linear
 from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
 SECONDS, GROWN = "processor time of a round / full precision's", "the same / that of 10 views"
 GAP = "largest relative gap of any round"
-_FULL, _COARSE = f"{FULL}, rounds to 1.5x", "3 bits, rounds to 1.5x"
+_FULL, _COARSE = f"{linear.FULL}, rounds to 1.5x", "3 bits, rounds to 1.5x"
 NUMBERS = (10, 50, 100)  # of views
 
 
@@ -33,24 +25,24 @@ def run(seeds: Seeds, *, draws: int = 17, rounds: int = 200) -> Found:
         keys = jax.random.split(jax.random.key(seed), draws)
         first = 0.0
         for number in NUMBERS:
-            views = drawn_views(keys, views=number)
-            least, start = least_of(views), warm(views)
-            exact = costs_of(views, start, keys, batch=None, rounds=rounds)
-            quantized = costs_of(views, start, keys, 3, batch=None, rounds=rounds)
+            views = linear.drawn_views(keys, views=number)
+            least, start = linear.least_of(views), linear.warm(views)
+            exact = linear.costs_of(views, start, keys, batch=None, rounds=rounds)
+            quantized = linear.costs_of(views, start, keys, 3, batch=None, rounds=rounds)
             ours, theirs = quantized.mean(0), exact.mean(0)
             for label, value in (
                 (GAP, np.max(np.abs(ours - theirs) / theirs)),
-                (_FULL, position_at(exact, least, 1.5)),
-                (_COARSE, position_at(quantized, least, 1.5)),
+                (_FULL, linear.position_at(exact, least, 1.5)),
+                (_COARSE, linear.position_at(quantized, least, 1.5)),
             ):
                 measured.setdefault((number, label), []).append(value)
             theirs, ours = (
-                processor_time(views, start, keys, bits, batch=None) for bits in (None, 3)
+                linear.processor_time(views, start, keys, bits, batch=None) for bits in (None, 3)
             )
             first = first or ours
             panel = panels.setdefault((f"{number} views", "processor time, s", "cost"), {})
             for name, cost, spent in (
-                (FULL, exact.mean(0), theirs),
+                (linear.FULL, exact.mean(0), theirs),
                 ("3 bits", quantized.mean(0), ours),
             ):
                 panel.setdefault(name, (np.arange(1, rounds + 2) * spent / draws, cost))

@@ -1,8 +1,6 @@
 """Sparse views, scaled down: cost by bits."""
 
-import jax
-
-from papers.gcca._linear import VIEW_RANK, costs_of, drawn_views, first_at, saved, warm
+from papers.gcca._linear import VIEW_RANK, costs_of, drawn, first_at, saved
 from papers.report import Found, Labels
 from papers.runs import Seeds
 
@@ -15,13 +13,8 @@ def run(seeds: Seeds, *, draws: int = 2, rounds: int = 100, reduction: int = 10)
     entities, features, latent = 50_000 // (2 * reduction), 2000 // reduction, 200 // reduction
     # As many entries of each row of Z and of A as in the large setting.
     densities = (min(1.0, 0.01 * reduction), min(1.0, 5e-4 * reduction), min(1.0, 1e-3 * reduction))
-    for seed in seeds:
-        keys = jax.random.split(jax.random.key(seed), draws)
-        views = drawn_views(
-            keys, entities=entities, features=features, latent=latent, noise=0.1,
-            densities=densities,
-        )  # fmt: skip
-        start = warm(views)
+    setting = {"entities": entities, "features": features, "latent": latent}
+    for keys, views, start in drawn(seeds, draws, noise=0.1, densities=densities, **setting):
         means = {
             bits: costs_of(views, start, keys, bits, batch=entities // 10, rounds=rounds).mean(0)
             for bits in (None, 3, 4, 5)

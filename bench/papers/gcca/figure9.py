@@ -121,9 +121,15 @@ def _learning(
     start = fit(first, views, rounds=1, key=key)
     maps = [start.result.local]
     solution = fit(
-        algorithm, views, rounds=rounds, key=key, warm_start=start, channel=wire_of(bits),
+        algorithm,
+        views,
+        rounds=rounds,
+        key=key,
+        warm_start=start,
+        channel=wire_of(bits),
         metrics=lambda result: {"cost": cost(views, *result)},
-        callbacks=[lambda solution: maps.append(solution.result.local)], chunk_rounds=1,
-    )  # fmt: skip
+        callbacks=[lambda solution: maps.append(solution.result.local)],
+        chunk_rounds=1,
+    )
     costs = np.append(cost(views, *start.result), solution.history["cost"])
     return costs, np.array([alignment(others, np.asarray(local)) for local in maps])

@@ -72,9 +72,16 @@ def drawn(key, variance, *, size=None, count=None, **law) -> tuple[HierarchicalD
 
 
 def errors(
-    *, prior_variance, seed, samples=None, clients=None, law, names, solver="eigenvectors",
+    *,
+    prior_variance,
+    seed,
+    samples=None,
+    clients=None,
+    law,
+    names,
+    solver="eigenvectors",
     rounds=30,
-):  # fmt: skip
+):
     """Errors of every method in `names`, at one point of a grid."""
     key = jax.random.key(seed)
     data, given = drawn(key, prior_variance, size=clients, count=samples, **law)

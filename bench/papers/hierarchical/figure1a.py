@@ -10,17 +10,7 @@ import papers
 from jaxfed import Algorithm
 from jaxfed.data import HierarchicalData
 from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
-from papers.hierarchical._laws import (
-    GLOBAL,
-    LOCAL,
-    NOISE,
-    OURS,
-    PRINTED,
-    at_least_half,
-    curves_of,
-    margins,
-    picture,
-)
+from papers.hierarchical import _laws as laws
 from papers.hierarchical._rounds import over_rounds, settled
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
@@ -29,7 +19,7 @@ VARIANCES = (0.04, 0.2)
 
 
 def _precision(samples: int) -> float:
-    return samples / (NOISE * (1 + NOISE))
+    return samples / (laws.NOISE * (1 + laws.NOISE))
 
 
 def _printed_methods(data: HierarchicalData, variance) -> dict[str, Algorithm]:
@@ -38,17 +28,17 @@ def _printed_methods(data: HierarchicalData, variance) -> dict[str, Algorithm]:
     c = _precision(n)
     largest = jnp.linalg.eigvalsh(data.samples @ jnp.swapaxes(data.samples, 1, 2)).max() / n
     pooled = jnp.einsum("mnd,mne->de", data.samples, data.samples) / (n * len(data.samples))
-    make = partial(HierarchicalPCA, 10, NOISE, variance, start="random", align=False)
-    shared = partial(GlobalProbabilisticPCA, 10, NOISE, start="random")
+    make = partial(HierarchicalPCA, 10, laws.NOISE, variance, start="random", align=False)
+    shared = partial(GlobalProbabilisticPCA, 10, laws.NOISE, start="random")
     step = 1 / (c * largest + 1 / variance)
     own = 1 / (c * largest)
     everybody = 1 / (c * jnp.linalg.eigvalsh(pooled)[-1])
     return {
-        LOCAL: LocalProbabilisticPCA(10, NOISE, step_size=own),
-        GLOBAL: shared(step_size=everybody),
-        f"{GLOBAL}, local's step": shared(step_size=own),
-        OURS: make(step_size=step),
-        PRINTED: make(step_size=step, likelihood="half"),
+        laws.LOCAL: LocalProbabilisticPCA(10, laws.NOISE, step_size=own),
+        laws.GLOBAL: shared(step_size=everybody),
+        f"{laws.GLOBAL}, local's step": shared(step_size=own),
+        laws.OURS: make(step_size=step),
+        laws.PRINTED: make(step_size=step, likelihood="half"),
     }
 
 
@@ -71,25 +61,27 @@ def run(seeds: Seeds) -> Found:
             measured[variance, name, "rounds"] = Cell(rounds, by="median")
         ends = {name: c[:, -1] for name, c in curves.items()}
         lengths = {name: np.asarray(measured[variance, name, "rounds"].measured) for name in curves}
-        local, everybody, ours = (known[variance, n, "error"] for n in (LOCAL, GLOBAL, OURS))
-        slower = known[variance, OURS, "rounds"] - known[variance, LOCAL, "rounds"]
+        local, everybody, ours = (
+            known[variance, n, "error"] for n in (laws.LOCAL, laws.GLOBAL, laws.OURS)
+        )
+        slower = known[variance, laws.OURS, "rounds"] - known[variance, laws.LOCAL, "rounds"]
         statements |= {
             f"{variance}: personalized best by": (
-                margins({name: end[None] for name, end in ends.items()}),
-                at_least_half(min(local, everybody) - ours),
+                laws.margins({name: end[None] for name, end in ends.items()}),
+                laws.at_least_half(min(local, everybody) - ours),
             ),
             f"{variance}: local worst by": (
-                ends[LOCAL] - ends[GLOBAL],
-                at_least_half(local - everybody),
+                ends[laws.LOCAL] - ends[laws.GLOBAL],
+                laws.at_least_half(local - everybody),
             ),
             f"{variance}: personalized slower than local by": (
-                lengths[OURS] - lengths[LOCAL],
-                at_least_half(slower),
+                lengths[laws.OURS] - lengths[laws.LOCAL],
+                laws.at_least_half(slower),
             ),
         }
     return Found(
         measured,
         claims=statements,
-        figures={"figure1a": picture(panels, "round")},
-        arrays=curves_of(panels),
+        figures={"figure1a": laws.picture(panels, "round")},
+        arrays=laws.curves_of(panels),
     )

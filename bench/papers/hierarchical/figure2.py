@@ -11,14 +11,7 @@ import papers
 from jaxfed import Algorithm
 from jaxfed.data import HierarchicalData
 from jaxfed.pca import HierarchicalPCA
-from papers.hierarchical._laws import (
-    NOISE,
-    OURS,
-    at_least_half,
-    curves_of,
-    least,
-    picture,
-)
+from papers.hierarchical import _laws as laws
 from papers.hierarchical._rounds import KINDS, over_rounds, settled
 from papers.report import Found, Labels, at_least
 from papers.runs import Seeds
@@ -29,14 +22,14 @@ VARIANCES, AT = (0.01, 0.1, 1.0), (10, 50, 400)  # and the rounds that are compa
 def _one_assumed(data: HierarchicalData, variance) -> dict[str, Algorithm]:
     del data
     step = jnp.where(variance < 0.05, 0.005, 0.01)
-    make = partial(HierarchicalPCA, 10, NOISE, start="random", align=False)
-    return {OURS: make(variance, step_size=step, global_step_size=step)}
+    make = partial(HierarchicalPCA, 10, laws.NOISE, start="random", align=False)
+    return {laws.OURS: make(variance, step_size=step, global_step_size=step)}
 
 
 def _two_assumed(data: HierarchicalData, variance) -> dict[str, Algorithm]:
     """Two assumed variances on the same data."""
     del data, variance
-    make = partial(HierarchicalPCA, 10, NOISE, solver="eigenvectors")
+    make = partial(HierarchicalPCA, 10, laws.NOISE, solver="eigenvectors")
     return {"0.01": make(0.01, likelihood="half"), "1": make(1.0, likelihood="half")}
 
 
@@ -48,7 +41,7 @@ def run(seeds: Seeds) -> Found:
     measured: dict[Labels, Any] = {}
     panels = {}
     for kind in reversed(KINDS):
-        ours = found[OURS].sel(kind=kind)
+        ours = found[laws.OURS].sel(kind=kind)
         lines = {f"{v:g}": ours.sel(prior_variance=v, drop=True) for v in variances}
         panels[kind] = Dataset(lines)
     ends: dict[str, list[Any]] = {"train": [], "test": [], "rounds": []}
@@ -69,10 +62,13 @@ def run(seeds: Seeds) -> Found:
     train, test = (np.diff([known[v, 400, kind] for v in variances]) for kind in ("train", "test"))
     statements = {
         "a larger variance trains to a smaller error: least fall": (
-            least(-rises["train"]),
-            at_least_half(*-train),
+            laws.least(-rises["train"]),
+            laws.at_least_half(*-train),
         ),
-        "a larger variance tests worse: least rise": (least(rises["test"]), at_least_half(*test)),
+        "a larger variance tests worse: least rise": (
+            laws.least(rises["test"]),
+            laws.at_least_half(*test),
+        ),
         # From 0.1 to 1 the reference's rounds are the same.
         "a larger variance is faster, 0.1 against 0.01: fall of rounds": (
             -rises["rounds"][0],
@@ -80,7 +76,7 @@ def run(seeds: Seeds) -> Found:
         ),
         "on one law of variance 0.2 the order of test errors is the other: 0.01 less 1": (
             other["0.01"] - other["1"],
-            at_least_half(
+            laws.at_least_half(
                 known["0.2, assumed 0.01", 400, "test"] - known["0.2, assumed 1", 400, "test"]
             ),
         ),
@@ -90,6 +86,6 @@ def run(seeds: Seeds) -> Found:
     return Found(
         measured,
         claims=statements,
-        figures={"figure2": picture(panels, "round", "linear")},
-        arrays=curves_of(panels),
+        figures={"figure2": laws.picture(panels, "round", "linear")},
+        arrays=laws.curves_of(panels),
     )

@@ -5,30 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from papers.hierarchical._laws import (
-    GLOBAL,
-    LOCAL,
-    OURS,
-    PRINTED,
-    READINGS,
-    TOLERANCE,
-    at_least_half,
-    by_method,
-    curves_of,
-    errors,
-    least,
-    margins,
-    picture,
-    reference_of,
-    swept,
-    values_of,
-)
+from papers.hierarchical import _laws as laws
 from papers.report import Found, Interval, Labels, at_least, at_most
 from papers.runs import Seeds
 
 SAMPLES = (5, 10, 20, 40, 80, 160)
 CLIENTS = (3, 5, 10, 20, 50, 100, 200)
-METHODS = (LOCAL, GLOBAL, OURS)
+METHODS = (laws.LOCAL, laws.GLOBAL, laws.OURS)
 
 Values = Mapping[str, np.ndarray]
 Claims = dict[str, tuple[Any, Interval]]
@@ -38,51 +21,56 @@ def samples(seeds: Seeds) -> Found:
     """Figure 1(c): both readings, all numbers of samples and seeds."""
 
     def claims(reading: str, values: Values) -> Claims:
-        known = reference_of("hierarchical/figure1c", SAMPLES, METHODS, reading)
-        apart, apart_known = (v[GLOBAL] - v[LOCAL] for v in (values, known))
+        known = laws.reference_of("hierarchical/figure1c", SAMPLES, METHODS, reading)
+        apart, apart_known = (v[laws.GLOBAL] - v[laws.LOCAL] for v in (values, known))
         return {
             "personalized smallest: least margin": (
-                least(margins(values)),
-                at_least_half(*(np.minimum(known[LOCAL], known[GLOBAL]) - known[OURS])),
+                laws.least(laws.margins(values)),
+                laws.at_least_half(
+                    *(np.minimum(known[laws.LOCAL], known[laws.GLOBAL]) - known[laws.OURS])
+                ),
             ),
             "local beats global at the most samples by": (
                 apart[-1],
-                at_least_half(apart_known[-1]),
+                laws.at_least_half(apart_known[-1]),
             ),
             "global beats local at the fewest samples by": (
                 -apart[0],
-                at_least_half(-apart_known[0]),
+                laws.at_least_half(-apart_known[0]),
             ),
             "global does not reach the truth: it ends at": (
-                values[GLOBAL][-1],
-                at_least(1 + (known[GLOBAL][-1] - 1) / 2),
+                values[laws.GLOBAL][-1],
+                at_least(1 + (known[laws.GLOBAL][-1] - 1) / 2),
             ),
         }
 
     law = {"clients": 100, "samples": max(SAMPLES)}
-    names = (*METHODS, PRINTED)
+    names = (*METHODS, laws.PRINTED)
     return _both_readings(seeds, "figure1c", {"samples": SAMPLES}, law, names, claims)
 
 
 def clients(seeds: Seeds) -> Found:
     """Figure 1(d): both readings, all numbers of clients and seeds."""
-    known = reference_of("hierarchical/figure1d", CLIENTS, METHODS, "standard deviation")
+    known = laws.reference_of("hierarchical/figure1d", CLIENTS, METHODS, "standard deviation")
 
     def claims(reading: str, values: Values) -> Claims:
         del reading
         return {
             "personalized smallest: least margin": (
-                least(margins(values)),
-                at_least_half(*(known[GLOBAL] - known[OURS])),
+                laws.least(laws.margins(values)),
+                laws.at_least_half(*(known[laws.GLOBAL] - known[laws.OURS])),
             ),
-            "local does not change: by": (np.ptp(values[LOCAL].mean(1)), at_most(TOLERANCE)),
+            "local does not change: by": (
+                np.ptp(values[laws.LOCAL].mean(1)),
+                at_most(laws.TOLERANCE),
+            ),
             "global falls by": (
-                values[GLOBAL][0] - values[GLOBAL][-1],
-                at_least_half(known[GLOBAL][0] - known[GLOBAL][-1]),
+                values[laws.GLOBAL][0] - values[laws.GLOBAL][-1],
+                laws.at_least_half(known[laws.GLOBAL][0] - known[laws.GLOBAL][-1]),
             ),
             "personalized falls by": (
-                values[OURS][0] - values[OURS][-1],
-                at_least_half(known[OURS][0] - known[OURS][-1]),
+                values[laws.OURS][0] - values[laws.OURS][-1],
+                laws.at_least_half(known[laws.OURS][0] - known[laws.OURS][-1]),
             ),
         }
 
@@ -110,10 +98,10 @@ def _both_readings(
     """
     measured: dict[Labels, Any] = {}
     statements, panels = {}, {}
-    for reading, variance in READINGS.items():
+    for reading, variance in laws.READINGS.items():
         literal = reading == "variance"
-        found = swept(
-            errors,
+        found = laws.swept(
+            laws.errors,
             {name: list(places) for name, places in axis.items()}
             | {"seed": list(seeds.first(1) if literal else seeds)},
             prior_variance=variance,
@@ -122,13 +110,13 @@ def _both_readings(
             rounds=100,
             names=names[:3] if literal else names,
         )
-        measured |= by_method(found, reading)
+        measured |= laws.by_method(found, reading)
         panels[f"0.1 is the {reading}"] = found
-        of_reading = claims(reading, values_of(found))
+        of_reading = claims(reading, laws.values_of(found))
         statements |= {f"{reading}: {text}": given for text, given in of_reading.items()}
     return Found(
         measured,
         claims=statements,
-        figures={figure: picture(panels, *axis)},
-        arrays=curves_of(panels),
+        figures={figure: laws.picture(panels, *axis)},
+        arrays=laws.curves_of(panels),
     )

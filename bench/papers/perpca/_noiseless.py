@@ -97,9 +97,15 @@ def descend(
     algorithm = pca.PerPCA(shared.shape[-1], local_rank, step_size=0.1)
     clients = jax.vmap(lambda p: p.clients)(problem)
     return runs(
-        algorithm, clients, keys, rounds, Personalized(shared, local), given=problem,
-        measure=None if every is None else Partial(Problem.errors), every=every or 1,
-    )  # fmt: skip
+        algorithm,
+        clients,
+        keys,
+        rounds,
+        Personalized(shared, local),
+        given=problem,
+        measure=None if every is None else Partial(Problem.errors),
+        every=every or 1,
+    )
 
 
 def repeated(tree: Any, times: int) -> Any:

@@ -60,9 +60,12 @@ def moments(
 def _distance(theta: Float[Array, ""], gap: Float[Array, ""]) -> Float[Array, ""]:
     s, shared, local = moments(theta, gap)
     solution = rollout(
-        PerPCA(1, 1, step_size=STEP), Clients.from_moments(s), rounds=ROUNDS,
-        key=jax.random.key(0), warm_start=Personalized(shared, local),
-    )  # fmt: skip
+        PerPCA(1, 1, step_size=STEP),
+        Clients.from_moments(s),
+        rounds=ROUNDS,
+        key=jax.random.key(0),
+        warm_start=Personalized(shared, local),
+    )
     return metrics.projector_distance(solution.result.shared, shared) / SIZE**2
 
 

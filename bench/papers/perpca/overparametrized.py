@@ -8,23 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed.linalg import orthonormalize
-from papers.perpca._noiseless import (
-    EXTRA,
-    FALLEN,
-    FALLS,
-    LINEARLY,
-    STAYED,
-    aligned,
-    decades,
-    decades_drawn,
-    descend,
-    noiseless,
-    rank_name,
-    repeated,
-    spectrum,
-    split,
-    worst,
-)
+from papers.perpca import _noiseless as noiseless
 from papers.perpca._synthetic import gaussian
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
@@ -38,25 +22,32 @@ def local_components(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> Fo
     curves: dict[str, dict[str, np.ndarray]] = {}
     with jax.enable_x64(True):
         data_keys, keys = seeds.split(2)
-        problem, keys = repeated(noiseless(data_keys), starts), split(keys, starts)
-        shared = aligned(problem, keys, 0.35)
-        for extra in EXTRA:
-            solution = descend(problem, shared, keys, 1 + extra, rounds=rounds, every=EVERY)
-            curves[rank_name("r2", extra)] = decades(solution, EVERY)
+        problem, keys = (
+            noiseless.repeated(noiseless.noiseless(data_keys), starts),
+            noiseless.split(keys, starts),
+        )
+        shared = noiseless.aligned(problem, keys, 0.35)
+        for extra in noiseless.EXTRA:
+            solution = noiseless.descend(
+                problem, shared, keys, 1 + extra, rounds=rounds, every=EVERY
+            )
+            curves[noiseless.rank_name("r2", extra)] = noiseless.decades(solution, EVERY)
     measured: dict[Labels, Any] = {}
-    for extra in EXTRA:
-        rank = rank_name("r2", extra)
+    for extra in noiseless.EXTRA:
+        rank = noiseless.rank_name("r2", extra)
         for name, values in curves[rank].items():
             last = values[:, -1]
             if name == "reconstruction":
-                measured[rank, f"log10 {name} error"] = worst(last, len(seeds), FALLS, LINEARLY)
+                measured[rank, f"log10 {name} error"] = noiseless.worst(
+                    last, len(seeds), noiseless.FALLS, noiseless.LINEARLY
+                )
             else:
-                does = last < FALLEN if extra <= MOST else last > STAYED
+                does = last < noiseless.FALLEN if extra <= MOST else last > noiseless.STAYED
                 measured[rank, _quantity(name, extra)] = does.reshape(len(seeds), -1).mean(1)
     note = (
         f"Noiseless, step size 0.1, after {rounds} rounds, {starts} random starts per seed at "
         "cosine 0.35 with the true shared component (see perpca/table3). An error has fallen "
-        f"if it is below 1e{FALLEN} and stays if it is above 1e{STAYED}."
+        f"if it is below 1e{noiseless.FALLEN} and stays if it is above 1e{noiseless.STAYED}."
     )
     return _reported("figure7", measured, curves, note)
 
@@ -67,9 +58,11 @@ def shared_components(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> F
     measured: dict[Labels, Any] = {}
     with jax.enable_x64(True):
         data_keys, keys = seeds.split(2)
-        keys = split(keys, starts)
-        window = repeated(noiseless(data_keys), starts)
-        random = repeated(noiseless(data_keys, local="random", window=None), starts)
+        keys = noiseless.split(keys, starts)
+        window = noiseless.repeated(noiseless.noiseless(data_keys), starts)
+        random = noiseless.repeated(
+            noiseless.noiseless(data_keys, local="random", window=None), starts
+        )
         both, run_keys = jax.tree.map(
             lambda *leaves: jnp.concatenate(leaves), (window, keys), (random, keys)
         )
@@ -78,17 +71,19 @@ def shared_components(seeds: Seeds, *, rounds: int = 1000, starts: int = 3) -> F
             # Not by the keys of the local components, whose first one would be the same.
             own = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
             drawn = gaussian(own, *window.shared.shape[1:2], 1 + extra, dtype=jnp.float64)
-            shared = [jax.vmap(orthonormalize)(drawn), spectrum(random, keys, 1 + extra)]
-            solution = descend(
+            shared = [jax.vmap(orthonormalize)(drawn), noiseless.spectrum(random, keys, 1 + extra)]
+            solution = noiseless.descend(
                 both, jnp.concatenate(shared), run_keys, 1, rounds=rounds, every=EVERY
             )
-            rank, errors = rank_name("r1", extra), decades(solution, EVERY)
+            rank, errors = noiseless.rank_name("r1", extra), noiseless.decades(solution, EVERY)
             curves[rank] = {name: v[places["random"]] for name, v in errors.items()}
             for start, place in places.items():
                 for name, values in errors.items():
                     last = values[place, -1]
                     if name == "reconstruction" or not extra:
-                        cell = worst(last, len(seeds), FALLS, LINEARLY)
+                        cell = noiseless.worst(
+                            last, len(seeds), noiseless.FALLS, noiseless.LINEARLY
+                        )
                         measured[start, rank, f"log10 {name} error"] = cell
                     else:
                         measured[start, rank, f"{name} error"] = Cell(10**last, by="median")
@@ -110,7 +105,7 @@ def _reported(
     return Found(
         measured,
         notes=[note],
-        figures={figure: decades_drawn(curves, EVERY)},
+        figures={figure: noiseless.decades_drawn(curves, EVERY)},
         arrays={f"{rank} {name}": v for rank, c in curves.items() for name, v in c.items()},
     )
 

@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from jaxfed import Clients, Personalized, metrics, rollout
 from jaxfed.pca import OneShot, PerPCA
+from papers.exact import curve as curve_of
 from papers.exact import frame, waves
 from papers.report import Found, Labels
 from papers.runs import Seeds
@@ -26,15 +27,8 @@ def problem() -> tuple[
     return waves(4, 15, 8), frame(8, SHARED), waves(5, 8, LOCAL)[1:]
 
 
-@jax.jit
-def _curve(algorithm: Any, clients: Clients, start: Personalized) -> Float[Array, " rounds"]:
-    def measure(result):
-        return {"error": metrics.reconstruction_error(clients.data.values, *result)}
-
-    return rollout(
-        algorithm, clients, rounds=AT[-1], key=jax.random.key(0), warm_start=start,
-        metrics=measure,
-    ).history["error"]  # fmt: skip
+def _error(samples, result):
+    return metrics.reconstruction_error(samples, *result)
 
 
 def run(seeds: Seeds) -> Found:
@@ -46,7 +40,7 @@ def run(seeds: Seeds) -> Found:
         clients = Clients.from_samples(samples)
         for variant in ("tangent", "polar"):
             algorithm = PerPCA(SHARED, LOCAL, step_size=STEP, variant=variant)
-            curve = _curve(algorithm, clients, Personalized(shared, local))
+            curve = curve_of(algorithm, clients, Personalized(shared, local), _error, AT[-1])
             for k in AT:
                 measured[f"PerPCA, {variant}", f"{ERROR} after {k} rounds"] = curve[k - 1]
         for method in ("projector", "spectrum", "local_first"):

@@ -9,17 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import metrics
-from papers.perpca._noiseless import (
-    EXTRA,
-    Problem,
-    aligned,
-    descend,
-    noiseless,
-    rank_name,
-    repeated,
-    spectrum,
-    split,
-)
+from papers.perpca import _noiseless as noiseless
 from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
@@ -32,28 +22,31 @@ def run(seeds: Seeds, *, rounds: int = 500) -> Found:
     collapsed: dict[Labels, Any] = {}
     with jax.enable_x64(True):
         data_keys, keys = seeds.split(2)
-        window, random = noiseless(data_keys), noiseless(data_keys, local="random", window=None)
+        window, random = (
+            noiseless.noiseless(data_keys),
+            noiseless.noiseless(data_keys, local="random", window=None),
+        )
         # Start: problem, runs per seed, shared components for given keys.
-        starts: dict[str, tuple[Problem, int, Callable]] = {
-            f"cosine {cosine}": (window, times, partial(aligned, cosine=cosine))
+        starts: dict[str, tuple[noiseless.Problem, int, Callable]] = {
+            f"cosine {cosine}": (window, times, partial(noiseless.aligned, cosine=cosine))
             for cosine, times in ((0.1, 3), (0.35, 10), (0.6, 3))
         }
-        starts["random"] = window, 10, partial(aligned, cosine=None)
-        starts["spectrum"] = random, 3, partial(spectrum, shared_rank=1)
+        starts["random"] = window, 10, partial(noiseless.aligned, cosine=None)
+        starts["spectrum"] = random, 3, partial(noiseless.spectrum, shared_rank=1)
         parts, shared, places = [], [], {}
         for name, (problem, times, start) in starts.items():
             first = sum(map(len, shared))
-            parts.append(repeated(problem, times))
-            shared.append(start(parts[-1], split(keys, times)))
+            parts.append(noiseless.repeated(problem, times))
+            shared.append(start(parts[-1], noiseless.split(keys, times)))
             places[name] = slice(first, first + len(seeds) * times)
         # All starts side by side: one compilation per rank.
         problems = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         shared = jnp.concatenate(shared)
         run_keys = jax.random.split(jax.random.key(seeds.at(len(seeds))), len(shared))
-        for extra in EXTRA:
-            result = descend(problems, shared, run_keys, 1 + extra, rounds=rounds).result
+        for extra in noiseless.EXTRA:
+            result = noiseless.descend(problems, shared, run_keys, 1 + extra, rounds=rounds).result
             theta = np.asarray(jax.vmap(metrics.misalignment)(result.local))
-            rank = rank_name("r2", extra)
+            rank = noiseless.rank_name("r2", extra)
             for name, place in places.items():
                 measured[name, rank] = theta[place]
             gone = theta[places["random"]].reshape(len(seeds), -1) < 0.01

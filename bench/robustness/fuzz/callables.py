@@ -18,11 +18,29 @@ from .given import given
 from .kinds import Kind
 
 ROOMS = [
-    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators, jf.gcca,
-    jf.generative, jf.linalg, jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel,
-    jf.metrics, jf.models, jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.report,
+    jf,
+    jf.adjoint,
+    jf.backend,
+    jf.channel,
+    jf.data,
+    jf.deploy.flower,
+    jf.estimators,
+    jf.gcca,
+    jf.generative,
+    jf.linalg,
+    jf.manifolds,
+    jf.manifolds.grassmann,
+    jf.manifolds.stiefel,
+    jf.metrics,
+    jf.models,
+    jf.nn,
+    jf.participation,
+    jf.pca,
+    jf.plot,
+    jf.privacy,
+    jf.report,
     jf.testing,
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

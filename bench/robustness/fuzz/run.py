@@ -21,6 +21,7 @@ from beartype.door import is_bearable
 from beartype.roar import BeartypeCallHintForwardRefException
 
 import jaxfed as jf
+from bench import common
 
 from .callables import Target, targets
 from .files import written
@@ -130,6 +131,8 @@ def _of_another_type(target: Target, parameter: str, value: Any) -> bool:
         return not all(is_bearable(value, annotation) for _ in range(8))
     except BeartypeCallHintForwardRefException:  # a class of an optional package
         return False
+    except TypeError:  # beartype asks an array without axes for its length
+        return True
 
 
 def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
@@ -212,17 +215,12 @@ def table(outcomes: list[Outcome]) -> str:
     """How often each callable ended how."""
     kinds = sorted({each.kind for each in outcomes}, key=lambda kind: (kind not in GOOD, kind))
     counted = Counter((each.case.target.name, each.kind) for each in outcomes)
-    rows = [["callable", *kinds, "all"]]
-    names = sorted({each.case.target.name for each in outcomes})
-    for name in names:
-        numbers = [counted[name, kind] for kind in kinds]
-        rows.append([name, *map(str, numbers), str(sum(numbers))])
-    totals = [sum(counted[name, kind] for name in names) for kind in kinds]
-    rows.append(["all", *map(str, totals), str(len(outcomes))])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        row[0].ljust(widths[0])
-        + "".join(f"  {x:>{w}}" for x, w in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    ]
-    return "\n".join(lines)
+    counted.update(("all", each.kind) for each in outcomes)
+    return common.table(
+        [
+            {"callable": name}
+            | {kind: counted[name, kind] for kind in kinds}
+            | {"all": sum(counted[name, kind] for kind in kinds)}
+            for name in (*sorted({each.case.target.name for each in outcomes}), "all")
+        ]
+    )

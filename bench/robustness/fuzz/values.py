@@ -9,63 +9,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+NOT_FINITE = float("nan"), float("inf"), float("-inf"), np.float64("nan")
+WHOLE = -1, 0, 2**31, 2**63, -(2**63) - 1, 10**400, np.int64(-1), np.int64(2)
+REAL = -0.0, 0.5, 1.5, 3.0, 1e300, 1e-300, 1j, Fraction(1, 2)
+TEXTS = "", "auto", "3", b"3", "no such file.npz", Path("no such folder"), "a\0b"
+OTHERS = None, True, False, np.True_, np.datetime64("2024-01-01"), int, ..., range(1, 4)
+TUPLES = (), (1,), (1, 2), (-1, 2), (2**63, 1), (0.5, float("nan"))
+
 # Made anew each time: a generator can be used up, and an array written to.
 MALFORMED: dict[str, Callable[[], Any]] = {
-    "None": lambda: None,
-    "empty text": lambda: "",
-    "text": lambda: "auto",
-    "text of a number": lambda: "3",
-    "bytes": lambda: b"3",
-    "True": lambda: True,
-    "False": lambda: False,
-    "NaN": lambda: float("nan"),
-    "infinity": lambda: float("inf"),
-    "-infinity": lambda: float("-inf"),
-    "-1": lambda: -1,
-    "0": lambda: 0,
-    "-0.0": lambda: -0.0,
-    "2 ** 31": lambda: 2**31,
-    "2 ** 63": lambda: 2**63,
-    "-(2 ** 63) - 1": lambda: -(2**63) - 1,
-    "10 ** 400": lambda: 10**400,
-    "10 ** 5000": lambda: 10**5000,
-    "0.5": lambda: 0.5,
-    "1.5": lambda: 1.5,
-    "3.0": lambda: 3.0,
-    "1e300": lambda: 1e300,
-    "1e-300": lambda: 1e-300,
-    "complex": lambda: 1j,
-    "Fraction": lambda: Fraction(1, 2),
-    "numpy NaN": lambda: np.float64("nan"),
-    "numpy -1": lambda: np.int64(-1),
-    "numpy 2": lambda: np.int64(2),
-    "numpy bool": lambda: np.True_,
-    "date": lambda: np.datetime64("2024-01-01"),
-    "object": lambda: object(),
-    "class": lambda: int,
-    "function": lambda: lambda *a, **k: None,
-    "Ellipsis": lambda: ...,
-    "slice": lambda: slice(2),
+    f"{type(value).__name__} {value!r:.20}": lambda value=value: value
+    for value in (*NOT_FINITE, *WHOLE, *REAL, *TEXTS, *OTHERS, *TUPLES)
+} | {
+    "10 ** 5000": lambda: 10**5000,  # has too many digits to be printed
     "module": lambda: np,
-    "missing file": lambda: "no such file.npz",
-    "missing folder": lambda: Path("no such folder"),
-    "path with a zero": lambda: "a\0b",
+    "object": lambda: object(),
+    "function": lambda: lambda *a, **k: None,
+    "slice": lambda: slice(2),
     "[]": lambda: [],
-    "()": lambda: (),
     "{}": lambda: {},
     "set": lambda: {1, 2},
     "dict": lambda: {"a": 1},
     "dict of arrays": lambda: {"a": np.ones((3, 2), np.float32)},
     "generator": lambda: (i for i in range(3)),
-    "range": lambda: range(1, 4),
     "ragged": lambda: [[1.0, 2.0], [3.0]],
     "mixed": lambda: [1, "a", None],
     "list of None": lambda: [None, None],
-    "(1,)": lambda: (1,),
-    "(1, 2)": lambda: (1, 2),
-    "(-1, 2)": lambda: (-1, 2),
-    "(2 ** 63, 1)": lambda: (2**63, 1),
-    "(0.5, nan)": lambda: (0.5, float("nan")),
     "['a', 'b']": lambda: ["a", "b"],
     "empty array": lambda: np.zeros((0, 3), np.float32),
     "no axis": lambda: np.float32(1.0),
