@@ -4,30 +4,22 @@ scikit-learn on the pooled data.
     python -m bench.speed.consensus rounds
     python -m bench.speed.consensus solves     # needs scikit-learn
 
-A round is timed in the steady state, `ROUNDS` of them in one compiled call. Its bare products are
+A round is timed as the difference of compiled calls of many rounds and few. Its bare products are
 those with the clients' matrices that it cannot do without, batched, and nothing else: one for
 `BlockLanczos`, seven for `FAPS` (five local steps, the multiplier, the captured energy), from the
 samples or from the matrices, as the round takes them. LAPACK has one thread there: on few busy
 cores its threads and those of the products wait for each other, which doubles a round or worse.
 """
 
-import sys
 import time
-from functools import partial
-
-from bench.one_thread import single_threaded_blas
-
-if "rounds" in sys.argv:
-    single_threaded_blas()
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 import jaxfed as jf
 from bench.common import choose, machine, table, turns
-from jaxfed.core import loop
-from jaxfed.core.arguments import LOSSLESS, VMAP, problem_of
 
 ROUNDS = 10
 
@@ -42,58 +34,71 @@ def draw(clients, samples, features, decay=1.01, seed=0):
     return (pooled - pooled.mean(0)).reshape(clients, samples, features)
 
 
-def rounds(algorithm, clients):
-    """A function that runs the first `ROUNDS` rounds from the prepared start, and its data."""
-    problem, start = problem_of(
-        algorithm, clients, ROUNDS, jax.random.key(0), None, LOSSLESS, None, VMAP
+def rounds(algorithm, clients, count):
+    """A function that runs so many rounds."""
+    run = jax.jit(
+        lambda clients: jf.rollout(algorithm, clients, rounds=count, key=jax.random.key(0)).result
     )
-    problem, state, _ = jax.jit(loop.prepare, static_argnums=2)(problem, start, ROUNDS)
-    options = loop.Options(ROUNDS, stops=False, metrics=None, metrics_every=1, remat=False)
-    advance = jax.jit(partial(loop.advance, tol=None, options=options))
-    return lambda: advance(problem, state)[0].server, problem.clients.data.moment
+    return lambda: run(clients)
 
 
-def bare_products(moment, rank, products):
+def bare_products(moments, features, rank, products):
     """The same number of products, one after the other, summed over clients once a round."""
-    features = moment.dense.shape[-1] if moment.samples is None else moment.samples.shape[-1]
     w = jax.random.normal(jax.random.key(2), (features, rank))
 
     @jax.jit
-    def several(moment, w):
+    def several(moments, w):
         def one_round(w, _):
-            own = jnp.broadcast_to(w, (len(moment.trace), *w.shape))
+            own = jnp.broadcast_to(w, (len(moments.trace), *w.shape))
             for _ in range(products):
-                own = jax.vmap(lambda m, x: m.mv(x))(moment, own)
+                own = jax.vmap(lambda m, x: m.mv(x))(moments, own)
             return own.sum(0), None
 
         return jax.lax.scan(one_round, w, length=ROUNDS)[0]
 
-    return lambda: several(moment, w)
+    return lambda: several(moments, w)
 
 
 def rounds_against_products():
+    threadpool_limits(1, user_api="blas")
     rows = []
     for m, n, d, rank in ((8, 4500, 1000, 10), (16, 3750, 784, 5)):
         samples = draw(m, n, d)
-        clients = jf.Clients.from_samples(samples)
         matrices = jnp.einsum("mnd,mne->mde", samples, samples) / n
-        dense = jf.Clients.from_moments((matrices + matrices.mT) / 2, counts=[n] * m)
-        for name, algorithm, data, products in (
-            ("BlockLanczos", jf.pca.BlockLanczos(rank), clients, 1),
-            ("BlockLanczos", jf.pca.BlockLanczos(rank), dense, 1),
-            ("FAPS", jf.pca.FAPS(rank), dense, 7),
+        matrices = (matrices + matrices.mT) / 2
+        given = {
+            "samples": (
+                jf.Clients.from_samples(samples),
+                jax.vmap(jf.linalg.Moment.from_samples)(samples),
+            ),
+            "matrices": (
+                jf.Clients.from_moments(matrices, counts=[n] * m),
+                jax.vmap(jf.linalg.Moment.from_dense)(matrices, jnp.full(m, float(n))),
+            ),
+        }
+        for algorithm, kind, products in (
+            (jf.pca.BlockLanczos(rank), "samples", 1),
+            (jf.pca.BlockLanczos(rank), "matrices", 1),
+            (jf.pca.FAPS(rank), "matrices", 7),
         ):
-            ours, moment = rounds(algorithm, data)
-            bare = bare_products(moment, rank, products)
-            measured = turns({"ours": ours, "bare": bare}, repeats=25)
+            clients, moments = given[kind]
+            rivals = {
+                str(count): rounds(algorithm, clients, count) for count in (ROUNDS, 2 * ROUNDS)
+            }
+            rivals["bare"] = bare_products(moments, d, rank, products)
+            measured = turns(rivals, repeats=25)
+            # The difference is rounds alone, without the start.
+            ours = {
+                c: measured[str(2 * ROUNDS)][c] - measured[str(ROUNDS)][c] for c in ("wall", "cpu")
+            }
             rows.append(
                 {
                     "clients, n, d, p": f"{(m, n, d, rank)}",
-                    "round of": name,
-                    "from": "samples" if moment.dense is None else "matrices",
-                    "ms": 1e3 * measured["ours"]["wall"] / ROUNDS,
-                    "/ products, wall": measured["ours"]["wall"] / measured["bare"]["wall"],
-                    "/ products, cpu": measured["ours"]["cpu"] / measured["bare"]["cpu"],
+                    "round of": type(algorithm).__name__,
+                    "from": kind,
+                    "ms": 1e3 * ours["wall"] / ROUNDS,
+                    "/ products, wall": ours["wall"] / measured["bare"]["wall"],
+                    "/ products, cpu": ours["cpu"] / measured["bare"]["cpu"],
                 }
             )
     print(table(rows))

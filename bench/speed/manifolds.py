@@ -13,15 +13,13 @@ import os
 from functools import partial
 from pathlib import Path
 
-from bench.one_thread import single_threaded_blas
-
-single_threaded_blas()
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from bench.common import every_turn, machine, table
 from jaxfed import manifolds
@@ -288,6 +286,7 @@ def of_ours(matrix, start):
 
 
 def race(features, rank, repeats):
+    threadpool_limits(1, user_api="blas")
     matrix, most = covariance(features, rank)
     start = np.linalg.qr(np.random.default_rng(1).normal(size=(features, rank)))[0]
     ways = of_pymanopt(matrix, start) | of_ours(jnp.asarray(matrix), jnp.asarray(start))

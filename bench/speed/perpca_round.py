@@ -10,13 +10,10 @@ nothing else.
 
 from functools import partial
 
-from bench.one_thread import single_threaded_blas
-
-single_threaded_blas()
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 import jaxfed as jf
 from bench.common import machine, table, turns
@@ -56,6 +53,7 @@ def bare_products(clients, rank, dense):
 
 
 def main() -> None:
+    threadpool_limits(1, user_api="blas")
     print(machine())
     rows = []
     for m, n, d, r1, r2 in ((100, 1000, 15, 2, 10), (100, 200, 100, 5, 5), (50, 120, 784, 10, 10)):

@@ -72,42 +72,32 @@ def ratio(times, above, below, clock="cpu"):
     return float(np.median(times[above][clock] / times[below][clock]))
 
 
-def gradient_row(shape, repeats):
-    """One line of the gradient's table."""
+def row(shape, repeats, gradient):
+    """One line of the table, or of the gradient's."""
     w = retraction_case(jax.random.key(0), *shape)
-    functions = {"polar": jax.vmap(polar), "gradient": with_gradient}
-    compiled = {name: jax.jit(looped(f)).lower(w).compile() for name, f in functions.items()}
-    times = every_turn({name: partial(program, w) for name, program in compiled.items()}, repeats)
-    return {
-        "(clients, d, r)": shape,
-        **{f"{n} ms": f"{1e3 * np.median(times[n]['cpu']) / TURNS:.2f}" for n in compiled},
-        "gradient / polar": ratio(times, "gradient", "polar"),
-        "by the clock": ratio(times, "gradient", "polar", "wall"),
-    }
-
-
-def row(shape, repeats):
-    """One line of the table."""
-    w = retraction_case(jax.random.key(0), *shape)
-    functions = {"svd": jax.vmap(svd_polar), "polar": jax.vmap(polar)}
+    functions = {"polar": jax.vmap(polar)}
+    if not gradient:
+        functions |= {"svd": jax.vmap(svd_polar)}
     compiled = {
         name + star: jax.jit(looped(function)).lower(w).compile(compiler_options=options)
         for name, function in functions.items()
-        for star, options in OPTIONS.items()
+        for star, options in (OPTIONS if not gradient else {"": None}).items()
     }
     compiled["gradient"] = jax.jit(looped(with_gradient)).lower(w).compile()
     times = every_turn({name: partial(program, w) for name, program in compiled.items()}, repeats)
-    return {
-        "(clients, d, r)": shape,
-        **{f"{n} ms": f"{1e3 * np.median(times[n]['cpu']) / TURNS:.2f}" for n in compiled},
-        "svd / polar": ratio(times, "svd", "polar"),
-        "starred": ratio(times, "svd*", "polar*"),
-        "by the clock": ratio(times, "svd", "polar", "wall"),
-        "gradient / polar": ratio(times, "gradient", "polar"),
-        "by the clock too": ratio(times, "gradient", "polar", "wall"),
-        "error svd": f"{error(compiled['svd'](w)):.0e}",
-        "error polar": f"{error(compiled['polar'](w)):.0e}",
-    }
+    cells = {"(clients, d, r)": shape}
+    cells |= {f"{n} ms": f"{1e3 * np.median(times[n]['cpu']) / TURNS:.2f}" for n in compiled}
+    if not gradient:
+        cells |= {
+            "svd / polar": ratio(times, "svd", "polar"),
+            "starred": ratio(times, "svd*", "polar*"),
+            "by the clock": ratio(times, "svd", "polar", "wall"),
+        }
+    cells["gradient / polar"] = ratio(times, "gradient", "polar")
+    cells["gradient / polar, by the clock"] = ratio(times, "gradient", "polar", "wall")
+    if not gradient:
+        cells |= {f"error {name}": f"{error(compiled[name](w)):.0e}" for name in ("svd", "polar")}
+    return cells
 
 
 def main():
@@ -117,8 +107,7 @@ def main():
     given = parser.parse_args()
     print(machine())
     print("processor time in ms; ratios of processor time and of the clock; errors |QᵀQ - I|_F\n")
-    one = gradient_row if given.gradient else row
-    print(table([one(shape, given.repeats) for shape in SHAPES]))
+    print(table([row(shape, given.repeats, given.gradient) for shape in SHAPES]))
 
 
 if __name__ == "__main__":

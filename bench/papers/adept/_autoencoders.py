@@ -126,8 +126,33 @@ def grid_of(**values: Sequence[float]) -> list[Candidate]:
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
-def said_of(candidate: Candidate) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.items())
+def chosen_of(
+    grids: Mapping[str, Sequence[Candidate]],
+    energy: Callable[[str, Candidate], Float[Array, " m"]],
+) -> dict[str, Candidate]:
+    """The best settings of each method."""
+    return {name: tuned(grid, partial(energy, name)) for name, grid in grids.items()}
+
+
+def said_of(where: str, chosen: Mapping[str, Candidate]) -> list[str]:
+    """Notes on the settings that were chosen."""
+    return [
+        f"{where}, {method}: "
+        + ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.items())
+        + "."
+        for method, candidate in chosen.items()
+    ]
+
+
+def rows_of(
+    energies: Mapping[str, Sequence[float]], *, beyond_spread: bool = False
+) -> list[tuple[str, str, Any]]:
+    """The energies by method, and the leads of the adaptive one."""
+    rows: list[tuple[str, str, Any]] = [(name, "energy", x) for name, x in energies.items()]
+    for other in (LOCAL, AVERAGED):
+        cell = lead(energies, other, beyond_spread=beyond_spread)
+        rows.append((ADAPTIVE, f"above {other}", cell))
+    return rows
 
 
 def split_numbers(candidate: Candidate) -> tuple[float, dict[str, Array]]:

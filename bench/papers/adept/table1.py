@@ -139,7 +139,7 @@ def run(
                 [common.energy_of(own, draw.split.validation) for own, draw in pairs]
             )
 
-        chosen = {name: common.tuned(grid, partial(energy, name)) for name, grid in grids.items()}
+        chosen = common.chosen_of(grids, energy)
         chosen[EAGER] = {**chosen[common.ADAPTIVE], "spread_step_size": 0.1}
         energies: dict[str, list[float]] = {name: [] for name in chosen}
         spreads: dict[str, list[float]] = {}
@@ -153,17 +153,10 @@ def run(
                 arrays[f"{ratio} dB | {name} | seed {seed}"] = np.asarray(own)
                 if spread is not None:
                     spreads.setdefault(name, []).append(_mean_of(spread))
-        labels = [(name, "energy", values) for name, values in energies.items()]
-        labels += [
-            (common.ADAPTIVE, f"above {o}", common.lead(energies, o))
-            for o in (common.LOCAL, common.AVERAGED)
-        ]
+        labels = common.rows_of(energies)
         labels += [(name, "mean spread", values) for name, values in spreads.items()]
         measured |= {(ratio, name, quantity): values for name, quantity, values in labels}
-        said += [
-            f"{ratio} dB, {name}: {common.said_of(candidate)}."
-            for name, candidate in chosen.items()
-        ]
+        said += common.said_of(f"{ratio} dB", chosen)
     return Found(
         measured,
         notes=[

@@ -103,7 +103,7 @@ def run(
         def energy(name, candidate, split=split, key=key, models=models):
             return common.energy_of(models(name, candidate, split, key, short)[0], split.validation)
 
-        chosen = {name: common.tuned(grid, partial(energy, name)) for name, grid in grids.items()}
+        chosen = common.chosen_of(grids, energy)
         energies: dict[str, list[float]] = {name: [] for name in grids}
         spreads: dict[tuple[str, str], list[float]] = {}
         amplified: dict[int, list[float]] = {count: [] for count in (TRAIN, *MORE)}
@@ -138,15 +138,7 @@ def run(
                 amplified[count].append(float(common.energy_of(found, larger.test).mean()))
         curves = [{n: values[i] for n, values in amplified.items()} for i in range(len(seeds))]
         needed = [_needed(*pair) for pair in zip(curves, energies[common.ADAPTIVE], strict=True)]
-        labelled = [(name, "energy", values) for name, values in energies.items()]
-        labelled += [
-            (
-                common.ADAPTIVE,
-                f"above {other}",
-                common.lead(energies, other, beyond_spread=True),
-            )
-            for other in (common.LOCAL, common.AVERAGED)
-        ]
+        labelled = common.rows_of(energies, beyond_spread=True)
         labelled += [
             (f"{common.LOCAL}, {n} samples", "energy", v)
             for n, v in amplified.items()
@@ -157,9 +149,7 @@ def run(
             (name, f"mean spread, {layer}", values) for (name, layer), values in spreads.items()
         ]
         measured |= {(latent, name, quantity): values for name, quantity, values in labelled}
-        said += [
-            f"Latent {latent}, {name}: {common.said_of(best)}." for name, best in chosen.items()
-        ]
+        said += common.said_of(f"Latent {latent}", chosen)
     return Found(
         measured,
         notes=[
