@@ -319,9 +319,11 @@ def test_several_targets_of_one_experiment_make_it_once(monkeypatch, tmp_path, c
 
     def told(text):
         return Target(
-            lambda scale: Found({(f"{text} {scale}",): None}), title="Sizes", columns=("size",),
+            lambda scale: Found({(f"{text} {scale}",): None}),
+            title="Sizes",
+            columns=("size",),
             experiment=experiment,
-        )  # fmt: skip
+        )
 
     targets = {"perpca/one": told("One"), "perpca/two": told("Two"), "perpca/small": SMALL}
     monkeypatch.setattr(papers, "find", targets.get)

@@ -1,6 +1,5 @@
 """The targets of ADEPT's diffusion models: sizes, how images are dealt, a small run."""
 
-import gzip
 from itertools import combinations, product
 
 import jax
@@ -14,12 +13,21 @@ from papers.adept import _diffusion as target
 from papers.adept import diffusion
 from papers.report import text, write
 from papers.runs import Seeds
+from tests.targets import cells, write_mnist
 
 AVAILABLE = 892  # images of the rarest digit in the test set of MNIST
 SMALL = target.Size(
-    side=8, clients_per_digit=2, samples=20, batch=2, rounds=2, widths=(2, 2, 2), drawn=5,
-    steps=3, validation=4, reference=6,
-)  # fmt: skip
+    side=8,
+    clients_per_digit=2,
+    samples=20,
+    batch=2,
+    rounds=2,
+    widths=(2, 2, 2),
+    drawn=5,
+    steps=3,
+    validation=4,
+    reference=6,
+)
 PIXELS = SMALL.side**2
 
 
@@ -119,8 +127,10 @@ def test_samples_of_the_right_digit_are_nearer(measuring):
     wrong = target.measured(dealt.train[::-1], dealt, SMALL, features)
     noisy = target.measured(
         dealt.train + 0.1 * np.random.default_rng(0).normal(size=dealt.train.shape),
-        dealt, SMALL, features,
-    )  # fmt: skip
+        dealt,
+        SMALL,
+        features,
+    )
     for values in (right.kernel, right.frechet):
         assert values.shape == (20,)
     assert (right.kernel < wrong.kernel).all()
@@ -129,24 +139,12 @@ def test_samples_of_the_right_digit_are_nearer(measuring):
     assert abs(float((features(dealt.others) ** 2).mean()) - 1) < 1e-3
 
 
-def written(folder, digits):
-    """As files of MNIST's test set."""
-    images, labels = digits
-    pixels = np.round(255 * images).astype(np.uint8)
-    for name, array, shape in (
-        ("t10k-images-idx3-ubyte", pixels, (800, 28, 28)),
-        ("t10k-labels-idx1-ubyte", labels.astype(np.uint8), (800,)),
-    ):
-        header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
-        (folder / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
-
-
 @pytest.fixture(scope="module")
 def found(digits, tmp_path_factory):
     """What a small run of the command writes, and its report."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "mnist").mkdir()
-    written(folder / "mnist", digits)
+    images, labels = digits
+    write_mnist(folder, np.round(255 * images), labels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "size_at", lambda scale, available: SMALL)
         return target.measure(Seeds(1), data=folder, scale=0.5)
@@ -174,24 +172,24 @@ def test_every_method_is_measured(found):
 @pytest.mark.parametrize("name", ["adept/table3", "adept/figure3", "adept/figure4"])
 def test_reports_hold_what_was_measured(name, found, tmp_path):
     report = papers.find(name)(Seeds(1), made={target.measure: found})
-    cells = {(row["quantity"], row["method"]): row["cell"] for row in report.rows}
+    rows = cells(report)
     quantity = {"adept/figure3": "noise"}.get(name, "mean KID")
     values = {}
     for method, (outcome,) in found.outcomes.items():
         field = outcome.noise if quantity == "noise" else outcome.kernel
         values[method] = field.mean()
-        assert cells[quantity, method].measured == pytest.approx([field.mean()])
+        assert rows[quantity, method].measured == pytest.approx([field.mean()])
     claimed = {"adept/figure4": "worst client's KID"}.get(name, quantity)
     worst = {m: o[0].kernel.max() for m, o in found.outcomes.items()}
     values = worst if claimed.startswith("worst") else values
     adept = (target.ADEPT, target.PRINTED, target.PROGRAM)
     for own, other in product(adept, (target.LOCAL, target.AVERAGED)):
-        cell = cells[f"{claimed}, {other} by {own}", ""]
+        cell = rows[f"{claimed}, {other} by {own}", ""]
         assert cell.measured == pytest.approx([values[other] / values[own]])
         assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
         if name == "adept/table3":  # of the last round, too, which nothing was chosen by
             last = [found.outcomes[m][0].last.mean() for m in (other, own)]
-            cell = cells[f"mean KID of the last round, {other} by {own}", ""]
+            cell = rows[f"mean KID of the last round, {other} by {own}", ""]
             assert cell.measured == pytest.approx([last[0] / last[1]])
             assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
     paths = {path.name for path in write(report, tmp_path / "out")}

@@ -32,23 +32,40 @@ def test_the_items_are_those_of_the_papers():
 RECORD = {
     "0": {
         "perpca/figure1": {
-            "reproduced": 5, "differs": 1, "not comparable": 0,
+            "reproduced": 5,
+            "differs": 1,
+            "not comparable": 0,
             "which": ["a, b: 2, accepted [0, 1]"],
-            "seconds": 12, "date": "2026-11-22", "seeds": 1, "versions": "jax 1",
+            "seconds": 12,
+            "date": "2026-11-22",
+            "seeds": 1,
+            "versions": "jax 1",
         },
         "perpca/figure10": {"failed": ["no"], "seconds": 1, "date": "2026-11-21", "seeds": 3},
     },
     "7": {
         "perpca/figure1": {
-            "reproduced": 6, "differs": 0, "not comparable": 0, "which": [],
-            "seconds": 40, "date": "2026-11-23", "seeds": 10, "versions": "jax 1",
+            "reproduced": 6,
+            "differs": 0,
+            "not comparable": 0,
+            "which": [],
+            "seconds": 40,
+            "date": "2026-11-23",
+            "seeds": 10,
+            "versions": "jax 1",
         },
         "perpca/figure11": {
-            "reproduced": 2, "differs": 0, "not comparable": 1, "which": [],
-            "seconds": 7, "date": "2026-11-23", "seeds": 1, "versions": "jax 2",
+            "reproduced": 2,
+            "differs": 0,
+            "not comparable": 1,
+            "which": [],
+            "seconds": 7,
+            "date": "2026-11-23",
+            "seeds": 1,
+            "versions": "jax 2",
         },
     },
-}  # fmt: skip
+}
 
 
 def test_the_page_has_a_line_for_each_item_and_a_column_for_each_base():
@@ -103,8 +120,12 @@ def test_the_page_in_the_repository_is_that_of_its_record():
 
 def test_every_row_that_differs_in_the_repository_has_its_reason():
     record = every.read_record(every.COMMITTED)
-    rows = [(name, row) for found in record.values() for name, one in found.items()
-            for row in one.get("failed") or one["which"]]  # fmt: skip
+    rows = [
+        (name, row)
+        for found in record.values()
+        for name, one in found.items()
+        for row in one.get("failed") or one["which"]
+    ]
     assert not [pair for pair in rows if not reasons.reason(*pair)]
     for one in reasons.REASONS:
         told = [reasons.reason(name, row) for name, row in rows if name == one.target]

@@ -19,18 +19,9 @@ from papers.hierarchical import _laws, figure1b
 from papers.perpca import _growth, _noiseless, _pair, figure3, table2
 from papers.perpca import figure4 as perpca_figure4
 from papers.perpca import steps as perpca_steps
-from papers.report import Cell, Interval, Report, at_least
+from papers.report import Cell, Interval, at_least
 from papers.runs import Seeds
-
-
-def differing(report: Report) -> set:
-    """The labels of the rows that differ."""
-    return {
-        tuple(row[column] for column in report.columns)
-        for row in report.rows
-        if "cell" in row and row["cell"].verdict.startswith("differs")
-    }
-
+from tests.targets import differing
 
 # Sizes of which even a factor of three either way is accepted, as the reference's draws have it.
 WIDE = {
@@ -139,10 +130,15 @@ def test_one_run_of_many_is_not_enough_in_figures_7_and_8(monkeypatch):
         monkeypatch.setattr(_noiseless, "decades_drawn", lambda *_: None)
 
     monkeypatch.setattr(_noiseless, "aligned", lambda *arguments: None)
-    falls = {(f"r2{extra}", f"{name} error falls: share of starts")
-             for extra in ("", " + 1", " + 2", " + 3") for name in ("global", "local")}  # fmt: skip
-    reconstructed = {(rank, "log10 reconstruction error") for rank in
-                     ("r2", "r2 + 1", "r2 + 2", "r2 + 3", "r2 + 4", "r2 + 6")}  # fmt: skip
+    falls = {
+        (f"r2{extra}", f"{name} error falls: share of starts")
+        for extra in ("", " + 1", " + 2", " + 3")
+        for name in ("global", "local")
+    }
+    reconstructed = {
+        (rank, "log10 reconstruction error")
+        for rank in ("r2", "r2 + 1", "r2 + 2", "r2 + 3", "r2 + 4", "r2 + 6")
+    }
     planted(9, 9)
     assert not differing(papers.find("perpca/figure7")(Seeds(3))) & (falls | reconstructed)
     planted(1, 9)
@@ -211,12 +207,15 @@ def test_half_as_many_rounds_again_differ_in_figure4(monkeypatch, factor):
     monkeypatch.setattr(_problems, "arithmetic", lambda features, condition: condition)
     monkeypatch.setattr(_problems, "alone", lambda rank, values, *_: outcome(_problems.SSI, values))
     monkeypatch.setattr(
-        _problems, "together",
+        _problems,
+        "together",
         lambda algorithm, values, *_: outcome(
-            _problems.PRINTED if getattr(algorithm, "local_solver", "") == "relative_change"
-            else names[type(algorithm).__name__], values,
+            _problems.PRINTED
+            if getattr(algorithm, "local_solver", "") == "relative_change"
+            else names[type(algorithm).__name__],
+            values,
         ),
-    )  # fmt: skip
+    )
     found = {labels for labels in differing(target(Seeds(1))) if labels[0] != "claim"}
     assert len(known) == 36
     wanted = set(known) if factor != 1 else set()
@@ -316,8 +315,11 @@ def test_a_claim_that_fails_with_one_seed_differs_in_table3():
     ours = [outcome([0.2, 0.3])] * 3
     for last, verdict in ((0.5, "reproduced"), (0.24, "differs")):
         theirs = [outcome([0.4, 0.5]), outcome([0.4, 0.5]), outcome([0.1, last])]
-        found = _diffusion.Run(None, {_diffusion.LOCAL: theirs, _diffusion.AVERAGED: theirs,
-                                      _diffusion.ADEPT: ours}, [])  # fmt: skip
+        found = _diffusion.Run(
+            None,
+            {_diffusion.LOCAL: theirs, _diffusion.AVERAGED: theirs, _diffusion.ADEPT: ours},
+            [],
+        )
         cells = diffusion.compared(found, ("mean KID",), {"mean KID": at_least(1.0)})
         claim = cells[f"mean KID, {_diffusion.LOCAL} by {_diffusion.ADEPT}", ""]
         assert claim.verdict.startswith(verdict) and claim.mean > 1

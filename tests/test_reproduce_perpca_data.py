@@ -11,6 +11,7 @@ import papers
 from jaxfed.data import image_sequence_synthetic
 from papers.perpca import mnist
 from papers.runs import Seeds
+from tests.targets import cells
 
 
 @pytest.mark.parametrize("name", ["mnist", "thermal", "debates"])
@@ -48,7 +49,7 @@ def test_thermal_reproduction_on_small_frames(tmp_path):
     file = tmp_path / "thermal" / "ambench_layer361.npz"
     np.savez(file, frames=frames, frame_numbers=np.arange(4))
     report = papers.find("perpca/thermal")(Seeds(1), data=tmp_path)
-    measured = {(row["method"], row["quantity"]): row["cell"].mean for row in report.rows}
+    measured = {labels: cell.mean for labels, cell in cells(report).items()}
     expected = jf.fit(
         jf.pca.Local(10), jf.Clients.from_samples(frames / 1000), rounds=1, key=jax.random.key(0)
     ).result

@@ -28,9 +28,10 @@ def test_every_table_says_what_makes_it():
     known = tables.MADE_BY["results"]
     with_table = [name for name, text in sections().items() if "\n| --- |" in text]
     unknown = [
-        name for name in with_table
+        name
+        for name in with_table
         if not any(name.startswith(known_name) for known_name in (*known, "What makes each table"))
-    ]  # fmt: skip
+    ]
     assert not unknown
     gone = [name for name in known if not any(heading.startswith(name) for heading in sections())]
     assert not gone
@@ -100,8 +101,13 @@ def test_the_eigensolvers_rounds_are_those_printed():
     finally:
         jax.config.update("jax_enable_x64", double)
     # A start that is not among those of the table may take a round more.
-    ranges = {(10, 1.1): (5, 7), (10, 1.0316): (8, 10), (10, 1.01): (13, 16), (20, 1.01): (12, 15),
-              (40, 1.01): (8, 10)}  # fmt: skip
+    ranges = {
+        (10, 1.1): (5, 7),
+        (10, 1.0316): (8, 10),
+        (10, 1.01): (13, 16),
+        (20, 1.01): (12, 15),
+        (40, 1.01): (8, 10),
+    }
     for row in rows:
         low, high = ranges[row["p"], row["ratio"]]
         assert all(low <= int(count) <= high for count in row["BlockLanczos"].split(" to ")), row
