@@ -21,12 +21,8 @@ import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
 from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
-from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
-from papers.report import (
-    Cell,
-    Found,
+from papers.intervals import (
     Interval,
-    Target,
     about,
     around,
     at_least,
@@ -36,6 +32,8 @@ from papers.report import (
     quartiles,
     within,
 )
+from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
+from papers.report import Cell, Found, Target
 from papers.runs import Seeds, learned, runs
 
 SYNTHETIC = [f"perpca/{name}" for name in ("table2", "table3")]

@@ -9,7 +9,7 @@ import papers
 from jaxfed.cli import main
 from jaxfed.models import Autoencoder
 from papers.adept import _autoencoders, table1, table2
-from papers.report import Interval
+from papers.intervals import Interval
 from papers.runs import Seeds
 from tests.targets import write_mnist
 

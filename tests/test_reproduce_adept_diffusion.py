@@ -9,8 +9,8 @@ import pytest
 import papers
 from jaxfed.cli import main
 from jaxfed.models import UNet
+from papers.adept import _clients, diffusion
 from papers.adept import _diffusion as target
-from papers.adept import diffusion
 from papers.report import text, write
 from papers.runs import Seeds
 from tests.targets import cells, write_mnist
@@ -86,7 +86,7 @@ def test_no_image_is_dealt_twice(digits):
     assert dealt.reference.shape == (10, 6, PIXELS)
     together = np.concatenate([part.reshape(-1, PIXELS) for part in dealt[:4]])
     assert len(np.unique(together, axis=0)) == len(together) == 800
-    pixels = target.resized(images, SMALL.side)
+    pixels = _clients.resized(images, SMALL.side)
     digit = {image.tobytes(): label for image, label in zip(pixels, labels, strict=True)}
     for client, part in enumerate(np.concatenate([dealt.train, dealt.validation], axis=1)):
         assert {digit[image.tobytes()] for image in part} == {client // 2}
@@ -99,7 +99,7 @@ def test_no_image_is_dealt_twice(digits):
 
 def test_a_third_of_the_size_is_means_without_the_margin(digits):
     images = digits[0][:3]
-    small = target.resized(images, 8).reshape(3, 8, 8)
+    small = _clients.resized(images, 8).reshape(3, 8, 8)
     np.testing.assert_allclose(small[2, 1, 7], images[2, 5:8, 23:26].mean(), rtol=1e-6)
     inner = images[:, 2:-2, 2:-2].sum(axis=(1, 2))
     np.testing.assert_allclose(small.sum(axis=(1, 2)), inner / 9, rtol=1e-5)
@@ -107,11 +107,11 @@ def test_a_third_of_the_size_is_means_without_the_margin(digits):
 
 def test_half_the_size_is_means_within_a_margin(digits):
     images = digits[0][:3]
-    small = target.resized(images, 16).reshape(3, 16, 16)
+    small = _clients.resized(images, 16).reshape(3, 16, 16)
     np.testing.assert_allclose(small[:, 1:-1, 1:-1].sum(axis=(1, 2)), images.sum(axis=(1, 2)) / 4)
     np.testing.assert_allclose(small[1, 4, 6], images[1, 6:8, 10:12].mean(), rtol=1e-6)
     assert not small[:, [0, -1]].any() and not small[:, :, [0, -1]].any()
-    np.testing.assert_array_equal(target.resized(images, 28), images.reshape(3, -1))
+    np.testing.assert_array_equal(_clients.resized(images, 28), images.reshape(3, -1))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import papers
 from jaxfed.cli import main
 from jaxfed.pca import SubspaceIteration
 from papers.faps import _problems, figure4
-from papers.report import Cell, Interval, between, near
+from papers.intervals import Interval, between, near
+from papers.report import Cell
 from papers.runs import Seeds
 
 

@@ -16,10 +16,11 @@ from papers.faps import _problems
 from papers.faps import steps as faps_steps
 from papers.gcca import _linear, figure6
 from papers.hierarchical import _laws, figure1b
+from papers.intervals import Interval, at_least
 from papers.perpca import _growth, _noiseless, _pair, figure3, table2
 from papers.perpca import figure4 as perpca_figure4
 from papers.perpca import steps as perpca_steps
-from papers.report import Cell, Interval, at_least
+from papers.report import Cell
 from papers.runs import Seeds
 from tests.targets import differing
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from papers import report
-from papers.report import Interval, Labels, Target
+from papers import intervals
+from papers.intervals import Interval
+from papers.report import Labels, Target
 
 _ROOT = Path(__file__).parent
 
@@ -80,5 +81,5 @@ def _rows(rows: list[list[Any]], width: int) -> dict[Labels, Any]:
 
 
 def _interval(kind: str | float, *numbers: Any) -> Interval | float:
-    """A number as it is, else what a function of `papers.report` makes of the numbers."""
-    return getattr(report, kind)(*numbers) if isinstance(kind, str) else kind
+    """A number as it is, else what a function of `papers.intervals` makes of the numbers."""
+    return getattr(intervals, kind)(*numbers) if isinstance(kind, str) else kind

@@ -168,17 +168,7 @@ def verdict_of(targets: Sequence[str], found: Found) -> str:
 def columns_of(record: Record) -> list[str]:
     """The columns of the page, with one of verdicts for each base."""
     verdicts = [verdict_column(base) for base in record]
-    return [
-        "paper",
-        "item",
-        "shows",
-        "covered",
-        "targets",
-        *verdicts,
-        "seconds",
-        "date",
-        "missing",
-    ]
+    return ["paper", "item", "shows", "covered", "targets", *verdicts, "seconds", "date", "missing"]
 
 
 def verdict_column(base: str) -> str:

@@ -91,10 +91,7 @@ class Loop:
             self.copies.append(copy)
             momentum = 0.9 if self.published else 0.0
             self.optimizers.append(
-                (
-                    torch.optim.SGD(own, RATE, momentum=momentum),
-                    torch.optim.SGD(copy, GLOBAL_RATE),
-                )
+                (torch.optim.SGD(own, RATE, momentum=momentum), torch.optim.SGD(copy, GLOBAL_RATE))
             )
             self.collected.append([torch.zeros_like(p) for p in start])
         self.rounds = 0

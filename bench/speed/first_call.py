@@ -51,11 +51,7 @@ STEP = "0.5"
 RIVALS = {
     "jaxfed": (
         JAX,
-        FIT.format(
-            algorithm=f"jf.pca.PerPCA(r1, r2, step_size={STEP})",
-            clients=SAMPLES,
-            more="",
-        ),
+        FIT.format(algorithm=f"jf.pca.PerPCA(r1, r2, step_size={STEP})", clients=SAMPLES, more=""),
     ),
     "plain JAX, QR": (
         PLAIN,

@@ -27,10 +27,7 @@ from jaxfed.core.grid import _block
 CLIENTS, SAMPLES, FEATURES, RANK, NOISE = 200, 20, 30, 10, 0.5
 ROUNDS = {"local": 60, "global": 30, "personalized": 100}
 DATA_SETS = int(sys.argv[1]) if sys.argv[1:] else 10
-AXES = {
-    "prior_variance": np.geomspace(1e-3, 1, 8).astype("float32"),
-    "seed": np.arange(DATA_SETS),
-}
+AXES = {"prior_variance": np.geomspace(1e-3, 1, 8).astype("float32"), "seed": np.arange(DATA_SETS)}
 POINTS = [dict(zip(AXES, point, strict=True)) for point in itertools.product(*AXES.values())]
 
 

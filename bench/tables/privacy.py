@@ -37,10 +37,7 @@ def rows(rank: int = RANK, rounds: int = ROUNDS) -> list[Row]:
     """The table's algorithms."""
     pca = jf.pca
     hierarchical = pca.HierarchicalPCA
-    table = [
-        Row("`Local`", pca.Local(rank), 1),
-        Row("`Pooled`", pca.Pooled(rank), 1),
-    ]
+    table = [Row("`Local`", pca.Local(rank), 1), Row("`Pooled`", pca.Pooled(rank), 1)]
     half = max(1, rank // 2)
     for method in ("projector", "spectrum", "local_first"):
         name = f"`OneShot({half}, {half}, method={method!r})`".replace("'", '"')

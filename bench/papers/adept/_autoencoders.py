@@ -26,7 +26,8 @@ from jaxfed import Clients, rollout
 from jaxfed.generative import AdaptiveAutoencoder, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import reconstruction_loss
-from papers.report import Cell, at_least
+from papers.intervals import at_least
+from papers.report import Cell
 from papers.runs import Seeds
 
 LOCAL, AVERAGED = "local", "FedAvg"
@@ -127,8 +128,7 @@ def grid_of(**values: Sequence[float]) -> list[Candidate]:
 
 
 def chosen_of(
-    grids: Mapping[str, Sequence[Candidate]],
-    energy: Callable[[str, Candidate], Float[Array, " m"]],
+    grids: Mapping[str, Sequence[Candidate]], energy: Callable[[str, Candidate], Float[Array, " m"]]
 ) -> dict[str, Candidate]:
     """The best settings of each method."""
     return {name: tuned(grid, partial(energy, name)) for name, grid in grids.items()}

@@ -14,17 +14,13 @@ from jaxfed import plot
 from jaxfed.metrics import client_distribution
 from jaxfed.plot._figure import canvas, colour, light
 from papers.adept import _diffusion as models
-from papers.report import Cell, Found, Interval, Labels, at_least
+from papers.intervals import Interval, at_least
+from papers.report import Cell, Found, Labels
 
 
 def table3(found: models.Run) -> Found:
     """Means over clients, the variance over them, and the last round's models."""
-    claimed = (
-        "mean KID",
-        "mean FID",
-        "variance of KID over clients",
-        "mean KID of the last round",
-    )
+    claimed = ("mean KID", "mean FID", "variance of KID over clients", "mean KID of the last round")
     return _reported(found, claimed, claimed, samples=samples_drawn, clients=clients_drawn)
 
 

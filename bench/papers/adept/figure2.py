@@ -17,7 +17,8 @@ from jaxfed.pca import (
     LocalProbabilisticPCA,
 )
 from papers.hierarchical import _laws as laws
-from papers.report import Found, Labels, at_least, at_most
+from papers.intervals import at_least, at_most
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 VARIANCES = (0.001, 0.01, 0.04, 0.1, 0.2, 1.0)

@@ -62,11 +62,7 @@ def _synthetic(key: Key[Array, ""], ratio: float, clients: int) -> Synthetic:
 
 @partial(jax.jit, static_argnames=("momentum", "rounds"))
 def _encoders(
-    momentum: float,
-    rounds: int,
-    numbers: Mapping[str, Array],
-    draw: Synthetic,
-    key: Key[Array, ""],
+    momentum: float, rounds: int, numbers: Mapping[str, Array], draw: Synthetic, key: Key[Array, ""]
 ) -> eqx.Module:
     """Local training of encoders alone, to the true decoders."""
 

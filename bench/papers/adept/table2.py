@@ -68,11 +68,7 @@ def _needed(energies: Mapping[int, float], goal: float) -> float:
 
 
 def run(
-    seeds: Seeds,
-    *,
-    data: Path | None = None,
-    scale: float = 1.0,
-    latents: Sequence[int] = LATENTS,
+    seeds: Seeds, *, data: Path | None = None, scale: float = 1.0, latents: Sequence[int] = LATENTS
 ) -> Found:
     """Choose settings and measure with them, for every code."""
     pixels, labels = _images(data)

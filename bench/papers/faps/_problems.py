@@ -21,7 +21,8 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed import Algorithm, Clients, metrics
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
-from papers.report import Cell, Labels, at_least
+from papers.intervals import at_least
+from papers.report import Cell, Labels
 from papers.runs import Seeds, runs
 
 STARTS = 20  # of subspace iteration, at least

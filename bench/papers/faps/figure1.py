@@ -107,7 +107,7 @@ def run(
         notes=[
             f"Scaled: n = {features}, p = {rank}, ratio 1.01, 8 clients of 1000 samples. Relative "
             "error of a client's A_i A_iᵀ, reconstructed with the smallest norm from its messages; "
-            "public knowledge is the mean over clients.",
+            "public knowledge is the mean over clients."
         ],
         figures={"figure1": draw},
         arrays=arrays,

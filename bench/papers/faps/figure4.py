@@ -67,7 +67,7 @@ def run(
         measured,
         notes=[
             f"Scaled: n = {features}, m = 3000 and 8 clients instead of 1000, 160000 and 128; "
-            f"{rounds} rounds. {problems.started(seeds)}; the others: {len(seeds)}.",
+            f"{rounds} rounds. {problems.started(seeds)}; the others: {len(seeds)}."
         ],
         figures={"figure4": curves(panels, ("linear", "log"))},
         arrays={f"condition {c} | {name}": curve for (c, name), curve in found.items()},

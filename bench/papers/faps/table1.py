@@ -27,7 +27,7 @@ def run(seeds: Seeds, *, features: int = 250, clients: int = 128) -> Found:
     claimed = {
         ("claim", f"{problems.PRINTED} takes fewer rounds than {problems.SSI}, by"): ahead(
             one.rounds, beside, 1
-        ),
+        )
     }
     return Found(
         cells(measured, by="median") | claimed,

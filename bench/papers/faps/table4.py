@@ -47,6 +47,6 @@ def run(seeds: Seeds) -> Found:
         cells(measured, by="median") | claimed,
         notes=[
             f"{problems.started(seeds)}; the others: {len(seeds)} draws of data and start, where "
-            "the reference has five.",
+            "the reference has five."
         ],
     )

@@ -73,7 +73,7 @@ def by_bits(seeds: Seeds, *, draws: int = 50, rounds: int = 100) -> Found:
         [
             f"Each seed is a mean over {draws} draws; the paper draws its curves and prints no "
             "number of them. A draw's slowest direction makes the mean cost scatter: the "
-            "reference's numbers, of draws of its own, are allowed 35 per cent.",
+            "reference's numbers, of draws of its own, are allowed 35 per cent."
         ],
         {
             "rounds": curves({("rounds", "position", "cost"): found.by_position()}),

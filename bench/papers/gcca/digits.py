@@ -101,7 +101,7 @@ def run(
         notes=[
             f"{rounds} rounds from the one-round start with views cut to rank K; accuracy of a "
             f"linear support vector machine on 30 per cent of the entities, {SPLITS} splits a "
-            "seed. `steps` are 10 gradient steps a round, `exact` the least-squares map.",
+            "seed. `steps` are 10 gradient steps a round, `exact` the least-squares map."
         ],
         arrays=arrays,
     )

@@ -8,7 +8,8 @@ import numpy as np
 import papers
 from papers.drawing import curves as curves_drawn
 from papers.gcca._linear import costs_of, drawn, least_of, processor_time
-from papers.report import Found, Labels, ahead, at_most, cells, claim
+from papers.intervals import at_most
+from papers.report import Found, Labels, ahead, cells, claim
 from papers.runs import Seeds
 
 RATIO, SECONDS = "cost / least cost", "processor time of a round / full gradient's"

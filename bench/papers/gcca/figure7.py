@@ -54,7 +54,5 @@ def run(seeds: Seeds, *, draws: int = 17, rounds: int = 200) -> Found:
     ]
     without = "the paper prints no number of its seconds"
     return Found(
-        measured | cells(seconds, incomparable=without),
-        notes,
-        {"figure7": curves_drawn(panels)},
+        measured | cells(seconds, incomparable=without), notes, {"figure7": curves_drawn(panels)}
     )

@@ -32,6 +32,6 @@ def run(seeds: Seeds, *, draws: int = 2, rounds: int = 100, reduction: int = 10)
             f"Scaled: {entities} entities, {features} features, {latent} latent dimensions and "
             f"batches of {entities // 10} instead of 50000, 2000, 200 and 5000; starts from views "
             f"of rank {VIEW_RANK} instead of 50; densities "
-            f"{densities}; {draws} draws a seed instead of 5.",
+            f"{densities}; {draws} draws a seed instead of 5."
         ],
     )

@@ -13,7 +13,8 @@ from jaxfed.gcca import MVLSA, MaxVar, Views, cost
 from papers.drawing import curves as curves_drawn
 from papers.gcca._digits import read_digits
 from papers.gcca._linear import FULL, first_at, saved, wire_of
-from papers.report import Found, Labels, at_least
+from papers.intervals import at_least
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 RANK, BITS, INNER = 10, 3, 20
@@ -100,7 +101,7 @@ def run(
             f"Rank {rank}, {INNER} steps with batches of {batch} a round, {rounds} rounds, "
             f"{held_out} of {len(tables[0])} entities to align, drawn anew for each seed; AC is "
             f"{1 / held_out:.4f} by chance. Goals are {GOAL:.0%} of the way from the start to full "
-            "precision's end.",
+            "precision's end."
         ],
         figures={"figure9": curves_drawn(panels, ("log", "linear"))},
         arrays={name: np.stack(values) for name, values in curves.items()},

@@ -4,7 +4,8 @@ import numpy as np
 
 from jaxfed import channel as channels
 from papers.gcca import _linear as linear
-from papers.report import Found, Labels, at_most
+from papers.intervals import at_most
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 # What goes beyond the paper: rounding to the nearest of five levels, each in as many bits as its
@@ -73,7 +74,7 @@ def run(seeds: Seeds, *, draws: int = 50, rounds: int = 45) -> Found:
         claims=more,
         notes=[
             f"Each seed is a mean over {draws} draws, the same for all bits; batches of "
-            f"{linear.BATCH}, 10 inner steps, warm start.",
+            f"{linear.BATCH}, 10 inner steps, warm start."
         ],
         arrays=arrays,
     )

@@ -26,7 +26,8 @@ from jaxfed.data import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
 from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
 from jaxfed.plot._figure import canvas
-from papers.report import Interval, Labels, at_least
+from papers.intervals import Interval, at_least
+from papers.report import Labels
 
 NOISE = 0.5
 LOCAL, GLOBAL, OURS, PRINTED = "local", "global", "personalized", "personalized, Fact 1"

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Float
 
 from papers.hierarchical import _laws as laws
-from papers.report import Found, Interval, near
+from papers.intervals import Interval, near
+from papers.report import Found
 from papers.runs import Seeds
 
 VARIANCES = (0.001, 0.004, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 1.0)

@@ -13,7 +13,8 @@ from jaxfed.data import HierarchicalData
 from jaxfed.pca import HierarchicalPCA
 from papers.hierarchical import _laws as laws
 from papers.hierarchical._rounds import KINDS, over_rounds, settled
-from papers.report import Found, Labels, at_least
+from papers.intervals import at_least
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 VARIANCES, AT = (0.01, 0.1, 1.0), (10, 50, 400)  # and the rounds that are compared

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from papers.hierarchical import _laws as laws
-from papers.report import Found, Interval, Labels, at_least, at_most
+from papers.intervals import Interval, at_least, at_most
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 SAMPLES = (5, 10, 20, 40, 80, 160)

@@ -13,8 +13,9 @@ from jaxfed import Clients, Personalized, Solution, metrics, pca, stack
 from jaxfed.data import PERPCA_SETTINGS, PerPCAData, perpca_synthetic
 from jaxfed.linalg import Moment, orthonormalize
 from papers.drawing import curves
+from papers.intervals import Interval
 from papers.perpca._synthetic import Keys, gaussian
-from papers.report import Cell, Interval
+from papers.report import Cell
 from papers.runs import learned, runs
 
 EXTRA = (0, 1, 2, 3, 4, 6)  # components more than there are

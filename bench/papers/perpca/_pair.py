@@ -20,7 +20,8 @@ from jaxtyping import Array, Float
 from jaxfed import Clients, Personalized, metrics, rollout
 from jaxfed.pca import PerPCA
 from papers.drawing import curves
-from papers.report import Cell, Found, Labels, near
+from papers.intervals import near
+from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 
 SIZE = 1e-5  # of the perturbations

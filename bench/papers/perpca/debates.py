@@ -70,11 +70,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     ):
         measured["", "", "", "", quantity] = Cell([value], incomparable=reason)
     return Found(
-        measured,
-        arrays={
-            "years": np.array(list(found)),
-            "words": np.array(list(found.values())),
-        },
+        measured, arrays={"years": np.array(list(found)), "words": np.array(list(found.values()))}
     )
 
 

@@ -97,7 +97,7 @@ def run(seeds: Seeds, *, starts: int = 100, rounds: int = 200) -> Found:
         measured,
         notes=[
             f"{starts} random starts per seed; slopes are medians over them, fitted to rounds "
-            f"{rounds // 2} to {rounds}; theta = sin^2(half the angle of the local components).",
+            f"{rounds // 2} to {rounds}; theta = sin^2(half the angle of the local components)."
         ],
         figures={"figure3": draw},
         arrays={"theta": theta} | {f"log10_error_step_{s}": c for s, c in curves.items()},

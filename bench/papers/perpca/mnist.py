@@ -14,8 +14,9 @@ from jaxfed import data as datasets
 from jaxfed.pca import Local, OneShot, PerPCA, Pooled
 from jaxfed.pca.applications import cluster_clients, embed_clients
 from papers._files import MNIST_FILES, data_file, data_folder
+from papers.intervals import at_least
 from papers.perpca._real import fitted
-from papers.report import Cell, Found, Labels, ahead, at_least
+from papers.report import Cell, Found, Labels, ahead
 from papers.runs import Seeds
 
 

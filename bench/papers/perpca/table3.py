@@ -60,6 +60,6 @@ def run(seeds: Seeds, *, rounds: int = 500) -> Found:
             f"Noiseless, after {rounds} rounds at step size 0.1. The value depends on the cosine "
             "of the random start with the true shared component, and less on all else: median "
             "and range over random starts (1 to 10 per seed) are given, and a published value, "
-            "which is of one start, counts as reproduced if it lies in this range.",
+            "which is of one start, counts as reproduced if it lies in this range."
         ],
     )

@@ -121,7 +121,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
             f"each, image rows as samples; ranks {rank} + {rank}; PerPCA with step size one over "
             f"the largest eigenvalue, {rounds} rounds, from the spectrum start with random own "
             "components. Correlation: of each frame's shared or low-rank part with the mean "
-            "frame, averaged.",
+            "frame, averaged."
         ],
         figures={
             "separation": compare,
