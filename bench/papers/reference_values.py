@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Rows = Iterator[tuple[str, list[float]]]
+Rows = Iterator[tuple[str, float]]  # a label and its value in a draw
 ITERATED = 5  # draws on which PerPCA, which takes longest, is run
 
 
@@ -67,7 +67,6 @@ def _settled(curve: np.ndarray) -> float:
 
 def figure1a(draws: int, rounds: int = 600) -> Rows:
     """Rounds until the error has settled, from random and unaligned frames."""
-    found: dict[str, list[float]] = {}
     for variance in (0.04, 0.2):
         for seed in range(draws):
             rng = np.random.default_rng(seed)
@@ -84,25 +83,25 @@ def figure1a(draws: int, rounds: int = 600) -> Rows:
                 product = moment @ frames
                 return step * (product - frames @ (frames.mT @ product))
 
-            def note(name: str, curve: list[float], variance: float = variance) -> None:
-                found.setdefault(f"{variance}, {name}: rounds", []).append(
-                    _settled(np.asarray(curve))
-                )
-                found.setdefault(f"{variance}, {name}: error", []).append(curve[-1])
-                found.setdefault(f"{variance}, {name}: fall", []).append(curve[0] - curve[-1])
+            def values_of(
+                name: str, curve: list[float], variance: float = variance
+            ) -> Iterator[tuple[str, float]]:
+                yield f"{variance}, {name}: rounds", _settled(np.asarray(curve))
+                yield f"{variance}, {name}: error", curve[-1]
+                yield f"{variance}, {name}: fall", curve[0] - curve[-1]
 
             frames, curve = starts, []
             for _ in range(rounds):
                 frames = polar(frames + ascent(frames, moments, 1 / largest))
                 curve.append(error(frames))
-            note("local", curve)
+            yield from values_of("local", curve)
             mine = 1 / np.linalg.eigvalsh(pooled)[-1]
             for name, step in (("global", mine), ("global, local's step", 1 / largest)):
                 frame, curve = start, []
                 for _ in range(rounds):
                     frame = polar(frame + ascent(frame, pooled, step))
                     curve.append(error(frame))
-                note(name, curve)
+                yield from values_of(name, curve)
             for name, share in (("personalized", 1.0), ("personalized, Fact 1", 0.5)):
                 shared, frames, curve = start, starts, []
                 alpha = 1 / (c * largest + 1 / variance)
@@ -114,13 +113,11 @@ def figure1a(draws: int, rounds: int = 600) -> Rows:
                     pull = _project(shared, frames) @ (inner + inner.mT) / 2
                     shared = polar(shared + _project(shared, pull.mean(0)))
                     curve.append(error(frames))
-                note(name, curve)
-    yield from found.items()
+                yield from values_of(name, curve)
 
 
 def figure2(draws: int, clients: int = 50, samples: int = 20, rounds: int = 400) -> Rows:
     """Figure 2 of Ozkara et al. (2023): errors of personalized training in the end."""
-    found: dict[str, list[float]] = {}
     for variance, step in ((0.01, 0.005), (0.1, 0.01), (1.0, 0.01)):
         for seed in range(draws):
             rng = np.random.default_rng(1000 + seed)
@@ -136,9 +133,8 @@ def figure2(draws: int, clients: int = 50, samples: int = 20, rounds: int = 400)
             lost = RANK - np.sum((frames.mT @ own) ** 2, axis=(1, 2)).mean()
             left = NOISE * (FEATURES - RANK)
             rest = np.mean(np.sum((data - data @ frames @ frames.mT) ** 2, axis=2)) / left
-            found.setdefault(f"{variance}: train", []).append(float(rest))
-            found.setdefault(f"{variance}: test", []).append(float(1 + lost / left))
-    yield from found.items()
+            yield f"{variance}: train", float(rest)
+            yield f"{variance}: test", float(1 + lost / left)
 
 
 # --- Wang, Liu & Zhang (2022) --------------------------------------------------------------------
@@ -203,14 +199,13 @@ def _given_away(matrix: np.ndarray, heard: Sequence[np.ndarray]) -> float:
 
 def figure1(draws: int, features: int = 200, rank: int = 20) -> Rows:
     """Figure 1: what is missing of a client's matrix after so many of its products."""
-    found: dict[str, list[float]] = {}
     values = 1.01 ** -np.arange(features, dtype=float)
     for seed in range(4 * draws):
         rng = np.random.default_rng(seed)
         parts = _parts(rng, values, 1000, 8)
         z = orthonormal(rng.normal(size=(features, rank)))
         public = np.linalg.norm(parts.mean(0) - parts[0]) / np.linalg.norm(parts[0])
-        found.setdefault("public knowledge", []).append(float(public))
+        yield "public knowledge", float(public)
         for name, steps, skipped, at in (
             ("subspace iteration", 1, 0, (1, 2, 5, 9, 10, 11, 12, 15, 40)),
             ("LocalPower with one local step", 8, 3, (10, 12)),
@@ -218,12 +213,12 @@ def figure1(draws: int, features: int = 200, rank: int = 20) -> Rows:
             heard = [z, *_power(parts, z, skipped + max(at), steps)][skipped:]
             for k in at:
                 label = f"{name}: after {k} rounds"
-                found.setdefault(label, []).append(_given_away(parts[0], heard[:k]))
+                yield label, _given_away(parts[0], heard[:k])
                 if steps == 1 and k in (10, 40):
                     said = values[:, None] ** 2 * heard[k - 1]
                     rest = said - heard[k - 1] @ (heard[k - 1].T @ said)
                     kkt = np.linalg.norm(rest) / np.sum(values**2)
-                    found.setdefault(f"KKT: after {k} rounds", []).append(float(kkt))
+                    yield f"KKT: after {k} rounds", float(kkt)
         # The first as large as the paper's, of fewer draws.
         for ratio, p in ((10, 100), (5, 10), (10, 10), (20, 10))[seed >= draws :]:
             drawn = rng.uniform(-1, 1, size=(8, 25 * p // 2, p * ratio))
@@ -233,8 +228,7 @@ def figure1(draws: int, features: int = 200, rank: int = 20) -> Rows:
             heard += [*_power(parts, heard[0], max(at), 1)]
             good = (k for k in at if _given_away(parts[0], heard[:k]) <= 1e-5)
             label = f"n/p = {ratio}, p = {p}: rounds to 1e-5"
-            found.setdefault(label, []).append(next(good, max(at)))
-    yield from found.items()
+            yield label, next(good, max(at))
 
 
 def figure4(draws: int, features: int = 300, rank: int = 10, most: int = 600) -> Rows:
@@ -242,7 +236,7 @@ def figure4(draws: int, features: int = 300, rank: int = 10, most: int = 600) ->
     wanted = (1e-3, 3e-4, 1e-4)
     for condition in (10, 100, 1000):
         values = np.linspace(1.0, 1 / condition, features)
-        pooled, found = np.diag(values**2), {}
+        pooled = np.diag(values**2)
         for seed in range(draws):
             rng = np.random.default_rng(seed)
             z = orthonormal(rng.normal(size=(features, rank)))
@@ -261,10 +255,9 @@ def figure4(draws: int, features: int = 300, rank: int = 10, most: int = 600) ->
                     kkt = np.linalg.norm(rest) / np.trace(pooled)
                     while left and kkt <= left[0]:
                         label = f"condition {condition}, {name}: rounds to KKT {left.pop(0):g}"
-                        found.setdefault(label, []).append(k)
+                        yield label, k
                     if not left:
                         break
-        yield from found.items()
 
 
 def _read_images(path: str) -> np.ndarray:
@@ -277,7 +270,6 @@ def _read_images(path: str) -> np.ndarray:
 
 def images(draws: int, file: str, rank: int = 5) -> Rows:
     """Figure 3 and Table 3: subspace iteration on MNIST's test images, however they are split."""
-    found: dict[str, list[float]] = {}
     data = _read_images(file)
     pooled = data.T @ data
     best, trace = np.sqrt(np.linalg.eigvalsh(pooled)[::-1][:rank]), np.trace(pooled)
@@ -297,8 +289,7 @@ def images(draws: int, file: str, rank: int = 5) -> Rows:
         error = np.linalg.norm(values - best) / np.linalg.norm(best)
         quantities = {"rounds": rounds, "rounds to KKT 2e-06": accurate, "KKT": kkt, "error": error}
         for quantity, value in quantities.items():
-            found.setdefault(f"subspace iteration: {quantity}", []).append(float(value))
-    yield from found.items()
+            yield f"subspace iteration: {quantity}", float(value)
 
 
 # --- Shrestha & Fu (2023), Figure 9, on the views of digits ---------------------------------------
@@ -334,7 +325,6 @@ def digits(
     with np.load(file, allow_pickle=False) as archive:
         whole = [archive[name].astype(float) for name in ("fou", "fac", "kar", "pix", "zer", "mor")]
     whole = [(x - x.mean(axis=0)) / x.std(axis=0) for x in whole]
-    found: dict[str, list[float]] = {}
     for seed in range(1000, 1000 + draws):
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(whole[0]))
@@ -360,14 +350,12 @@ def digits(
             common = u @ v
             costs.append(cost(common, maps))
             shares.append(_aligned(test, maps) if len(costs) > rounds else np.nan)
-        for quantity, value in (
+        yield from (
             ("cost at the start", costs[0]),
             ("cost in the end", costs[-1]),
             ("AC at the start", shares[0]),
             ("AC in the end", shares[-1]),
-        ):
-            found.setdefault(quantity, []).append(value)
-    yield from found.items()
+        )
 
 
 # --- Shi & Kontar (2024), Section 7.1 ------------------------------------------------------------
@@ -447,7 +435,6 @@ def _unsorted(s: np.ndarray) -> np.ndarray:
 
 def _statistics(settings: Mapping[str, Setting], sizes: Sequence[int], draws: int) -> Rows:
     """Subspace errors (30) of distPCA and of PerPCA, and those of the shared components alone."""
-    found: dict[str, list[float]] = {}
     for name, setting in settings.items():
         for n in sizes:
             for seed in range(draws):
@@ -468,14 +455,12 @@ def _statistics(settings: Mapping[str, Setting], sizes: Sequence[int], draws: in
                     distance = np.sum((_projector(u) - _projector(shared)) ** 2)
                     local = np.sum((_projector(v) - _projector(own)) ** 2, axis=(1, 2)).mean()
                     label = f"{name}, n = {n}, {method}"
-                    found.setdefault(label, []).append(distance + local)
-                    found.setdefault(f"{label}: shared", []).append(distance)
-    yield from found.items()
+                    yield label, distance + local
+                    yield f"{label}: shared", distance
 
 
 def table2(draws: int) -> Rows:
     """Table 2: the shared components' errors where it is well-posed, and where the start drifts."""
-    found: dict[str, list[float]] = {}
     for seed in range(draws):
         rng = np.random.default_rng(seed)
         eye, moments = np.eye(15), []
@@ -492,7 +477,7 @@ def table2(draws: int) -> Rows:
             "PerPCA, random start": _perpca(s, *random, 300, 0.05, False),
         }.items():
             distance = np.sum((_projector(u) - truth) ** 2)
-            found.setdefault(f"{method}: shared", []).append(float(distance))
+            yield f"{method}: shared", float(distance)
         # As published: from the authors' start, tested by another law.
         s, shared, own = _moments(rng, PUBLISHED, 500)
         u, v = _perpca(s, _unsorted(s), rng.normal(size=own.shape), 2000, 0.2, False)
@@ -500,8 +485,7 @@ def table2(draws: int) -> Rows:
         rest = np.eye(15) - _projector(u) - _projector(v)
         errors = np.trace(rest @ law, axis1=1, axis2=2)
         for group, values in (("sparse", errors[:50]), ("rich", errors[50:])):
-            found.setdefault(f"authors' start, 2000 rounds: {group}", []).append(values.mean())
-    yield from found.items()
+            yield f"authors' start, 2000 rounds: {group}", values.mean()
 
 
 WELL_POSED, PUBLISHED = Setting(1.0, 2.0, 4), Setting(0.01, 0.99, 10)
@@ -551,7 +535,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     file = [] if arguments.file is None else [arguments.file]
-    for label, values in TARGETS[arguments.target](arguments.draws, *file):
+    found: dict[str, list[float]] = {}
+    for label, value in TARGETS[arguments.target](arguments.draws, *file):
+        found.setdefault(label, []).append(value)
+    for label, values in found.items():
         low, middle, high = np.percentile(values, [0, 50, 100])
         spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
         print(
