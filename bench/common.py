@@ -1,4 +1,4 @@
-"""What the scripts share: rivals timed in turns, the machine in a line, tables, and choices.
+"""Helpers that the measuring scripts share: timing, printing and the command line.
 
 Times are compared within one run, in which the rivals take turns.
 """
@@ -61,7 +61,7 @@ def every_turn(
 
 
 def machine() -> str:
-    """What the numbers depend on, in one line."""
+    """The versions and devices that timings depend on, in one line."""
     devices = jax.devices()
     return (
         f"jax {version('jax')}, jaxlib {version('jaxlib')}, numpy {version('numpy')}, "

@@ -1,4 +1,4 @@
-"""Whether printed tables still hold: makes them again, and compares them cell by cell.
+"""Make printed tables again and compare them cell by cell.
 
     python bench/still_hold.py                 # all of them, a quarter of an hour
     python bench/still_hold.py privacy start   # whose script or page has one of these in its name
@@ -59,7 +59,7 @@ def rows_of(text: str, head: str = "") -> dict[str, list[str]]:
 
 
 def unlike(printed: str, made: str) -> bool:
-    """Whether two cells say something else."""
+    """Whether two cells differ."""
     printed, made = (re.sub(r"[*`]", "", text) for text in (printed, made))
     if NUMBER.sub("#", printed) != NUMBER.sub("#", made):
         return True
@@ -68,7 +68,7 @@ def unlike(printed: str, made: str) -> bool:
 
 
 def off(printed: str, made: str) -> bool:
-    """Whether a number is not the printed one."""
+    """Whether a number differs from the printed one."""
     known, now = float(printed), float(made)
     if "e" in printed:
         return not known / FACTOR <= now <= known * FACTOR
@@ -77,7 +77,7 @@ def off(printed: str, made: str) -> bool:
 
 
 def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> list[str]:
-    """The cells that do not hold, and the rows that nothing makes."""
+    """Describe the cells that differ and the rows that are missing."""
     found = [f"{name}: not made" for name in printed if name not in made]
     for name in printed.keys() & made.keys():
         for before, now in zip(printed[name], made[name], strict=True):
@@ -87,7 +87,7 @@ def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> li
 
 
 def main() -> int:
-    """Compare them; one if any does not hold."""
+    """Compare the tables; return 1 if any differs."""
     wanted = sys.argv[1:] or [""]
     for name in wanted:
         if not any(name in table.page + table.script for table in TABLES):

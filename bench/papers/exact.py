@@ -1,4 +1,4 @@
-"""Problems without a random number, on which runs are compared digit by digit.
+"""Deterministic problems on which runs are compared with the reference digit by digit.
 
 Tables of means over seeds do not notice a rule that is applied a round early or a step that is
 twice as long, where the iteration ends at the same place. The first rounds do. The reference's
@@ -18,7 +18,7 @@ from jaxfed import Algorithm, Clients, Personalized, rollout
 
 
 def waves(*shape: int) -> Float[np.ndarray, "..."]:
-    """Numbers from -1 to 1 that look like chance and are none."""
+    """Deterministic numbers from -1 to 1 that look random."""
     places = np.arange(1, math.prod(shape) + 1)
     return np.cos(places**2 * (5**0.5 - 1) / 2).reshape(shape)
 
@@ -36,7 +36,7 @@ def curve(
     measure: Callable[[Any, Personalized], Array],
     rounds: int,
 ) -> Float[Array, " rounds"]:
-    """What is measured of the clients' samples and the result, after each round."""
+    """Measure the result on the clients' samples after each round."""
     solution = rollout(
         algorithm,
         clients,

@@ -1,4 +1,4 @@
-"""What counts as the same as a published value: intervals, by the kind of what is known."""
+"""Intervals of values that count as the same as a published one."""
 
 import math
 from dataclasses import dataclass
@@ -41,22 +41,22 @@ class Interval:
 
 
 def around(mean: float, sd: float) -> Interval:
-    """A mean over seeds; what lies within two standard deviations of it counts as the same."""
+    """A mean over seeds, plus or minus two standard deviations."""
     return Interval(mean - 2 * sd, mean + 2 * sd, f"{mean:.4g} ± {sd:.2g}")
 
 
 def near(value: float, tolerance: float) -> Interval:
-    """A single number, without a spread of its own."""
+    """A single number, plus or minus a tolerance."""
     return Interval(value - tolerance, value + tolerance, f"{value:.4g}")
 
 
 def within(value: float, share: float) -> Interval:
-    """A single number, allowed a share of itself."""
+    """A single number, plus or minus a share of itself."""
     return near(value, share * abs(value))
 
 
 def between(low: float, high: float) -> Interval:
-    """The range of a few runs; half of it more on each side counts as the same.
+    """The range of a few runs, extended by half of its width on each side.
 
     The range of three runs is 1.7 standard deviations on average, so this is about `around` again.
     """
@@ -65,23 +65,23 @@ def between(low: float, high: float) -> Interval:
 
 
 def quartiles(low: float, middle: float, high: float) -> Interval:
-    """A median with its quartiles; what lies between the quartiles counts as the same."""
+    """A median with its quartiles, between which values count as the same."""
     return Interval(low, high, f"{middle:g} [{low:g}, {high:g}]", middle)
 
 
 def draws(low: float, middle: float, high: float) -> Interval:
-    """A median with the range of the reference's draws; a median in it counts as the same."""
+    """A median with the range of the reference's draws, within which medians count as the same."""
     return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]", middle)
 
 
 def few_draws(low: float, high: float) -> Interval:
-    """`between` for a size that scatters by a factor: the same of the logarithms."""
+    """`between` on a logarithmic scale, for a size that scatters by a factor."""
     room = math.sqrt(high / low)
     return Interval(low / room, high * room, f"{low:.3g} to {high:.3g}")
 
 
 def about(value: float, factor: float = 2.0) -> Interval:
-    """A size; what differs by less than this factor counts as the same."""
+    """A size, up to a factor."""
     return Interval(value / factor, value * factor, f"{value:.2g}")
 
 

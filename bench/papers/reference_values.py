@@ -1,4 +1,4 @@
-"""The reference's values with their spread, from which intervals of `bench/papers` are made.
+"""Compute reference values and their spread, from which the targets' intervals are made.
 
     python bench/papers/reference_values.py faps/figure4
 

@@ -1,4 +1,4 @@
-"""Targets and their reports: rows, the verdicts on them, the printed table and the files."""
+"""Targets and their reports: rows, verdicts, the printed table and the files."""
 
 import csv
 import inspect
@@ -153,12 +153,12 @@ def cells(measured: Mapping[Labels, Any], **options: Any) -> dict[Labels, Cell]:
 
 
 def claim(values: Any, wanted: Interval) -> Cell:
-    """What a statement of a paper is about, as a value for each seed."""
+    """A statement of a paper: a value for each seed, and the interval it must lie in."""
     return Cell(_flat(values), wanted, by="claim")
 
 
 def ahead(smaller: Any, larger: Any, least: float) -> Cell:
-    """The claim that one is smaller than the other by so much, seed by seed on the same data."""
+    """The claim that one value is smaller than another by at least `least`, seed by seed."""
     return claim(np.asarray(larger) - np.asarray(smaller), at_least(least))
 
 
@@ -171,7 +171,7 @@ def _flat(values: Any) -> list[float]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run of a target found.
+    """The outcome of a target's run.
 
     Attributes:
         measured: values of all seeds by the row's labels; a `Cell` where a row is to be compared
@@ -217,7 +217,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of a paper, and what is known of it.
+    """A table or figure of a paper, and the values that are known.
 
     Attributes:
         run: the experiment, `run(seeds, **options) -> Found`. One on files takes a keyword `data`,
@@ -252,7 +252,7 @@ class Target:
         made: dict[Callable[..., Any], Any] | None = None,
         **options: Any,
     ) -> Report:
-        """Run it and put what was found beside what is known.
+        """Run the target and compare what it found with the known values.
 
         Args:
             seeds: of the experiment.

@@ -1,4 +1,4 @@
-"""What two revisions make of the papers' tables and figures, target by target.
+"""Compare the results of two revisions, target by target.
 
     jaxfed reproduce perpca/figure3 --seeds 1 --out BEFORE/perpca-figure3   # in each checkout
     python bench/papers/verdicts.py BEFORE AFTER

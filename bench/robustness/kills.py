@@ -1,4 +1,4 @@
-"""Kill runs at random moments, start them again, and compare what they end with, bit for bit.
+"""Kill runs at random moments, resume them and compare their results bit for bit.
 
     python -m bench.robustness.kills --runs 100
 

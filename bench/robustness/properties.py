@@ -1,4 +1,4 @@
-"""Degenerate data for every algorithm of PCA and GCCA: what must hold whatever the samples are.
+"""Run every PCA and GCCA algorithm on degenerate data and check its invariants.
 
     python -m bench.robustness.properties --cases 100000
 

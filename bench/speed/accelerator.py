@@ -1,4 +1,4 @@
-"""Everything that waits for hardware, as ratios within one run.
+"""Time kernels, decompositions, rounds and sweeps on an accelerator, as ratios.
 
     python -m bench.speed.accelerator         # on the TPU or GPU that JAX finds
     python -m bench.speed.accelerator --tiny  # anywhere, to see that it runs; ratios mean nothing

@@ -1,4 +1,4 @@
-"""What derivatives of a converged run take, beside what one would write instead.
+"""Memory and time of derivatives of a converged run, compared with hand-written ones.
 
     python -m bench.speed.adjoint                  # 50 clients of 120 samples, 784 features, 20
     python -m bench.speed.adjoint --small          # in a minute, with errors

@@ -1,4 +1,4 @@
-"""Encoding and decoding against a copy of the same array.
+"""Time encoding and decoding relative to copying the same array.
 
     python -m bench.speed.channels
 

@@ -1,4 +1,4 @@
-"""What a user waits for before the first result, beside plain JAX and scikit-learn.
+"""Time to the first result, compared with plain JAX and scikit-learn.
 
     python -m bench.speed.first_call                      # everything, some ten minutes
     python -m bench.speed.first_call --parts rivals start

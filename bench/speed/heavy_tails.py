@@ -1,4 +1,4 @@
-"""Clients of Pareto-distributed sizes in buckets, against as many samples in equal clients.
+"""Time rounds of clients of Pareto-distributed sizes, relative to clients of equal sizes.
 
 python -m bench.speed.heavy_tails [--clients 2000] [--features 256] [--bucket 1.5] [--turns 7]
 

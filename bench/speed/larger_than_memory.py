@@ -1,4 +1,4 @@
-"""Rounds on a federation that is read from a file: how fast, against reading alone, in what memory.
+"""Time and memory of rounds on data read from a file, relative to reading the file alone.
 
 python -m bench.speed.larger_than_memory [--gigabytes 2] [--folder DIR] [--turns 3]
 

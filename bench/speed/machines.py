@@ -1,4 +1,4 @@
-"""Five algorithms over Flower's own processes, TLS and node authentication on, against `fit`.
+"""Compare five algorithms on Flower's processes, with TLS and authentication, to `fit`.
 
     python -m bench.speed.machines --rounds 10
 

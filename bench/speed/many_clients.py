@@ -1,4 +1,4 @@
-"""What a client costs in a round, by how many there are; and a million clients in bounded memory.
+"""Time of a round per client as their number grows, up to a million in bounded memory.
 
     python -m bench.speed.many_clients                     # a million, against 10,000
     python -m bench.speed.many_clients growth              # 1,000 to 100,000, by backend

@@ -1,4 +1,4 @@
-"""PerPCA as one writes it in JAX without a library: vmap, a decomposition, scan, jit.
+"""PerPCA in plain JAX, as a user would write it: vmap, a decomposition, scan, jit.
 
 One way for all, no checks, no history but the objective, everybody in every round. What jaxfed's
 first call and rounds are compared with.

@@ -1,4 +1,4 @@
-"""Every algorithm on the accelerator that JAX finds, beside the same run on this processor.
+"""Compare every algorithm on the accelerator that JAX finds to the same run on the processor.
 
     python -m bench.tables.accelerator_digits  # all of it, a process a core
     python -m bench.tables.accelerator_digits --algorithms PerPCA # some of it

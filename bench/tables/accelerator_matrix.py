@@ -1,4 +1,4 @@
-"""Every algorithm compiled for a TPU and a GPU that are not here, by their own compilers.
+"""Compile every algorithm for an absent TPU and GPU, by their own compilers.
 
     python -m bench.tables.accelerator_matrix  # all of it, for hours; writes the table
     python -m bench.tables.accelerator_matrix v5e:2x2 PerPCA # some of it, printed

@@ -1,4 +1,4 @@
-"""How many clients fit, planned for TPUs that are not here by their own compiler.
+"""Plan how many clients fit into absent TPUs, by their own compiler.
 
     python -m bench.tables.accelerator_plans  # writes the docs' table, some minutes
     python -m bench.tables.accelerator_plans v5e 1000000     # one of its rows, printed

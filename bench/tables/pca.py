@@ -1,4 +1,4 @@
-"""Tables of rounds and errors that no paper has: seconds to some minutes each.
+"""Tables of rounds and errors of PCA algorithms, each made within minutes.
 
     python -m bench.tables.pca variants        # the two updates of PerPCA on noisy digits
     python -m bench.tables.pca eigensolvers    # rounds of BlockLanczos and subspace iteration

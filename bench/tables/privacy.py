@@ -1,4 +1,4 @@
-"""What each algorithm reveals of one client: the README's table of attacks.
+"""Attack each algorithm's messages: the table of `docs/guides/privacy.md`.
 
     python -m bench.tables.privacy
 

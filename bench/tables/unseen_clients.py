@@ -1,4 +1,4 @@
-"""Clients that took no part, from a few samples: what is left of held-out digits.
+"""Reconstruct held-out digits of clients that took no part in training.
 
     python -m bench.tables.unseen_clients
 

@@ -1,4 +1,4 @@
-"""What is reported of ADEPT's personal diffusion models: Table 3, and Figures 3 and 4."""
+"""Report ADEPT's personal diffusion models: Table 3, Figures 3 and 4."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Captured energy of synthetic clients by how different they are."""
+"""Measure the energy that autoencoders of synthetic clients capture, by heterogeneity."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Captured energy of one-class clients of MNIST, and what local training would need for it."""
+"""Measure the energy that autoencoders of one-class MNIST clients capture."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the messages of one client give away, over the rounds and over sizes."""
+"""Reconstruct a client's matrix from its messages, by rounds and by problem size."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the figures of Ozkara, Huang & Diggavi (2023) share: hierarchical-Bayes PCA.
+"""Helpers shared by the figures of Ozkara, Huang & Diggavi (2023): hierarchical-Bayes PCA.
 
 What is called the reference is an independent implementation of the same experiments in NumPy, in
 double precision; the papers have pictures only. Errors are expected ones of fresh samples, in
@@ -39,7 +39,7 @@ READINGS = {"standard deviation": 0.01, "variance": 0.1}
 
 
 def frames_of(result: Personalized, clients: Clients) -> Float[Array, "m d r"]:
-    """What each client reconstructs with: after global training, the shared components."""
+    """The components each client reconstructs with; after global training, the shared ones."""
     if result.local is not None:
         return result.local
     return jnp.broadcast_to(result.shared, (len(clients), *result.shared.shape))
@@ -97,7 +97,7 @@ def errors(
 def swept(
     function: Callable, axes: Mapping[str, Any], *, block: int = 1, **options: Any
 ) -> Dataset:
-    """A function at every point of a grid; its options are those that are not axes."""
+    """Evaluate a function on a grid; `options` are its arguments that are not axes."""
     progress = _report.on_terminal()
     return grid(Partial(function, **options), axes, block=block, progress=progress)
 
@@ -125,7 +125,7 @@ def values_of(found: Dataset) -> dict[str, np.ndarray]:
 
 
 def margins(values: Mapping[str, Any]) -> Float[np.ndarray, "places seeds"]:
-    """How much smaller the personalized error is than that of the better of the two others.
+    """By how much the personalized error is below the better of the two others.
 
     Which one that is, is a matter of the means over seeds, place by place.
     """
@@ -148,7 +148,7 @@ def reference_of(
 
 
 def at_least_half(*differences: float) -> Interval:
-    """What a claim has to reach: half of what it is in the reference, at the place it is least.
+    """The bound of a claim: half of the reference's smallest difference.
 
     Where it does not hold in the reference, half of what could be told there.
     """

@@ -1,4 +1,4 @@
-"""Subspace errors of clients with 10,000 samples as one number of their law grows.
+"""Measure subspace errors as the dimension or the number of clients grows: Figures 5 and 6.
 
 In two settings of Figure 4: the published one, from the authors' start, and the well-posed one.
 """

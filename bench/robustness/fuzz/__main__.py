@@ -1,4 +1,4 @@
-"""Call everything public with malformed arguments, and print a table of what became of them.
+"""Call everything public with malformed arguments and print a table of the outcomes.
 
 python -m bench.robustness.fuzz --cases 50000
 """

@@ -1,4 +1,4 @@
-"""Every public callable, arguments that are right, and which values each parameter takes.
+"""The public callables to fuzz: valid arguments, and which values each parameter accepts.
 
 Most of it is derived: the callables from the public namespaces, kinds of values from annotations
 and names (`derived.py`), required arguments from their names. `callables.toml` has the rest.

@@ -1,4 +1,4 @@
-"""Files as CIFAR's authors wrote them: pickles of Python 2, by instruction."""
+"""Write files as CIFAR's authors did: pickles of Python 2, instruction by instruction."""
 
 import struct
 

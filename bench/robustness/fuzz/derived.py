@@ -1,4 +1,4 @@
-"""Which values a parameter takes, derived from its annotation and its name.
+"""Derive which values a parameter accepts from its annotation and its name.
 
 Annotations say of which type a value is, names such as `step_size` within which bounds: these are
 the same all over the library. What else a callable asks for is in `callables.toml`.

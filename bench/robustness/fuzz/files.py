@@ -1,4 +1,4 @@
-"""Files that every reader reads, and ways to damage them."""
+"""Valid files for every reader, and ways to damage them."""
 
 import gzip
 import io
@@ -137,7 +137,7 @@ DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
 
 
 def written(rng: random.Random, folder: Path) -> tuple[str, str, Path]:
-    """Write files of which one is damaged.
+    """Write valid files, one of them damaged.
 
     Args:
         rng: what decides.

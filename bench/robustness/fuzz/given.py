@@ -1,4 +1,4 @@
-"""Small arguments that are right, by name, each made once."""
+"""Small valid arguments by name, each made once."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which values a parameter takes: a small predicate for each kind of parameter.
+"""Predicates that say which values a parameter accepts, one for each kind of parameter.
 
 A predicate says of ONE value whether it must be accepted; everything else must be refused.
 """

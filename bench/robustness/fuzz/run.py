@@ -1,4 +1,4 @@
-"""Malformed arguments, and what becomes of them."""
+"""Draw malformed arguments, make the calls and classify the outcomes."""
 
 import inspect
 import os
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: `kind` is one of `GOOD`, or a fault."""
+    """The outcome of a case: `kind` is one of `GOOD`, or a fault."""
 
     case: Case
     kind: str
@@ -73,7 +73,7 @@ def _targets() -> list[Target]:
 
 
 def cases(number: int, seed: int) -> Iterator[Case]:
-    """So many cases, drawn at random."""
+    """Draw cases at random."""
     rng = random.Random(seed)
     made = 0
     while made < number:
@@ -94,7 +94,7 @@ def cases(number: int, seed: int) -> Iterator[Case]:
 
 
 def _damaged(rng: random.Random, number: int) -> Case:
-    """The call of a reader with a file that is damaged, which may not matter."""
+    """A call of a reader with a damaged file, which it may read nevertheless."""
     reader, how, place = written(rng, Path(f"damaged-{number}"))
     (target,) = (each for each in _targets() if each.name == f"data.{reader}")
     parameter = next(iter(target.right))
@@ -136,7 +136,7 @@ def _of_another_type(target: Target, parameter: str, value: Any) -> bool:
 
 
 def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
-    """A value, made from one that is right in every third case."""
+    """Draw a value; every third is made by damaging a valid one."""
     if right is not None and rng.random() < 0.35:
         if isinstance(right, np.ndarray) and rng.random() < 0.7:
             label = rng.choice(sorted(DAMAGED_ARRAYS))
@@ -149,7 +149,7 @@ def _drawn(rng: random.Random, right: Any) -> tuple[str, Any]:
 
 
 def outcome(case: Case) -> Outcome:
-    """Make the call, in the working directory, where nothing may be written."""
+    """Make the call; it must not write into the working directory."""
     before = _files()
     kind, message, slow = _timed(case)
     if slow:  # once may be compilation, of what other cases have done without
@@ -212,7 +212,7 @@ def _files() -> list[str]:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """How often each callable ended how."""
+    """Count the outcomes of each callable."""
     kinds = sorted({each.kind for each in outcomes}, key=lambda kind: (kind not in GOOD, kind))
     counted = Counter((each.case.target.name, each.kind) for each in outcomes)
     counted.update(("all", each.kind) for each in outcomes)

@@ -1,4 +1,4 @@
-"""Values that a few callables take: predicates that neither annotations nor names give.
+"""Predicates of parameters that neither annotations nor names describe.
 
 The sizes are those of `given.py`: 3 clients of 4 samples of 5 features, and rank 2.
 """

@@ -1,4 +1,4 @@
-"""Values that nobody should give, by a label that tells them apart in a table."""
+"""Malformed values by label, and ways to damage a valid value."""
 
 from collections.abc import Callable
 from fractions import Fraction
