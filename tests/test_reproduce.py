@@ -137,7 +137,7 @@ def test_the_package_holds_no_target():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["perpca/table1"], ["'perpca/table1'", *SYNTHETIC]),
         ([], SYNTHETIC),
@@ -147,10 +147,10 @@ def test_the_package_holds_no_target():
         (["perpca/table2", "--scale", "0.5"], ["--scale", "perpca/table2"]),
     ],
 )
-def test_what_cannot_be_run_is_refused(arguments, told, capsys):
+def test_what_cannot_be_run_is_refused(arguments, expected, capsys):
     assert main(["reproduce", *arguments]) == 2
     error = capsys.readouterr().err
-    assert all(words in error for words in told)
+    assert all(words in error for words in expected)
 
 
 # --- verdicts --------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_several_targets_of_one_experiment_make_it_once(monkeypatch, tmp_path, c
         made.append((seeds, scale))
         return scale
 
-    def told(text):
+    def target_of(text):
         return Target(
             lambda scale: Found({(f"{text} {scale}",): None}),
             title="Sizes",
@@ -323,7 +323,11 @@ def test_several_targets_of_one_experiment_make_it_once(monkeypatch, tmp_path, c
             experiment=experiment,
         )
 
-    targets = {"perpca/one": told("One"), "perpca/two": told("Two"), "perpca/small": SMALL}
+    targets = {
+        "perpca/one": target_of("One"),
+        "perpca/two": target_of("Two"),
+        "perpca/small": SMALL,
+    }
     monkeypatch.setattr(papers, "find", targets.get)
     both = ["reproduce", "perpca/one", "perpca/two"]
     out = ["--out", str(tmp_path / "out")]

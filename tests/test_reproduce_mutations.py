@@ -1,4 +1,4 @@
-"""Targets can fail: each of these mistakes is told by the target that is about it."""
+"""Targets can fail: each of these planted mistakes makes the target concerned differ."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -75,9 +75,9 @@ def run_all(
     record = {base: record.get(base, {}) | here.get(base, {}) for base in bases}
     of_base = record[str(seeds.base)]
     write_page(record, out)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     for group in order(together(names), record):
-        left = None if budget is None else budget - (time.monotonic() - begun)
+        left = None if budget is None else budget - (time.monotonic() - start_time)
         if left is not None and left <= 0:
             break
         if data is None and wants_data(group[0]):
@@ -108,13 +108,13 @@ def run_together(
     command += ["--seeds", str(len(seeds)), "--seed", str(seeds.base)]
     if data is not None and wants_data(names[0]):
         command += ["--data", str(data)]
-    begun = time.monotonic()
+    start_time = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return {}
     alike: dict[str, Any] = {
-        "seconds": round(time.monotonic() - begun),
+        "seconds": round(time.monotonic() - start_time),
         "date": date.today().isoformat(),
         "seeds": len(seeds),
     }

@@ -190,9 +190,9 @@ def _power(parts: np.ndarray, z: np.ndarray, rounds: int, steps: int = 8) -> Ite
         yield z
 
 
-def _given_away(matrix: np.ndarray, heard: Sequence[np.ndarray]) -> float:
+def _given_away(matrix: np.ndarray, messages: Sequence[np.ndarray]) -> float:
     """The relative error of the matrix of least norm that has these products."""
-    z = np.concatenate(heard, axis=1)
+    z = np.concatenate(messages, axis=1)
     found = np.linalg.lstsq(z.T, (matrix @ z).T, rcond=np.finfo(float).eps)[0].T
     return float(np.linalg.norm(found - matrix) / np.linalg.norm(matrix))
 
@@ -210,13 +210,13 @@ def figure1(draws: int, features: int = 200, rank: int = 20) -> Rows:
             ("subspace iteration", 1, 0, (1, 2, 5, 9, 10, 11, 12, 15, 40)),
             ("LocalPower with one local step", 8, 3, (10, 12)),
         ):
-            heard = [z, *_power(parts, z, skipped + max(at), steps)][skipped:]
+            messages = [z, *_power(parts, z, skipped + max(at), steps)][skipped:]
             for k in at:
                 label = f"{name}: after {k} rounds"
-                yield label, _given_away(parts[0], heard[:k])
+                yield label, _given_away(parts[0], messages[:k])
                 if steps == 1 and k in (10, 40):
-                    said = values[:, None] ** 2 * heard[k - 1]
-                    rest = said - heard[k - 1] @ (heard[k - 1].T @ said)
+                    product = values[:, None] ** 2 * messages[k - 1]
+                    rest = product - messages[k - 1] @ (messages[k - 1].T @ product)
                     kkt = np.linalg.norm(rest) / np.sum(values**2)
                     yield f"KKT: after {k} rounds", float(kkt)
         # The first as large as the paper's, of fewer draws.
@@ -224,9 +224,9 @@ def figure1(draws: int, features: int = 200, rank: int = 20) -> Rows:
             drawn = rng.uniform(-1, 1, size=(8, 25 * p // 2, p * ratio))
             parts = drawn.mT @ drawn
             at = [*range(ratio - 1, ratio + 3), *([] if p == 100 else [2 * ratio, 3 * ratio])]
-            heard = [orthonormal(rng.normal(size=(p * ratio, p)))]
-            heard += [*_power(parts, heard[0], max(at), 1)]
-            good = (k for k in at if _given_away(parts[0], heard[:k]) <= 1e-5)
+            messages = [orthonormal(rng.normal(size=(p * ratio, p)))]
+            messages += [*_power(parts, messages[0], max(at), 1)]
+            good = (k for k in at if _given_away(parts[0], messages[:k]) <= 1e-5)
             label = f"n/p = {ratio}, p = {p}: rounds to 1e-5"
             yield label, next(good, max(at))
 

@@ -149,9 +149,9 @@ def rival(folder: Path) -> list[dict[str, object]]:
             theirs[floor] = jf.gcca.subspace_distance(np.linalg.qr(scores)[0], found)
         key = jax.random.key(0)
         start = jf.fit(jf.gcca.MVLSA(rank), views, rounds=1, key=key)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         solution = jf.fit(exact, views, rounds=500, key=key, warm_start=start, tol=1e-14)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         measured = turns(
             {"optimum": partial(optimum, views, rank), "zoo": partial(GCCA(rank).fit, chosen)},
             repeats=3,

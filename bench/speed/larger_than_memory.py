@@ -56,9 +56,9 @@ def forget(path: Path) -> None:
 
 def seconds(function: Callable[[], object]) -> np.ndarray:
     """How long something takes by the clock, and of processors, its children's included."""
-    begun = time.perf_counter(), sum(os.times()[:4])
+    start_time = time.perf_counter(), sum(os.times()[:4])
     function()
-    return np.subtract((time.perf_counter(), sum(os.times()[:4])), begun)
+    return np.subtract((time.perf_counter(), sum(os.times()[:4])), start_time)
 
 
 def main() -> None:

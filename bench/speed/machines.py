@@ -107,19 +107,19 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
     )
     (app / "federation" / "app.py").write_text(source)
     run = local.begin(app, {"out": str(app / "out")})
-    states, end, begun = app / "out" / "server", time.monotonic() + limit, None
-    asked = time.monotonic()
+    states, end, first_message_at = app / "out" / "server", time.monotonic() + limit, None
+    checked_at = time.monotonic()
     while not (app / "out" / "solution.npz").exists():
-        if begun is None and (states / "000000.npz").exists():
-            begun = time.monotonic()
+        if first_message_at is None and (states / "000000.npz").exists():
+            first_message_at = time.monotonic()
         if time.monotonic() > end:
             raise TimeoutError(f"{name}: no end after {limit:g} seconds")
-        if time.monotonic() > asked + 60:
+        if time.monotonic() > checked_at + 60:
             if "failed" in local.status(run):
                 raise RuntimeError(f"{name}: {local.output(run)[-2000:]}")
-            asked = time.monotonic()
+            checked_at = time.monotonic()
         time.sleep(0.2)
-    seconds = (time.monotonic() - (begun or time.monotonic())) / rounds
+    seconds = (time.monotonic() - (first_message_at or time.monotonic())) / rounds
     made = spec_from_file_location(f"federation_{name}", app / "federation" / "app.py")
     assert made is not None and made.loader is not None
     federation = module_from_spec(made)

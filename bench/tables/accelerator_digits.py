@@ -46,14 +46,14 @@ def on(device: jax.Device, given: Program) -> tuple[Any, dict[str, float]]:
     arrays, rest = eqx.partition(given.arguments, eqx.is_array)
     arguments = eqx.combine(jax.device_put(arrays, device), rest)
     with jax.default_device(device):
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         options = GPU_OPTIONS if device.platform == "gpu" else {}  # as in `jaxfed.fit`
         run = given.function.lower(*arguments).compile(compiler_options=options)
-        compiled = time.perf_counter() - begun
+        compiled = time.perf_counter() - start_time
         jax.block_until_ready(run(*arguments))
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         found = jax.block_until_ready(run(*arguments))
-        return found, {"compile s": compiled, "run ms": 1e3 * (time.perf_counter() - begun)}
+        return found, {"compile s": compiled, "run ms": 1e3 * (time.perf_counter() - start_time)}
 
 
 def otherwise_rounded(given: Program) -> Program:

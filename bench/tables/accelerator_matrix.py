@@ -115,7 +115,7 @@ def compile_for(place: Target, given: Program) -> Compiled:
 
 def row(place: Target, name: str, way: str, direction: str, make: Callable[[], Program]) -> dict:
     """What one compilation gives, or why there is none."""
-    begun = time.process_time()
+    start_time = time.process_time()
     cells: dict[str, Any] = {"target": place.name, "run": name, "messages": way, "": direction}
     empty = dict.fromkeys(("code MB", "temporaries MB", "all-reduces", "processor s"), "")
     try:
@@ -129,7 +129,7 @@ def row(place: Target, name: str, way: str, direction: str, make: Callable[[], P
         "code MB": round(memory.generated_code_size_in_bytes / 1e6, 2),
         "temporaries MB": round(memory.temp_size_in_bytes / 1e6, 2),
         "all-reduces": found.all_reduces,
-        "processor s": round(time.process_time() - begun, 1),
+        "processor s": round(time.process_time() - start_time, 1),
         "note": "",
     }
 

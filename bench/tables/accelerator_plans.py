@@ -26,7 +26,7 @@ MARKS = "<!-- plans -->\n", "<!-- end of plans -->"
 
 def row(topology: str, clients: int) -> dict[str, Any]:
     """What one plan says."""
-    begun = time.process_time()
+    start_time = time.process_time()
     plan = jf.plan(
         jf.pca.PerPCA(3, 2),
         jf.shapes_of(clients, 8, 32),
@@ -47,7 +47,7 @@ def row(topology: str, clients: int) -> dict[str, Any]:
         "fits": "yes" if plan.fits else "no",
         "GB in all": round(plan.needed / 1e9, 3),
         **memory,
-        "processor s": round(time.process_time() - begun, 1),
+        "processor s": round(time.process_time() - start_time, 1),
         "what would": plan.advice or "",
     }
 

@@ -213,7 +213,7 @@ def papers() -> list[dict]:
 
     Most of the objectives of the first two is noise that no components capture, so that one percent
     of it says little; the angle between the shared components and those of full precision says
-    more. Without feedback an objective can even be too low: what clients are told is not
+    more. Without feedback an objective can even be too low: what clients receive is not
     orthonormal.
     """
     key = jax.random.key(0)

@@ -70,7 +70,7 @@ def eigensolvers(seed: int, starts: int = 3) -> list[Row]:
             keys = jax.random.split(jax.random.key(seed), starts)
             run = partial(jf.rollout, algorithm, clients, rounds=500, tol=1e-10)
             solution = jax.jit(jax.vmap(lambda key, run=run: run(key=key)))(keys)
-            # The objective of a round's result is told by the next one.
+            # A round reports the objective of the round before.
             counts = np.sort(np.asarray(solution.rounds) - 1)
             row[name] = f"{counts[0]} to {counts[-1]}"
             if name == "BlockLanczos":

@@ -93,20 +93,20 @@ def draw(features: int = FEATURES, samples: int = SAMPLES) -> jf.Clients:
 def attacked(row: Row, clients: jf.Clients, at: tuple[int, ...] = (10, ROUNDS)) -> dict[str, float]:
     """The errors of all attacks; NaN where nothing is sent that could be attacked."""
     key, truth = jax.random.key(SEED), privacy.client_matrix(clients, CLIENT)
-    heard = privacy.record(
+    transcript = privacy.record(
         row.algorithm, clients, rounds=row.rounds + row.skip, key=key, client=CLIENT
     )
-    sends_first = bool(jax.tree.leaves(heard.first))
-    first = privacy.first_message_attack(heard, truth) if sends_first else 1.0
+    sends_first = bool(jax.tree.leaves(transcript.first))
+    first = privacy.first_message_attack(transcript, truth) if sends_first else 1.0
     errors: dict[str, float] = {"first message": math.nan if first == 1 else first}
-    sums = [privacy.first_message_attack(heard, truth, summed=True)] if sends_first else []
+    sums = [privacy.first_message_attack(transcript, truth, summed=True)] if sends_first else []
     for k in at:
         name = f"{k} rounds"
         errors[name] = math.nan
         if row.rounds > 1:
             options = {"calibrated": True, "at": [k + row.skip], "skip": row.skip}
-            errors[name] = float(privacy.linear_attack(heard, truth, **options)[0])
-            summed = privacy.linear_attack(heard, truth, summed=True, **options)
+            errors[name] = float(privacy.linear_attack(transcript, truth, **options)[0])
+            summed = privacy.linear_attack(transcript, truth, summed=True, **options)
             sums.append(float(summed[0]))
     errors["restarts"] = math.nan
     if row.rounds > 1:

@@ -44,8 +44,8 @@ def once(seed: int) -> dict[str, list[float]]:
 
     side_by_side = jf.pca.PerPCA(SHARED, LOCAL)
     around = jf.pca.AdaptivePCA(SHARED + LOCAL, NOISE, solver="eigenvectors")
-    begun, second = (jf.fit(a, clients, rounds=100, key=key) for a in (side_by_side, around))
-    first = jf.fit(side_by_side, clients, rounds=900, key=key, warm_start=begun.result)
+    early, adaptive = (jf.fit(a, clients, rounds=100, key=key) for a in (side_by_side, around))
+    late = jf.fit(side_by_side, clients, rounds=900, key=key, warm_start=early.result)
 
     def personal(solution, few):
         few = jf.Clients.from_samples(few)
@@ -54,14 +54,14 @@ def once(seed: int) -> dict[str, list[float]]:
     def both(shared, local):
         return [np.concatenate([shared, own], axis=1) for own in np.asarray(local)]
 
-    centre = np.asarray(second.result.shared)
+    centre = np.asarray(adaptive.result.shared)
     rows: dict[str, list[float]] = {}
     for n in SAMPLES:
         few = [np.asarray(x[:n]) for x in train[TRAINED:]]
         for name, bases in (
-            (f"`PerPCA({SHARED}, {LOCAL})`, 100 rounds", both(*personal(begun, few))),
-            (f"`PerPCA({SHARED}, {LOCAL})`, 1,000 rounds", both(*personal(first, few))),
-            (f"`AdaptivePCA({SHARED + LOCAL})`", list(np.asarray(personal(second, few).local))),
+            (f"`PerPCA({SHARED}, {LOCAL})`, 100 rounds", both(*personal(early, few))),
+            (f"`PerPCA({SHARED}, {LOCAL})`, 1,000 rounds", both(*personal(late, few))),
+            (f"`AdaptivePCA({SHARED + LOCAL})`", list(np.asarray(personal(adaptive, few).local))),
             ("its shared components alone", [centre] * len(few)),
             ("PCA of the new client alone", alone(few, SHARED + LOCAL)),
         ):

@@ -18,7 +18,7 @@ from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
 _LATE = f"{POWER}, rounds with one local step"
-_HEARD = (1, 2, 5, 9, 10, 11, 12, 15, 40)
+_ROUNDS = (1, 2, 5, 9, 10, 11, 12, 15, 40)
 _RATIOS = (5, 10, 20)  # n/p
 FULL = 100  # p of the paper's first instance, of n = 1000 and m = 10,000
 
@@ -32,7 +32,7 @@ def run(
     *,
     features: int = 200,
     rank: int = 20,
-    heard: Sequence[int] = _HEARD,
+    at_rounds: Sequence[int] = _ROUNDS,
     ratios: Sequence[int] = _RATIOS,
     full: int = FULL,
 ) -> Found:
@@ -52,22 +52,22 @@ def run(
             methods = {SSI: SubspaceIteration(rank), POWER: power(rank), FIVE: FAPS(rank)}
             methods[PRINTED] = printed(rank)
             for name, algorithm in methods.items():
-                said = privacy.record(algorithm, clients, rounds=max(heard), key=key)
-                error = privacy.linear_attack(said, truth, at=heard)
+                transcript = privacy.record(algorithm, clients, rounds=max(at_rounds), key=key)
+                error = privacy.linear_attack(transcript, truth, at=at_rounds)
                 curves.setdefault(name, []).append(error)
                 if name == POWER:
                     # Only the rounds with one local step, from the fourth on.
-                    late = said._replace(
-                        received=jax.tree.map(lambda x: x[3:], said.received),
-                        sent=jax.tree.map(lambda x: x[3:], said.sent),
+                    late = transcript._replace(
+                        received=jax.tree.map(lambda x: x[3:], transcript.received),
+                        sent=jax.tree.map(lambda x: x[3:], transcript.sent),
                     )
-                    later = [k for k in heard if k <= max(heard) - 3]
+                    later = [k for k in at_rounds if k <= max(at_rounds) - 3]
                     error = privacy.linear_attack(late, truth, at=later)
                     curves.setdefault(_LATE, []).append(
-                        np.pad(error, (0, len(heard) - len(later)), constant_values=np.nan)
+                        np.pad(error, (0, len(at_rounds) - len(later)), constant_values=np.nan)
                     )
                 if name == SSI:
-                    frames = [said.received[k - 1] for k in heard]
+                    frames = [transcript.received[k - 1] for k in at_rounds]
                     kkt = [metrics.scaled_kkt_violation(drawn.samples, z) for z in frames]
                     curves.setdefault(KKT, []).append(np.asarray(kkt))
             guess = privacy.public_guess(clients)
@@ -79,26 +79,28 @@ def run(
                 clients = Clients.from_samples(drawn)
                 at = [*range(ratio - 1, ratio + 3)]
                 at += [] if size == full else [2 * ratio, 3 * ratio]
-                said = privacy.record(SubspaceIteration(size), clients, rounds=max(at), key=key)
-                errors = privacy.linear_attack(said, privacy.client_matrix(clients), at=at)
+                transcript = privacy.record(
+                    SubspaceIteration(size), clients, rounds=max(at), key=key
+                )
+                errors = privacy.linear_attack(transcript, privacy.client_matrix(clients), at=at)
                 good = [k for k, error in zip(at, errors, strict=True) if error <= 1e-5]
                 labels = _size_name(ratio, size), "rounds to 1e-5"
                 measured.setdefault(labels, []).append(min(good, default=max(at)))
     known = papers.known("faps/figure1")
     for name, values in curves.items():
         arrays[name] = np.stack(values)
-        for place, k in enumerate(heard):
+        for place, k in enumerate(at_rounds):
             column = arrays[name][:, place]
             labels = name, f"after {k} rounds"
             if labels in known:
                 measured[labels] = column
-    arrays["rounds"] = np.asarray(heard)
+    arrays["rounds"] = np.asarray(at_rounds)
 
     def draw() -> Any:
         axes = next(iter(graphs([("what a client's messages give away", "rounds", "error")])))
         for i, (name, values) in enumerate(curves.items()):
             middle = np.median(np.stack(values), axis=0)
-            axes.loglog(heard, middle, color=colour(i), marker="o", markersize=3, label=name)
+            axes.loglog(at_rounds, middle, color=colour(i), marker="o", markersize=3, label=name)
         legend(axes, 6)
         return axes.figure
 

@@ -125,10 +125,10 @@ def processor_time(
     """Seconds of a round of all draws, compiled before: the least of three runs."""
 
     def once() -> float:
-        begun = time.process_time()
+        start_time = time.process_time()
         algorithm = MaxVar(RANK, batch_size=batch)
         jax.block_until_ready(runs(algorithm, views, keys, rounds, start, channel=wire_of(bits)))
-        return time.process_time() - begun
+        return time.process_time() - start_time
 
     once()
     return min(once() for _ in range(3)) / rounds

@@ -46,11 +46,11 @@ def by_start(seeds: Seeds, *, draws: int = 50, rounds: int = 4000) -> Found:
     """All draws of a seed in one compiled call for each start and kind of message."""
     found = _Curves(1, 2, 10, 100, 1000)
     for keys, views, warm in linear.drawn(seeds, draws):
-        for start, begun in (("warm", warm), ("random", linear.random_start(views, keys))):
+        for start, start_point in (("warm", warm), ("random", linear.random_start(views, keys))):
             # From the random start, the authors' programs take full gradients in both.
             few = linear.BATCH if start == "warm" else None
             for name, bits, batch in (("AltMaxVar", None, None), ("CuteMaxVar", 3, few)):
-                costs = linear.costs_of(views, begun, keys, bits, batch=batch, rounds=rounds)
+                costs = linear.costs_of(views, start_point, keys, bits, batch=batch, rounds=rounds)
                 found.add(name, start, costs=costs)
     return found.found(
         [f"Each seed is a mean over {draws} draws; {rounds} rounds."],

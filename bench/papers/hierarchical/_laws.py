@@ -150,7 +150,7 @@ def reference_of(
 def at_least_half(*differences: float) -> Interval:
     """The bound of a claim: half of the reference's smallest difference.
 
-    Where it does not hold in the reference, half of what could be told there.
+    Where the claim fails in the reference, half of what its digits resolve.
     """
     return at_least(max(min(differences) / 2, RESOLUTION))
 

@@ -1,4 +1,4 @@
-"""Icons on one background texture, told from it by PerPCA and by robust PCA."""
+"""Separate icons from a common background texture, by PerPCA and by robust PCA."""
 
 from typing import Any
 
