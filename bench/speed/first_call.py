@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -40,84 +41,22 @@ for _ in range(2):
     spent += [time.process_time() - clocks[0], time.perf_counter() - clocks[1]]
 print(*spent)
 """
-JAX = "import jax, jax.numpy as jnp, jaxfed as jf\njf.fit; jf.pca.PerPCA; jf.gcca.MaxVar"
-PLAIN = "import jax, jax.numpy as jnp\nfrom bench.speed import plain_jax"
-FIT = """\
-    solution = jf.fit({algorithm}, {clients}, rounds=20, key=jax.random.key(0){more})
-    return jax.device_get(solution.result)"""
-SAMPLES, VIEWS = "jf.Clients.from_samples(x)", "jf.gcca.Views.from_arrays(list(x[:3]))"
-STEP = "0.5"
-
-RIVALS = {
-    "jaxfed": (
-        JAX,
-        FIT.format(algorithm=f"jf.pca.PerPCA(r1, r2, step_size={STEP})", clients=SAMPLES, more=""),
-    ),
-    "plain JAX, QR": (
-        PLAIN,
-        f"""\
-    start = plain_jax.random_start(jax.random.key(0), m, d, r1, r2)
-    return jax.device_get(plain_jax.perpca(jnp.asarray(x), *start, {STEP}, 20))""",
-    ),
-    "plain JAX, SVD": (
-        PLAIN,
-        f"""\
-    start = plain_jax.random_start(jax.random.key(0), m, d, r1, r2)
-    return jax.device_get(plain_jax.perpca(jnp.asarray(x), *start, {STEP}, 20, plain_jax.svd))""",
-    ),
-    "scikit-learn's PCA, pooled": (
-        "from sklearn.decomposition import PCA",
-        """\
-    return PCA(r1 + r2, svd_solver="covariance_eigh").fit(x.reshape(m * n, d)).components_""",
-    ),
-}
-
-ALGORITHMS = {
-    "PerPCA": ("jf.pca.PerPCA(2, 3)", SAMPLES, ""),
-    "PerPCA, 3 bits": (
-        "jf.pca.PerPCA(2, 3)",
-        SAMPLES,
-        ", channel=jf.channel.difference(jf.channel.quantize(3))",
-    ),
-    "VarProPerPCA": ("jf.pca.VarProPerPCA(2, 3)", SAMPLES, ""),
-    "HierarchicalPCA": (
-        "jf.pca.HierarchicalPCA(3, noise_variance=0.1, prior_variance=0.1)",
-        SAMPLES,
-        "",
-    ),
-    "AdaptivePCA": ("jf.pca.AdaptivePCA(3, noise_variance=0.1)", SAMPLES, ""),
-    "BlockLanczos": ("jf.pca.BlockLanczos(3)", SAMPLES, ""),
-    "FAPS": ("jf.pca.FAPS(3)", SAMPLES, ""),
-    "MaxVar": ("jf.gcca.MaxVar(3)", VIEWS, ""),
-    "DeepMaxVar": (
-        "jf.gcca.DeepMaxVar(lambda *a, **k: jf.models.Perceptron(*a, outputs=3, **k), "
-        "__import__('optax').adam(1e-3), rank=3, inner_epochs=3)",
-        VIEWS,
-        "",
-    ),
-}
-
-GRADIENT = """\
-    def loss(step_size):
-        clients = jf.Clients.from_samples(x)
-        algorithm = jf.pca.PerPCA(r1, r2, step_size=step_size)
-        return jf.rollout(
-            algorithm, clients, rounds=10, key=jax.random.key(0)
-        ).history["objective"][-1]
-    return jax.device_get(jax.jit({transform})({STEP}))"""
-SWEEP = f"""\
-    clients = jf.Clients.from_samples(x)
-    runs = jf.sweep(
-        [jf.pca.PerPCA(r1, r2, step_size=0.01 * {STEP} * (1 + i)) for i in range({{points}})],
-        clients, rounds=20, keys=jax.random.key(0),
-    )
-    return jax.device_get(runs.result)"""
+CASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SMALL = 20, 100, 15, 2, 3
 
 
-def measured(
-    cases: dict[str, tuple[str, str]], size: tuple[int, ...], repeats: int
-) -> dict[str, list[float]]:
+def cases_of(part: str) -> dict[str, tuple[str, str]]:
+    """The imports and the body of each case of a part."""
+    filled = {name: CASES["defaults"] | case for name, case in CASES[part].items()}
+    return {
+        name: (CASES["imports"][case["imports"]], CASES["bodies"][case["body"]].format(**case))
+        for name, case in filled.items()
+    }
+
+
+def measured(part: str, size: tuple[int, ...], repeats: int) -> dict[str, list[float]]:
     """Least seconds of each case: processor and wall of the first call, then of the second."""
+    cases = cases_of(part)
     found: dict[str, list[list[float]]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, (imports, body) in cases.items():
@@ -144,7 +83,7 @@ def _run(command: list[str], **variables: str) -> tuple[list[str], float, float]
 def rivals(repeats: int) -> Iterable[dict[str, object]]:
     """PerPCA, 20 rounds from NumPy arrays, beside what is there without jaxfed."""
     for size in SIZES:
-        found = measured(RIVALS, size, repeats)
+        found = measured("rivals", size, repeats)
         plain = found["plain JAX, QR"]
         for name, (cpu, wall, again, again_wall) in found.items():
             yield {
@@ -161,11 +100,7 @@ def rivals(repeats: int) -> Iterable[dict[str, object]]:
 
 def algorithms(repeats: int) -> Iterable[dict[str, object]]:
     """First fit of 20 rounds at a small size."""
-    cases = {
-        name: (JAX, FIT.format(algorithm=algorithm, clients=clients, more=more))
-        for name, (algorithm, clients, more) in ALGORITHMS.items()
-    }
-    for name, (cpu, wall, again, _) in measured(cases, (20, 100, 15, 2, 3), repeats).items():
+    for name, (cpu, wall, again, _) in measured("algorithms", SMALL, repeats).items():
         yield {
             "what": name,
             "first, cpu s": cpu,
@@ -176,31 +111,18 @@ def algorithms(repeats: int) -> Iterable[dict[str, object]]:
 
 def gradient(repeats: int) -> Iterable[dict[str, object]]:
     """The first call of ten rounds and of their derivative with respect to the step size."""
-    forms = {"ten rounds": "loss", "their gradient": "jax.grad(loss)"}
-    cases = {name: (JAX, GRADIENT.format(transform=f, STEP=STEP)) for name, f in forms.items()}
-    yield from _compared(measured(cases, (20, 100, 15, 2, 3), repeats))
+    yield from _compared(measured("gradient", SMALL, repeats))
 
 
 def sweep(repeats: int) -> Iterable[dict[str, object]]:
     """The first call of a sweep over 64 step sizes, and over one."""
-    cases = {f"{k} points": (JAX, SWEEP.format(points=k)) for k in (1, 64)}
-    yield from _compared(measured(cases, (20, 100, 15, 2, 3), repeats))
+    yield from _compared(measured("sweep", SMALL, repeats))
 
 
 def prepare(repeats: int) -> Iterable[dict[str, object]]:
     """What comes before the first round of PerPCA, compiled already, in rounds."""
-    fit = FIT.replace("rounds=20", "rounds={rounds}")
     for size in ((50, 120, 784, 10, 10), (20, 32, 2048, 4, 4), (20, 200, 2048, 4, 4)):
-        cases = {
-            str(rounds): (
-                JAX,
-                fit.format(
-                    algorithm="jf.pca.PerPCA(r1, r2)", clients=SAMPLES, rounds=rounds, more=""
-                ),
-            )
-            for rounds in (1, 21)
-        }
-        found = measured(cases, size, repeats)
+        found = measured("prepare", size, repeats)
         one, more = found["1"][2:], found["21"][2:]
         rounds = [(b - a) / 20 for a, b in zip(one, more, strict=True)]
         yield {
