@@ -1,4 +1,4 @@
-"""Whether printed tables still hold: makes them again, and compares them cell by cell.
+"""Make printed tables again and compare them cell by cell.
 
     python bench/still_hold.py                 # all of them, a quarter of an hour
     python bench/still_hold.py privacy start   # whose script or page has one of these in its name
@@ -25,28 +25,21 @@ class Printed(NamedTuple):
     Attributes:
         page: where it is printed.
         head: the beginning of its first line there.
-        script: what makes it, with its arguments.
-        minutes: about how many.
+        script: the module in `bench.tables` that makes it, with its arguments.
     """
 
     page: str
     head: str
     script: str
-    minutes: str
 
 
 TABLES = (
-    Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy_table.py", "3"),
-    Printed("docs/guides/sharing.md", "| start | 1 round |", "start_table.py", "1"),
-    Printed(
-        "docs/guides/sharing.md",
-        "| features, local components,",
-        "shrinkage_table.py",
-        "2",
-    ),
-    Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channel_table.py", "8"),
-    Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients.py", "2"),
-    Printed("bench/RESULTS.md", "| update | rounds |", "small_tables.py variants", "1"),
+    Printed("docs/guides/privacy.md", "| algorithm | first message |", "privacy"),
+    Printed("docs/guides/sharing.md", "| start | 1 round |", "sharing start"),
+    Printed("docs/guides/sharing.md", "| features, local components,", "sharing shrinkage"),
+    Printed("docs/guides/bits.md", "| algorithm | bfloat16 |", "channels"),
+    Printed("bench/RESULTS.md", "| components | 2 samples |", "unseen_clients"),
+    Printed("bench/RESULTS.md", "| update | rounds |", "pca variants"),
 )
 
 
@@ -66,7 +59,7 @@ def rows_of(text: str, head: str = "") -> dict[str, list[str]]:
 
 
 def unlike(printed: str, made: str) -> bool:
-    """Whether two cells say something else."""
+    """Whether two cells differ."""
     printed, made = (re.sub(r"[*`]", "", text) for text in (printed, made))
     if NUMBER.sub("#", printed) != NUMBER.sub("#", made):
         return True
@@ -75,7 +68,7 @@ def unlike(printed: str, made: str) -> bool:
 
 
 def off(printed: str, made: str) -> bool:
-    """Whether a number is not the printed one."""
+    """Whether a number differs from the printed one."""
     known, now = float(printed), float(made)
     if "e" in printed:
         return not known / FACTOR <= now <= known * FACTOR
@@ -84,7 +77,7 @@ def off(printed: str, made: str) -> bool:
 
 
 def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> list[str]:
-    """The cells that do not hold, and the rows that nothing makes."""
+    """Describe the cells that differ and the rows that are missing."""
     found = [f"{name}: not made" for name in printed if name not in made]
     for name in printed.keys() & made.keys():
         for before, now in zip(printed[name], made[name], strict=True):
@@ -94,7 +87,7 @@ def differences(printed: dict[str, list[str]], made: dict[str, list[str]]) -> li
 
 
 def main() -> int:
-    """Compare them; one if any does not hold."""
+    """Compare the tables; return 1 if any differs."""
     wanted = sys.argv[1:] or [""]
     for name in wanted:
         if not any(name in table.page + table.script for table in TABLES):
@@ -105,8 +98,8 @@ def main() -> int:
         if not any(name in table.page + table.script for name in wanted):
             continue
         script, *arguments = table.script.split()
-        command = [sys.executable, str(ROOT / "bench" / script), *arguments]
-        made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [sys.executable, "-m", f"bench.tables.{script}", *arguments]
+        made = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
         page = (ROOT / table.page).read_text(encoding="utf-8")
         found = differences(rows_of(page, table.head), rows_of(made))
         failed |= bool(found)

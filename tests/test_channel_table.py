@@ -1,20 +1,12 @@
 """The table of algorithms and channels has a row for everything that is exported."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 import jaxfed as jf
+from bench.tables import channels as table
 
 
-@pytest.fixture
-def table(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "bench")
-    return importlib.import_module("channel_table")
-
-
-def test_every_exported_algorithm_has_a_row(table):
+def test_every_exported_algorithm_has_a_row():
     exported = {
         value
         for package in (jf.pca, jf.gcca, jf.generative)
@@ -22,11 +14,13 @@ def test_every_exported_algorithm_has_a_row(table):
         if isinstance(value, type) and issubclass(value, jf.Algorithm)
     }
     missing = sorted(kind.__name__ for kind in exported - table.CASES.keys())
-    assert not missing, f"add an entry for {', '.join(missing)} to CASES in bench/channel_table.py"
+    assert not missing, (
+        f"add an entry for {', '.join(missing)} to CASES in bench/tables/channels.py"
+    )
     assert all(isinstance(case.make(), kind) for kind, case in table.CASES.items())
 
 
-def test_cells_say_what_it_costs_and_whether_it_converges(table):
+def test_cells_say_what_it_costs_and_whether_it_converges():
     exact = table.Outcome(2.0, 1000.0)
     cell = table._cell
     assert cell(table.Outcome(2.01, 100.0), exact) == "0.10"
@@ -42,7 +36,7 @@ def _share(rounds: int, scale: float) -> str:
 
 
 @pytest.mark.slow
-def test_rows_are_runs(table):
+def test_rows_are_runs():
     kinds = (jf.pca.SubspaceIteration, jf.gcca.MVLSA)
     names = ("diff. 4 bits", "masks, 20 bits")
     power, one_shot = table.rows(kinds, names, rounds=60)
@@ -53,7 +47,7 @@ def test_rows_are_runs(table):
 
 
 @pytest.mark.slow
-def test_networks_are_sent_array_by_array(table):
+def test_networks_are_sent_array_by_array():
     (row,) = table.rows((jf.generative.FedAvg,), ("diff. 4 bits",), rounds=20)
     numbers = 2 * 30 * 3 + 30 + 3  # in four arrays, with a scale each
     assert row["diff. 4 bits"] == _share(20, 4 * 32 / numbers)

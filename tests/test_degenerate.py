@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfed as jf
-from bench import properties
+from bench.robustness import properties
 
 CLIENTS, SAMPLES, FEATURES, ROUNDS = 3, 6, 5, 4
 

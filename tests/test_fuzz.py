@@ -2,45 +2,16 @@
 
 import inspect
 import random
+from operator import attrgetter
 
 import jax
 import jaxtyping
 import pytest
 
 import jaxfed as jf
-from fuzz import callables, files, run
+from bench.robustness.fuzz import callables, files, run
 
-CASES = 2_000  # more by `python -m bench.fuzz --cases 50000`
-
-ROOMS = [
-    jf, jf.adjoint, jf.backend, jf.channel, jf.data, jf.deploy.flower, jf.estimators,
-    jf.gcca, jf.generative,
-    jf.linalg, jf.manifolds, jf.manifolds.grassmann, jf.manifolds.stiefel, jf.metrics, jf.models,
-    jf.nn, jf.participation, jf.pca, jf.plot, jf.privacy, jf.report, jf.testing,
-]  # fmt: skip
-
-# What takes no argument, or what other parts of the library give it: arrays within a traced
-# function, payloads, transcripts.
-INNER = {
-    "Adjoint", "Algorithm", "Backend", "Callback", "Channel", "Clients", "Compressor", "Corruption",
-    "DenoisingLoss", "DivergenceError", "Ended", "EnergyWarning", "Link", "Moment",
-    "Participation", "Payload", "ProcessError",
-    "Samples", "Solution", "SparseView", "Status", "View", "Views", "auto",
-    "bits", "collect",
-    "english_stop_words", "everybody",
-    "first_message_attack", "fixed_bits", "from_bytes",
-    "linear_attack", "lossless", "matmul", "norm_leak",
-    "reconstruction_loss", "separate", "sign",
-    "spent", "straight_through", "to_bytes", "variable_bytes",
-    "varies", "vmap", "with_report",
-}  # fmt: skip
-# What may be any tree of arrays, or is only looked at once the others fit.
-OPEN = {
-    "shapes_of": {"dtype"},
-    "linalg.largest_eigenvalue": {"operator"},
-    "generative.sample": {"arrays", "features", "at_once"},
-    "manifolds.stiefel.random": {"dtype"},
-}
+CASES = 2_000  # more by `python -m bench.robustness.fuzz --cases 50000`
 
 
 @pytest.mark.timeout(200)
@@ -56,27 +27,35 @@ def test_malformed_arguments_and_files_are_refused(tmp_path, monkeypatch):
     assert {each.kind for each in outcomes} == set(run.GOOD)
 
 
+def parameters_of(name):
+    """The parameters of a callable, and whether it takes others by name."""
+    found = inspect.signature(attrgetter(name)(jf)).parameters
+    return found, any(each.kind is each.VAR_KEYWORD for each in found.values())
+
+
 def test_every_public_callable_and_parameter_is_fuzzed():
-    fuzzed = {}
+    targets = {}
     for target in callables.targets():
-        fuzzed.setdefault(target.name, set()).update(target.kinds)
-    missing = []
-    for room in ROOMS:
-        home = "jaxfed.core" if room is jf else room.__name__
-        for name in dir(room):  # those too that are imported when they are asked for
-            found = getattr(room, name)
-            own = callable(found) and getattr(found, "__module__", "").startswith(home)
-            result = isinstance(found, type) and issubclass(found, tuple)
-            if not own or result or name.startswith("_") or name in INNER:
+        targets.setdefault(target.name, []).append(target)
+    assert set(callables.public()) <= set(targets)
+    for name, each in targets.items():
+        table = callables.TABLE["callables"].get(name, {})
+        fuzzed = {parameter for target in each for parameter in target.kinds}
+        for parameter, found in parameters_of(name)[0].items():
+            if found.kind is found.VAR_KEYWORD or parameter == "self":
                 continue
-            place = ".".join([*room.__name__.split(".")[1:], name]).removeprefix("core.")
-            known = fuzzed.get(place, set()) | OPEN.get(place, set())
-            missing += [
-                f"{place}({parameter.name})"
-                for parameter in inspect.signature(found).parameters.values()
-                if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in known
-            ]
-    assert not missing
+            assert parameter in fuzzed | set(table.get("open", [])), (name, parameter)
+            if found.default is found.empty and found.kind is not found.VAR_POSITIONAL:
+                assert all(parameter in target.right for target in each), (name, parameter)
+
+
+def test_the_table_of_callables_has_nothing_that_is_gone():
+    for name, entry in callables.TABLE["callables"].items():
+        parameters, others = parameters_of(name.partition(",")[0])
+        named = {*entry.get("open", []), *entry.get("right", {}), *entry.get("kinds", {})}
+        assert others or named <= set(parameters), name
+    public = {name for room in callables.ROOMS for name in dir(room)}
+    assert set(callables.TABLE["inner"]) <= public
 
 
 def test_files_that_are_not_damaged_are_read(tmp_path, monkeypatch):

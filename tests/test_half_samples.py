@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import accelerator_matrix as matrix
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import accelerator_matrix as matrix
 import jaxfed as jf
 from jaxfed.linalg import Moment
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from formulas import adept as theory
+from bench.formulas import adept as theory
 from jaxfed.linalg import Moment
 from jaxfed.pca import adaptive, bingham, empirical_bayes, likelihood
 from tests.references import empirical_bayes as reference_of_bayes

@@ -2,11 +2,11 @@
 
 import re
 
+import accelerator_matrix as matrix
 import jax
 import jax.numpy as jnp
 import pytest
 
-import accelerator_matrix as matrix
 import jaxfed as jf
 from jaxfed.linalg import Moment
 

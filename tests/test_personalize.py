@@ -220,8 +220,8 @@ def test_refusals(key):
 
 @pytest.mark.slow
 def test_digits_of_unseen_clients():
-    """As measured in bench/unseen_clients.py, on three of its draws."""
-    import unseen_clients
+    """As measured by `bench.tables.unseen_clients`, on three of its draws."""
+    from bench.tables import unseen_clients
 
     draws = [unseen_clients.once(seed) for seed in range(3)]
     mean = {name: np.mean([draw[name] for draw in draws], axis=0) for name in draws[0]}

@@ -1,11 +1,7 @@
 """Full precision unless the user says otherwise, and what becomes of algorithms with less.
 
-What a TPU's matrix unit makes of products is emulated, see `bench/precision.py`.
+What a TPU's matrix unit makes of products is emulated, see `bench/tables/precision.py`.
 """
-
-import importlib.util
-import sys
-from pathlib import Path
 
 import chex
 import jax
@@ -16,24 +12,11 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 import jaxfed as jf
+from bench.tables import precision as bench
 from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg.precision import client_matmul
 
 HIGHEST, HIGH, DEFAULT = lax.Precision.HIGHEST, lax.Precision.HIGH, lax.Precision.DEFAULT
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The script, which imports others from its folder."""
-    path = Path(__file__).parents[1] / "bench" / "precision.py"
-    spec = importlib.util.spec_from_file_location("bench_precision", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)
-        spec.loader.exec_module(module)
-    return module
 
 
 def marks(jaxpr):
@@ -83,7 +66,7 @@ def test_fit_follows_the_choice(key):
     assert jax.config.jax_default_matmul_precision is None
 
 
-def test_emulated_passes(bench):
+def test_emulated_passes():
     """Of the rounding of bfloat16, of its square, and none; in loops too."""
     a, b = jax.random.normal(jax.random.key(0), (2, 64, 64))
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
@@ -108,7 +91,7 @@ def test_emulated_passes(bench):
     np.testing.assert_allclose(result, rounded[0] @ rounded[1], rtol=1e-4, atol=1e-4)
 
 
-def check(bench, kind, rounds):
+def check(kind, rounds):
     found = bench.ends(kind, rounds)
     three, one = (
         bench.measured(found[name], found["highest"]) for name in ("three passes", "one pass")
@@ -123,8 +106,8 @@ def check(bench, kind, rounds):
 
 
 @pytest.mark.slow
-def test_less_precise_products_keep_the_constraint_and_nearly_the_solution(bench):
-    found = check(bench, jf.pca.SubspaceIteration, 30)
+def test_less_precise_products_keep_the_constraint_and_nearly_the_solution():
+    found = check(jf.pca.SubspaceIteration, 30)
     everywhere = bench.measured(found["one pass everywhere"], found["highest"])
     assert everywhere[2] > 1e-4  # which is why some products are always full
 

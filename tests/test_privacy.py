@@ -1,9 +1,6 @@
 """The server's attacks: exact where the messages are products, empty-handed where they are not."""
 
 import functools
-import importlib
-import sys
-from pathlib import Path
 
 import chex
 import jax
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from bench.tables import privacy as table
 from jaxfed import privacy
 
 FEATURES, RANK, CLIENTS, ROUNDS = 24, 4, 4, 12
@@ -205,25 +203,14 @@ def test_the_record_through_differences_is_that_of_the_run():
     np.testing.assert_allclose(left @ right, run.result.shared, atol=1e-9)
 
 
-@functools.cache
-def table():
-    """The script that makes the table of attacks."""
-    path = Path(__file__).parents[1] / "bench"
-    sys.path.insert(0, str(path))
-    try:
-        return importlib.import_module("privacy_table")
-    finally:
-        sys.path.remove(str(path))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("row", range(20), ids=str)
 def test_every_attack_of_the_table_says_something(row):
     """Whichever way round the features are in its messages."""
-    rows = table().rows(RANK, rounds=3)
+    rows = table.rows(RANK, rounds=3)
     assert len(rows) == 20
     row = rows[row]._replace(restarts=SPAN)
-    errors = table().attacked(row, draw(), at=(row.rounds,))
+    errors = table.attacked(row, draw(), at=(row.rounds,))
     sends_first = errors["first message"] == errors["first message"]
     if row.rounds > 1:
         assert 0 <= errors[f"{row.rounds} rounds"] <= 1 and 0 <= errors["restarts"] <= 1
@@ -237,7 +224,7 @@ def test_every_attack_of_the_table_says_something(row):
 
 
 def test_cells_of_the_table():
-    cell = table().cell
+    cell = table.cell
     assert cell(0.744, "–") == "0.7" and cell(0.0123, "–") == "**0.01**"
     assert cell(7e-5, "–") == "**<1e-4**" and cell(5e-16, "–") == "**<1e-13**"
     assert cell(float("nan"), "no") == "no"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.authors_perpca import authors_round
+from bench.speed.authors_perpca import authors_round
 from tests.references import perpca as reference
 
 

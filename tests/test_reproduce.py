@@ -21,12 +21,8 @@ import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
 from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
-from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
-from papers.report import (
-    Cell,
-    Found,
+from papers.intervals import (
     Interval,
-    Target,
     about,
     around,
     at_least,
@@ -36,6 +32,8 @@ from papers.report import (
     quartiles,
     within,
 )
+from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
+from papers.report import Cell, Found, Target
 from papers.runs import Seeds, learned, runs
 
 SYNTHETIC = [f"perpca/{name}" for name in ("table2", "table3")]
@@ -139,7 +137,7 @@ def test_the_package_holds_no_target():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["perpca/table1"], ["'perpca/table1'", *SYNTHETIC]),
         ([], SYNTHETIC),
@@ -149,10 +147,10 @@ def test_the_package_holds_no_target():
         (["perpca/table2", "--scale", "0.5"], ["--scale", "perpca/table2"]),
     ],
 )
-def test_what_cannot_be_run_is_refused(arguments, told, capsys):
+def test_what_cannot_be_run_is_refused(arguments, expected, capsys):
     assert main(["reproduce", *arguments]) == 2
     error = capsys.readouterr().err
-    assert all(words in error for words in told)
+    assert all(words in error for words in expected)
 
 
 # --- verdicts --------------------------------------------------------------------------------
@@ -317,13 +315,19 @@ def test_several_targets_of_one_experiment_make_it_once(monkeypatch, tmp_path, c
         made.append((seeds, scale))
         return scale
 
-    def told(text):
+    def target_of(text):
         return Target(
-            lambda scale: Found({(f"{text} {scale}",): None}), title="Sizes", columns=("size",),
+            lambda scale: Found({(f"{text} {scale}",): None}),
+            title="Sizes",
+            columns=("size",),
             experiment=experiment,
-        )  # fmt: skip
+        )
 
-    targets = {"perpca/one": told("One"), "perpca/two": told("Two"), "perpca/small": SMALL}
+    targets = {
+        "perpca/one": target_of("One"),
+        "perpca/two": target_of("Two"),
+        "perpca/small": SMALL,
+    }
     monkeypatch.setattr(papers, "find", targets.get)
     both = ["reproduce", "perpca/one", "perpca/two"]
     out = ["--out", str(tmp_path / "out")]
@@ -429,7 +433,7 @@ def test_runs_are_those_of_rollout_one_by_one():
 
 @pytest.mark.slow
 def test_figure3_small(monkeypatch, tmp_path, capsys):
-    target = replace(figure3.TARGET, run=partial(figure3.run, starts=10, rounds=120))
+    target = replace(papers.find("perpca/figure3"), run=partial(figure3.run, starts=10, rounds=120))
     monkeypatch.setattr(papers, "find", lambda name: target)
     arguments = ["reproduce", "perpca/figure3", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
@@ -536,8 +540,9 @@ def test_both_measures_of_a_clustering_have_one_verdict_in_figure9(wrong):
     rand = metrics.adjusted_rand_index(jnp.asarray(labels), jnp.asarray(found))
     most = {"tangent, step 1": 1, "polar, step 1": 2}
     for name, allowed in most.items():
+        reference = papers.find("perpca/figure9").reference
         known = [
-            figure9.REFERENCE[0.5, 1000, name, 30, quantity]
+            reference[0.5, 1000, name, 30, quantity]
             for quantity in ("accuracy", "adjusted Rand index")
         ]
         verdicts = [Cell([x], v).verdict for x, v in zip((accuracy, rand), known, strict=True)]

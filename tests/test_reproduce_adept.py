@@ -1,17 +1,17 @@
 """The targets of personalized autoencoders: their data, their runs, their registration."""
 
-import gzip
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import papers
 from jaxfed.cli import main
 from jaxfed.models import Autoencoder
 from papers.adept import _autoencoders, table1, table2
-from papers.report import Interval
+from papers.intervals import Interval
 from papers.runs import Seeds
+from tests.targets import write_mnist
 
 
 def test_synthetic_samples_are_of_their_decoders():
@@ -105,12 +105,16 @@ def test_leads_are_compared_with_the_spread():
 
 @pytest.mark.slow
 def test_synthetic_clients():
-    report = table1.TARGET(Seeds(2), scale=0.04, ratios=(20,), rounds=6)
+    report = papers.find("adept/table1")(Seeds(2), scale=0.04, ratios=(20,), rounds=6)
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
     assert {method for method, _ in cells} == {
-        "local", "FedAvg", "true decoder", "ADEPT", "ADEPT as published",
+        "local",
+        "FedAvg",
+        "true decoder",
+        "ADEPT",
+        "ADEPT as published",
         "ADEPT, spread learned fast",
-    }  # fmt: skip
+    }
     for (_, quantity), cell in cells.items():
         assert len(cell.measured) == 2
         if quantity == "energy":
@@ -127,11 +131,7 @@ def mnist(folder, each, side=28):
     labels = np.repeat(np.arange(10, dtype=np.uint8), each)
     images = rng.integers(0, 256, (10, side, side)).astype(np.float64)[labels]
     images = np.clip(images + rng.normal(scale=40, size=images.shape), 0, 255).astype(np.uint8)
-    (folder / "mnist").mkdir()
-    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-        header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-        path = folder / "mnist" / f"t10k-{name}-ubyte.gz"
-        path.write_bytes(gzip.compress(header + array.tobytes(), 1))
+    write_mnist(folder, images, labels)
     return images.reshape(len(images), -1) / np.float32(255), labels
 
 
@@ -168,7 +168,7 @@ def test_clients_of_digits(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "larger"
     folder.mkdir()
     mnist(folder, 22)
-    report = table2.TARGET(Seeds(1), data=folder, scale=0.03, latents=(2,))
+    report = papers.find("adept/table2")(Seeds(1), data=folder, scale=0.03, latents=(2,))
     cells = {(row["method"], row["quantity"]): row["cell"] for row in report.rows}
     assert cells["local, 16 samples", "energy"].mean < 1
     for layer in ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"):

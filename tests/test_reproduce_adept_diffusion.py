@@ -1,6 +1,5 @@
 """The targets of ADEPT's diffusion models: sizes, how images are dealt, a small run."""
 
-import gzip
 from itertools import combinations, product
 
 import jax
@@ -10,15 +9,25 @@ import pytest
 import papers
 from jaxfed.cli import main
 from jaxfed.models import UNet
+from papers.adept import _clients, diffusion
 from papers.adept import _diffusion as target
 from papers.report import text, write
 from papers.runs import Seeds
+from tests.targets import cells, write_mnist
 
 AVAILABLE = 892  # images of the rarest digit in the test set of MNIST
 SMALL = target.Size(
-    side=8, clients_per_digit=2, samples=20, batch=2, rounds=2, widths=(2, 2, 2), drawn=5,
-    steps=3, validation=4, reference=6,
-)  # fmt: skip
+    side=8,
+    clients_per_digit=2,
+    samples=20,
+    batch=2,
+    rounds=2,
+    widths=(2, 2, 2),
+    drawn=5,
+    steps=3,
+    validation=4,
+    reference=6,
+)
 PIXELS = SMALL.side**2
 
 
@@ -77,7 +86,7 @@ def test_no_image_is_dealt_twice(digits):
     assert dealt.reference.shape == (10, 6, PIXELS)
     together = np.concatenate([part.reshape(-1, PIXELS) for part in dealt[:4]])
     assert len(np.unique(together, axis=0)) == len(together) == 800
-    pixels = target.resized(images, SMALL.side)
+    pixels = _clients.resized(images, SMALL.side)
     digit = {image.tobytes(): label for image, label in zip(pixels, labels, strict=True)}
     for client, part in enumerate(np.concatenate([dealt.train, dealt.validation], axis=1)):
         assert {digit[image.tobytes()] for image in part} == {client // 2}
@@ -90,7 +99,7 @@ def test_no_image_is_dealt_twice(digits):
 
 def test_a_third_of_the_size_is_means_without_the_margin(digits):
     images = digits[0][:3]
-    small = target.resized(images, 8).reshape(3, 8, 8)
+    small = _clients.resized(images, 8).reshape(3, 8, 8)
     np.testing.assert_allclose(small[2, 1, 7], images[2, 5:8, 23:26].mean(), rtol=1e-6)
     inner = images[:, 2:-2, 2:-2].sum(axis=(1, 2))
     np.testing.assert_allclose(small.sum(axis=(1, 2)), inner / 9, rtol=1e-5)
@@ -98,11 +107,11 @@ def test_a_third_of_the_size_is_means_without_the_margin(digits):
 
 def test_half_the_size_is_means_within_a_margin(digits):
     images = digits[0][:3]
-    small = target.resized(images, 16).reshape(3, 16, 16)
+    small = _clients.resized(images, 16).reshape(3, 16, 16)
     np.testing.assert_allclose(small[:, 1:-1, 1:-1].sum(axis=(1, 2)), images.sum(axis=(1, 2)) / 4)
     np.testing.assert_allclose(small[1, 4, 6], images[1, 6:8, 10:12].mean(), rtol=1e-6)
     assert not small[:, [0, -1]].any() and not small[:, :, [0, -1]].any()
-    np.testing.assert_array_equal(target.resized(images, 28), images.reshape(3, -1))
+    np.testing.assert_array_equal(_clients.resized(images, 28), images.reshape(3, -1))
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +127,10 @@ def test_samples_of_the_right_digit_are_nearer(measuring):
     wrong = target.measured(dealt.train[::-1], dealt, SMALL, features)
     noisy = target.measured(
         dealt.train + 0.1 * np.random.default_rng(0).normal(size=dealt.train.shape),
-        dealt, SMALL, features,
-    )  # fmt: skip
+        dealt,
+        SMALL,
+        features,
+    )
     for values in (right.kernel, right.frechet):
         assert values.shape == (20,)
     assert (right.kernel < wrong.kernel).all()
@@ -128,24 +139,12 @@ def test_samples_of_the_right_digit_are_nearer(measuring):
     assert abs(float((features(dealt.others) ** 2).mean()) - 1) < 1e-3
 
 
-def written(folder, digits):
-    """As files of MNIST's test set."""
-    images, labels = digits
-    pixels = np.round(255 * images).astype(np.uint8)
-    for name, array, shape in (
-        ("t10k-images-idx3-ubyte", pixels, (800, 28, 28)),
-        ("t10k-labels-idx1-ubyte", labels.astype(np.uint8), (800,)),
-    ):
-        header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
-        (folder / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
-
-
 @pytest.fixture(scope="module")
 def found(digits, tmp_path_factory):
     """What a small run of the command writes, and its report."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "mnist").mkdir()
-    written(folder / "mnist", digits)
+    images, labels = digits
+    write_mnist(folder, np.round(255 * images), labels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "size_at", lambda scale, available: SMALL)
         return target.measure(Seeds(1), data=folder, scale=0.5)
@@ -173,24 +172,24 @@ def test_every_method_is_measured(found):
 @pytest.mark.parametrize("name", ["adept/table3", "adept/figure3", "adept/figure4"])
 def test_reports_hold_what_was_measured(name, found, tmp_path):
     report = papers.find(name)(Seeds(1), made={target.measure: found})
-    cells = {(row["quantity"], row["method"]): row["cell"] for row in report.rows}
+    rows = cells(report)
     quantity = {"adept/figure3": "noise"}.get(name, "mean KID")
     values = {}
     for method, (outcome,) in found.outcomes.items():
         field = outcome.noise if quantity == "noise" else outcome.kernel
         values[method] = field.mean()
-        assert cells[quantity, method].measured == pytest.approx([field.mean()])
+        assert rows[quantity, method].measured == pytest.approx([field.mean()])
     claimed = {"adept/figure4": "worst client's KID"}.get(name, quantity)
     worst = {m: o[0].kernel.max() for m, o in found.outcomes.items()}
     values = worst if claimed.startswith("worst") else values
     adept = (target.ADEPT, target.PRINTED, target.PROGRAM)
     for own, other in product(adept, (target.LOCAL, target.AVERAGED)):
-        cell = cells[f"{claimed}, {other} by {own}", ""]
+        cell = rows[f"{claimed}, {other} by {own}", ""]
         assert cell.measured == pytest.approx([values[other] / values[own]])
         assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
         if name == "adept/table3":  # of the last round, too, which nothing was chosen by
             last = [found.outcomes[m][0].last.mean() for m in (other, own)]
-            cell = cells[f"mean KID of the last round, {other} by {own}", ""]
+            cell = rows[f"mean KID of the last round, {other} by {own}", ""]
             assert cell.measured == pytest.approx([last[0] / last[1]])
             assert cell.verdict.startswith("reproduced" if cell.mean >= 1 else "differs")
     paths = {path.name for path in write(report, tmp_path / "out")}
@@ -246,7 +245,7 @@ def test_data_that_are_not_there_are_asked_for(capsys, tmp_path):
     assert main(["reproduce", "adept/table3"]) != 0
     assert "--data: this target runs on real files" in capsys.readouterr().err
     assert main(["reproduce", "adept/table3", "--data", str(tmp_path)]) != 0
-    assert "--data: no folder mnist" in capsys.readouterr().err
+    assert "has no subfolder mnist/" in capsys.readouterr().err
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "readme.txt").touch()
     assert main(["reproduce", "adept/figure3", "--data", str(tmp_path)]) != 0
@@ -258,7 +257,7 @@ def test_losses_of_seeds_that_chose_different_rounds_are_kept_together():
     outcomes = [
         target.Outcome(one, one, one, one, np.arange(rounds, dtype=float), one) for rounds in (2, 4)
     ]
-    arrays = target.outcome_arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
+    arrays = diffusion.outcome_arrays(target.Run(SMALL, {target.LOCAL: outcomes}, []))
     losses = arrays[f"validation loss | {target.LOCAL}"]
     np.testing.assert_array_equal(losses, [[0, 1, np.nan, np.nan], [0, 1, 2, 3]])
     assert arrays[f"KID | {target.LOCAL}"].shape == (2, 3)

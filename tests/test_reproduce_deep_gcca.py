@@ -5,37 +5,34 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+import papers
 from jaxfed.cli import main
 from papers.gcca import _deep, _digits, deep_digits, figure10, figure11
 from papers.runs import Seeds
-
-
-def by_labels(report):
-    """Each row's cell by what tells the rows apart."""
-    return {tuple(row[c] for c in report.columns): row["cell"] for row in report.rows}
+from tests.targets import DIGITS, cells, classes_told_apart, write_digits
 
 
 @pytest.mark.slow
 def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
     monkeypatch.setattr(figure11, "CLASSIFIED", 400)
-    report = figure11.TARGET(Seeds(1), scale=0.02, rounds=3)
-    cells = by_labels(report)
+    report = papers.find("gcca/figure11")(Seeds(1), scale=0.02, rounds=3)
+    found = cells(report)
     for scaling in (_deep.TEXT, _deep.PROGRAMS):
         curves = [report.arrays[f"{name}, {scaling}"][0] for name in _deep.CHANNELS]
         assert all(curve.shape == (4,) and (curve >= 0).all() for curve in curves)
         assert curves[0][0] == curves[1][0]  # one start for both
-        at = [cells[scaling, name, "rounds to 90%"].mean for name in _deep.CHANNELS]
+        at = [found[scaling, name, "rounds to 90%"].mean for name in _deep.CHANNELS]
         for curve, position in zip(curves, at, strict=True):
             reached = np.flatnonzero(curve >= 0.9)
             assert position == (reached[0] + 1 if len(reached) else np.inf)
-    text = cells[_deep.TEXT, _deep.QUANTIZED, "accuracy after 3 rounds"]
+    text = found[_deep.TEXT, _deep.QUANTIZED, "accuracy after 3 rounds"]
     assert text.mean > 0.9
-    saved = cells[_deep.TEXT, _deep.QUANTIZED, "compression ratio"].mean
+    saved = found[_deep.TEXT, _deep.QUANTIZED, "compression ratio"].mean
     full, coarse = (
-        cells[_deep.TEXT, n, "rounds to 90%"].mean for n in (_deep.FULL, _deep.QUANTIZED)
+        found[_deep.TEXT, n, "rounds to 90%"].mean for n in (_deep.FULL, _deep.QUANTIZED)
     )
     np.testing.assert_allclose(saved, 1 - coarse * 3 / (full * 32))
-    share = cells[_deep.TEXT, _deep.QUANTIZED, "share of the bits sent"].mean
+    share = found[_deep.TEXT, _deep.QUANTIZED, "share of the bits sent"].mean
     # A message of eight bits a number and three of three, all with a scale; 200 entities of two.
     np.testing.assert_allclose(share, (8 + 3 * 3 + 4 * 32 / 400) / (4 * 32), rtol=1e-6)
     assert any("Scaled: 200 entities" in note for note in report.notes)
@@ -46,12 +43,12 @@ def test_figure_11_measures_both_methods_on_both_scales(monkeypatch):
 @pytest.mark.slow
 def test_figure_10_clusters_views_and_representations(monkeypatch):
     monkeypatch.setattr(figure10, "CLUSTERED", 200)
-    report = figure10.TARGET(Seeds(1), scale=0.02, rounds=3)
-    cells = {name: cell.mean for (name,), cell in by_labels(report).items()}
-    assert [f"view {j}" for j in (1, 2, 3)] == list(cells)[:3]
+    report = papers.find("gcca/figure10")(Seeds(1), scale=0.02, rounds=3)
+    found = {name: cell.mean for (name,), cell in cells(report).items()}
+    assert [f"view {j}" for j in (1, 2, 3)] == list(found)[:3]
     for name in _deep.CHANNELS:
         assert report.arrays[name].shape == (200, 2)
-        assert cells[name] > max(cells[f"view {j}"] for j in (1, 2, 3))
+        assert found[name] > max(found[f"view {j}"] for j in (1, 2, 3))
     (draw,) = report.figures.values()
     assert len(draw().axes) == 5
 
@@ -83,31 +80,32 @@ def test_real_views(tmp_path, capsys):
     assert main(["reproduce", "gcca/deep_digits"]) == 2
     assert "--data: this target runs on real files" in capsys.readouterr().err
 
-    # Three classes that every view tells apart, in the format of the real file.
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(3), 30).astype(np.uint8)
-    widths = {"fou": 5, "fac": 7, "kar": 4, "pix": 6, "zer": 5, "mor": 3}
-    views = {
-        name: rng.normal(size=(3, width))[labels] + 0.2 * rng.normal(size=(90, width))
-        for name, width in widths.items()
-    }
-    (tmp_path / "mfeat").mkdir()
-    np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
-    report = deep_digits.TARGET(
-        Seeds(1), data=tmp_path, rounds=8, rank=2, hidden=(8,), batch_size=30,
+    labels, views = classes_told_apart(30, 0.2)
+    write_digits(tmp_path, labels, views)
+    report = papers.find("gcca/deep_digits")(
+        Seeds(1),
+        data=tmp_path,
+        rounds=8,
+        rank=2,
+        hidden=(8,),
+        batch_size=30,
         inner_epochs=20,
-    )  # fmt: skip
-    cells = {labels: cell.mean for labels, cell in by_labels(report).items()}
-    assert {name for name, quantity in cells if quantity == "accuracy"} == {
-        *widths, deep_digits.TOGETHER, deep_digits.LINEAR, deep_digits.ONE_ROUND, *_deep.CHANNELS,
-    }  # fmt: skip
+    )
+    found = {labels: cell.mean for labels, cell in cells(report).items()}
+    assert {name for name, quantity in found if quantity == "accuracy"} == {
+        *DIGITS,
+        deep_digits.TOGETHER,
+        deep_digits.LINEAR,
+        deep_digits.ONE_ROUND,
+        *_deep.CHANNELS,
+    }
     for name in (deep_digits.TOGETHER, deep_digits.ONE_ROUND, *_deep.CHANNELS):
-        assert cells[name, "accuracy"] > 0.9
-    rounds = [cells[name, deep_digits.AT] for name in _deep.CHANNELS]
+        assert found[name, "accuracy"] > 0.9
+    rounds = [found[name, deep_digits.AT] for name in _deep.CHANNELS]
     assert all(2 <= position <= 9 for position in rounds)
     ratio = 1 - rounds[1] * 3 / (rounds[0] * 32)
-    np.testing.assert_allclose(cells[_deep.QUANTIZED, deep_digits.RATIO], ratio)
-    share = cells[_deep.QUANTIZED, "share of the bits"]
+    np.testing.assert_allclose(found[_deep.QUANTIZED, deep_digits.RATIO], ratio)
+    share = found[_deep.QUANTIZED, "share of the bits"]
     a_round = (68 * 8 + 32) / (180 * 32)  # 540 bits fill up 68 bytes
     # Nine messages up, eight down, of which one each is from before the rounds.
     start = (180 * 8 + 32) / (180 * 32)

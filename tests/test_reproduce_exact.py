@@ -4,11 +4,14 @@ import jax
 import numpy as np
 import pytest
 
+import papers
 from papers.faps import steps as faps
 from papers.perpca import steps as perpca
 from papers.runs import Seeds
 from tests.references import consensus
 from tests.references import perpca as reference
+
+KNOWN = {paper: papers.known(f"{paper}/steps") for paper in ("faps", "perpca")}
 
 
 def test_known_rounds_of_consensus_are_the_references():
@@ -20,7 +23,8 @@ def test_known_rounds_of_consensus_are_the_references():
     }
     for name, run in runs.items():
         values = [consensus.scaled_kkt_violation(samples, run.iterates[k]) for k in faps.AT]
-        np.testing.assert_allclose(faps.KNOWN[name], values, rtol=1e-10)
+        known = [KNOWN["faps"][name, f"{faps.KKT} after {k} rounds"] for k in faps.AT]
+        np.testing.assert_allclose(known, values, rtol=1e-10)
 
 
 def test_known_rounds_of_perpca_are_the_references():
@@ -38,13 +42,13 @@ def test_known_rounds_of_perpca_are_the_references():
         found = getattr(reference, name)(samples, perpca.SHARED, perpca.LOCAL)
         errors = reference.reconstruction_errors(samples, *found)
         known[f"OneShot, {method}", perpca.ERROR] = errors.mean()
-    assert set(known) == set(perpca.KNOWN)
+    assert set(known) == set(KNOWN["perpca"])
     for labels, value in known.items():
-        np.testing.assert_allclose(perpca.KNOWN[labels], value, rtol=1e-10, err_msg=str(labels))
+        np.testing.assert_allclose(KNOWN["perpca"][labels], value, rtol=1e-10, err_msg=str(labels))
 
 
-@pytest.mark.parametrize("target", [faps.TARGET, perpca.TARGET])
-def test_the_first_rounds_are_reproduced_digit_by_digit(target):
-    report = target(Seeds(1))
+@pytest.mark.parametrize("paper", KNOWN)
+def test_the_first_rounds_are_reproduced_digit_by_digit(paper):
+    report = papers.find(f"{paper}/steps")(Seeds(1))
     assert set(report.verdicts()) == {"reproduced"}
     assert jax.numpy.ones(1).dtype == np.float32

@@ -11,7 +11,8 @@ import papers
 from jaxfed.cli import main
 from jaxfed.pca import SubspaceIteration
 from papers.faps import _problems, figure4
-from papers.report import Cell, Interval, between, near
+from papers.intervals import Interval, between, near
+from papers.report import Cell
 from papers.runs import Seeds
 
 
@@ -71,7 +72,7 @@ def test_one_client_is_the_same_problem_for_subspace_iteration(x64):
 @pytest.mark.slow
 def test_figure4_small(monkeypatch, tmp_path, capsys):
     small = partial(figure4.run, features=12, conditions=(100,), rounds=20)
-    target = replace(figure4.TARGET, run=small)
+    target = replace(papers.find("faps/figure4"), run=small)
     monkeypatch.setattr(papers, "find", lambda name: target)
     out = tmp_path / "out"
     assert main(["reproduce", "faps/figure4", "--seeds", "2", "--out", str(out)]) == 0

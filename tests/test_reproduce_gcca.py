@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+import papers
 from jaxfed.cli import main
-from papers.gcca import _linear, digits, figure8, figure9, table1
+from papers.gcca import _linear, figure9, table1
 from papers.runs import Seeds
 from tests.references import gcca as reference
+from tests.targets import DIGITS, cells, classes_told_apart, write_digits
 
 
 @pytest.mark.slow
@@ -44,19 +46,11 @@ def test_real_views(tmp_path, capsys):
     assert main(["reproduce", "gcca/digits"]) == 2
     assert "--data: this target runs on real files" in capsys.readouterr().err
     assert main(["reproduce", "gcca/digits", "--data", str(tmp_path)]) == 2
-    assert "no mfeat/mfeat.npz" in capsys.readouterr().err
+    assert "has no subfolder mfeat/" in capsys.readouterr().err
 
-    # Three classes that every view tells apart, in the format of the real file.
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(3), 20).astype(np.uint8)
-    widths = {"fou": 5, "fac": 7, "kar": 4, "pix": 6, "zer": 5, "mor": 3}
-    views = {
-        name: rng.normal(size=(3, width))[labels] + 0.3 * rng.normal(size=(60, width))
-        for name, width in widths.items()
-    }
-    (tmp_path / "mfeat").mkdir()
-    np.savez(tmp_path / "mfeat" / "mfeat.npz", labels=labels, **views)
-    report = digits.TARGET(Seeds(2), data=tmp_path, rounds=30, ranks=(2,), bits=(3,))
+    labels, views = classes_told_apart(20, 0.3)
+    write_digits(tmp_path, labels, views)
+    report = papers.find("gcca/digits")(Seeds(2), data=tmp_path, rounds=30, ranks=(2,), bits=(3,))
     found = {(row["maps and messages"], row["quantity"]): row["cell"].mean for row in report.rows}
     standard = [(x - x.mean(0)) / x.std(0) for x in views.values()]
     np.testing.assert_allclose(
@@ -75,9 +69,11 @@ def test_alignment_counts_who_is_nearest_to_itself():
     scores = [x @ q[: x.shape[1]] for x, q in zip(views, maps, strict=True)]
     hits = [
         np.argmin([np.linalg.norm(here[i] - there[k]) for k in range(12)]) == i
-        for a, here in enumerate(scores) for b, there in enumerate(scores) if a != b
+        for a, here in enumerate(scores)
+        for b, there in enumerate(scores)
+        if a != b
         for i in range(12)
-    ]  # fmt: skip
+    ]
     assert figure9.alignment(views, maps) == np.mean(hits) > 0
     assert figure9.alignment([views[0]] * 2, maps[[0, 0]]) == 1
 
@@ -86,24 +82,23 @@ def latent_views(folder):
     """Views of common latent numbers, in the format of the real file."""
     rng = np.random.default_rng(0)
     latent = rng.normal(size=(120, 3))
-    widths = {"fou": 5, "fac": 7, "kar": 4, "pix": 6, "zer": 5, "mor": 3}
     views = {
         name: latent @ rng.normal(size=(3, d)) + 0.2 * rng.normal(size=(120, d))
-        for name, d in widths.items()
+        for name, d in DIGITS.items()
     }
-    (folder / "mfeat").mkdir()
-    np.savez(folder / "mfeat" / "mfeat.npz", labels=np.arange(120) % 10, **views)
+    write_digits(folder, np.arange(120) % 10, views)
 
 
 @pytest.mark.slow
 def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch):
     latent_views(tmp_path)
 
-    def cells():
-        report = figure9.TARGET(Seeds(2), data=tmp_path, rounds=15, held_out=20, batch=100, rank=3)
-        return {(row["messages"], row["quantity"]): row["cell"] for row in report.rows}
+    def run():
+        small = {"rounds": 15, "held_out": 20, "batch": 100, "rank": 3}
+        report = papers.find("gcca/figure9")(Seeds(2), data=tmp_path, **small)
+        return cells(report)
 
-    found = cells()
+    found = run()
     full, few = figure9.FULL, figure9.QUANTIZED
     assert found[full, figure9.START].mean < found[full, figure9.AC].mean
     assert found[full, figure9.AC].mean > 0.4 and found[few, figure9.AC].mean > 0.4
@@ -111,23 +106,24 @@ def test_held_out_entities_are_aligned_and_two_bits_differ(tmp_path, monkeypatch
         assert found[few, quantity].verdict == "reproduced"
     # With a single level of the quantizer errors pile up.
     monkeypatch.setattr(figure9, "BITS", 2)
-    assert cells()[few, figure9.END].verdict.startswith("differs")
+    assert run()[few, figure9.END].verdict.startswith("differs")
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_goal_that_is_never_reached_differs(monkeypatch):
     costs, bits = np.full((2, 3), 1e9), np.ones((2, 2, 2))
-    monkeypatch.setattr(table1, "costs_of", lambda *arguments, **options: costs)
-    monkeypatch.setattr(table1, "solved", lambda *arguments: (costs, bits))
-    report = table1.TARGET(Seeds(1), draws=2, rounds=2)
-    cells = {(row["messages"], row["quantity"]): row["cell"] for row in report.rows}
-    coded = cells[table1.CODED_NAME, "compression ratio at 1.5x"]
+    monkeypatch.setattr(_linear, "costs_of", lambda *arguments, **options: costs)
+    monkeypatch.setattr(_linear, "solved", lambda *arguments: (costs, bits))
+    report = papers.find("gcca/table1")(Seeds(1), draws=2, rounds=2)
+    found = cells(report)
+    coded = found[table1.CODED_NAME, "compression ratio at 1.5x"]
     assert math.isnan(coded.mean) and coded.verdict == "differs: measured nan"
-    assert cells["3 bits", "rounds to 1.5x"].verdict == "differs: measured inf"
+    assert found["3 bits", "rounds to 1.5x"].verdict == "differs: measured inf"
     assert math.isnan(_linear.saved(4.0, math.inf, 3)) and _linear.saved(4.0, 4.0, 8) == 0.75
 
 
 def test_sparse_views_have_sizes_of_their_own(capsys):
-    assert not figure8.TARGET.takes("scale") and figure8.TARGET.takes("reduction")
+    target = papers.find("gcca/figure8")
+    assert not target.takes("scale") and target.takes("reduction")
     assert main(["reproduce", "gcca/table3"]) == 2
     assert "gcca/table1" in capsys.readouterr().err

@@ -39,7 +39,8 @@ def test_settled():
 @pytest.mark.slow
 def test_figure1b_small(monkeypatch, tmp_path, capsys):
     law = figure1b.LAW | {"clients": 6, "features": 8, "rank": 2}
-    target = replace(figure1b.TARGET, run=partial(figure1b.run, law=law, rounds=5))
+    target = papers.find("hierarchical/figure1b")
+    target = replace(target, run=partial(figure1b.run, law=law, rounds=5))
     monkeypatch.setattr(papers, "find", lambda name: target)
     out = tmp_path / "out"
     assert main(["reproduce", "hierarchical/figure1b", "--seeds", "1", "--out", str(out)]) == 0
@@ -47,5 +48,5 @@ def test_figure1b_small(monkeypatch, tmp_path, capsys):
     assert "personalized smallest" in printed and "differs" in printed  # it is another problem
     assert (out / "figure1b.png").read_bytes().startswith(b"\x89PNG")
     result = np.load(out / "result.npz")
-    assert result["local"].shape == (len(figure1b.FIGURE1B),)
+    assert result["local"].shape == (len(figure1b.VARIANCES),)
     assert result["global"][0] < result["local"][0]

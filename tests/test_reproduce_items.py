@@ -32,23 +32,40 @@ def test_the_items_are_those_of_the_papers():
 RECORD = {
     "0": {
         "perpca/figure1": {
-            "reproduced": 5, "differs": 1, "not comparable": 0,
+            "reproduced": 5,
+            "differs": 1,
+            "not comparable": 0,
             "which": ["a, b: 2, accepted [0, 1]"],
-            "seconds": 12, "date": "2026-11-22", "seeds": 1, "versions": "jax 1",
+            "seconds": 12,
+            "date": "2026-11-22",
+            "seeds": 1,
+            "versions": "jax 1",
         },
         "perpca/figure10": {"failed": ["no"], "seconds": 1, "date": "2026-11-21", "seeds": 3},
     },
     "7": {
         "perpca/figure1": {
-            "reproduced": 6, "differs": 0, "not comparable": 0, "which": [],
-            "seconds": 40, "date": "2026-11-23", "seeds": 10, "versions": "jax 1",
+            "reproduced": 6,
+            "differs": 0,
+            "not comparable": 0,
+            "which": [],
+            "seconds": 40,
+            "date": "2026-11-23",
+            "seeds": 10,
+            "versions": "jax 1",
         },
         "perpca/figure11": {
-            "reproduced": 2, "differs": 0, "not comparable": 1, "which": [],
-            "seconds": 7, "date": "2026-11-23", "seeds": 1, "versions": "jax 2",
+            "reproduced": 2,
+            "differs": 0,
+            "not comparable": 1,
+            "which": [],
+            "seconds": 7,
+            "date": "2026-11-23",
+            "seeds": 1,
+            "versions": "jax 2",
         },
     },
-}  # fmt: skip
+}
 
 
 def test_the_page_has_a_line_for_each_item_and_a_column_for_each_base():
@@ -78,8 +95,8 @@ def test_the_page_says_what_differs_with_its_interval_and_why(monkeypatch):
         reasons.Reason("perpca/figure1", "a, b", "Chance", "of the start."),
     )
     monkeypatch.setattr(reasons, "REASONS", known)
-    told = [line for line in every.page(RECORD).splitlines() if line.startswith("- ")]
-    assert told == [
+    expected = [line for line in every.page(RECORD).splitlines() if line.startswith("- ")]
+    assert expected == [
         "- `perpca/figure1 --seeds 1 --seed 0`: a, b: 2, accepted [0, 1]. *Chance*: of the start.",
         "- `perpca/figure10 --seeds 3 --seed 0`: no.",
     ]
@@ -103,23 +120,27 @@ def test_the_page_in_the_repository_is_that_of_its_record():
 
 def test_every_row_that_differs_in_the_repository_has_its_reason():
     record = every.read_record(every.COMMITTED)
-    rows = [(name, row) for found in record.values() for name, one in found.items()
-            for row in one.get("failed") or one["which"]]  # fmt: skip
+    rows = [
+        (name, row)
+        for found in record.values()
+        for name, one in found.items()
+        for row in one.get("failed") or one["which"]
+    ]
     assert not [pair for pair in rows if not reasons.reason(*pair)]
     for one in reasons.REASONS:
-        told = [reasons.reason(name, row) for name, row in rows if name == one.target]
-        assert any(one.why in text for text in told), one
+        expected = [reasons.reason(name, row) for name, row in rows if name == one.target]
+        assert any(one.why in text for text in expected), one
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Processes that take no time, and what they were asked for."""
-    asked = []
+    """Processes that take no time, and the commands they were started with."""
+    requests = []
 
     def process(arguments, *, timeout, **options):
         place = arguments.index("--out")
         names, out = arguments[4:place], every.Path(arguments[place + 1])
-        asked.append((*names, timeout, arguments))
+        requests.append((*names, timeout, arguments))
         if names == ["perpca/figure3"]:
             raise subprocess.TimeoutExpired(arguments, timeout)
         if names == ["perpca/figure4"]:
@@ -137,7 +158,7 @@ def runs(monkeypatch):
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(every.subprocess, "run", process)
-    return asked
+    return requests
 
 
 def test_all_targets_are_run_in_order_of_their_time(runs, monkeypatch, tmp_path, capsys):
@@ -204,8 +225,8 @@ def test_targets_of_one_experiment_are_known():
 def test_targets_of_one_experiment_run_in_one_process(runs, tmp_path):
     names = ["faps/table2", "perpca/figure9", "faps/figure2"]
     record = every.run_all(Seeds(1), tmp_path, data=None, names=names, budget=None)
-    asked = [process[:-2] for process in runs]
-    assert sorted(asked) == [("faps/table2", "faps/figure2"), ("perpca/figure9",)]
+    requests = [process[:-2] for process in runs]
+    assert sorted(requests) == [("faps/table2", "faps/figure2"), ("perpca/figure9",)]
     for name in names:
         assert record["0"][name]["which"] == ["3: 3, accepted [1, 2]"]
 
@@ -216,7 +237,7 @@ def test_what_time_is_left_for_is_run(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["all"], "--quick or --full"),
         (["all", "--quick"], "--out"),
@@ -224,7 +245,7 @@ def test_what_time_is_left_for_is_run(runs, tmp_path):
         (["perpca/table2", "--quick"], "--quick"),
     ],
 )
-def test_what_all_wants(arguments, told, capsys):
+def test_what_all_wants(arguments, expected, capsys):
     assert command.ALL == "all"
     assert main(["reproduce", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

@@ -9,8 +9,9 @@ import pytest
 import jaxfed as jf
 import papers
 from jaxfed.data import image_sequence_synthetic
-from papers.perpca import debates, mnist, thermal
+from papers.perpca import mnist
 from papers.runs import Seeds
+from tests.targets import cells
 
 
 @pytest.mark.parametrize("name", ["mnist", "thermal", "debates"])
@@ -47,8 +48,8 @@ def test_thermal_reproduction_on_small_frames(tmp_path):
     frames = 1000 * np.asarray(video.frames)[:4, ::2, ::3]
     file = tmp_path / "thermal" / "ambench_layer361.npz"
     np.savez(file, frames=frames, frame_numbers=np.arange(4))
-    report = thermal.TARGET(Seeds(1), data=tmp_path)
-    measured = {(row["method"], row["quantity"]): row["cell"].mean for row in report.rows}
+    report = papers.find("perpca/thermal")(Seeds(1), data=tmp_path)
+    measured = {labels: cell.mean for labels, cell in cells(report).items()}
     expected = jf.fit(
         jf.pca.Local(10), jf.Clients.from_samples(frames / 1000), rounds=1, key=jax.random.key(0)
     ).result
@@ -77,7 +78,7 @@ def test_debates_reproduction_on_small_texts(tmp_path):
             f"Some Speaker: {second} {second} {first}",
         ] * 6
         (tmp_path / "debates" / f"{year}-09-01.txt").write_text("\n\n".join(turns))
-    report = debates.TARGET(Seeds(1), data=tmp_path)
+    report = papers.find("perpca/debates")(Seeds(1), data=tmp_path)
     rows = {row["year"]: row for row in report.rows if row["year"]}
     assert set(rows["common"]["heaviest words"].split()[:2]) == {"tax", "people"}
     for year, words in topics.items():

@@ -9,8 +9,8 @@ import pytest
 from scipy import integrate, optimize
 
 import jaxfed as jf
-from formulas import adept as theory
-from formulas import cutemaxvar as compressor
+from bench.formulas import adept as theory
+from bench.formulas import cutemaxvar as compressor
 from jaxfed.pca import bingham
 
 # --- Shrestha & Fu (2023), Facts 1 and 2 ---------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The files that targets on real data want, and plain words where they are missing."""
+"""Find the data files of targets that use real data, or say which are missing."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ MNIST_FILES = (
 
 
 def data_folder(data: Path | None, name: str, wanted: str, origin: str) -> Path:
-    """The subfolder of this name, or a plain word on what is missing and where it comes from."""
+    """The subfolder of this name."""
     if data is None:
         raise ValueError(
             f"--data: this target runs on real files. Wanted a folder with a subfolder {name}/ "

@@ -1,4 +1,4 @@
-"""Graphs side by side, as most figures of the papers are."""
+"""Draw graphs side by side, as most figures of the papers are laid out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""All targets, one after the other, and the page of the papers' tables and figures.
+"""Run all targets one after the other and write the page of the papers' tables and figures.
 
 What a target found is kept, with its date, so that a later run of some targets renews their lines
 and leaves the others'; what another base of the seeds gave is kept beside it. Targets run in
@@ -37,14 +37,14 @@ Record = dict[str, Found]  # by the base of the seeds, "0" first
 
 
 def counts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many verdicts of each kind the rows of a target's `result.json` have."""
+    """Count the verdicts of each kind in the rows of a target's `result.json`."""
     words = [row["verdict"] for row in rows if row.get("verdict")]
     found = Counter(next(kind for kind in KINDS if word.startswith(kind)) for word in words)
     return {kind: found[kind] for kind in KINDS}
 
 
 def together(names: Sequence[str]) -> list[list[str]]:
-    """The targets, those that tell of one experiment side by side."""
+    """Group the targets that report the same experiment."""
     groups: dict[Any, list[str]] = {}
     for name in names:
         groups.setdefault(papers.find(name).experiment or name, []).append(name)
@@ -52,7 +52,7 @@ def together(names: Sequence[str]) -> list[list[str]]:
 
 
 def order(groups: Sequence[Sequence[str]], record: Record) -> list[Sequence[str]]:
-    """First what is quick, so that as many as possible are done in time; what never ran, last."""
+    """Sort groups by their last run time; targets that never ran come last."""
     known = {name: one["seconds"] for found in record.values() for name, one in found.items()}
     return sorted(groups, key=lambda names: min(known.get(name, math.inf) for name in names))
 
@@ -60,7 +60,7 @@ def order(groups: Sequence[Sequence[str]], record: Record) -> list[Sequence[str]
 def run_all(
     seeds: Seeds, out: Path, *, data: Path | None, names: Sequence[str], budget: float | None
 ) -> Record:
-    """Run targets until they are done or the time is, and renew their record and the page.
+    """Run targets until all are done or time is up, and update their record and the page.
 
     Args:
         seeds: of every target.
@@ -75,9 +75,9 @@ def run_all(
     record = {base: record.get(base, {}) | here.get(base, {}) for base in bases}
     of_base = record[str(seeds.base)]
     write_page(record, out)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     for group in order(together(names), record):
-        left = None if budget is None else budget - (time.monotonic() - begun)
+        left = None if budget is None else budget - (time.monotonic() - start_time)
         if left is not None and left <= 0:
             break
         if data is None and wants_data(group[0]):
@@ -108,13 +108,13 @@ def run_together(
     command += ["--seeds", str(len(seeds)), "--seed", str(seeds.base)]
     if data is not None and wants_data(names[0]):
         command += ["--data", str(data)]
-    begun = time.monotonic()
+    start_time = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return {}
     alike: dict[str, Any] = {
-        "seconds": round(time.monotonic() - begun),
+        "seconds": round(time.monotonic() - start_time),
         "date": date.today().isoformat(),
         "seeds": len(seeds),
     }
@@ -125,7 +125,7 @@ def run_together(
 
 
 def read_result(out: Path) -> dict[str, Any]:
-    """What a target wrote: how many verdicts of each kind, and the rows that differ."""
+    """Read what a target wrote: the number of verdicts of each kind, and the rows that differ."""
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     differs = [
         ", ".join(str(row[column]) for column in result["columns"] if row[column] not in ("", None))
@@ -146,7 +146,7 @@ def wants_data(name: str) -> bool:
 
 
 def read_record(folder: Path) -> Record:
-    """What was found so far; nothing where there is no record."""
+    """Read the results so far; empty where there is no record."""
     path = folder / RECORD
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -168,9 +168,7 @@ def verdict_of(targets: Sequence[str], found: Found) -> str:
 def columns_of(record: Record) -> list[str]:
     """The columns of the page, with one of verdicts for each base."""
     verdicts = [verdict_column(base) for base in record]
-    return [
-        "paper", "item", "shows", "covered", "targets", *verdicts, "seconds", "date", "missing",
-    ]  # fmt: skip
+    return ["paper", "item", "shows", "covered", "targets", *verdicts, "seconds", "date", "missing"]
 
 
 def verdict_column(base: str) -> str:
@@ -223,7 +221,7 @@ def page(record: Record) -> str:
         "",
         "| " + " | ".join(columns) + " |",
         "|" + " --- |" * len(columns),
-    ]  # fmt: skip
+    ]
     rows = ["| " + " | ".join(line[column] for column in columns) + " |" for line in lines]
     return "\n".join([*head, *rows, "", *what_differs(record)])
 

@@ -1,4 +1,4 @@
-"""Problems without a random number, on which runs are compared digit by digit.
+"""Deterministic problems on which runs are compared with the reference digit by digit.
 
 Tables of means over seeds do not notice a rule that is applied a round early or a step that is
 twice as long, where the iteration ends at the same place. The first rounds do. The reference's
@@ -6,17 +6,19 @@ values are those of `tests/references`; a test computes them anew.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
-from papers.report import Interval, near
-
-DIGITS = 1e-7  # relative: sums in another order, over some rounds
+from jaxfed import Algorithm, Clients, Personalized, rollout
 
 
 def waves(*shape: int) -> Float[np.ndarray, "..."]:
-    """Numbers from -1 to 1 that look like chance and are none."""
+    """Deterministic numbers from -1 to 1 that look random."""
     places = np.arange(1, math.prod(shape) + 1)
     return np.cos(places**2 * (5**0.5 - 1) / 2).reshape(shape)
 
@@ -26,6 +28,21 @@ def frame(features: int, rank: int) -> Float[np.ndarray, "features rank"]:
     return np.linalg.qr(waves(features, rank))[0]
 
 
-def to_digits(value: float) -> Interval:
-    """What agrees with the reference in seven digits."""
-    return near(value, DIGITS * abs(value))
+@partial(jax.jit, static_argnames=("rounds", "measure"))
+def curve(
+    algorithm: Algorithm,
+    clients: Clients,
+    start: Personalized,
+    measure: Callable[[Any, Personalized], Array],
+    rounds: int,
+) -> Float[Array, " rounds"]:
+    """Measure the result on the clients' samples after each round."""
+    solution = rollout(
+        algorithm,
+        clients,
+        rounds=rounds,
+        key=jax.random.key(0),
+        warm_start=start,
+        metrics=lambda result: {"value": measure(clients.data.values, result)},
+    )
+    return solution.history["value"]

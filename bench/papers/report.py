@@ -1,4 +1,4 @@
-"""Targets and their reports: rows, the verdicts on them, the printed table and the files."""
+"""Targets and their reports: rows, verdicts, the printed table and the files."""
 
 import csv
 import inspect
@@ -13,92 +13,12 @@ from scipy import stats
 
 from jaxfed.cli import _report
 from jaxfed.cli._folder import RESULT, Folder
+from papers.intervals import Interval, at_least, within
 from papers.runs import Seeds
 
 Labels = tuple[Any, ...]  # what tells a row from the others, an entry for each column
 
 MANY = 10  # seeds from which on a claim is judged by a confidence bound, not seed by seed
-
-# --- what counts as the same ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A published value and what counts as the same: anything from `low` to `high`."""
-
-    low: float
-    high: float
-    text: str
-
-    @property
-    def accepted(self) -> str:
-        """The two ends, with as many digits as their distance calls for."""
-        if math.isinf(self.low):
-            return f"<= {self.high:.4g}"
-        if math.isinf(self.high):
-            return f">= {self.low:.4g}"
-        return f"[{self._rounded(self.low)}, {self._rounded(self.high)}]"
-
-    def _rounded(self, end: float) -> str:
-        texts = (f"{end:.{digits}g}" for digits in range(3, 17))
-        width = self.high - self.low
-        return next((text for text in texts if abs(float(text) - end) <= 0.005 * width), repr(end))
-
-
-def around(mean: float, sd: float) -> Interval:
-    """A mean over seeds; what lies within two standard deviations of it counts as the same."""
-    return Interval(mean - 2 * sd, mean + 2 * sd, f"{mean:.4g} ± {sd:.2g}")
-
-
-def near(value: float, tolerance: float) -> Interval:
-    """A single number, without a spread of its own."""
-    return Interval(value - tolerance, value + tolerance, f"{value:.4g}")
-
-
-def within(value: float, share: float) -> Interval:
-    """A single number, allowed a share of itself."""
-    return near(value, share * abs(value))
-
-
-def between(low: float, high: float) -> Interval:
-    """The range of a few runs; half of it more on each side counts as the same.
-
-    The range of three runs is 1.7 standard deviations on average, so this is about `around` again.
-    """
-    half = (high - low) / 2
-    return Interval(low - half, high + half, f"{low:.4g} to {high:.4g}")
-
-
-def quartiles(low: float, middle: float, high: float) -> Interval:
-    """A median with its quartiles; what lies between the quartiles counts as the same."""
-    return Interval(low, high, f"{middle:g} [{low:g}, {high:g}]")
-
-
-def draws(low: float, middle: float, high: float) -> Interval:
-    """A median with the range of the reference's draws; a median in it counts as the same."""
-    return Interval(low, high, f"{middle:.3g} [{low:.3g}, {high:.3g}]")
-
-
-def few_draws(low: float, high: float) -> Interval:
-    """`between` for a size that scatters by a factor: the same of the logarithms."""
-    room = math.sqrt(high / low)
-    return Interval(low / room, high * room, f"{low:.3g} to {high:.3g}")
-
-
-def about(value: float, factor: float = 2.0) -> Interval:
-    """A size; what differs by less than this factor counts as the same."""
-    return Interval(value / factor, value * factor, f"{value:.2g}")
-
-
-def at_least(value: float) -> Interval:
-    """A lower bound."""
-    return Interval(value, math.inf, f">= {value:.4g}")
-
-
-def at_most(value: float) -> Interval:
-    """An upper bound."""
-    return Interval(-math.inf, value, f"<= {value:.4g}")
-
 
 # --- rows ----------------------------------------------------------------------------------------
 
@@ -232,24 +152,13 @@ def cells(measured: Mapping[Labels, Any], **options: Any) -> dict[Labels, Cell]:
     return {labels: Cell(_flat(values), **options) for labels, values in measured.items()}
 
 
-def claims(
-    columns: Sequence[str], statements: Mapping[str, tuple[Any, Interval]]
-) -> dict[Labels, Cell]:
-    """One row for each statement of a paper: the number of each seed, and what it has to be."""
-    between = [""] * (len(columns) - 2)
-    return {
-        ("claim", *between, text): claim(values, wanted)
-        for text, (values, wanted) in statements.items()
-    }
-
-
 def claim(values: Any, wanted: Interval) -> Cell:
-    """What a statement of a paper is about, as a value for each seed."""
+    """A statement of a paper: a value for each seed, and the interval it must lie in."""
     return Cell(_flat(values), wanted, by="claim")
 
 
 def ahead(smaller: Any, larger: Any, least: float) -> Cell:
-    """The claim that one is smaller than the other by so much, seed by seed on the same data."""
+    """The claim that one value is smaller than another by at least `least`, seed by seed."""
     return claim(np.asarray(larger) - np.asarray(smaller), at_least(least))
 
 
@@ -262,12 +171,13 @@ def _flat(values: Any) -> list[float]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run of a target found.
+    """The outcome of a target's run.
 
     Attributes:
         measured: values of all seeds by the row's labels; a `Cell` where a row is to be compared
             in its own way, None where it has words only.
         notes: how this run was made, before the target's own notes.
+        claims: statements of the paper: for each the number of every seed, and what it has to be.
         figures: functions that draw a Matplotlib figure, by the name of its file.
         arrays: what goes into the `.npz` file; all that was measured, by default.
     """
@@ -276,6 +186,7 @@ class Found:
     notes: Sequence[str] = ()
     figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     arrays: Mapping[str, Any] | None = None
+    claims: Mapping[str, tuple[Any, Interval]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -306,7 +217,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of a paper, and what is known of it.
+    """A table or figure of a paper, and the values that are known.
 
     Attributes:
         run: the experiment, `run(seeds, **options) -> Found`. One on files takes a keyword `data`,
@@ -341,7 +252,7 @@ class Target:
         made: dict[Callable[..., Any], Any] | None = None,
         **options: Any,
     ) -> Report:
-        """Run it and put what was found beside what is known.
+        """Run the target and compare what it found with the known values.
 
         Args:
             seeds: of the experiment.
@@ -359,14 +270,18 @@ class Target:
             if self.experiment not in made:
                 made[self.experiment] = self.experiment(seeds, **options)
             found = self.run(made[self.experiment])
-        rows = [self._row(labels, values) for labels, values in found.measured.items()]
+        between = [""] * (len(self.columns) - 2)
+        measured = dict(found.measured) | {
+            ("claim", *between, text): claim(*given) for text, given in found.claims.items()
+        }
+        rows = [self._row(labels, values) for labels, values in measured.items()]
         arrays = found.arrays
         if arrays is None:
             arrays = {
                 " | ".join(map(str, labels)): values.measured
                 if isinstance(values, Cell)
                 else values
-                for labels, values in found.measured.items()
+                for labels, values in measured.items()
                 if values is not None
             }
         notes = [*found.notes, *self.notes]

@@ -1,4 +1,4 @@
-"""The seeds of a target, and runs for all of them in one compiled call."""
+"""Seeds of a target, and runs of all seeds in one compiled call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from jaxfed import channel as channels
 
 @dataclass(frozen=True)
 class Seeds:
-    """As many seeds as are wanted; another base gives others that nothing was tuned on.
+    """Seeds of a target; another base gives seeds that nothing was tuned on.
 
     Base 0 has the seeds 0, 1, ...; the first ones of a base do not depend on their number.
 
@@ -49,7 +49,7 @@ class Seeds:
         return (words >> 2).astype(np.int32)  # some targets count on from a seed
 
     def first(self, count: int) -> "Seeds":
-        """So many seeds of the same base, be they fewer or more."""
+        """The first `count` seeds of the same base, which may be more than there are here."""
         return Seeds(count, self.base)
 
     def at(self, position: int) -> int:
@@ -108,13 +108,20 @@ def runs(
             return measure(result) if given is None else measure(given, result)
 
         return rollout(
-            algorithm, clients, rounds=rounds, key=key, warm_start=start, tol=tol, channel=channel,
-            metrics=None if measure is None else metrics, metrics_every=every,
-        )  # fmt: skip
+            algorithm,
+            clients,
+            rounds=rounds,
+            key=key,
+            warm_start=start,
+            tol=tol,
+            channel=channel,
+            metrics=None if measure is None else metrics,
+            metrics_every=every,
+        )
 
     return jax.vmap(one, (None if one_for_all else 0, 0, 0, 0))(clients, keys, start, given)
 
 
 def learned(*arguments: Any, **options: Any) -> Personalized:
-    """The models alone of such `runs`."""
+    """The results of such `runs`, without their histories."""
     return runs(*arguments, **options).result

@@ -17,7 +17,7 @@ from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of, wi
 from jaxfed.linalg.precision import chosen_precision, client_matmul
 
 # With at least so many features `(X W)ᵀ X` takes a processor a third of the time of `Xᵀ (X W)`,
-# whose left factor it copies (bench/larger_than_memory.py).
+# whose left factor it copies (bench/speed/larger_than_memory.py).
 _MANY_FEATURES = 64
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_instance, check_name, check_texts
+from jaxfed.core.common.checks import check_instance, check_list, check_name, check_texts
 from jaxfed.plot import _figure
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def grid(
     dataset = require("xarray", extra="sweep").Dataset
     check_instance("found", found, dataset, "an xarray.Dataset")
     check_name("scale", scale, ("log", "linear"))
-    check_texts("names", names or ())
+    if names is not None:
+        check_list("names", names, "names of variables")
+        check_texts("names", names)
     over = (over,) if isinstance(over, str) else over
     dimensions = list(found.dims)
     for name in over:

@@ -1,6 +1,6 @@
 """Runs compile for TPUs and GPUs by those machines' own compilers; nothing runs there.
 
-A part of `bench/accelerator_matrix.py`, which has every algorithm with every channel.
+A part of `bench/tables/accelerator_matrix.py`, which has every algorithm with every channel.
 """
 
 import importlib.util
@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import accelerator_matrix as matrix
 import jaxfed as jf
+from bench.tables import accelerator_matrix as matrix
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.loop import Options
-from jaxfed.core.run.runner import programs
+from jaxfed.core.run.runner import programs, whole_run
 from jaxfed.planning.targets import compiled, target
 
 COMPILERS = {"v5e": "libtpu", "h100": "jax_cuda12_plugin"}
@@ -134,7 +134,7 @@ def test_a_plan_is_what_the_program_takes(algorithm, chunk_size):
         jf.backend.vmap() if chunk_size is None else jf.backend.chunked(chunk_size),
     )  # fmt: skip
     options = Options(5, stops=False, metrics=None, metrics_every=1, remat=False)
-    found = compiled(programs().program, problem, start, None, options, target=where)
+    found = compiled(programs()(whole_run), problem, start, None, options, target=where)
     memory = found.program.memory_analysis()
     assert plan.memory is not None
     assert plan.memory.temporaries == memory.temp_size_in_bytes

@@ -26,7 +26,8 @@ from jaxfed import Clients, rollout
 from jaxfed.generative import AdaptiveAutoencoder, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import reconstruction_loss
-from papers.report import Cell, at_least
+from papers.intervals import at_least
+from papers.report import Cell
 from papers.runs import Seeds
 
 LOCAL, AVERAGED = "local", "FedAvg"
@@ -75,19 +76,26 @@ def trained(
     if name == LOCAL:
         # Fine-tuning alone: the server stays where it is.
         algorithm = FedAvg(
-            model, reconstruction_loss, CLIPPED[momentum], local_steps=1, server_optimizer=STAY,
-            fine_tuning_steps=size.rounds * size.local_steps, **options,
-        )  # fmt: skip
+            model,
+            reconstruction_loss,
+            CLIPPED[momentum],
+            local_steps=1,
+            server_optimizer=STAY,
+            fine_tuning_steps=size.rounds * size.local_steps,
+            **options,
+        )
         return rollout(algorithm, clients, rounds=1, key=key).result.local, None
     if name == AVERAGED:
         # Of a single step, the clients' momenta average to one at the server.
         alone = size.local_steps == 1
         algorithm = FedAvg(
-            model, reconstruction_loss, CLIPPED[0.0 if alone else momentum],
+            model,
+            reconstruction_loss,
+            CLIPPED[0.0 if alone else momentum],
             local_steps=size.local_steps,
             server_optimizer=DESCENT[momentum] if alone else None,
             **options,
-        )  # fmt: skip
+        )
         shared = rollout(algorithm, clients, rounds=size.rounds, key=key).result.shared
         return jax.tree.map(lambda w: jnp.broadcast_to(w, (len(train), *w.shape)), shared), None
     if name == PUBLISHED:
@@ -119,8 +127,32 @@ def grid_of(**values: Sequence[float]) -> list[Candidate]:
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
-def said_of(candidate: Candidate) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.items())
+def chosen_of(
+    grids: Mapping[str, Sequence[Candidate]], energy: Callable[[str, Candidate], Float[Array, " m"]]
+) -> dict[str, Candidate]:
+    """The best settings of each method."""
+    return {name: tuned(grid, partial(energy, name)) for name, grid in grids.items()}
+
+
+def said_of(where: str, chosen: Mapping[str, Candidate]) -> list[str]:
+    """Notes on the settings that were chosen."""
+    return [
+        f"{where}, {method}: "
+        + ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.items())
+        + "."
+        for method, candidate in chosen.items()
+    ]
+
+
+def rows_of(
+    energies: Mapping[str, Sequence[float]], *, beyond_spread: bool = False
+) -> list[tuple[str, str, Any]]:
+    """The energies by method, and the leads of the adaptive one."""
+    rows: list[tuple[str, str, Any]] = [(name, "energy", x) for name, x in energies.items()]
+    for other in (LOCAL, AVERAGED):
+        cell = lead(energies, other, beyond_spread=beyond_spread)
+        rows.append((ADAPTIVE, f"above {other}", cell))
+    return rows
 
 
 def split_numbers(candidate: Candidate) -> tuple[float, dict[str, Array]]:

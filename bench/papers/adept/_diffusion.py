@@ -10,27 +10,23 @@ runs, by its text and by its program, which are not the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from jaxfed import Clients, Personalized, Solution, fit, plot
+from jaxfed import Clients, Personalized, Solution, fit
 from jaxfed import backend as backends
-from jaxfed import data as datasets
 from jaxfed.generative import AdaptiveDiffusion, FedAvg
 from jaxfed.generative.diffusion import decaying_adam
-from jaxfed.metrics import client_distribution, frechet_distance, kernel_distance, noise_level
-from jaxfed.models import DenoisingLoss, UNet, interpolation, train_classifier
-from jaxfed.plot._figure import canvas, colour, light
-from papers.report import Cell, Interval, Labels
+from jaxfed.metrics import frechet_distance, kernel_distance, noise_level
+from jaxfed.models import DenoisingLoss, UNet, interpolation
+from papers.adept._clients import DIGITS, SIDE, Images, Size, dealt, features_of, mnist, size_at
 from papers.runs import Seeds
 
-DIGITS, SIDE = 10, 28
 LOCAL, AVERAGED, ADEPT = "local training", "FedAvg + fine-tuning", "ADEPT-DGM"
 PRINTED, PROGRAM = "ADEPT-DGM, paper's text", "ADEPT-DGM, authors' program"
 REAL = "training images"
@@ -49,66 +45,6 @@ MISSED = 0.025  # mean squared error of a pixel of validation images
 SPREAD, SPREAD_SHARE, MEAN_SHARE = 0.05, 0.1, 0.2
 
 
-class Size(NamedTuple):
-    """How large a run is."""
-
-    side: int  # pixels of an image's height and width
-    clients_per_digit: int
-    samples: int  # of a client
-    batch: int
-    rounds: int
-    widths: tuple[int, int, int]
-    drawn: int  # images of each client's model
-    steps: int  # of the sampler
-    validation: int  # of a client
-    reference: int  # of a digit
-
-
-def size_at(scale: float, available: int) -> Size:
-    """What is run at a share of the published training's arithmetic.
-
-    The share is divided among the widths of the net, the batches, the clients and, below a tenth
-    and below 1/500, the images' pixels. Images and steps of the sampler become fewer, too.
-
-    Args:
-        scale: the share.
-        available: images of the rarest digit.
-
-    Raises:
-        ValueError: if there are too few images.
-    """
-    clients = max(1, round(5 * scale**0.108))
-    reference = min(200, available // 4)
-    # Some are left for the classifier.
-    room = (available - reference - min(250, available // 4)) // clients
-    samples = min(max(10, round(1200 * scale**0.562)), room - min(40, room // 3))
-    if samples < 10:
-        raise ValueError(f"--data: wanted more images of each digit than {available}")
-    a, b, c = (max(4, 4 * round(width * scale**0.163 / 4)) for width in (32, 64, 64))
-    return Size(
-        side=SIDE if scale >= 0.1 else 16 if scale >= 0.002 else 8,
-        clients_per_digit=clients,
-        samples=samples,
-        batch=min(max(2, round(60 * scale**0.292)), samples),
-        rounds=100,
-        widths=(a, b, c),
-        drawn=200,
-        steps=max(20, round(500 * scale**0.27)),
-        validation=min(40, room - samples),
-        reference=reference,
-    )
-
-
-class Images(NamedTuple):
-    """Images from 0 to 1, each in one place only."""
-
-    train: Float[np.ndarray, "m n p"]
-    validation: Float[np.ndarray, "m k p"]
-    reference: Float[np.ndarray, "10 r p"]
-    others: Float[np.ndarray, "l p"]  # for the classifier
-    labels: Int[np.ndarray, " l"]  # of the others
-
-
 class Outcome(NamedTuple):
     """What a method's models generate, and how good that is, clients first."""
 
@@ -118,88 +54,6 @@ class Outcome(NamedTuple):
     noise: Float[np.ndarray, " m"]
     validation: Float[np.ndarray, " rounds"]  # loss of the validation images, NaN between
     last: Float[np.ndarray, " m"]  # kernel distance of the last round's models, not the best one's
-
-
-# --- data ----------------------------------------------------------------------------------------
-
-
-def _mnist(data: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Images from 0 to 1 and digits of all files there are."""
-    wanted = (
-        "Wanted a folder with mnist/t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz, the "
-        "MNIST test set of LeCun, Cortes & Burges, and, for more than a tenth of the published "
-        "images, the two files of the training set."
-    )
-    if data is None:
-        raise ValueError(f"--data: this target runs on real files. {wanted}")
-    if not (data / "mnist").is_dir():
-        raise ValueError(f"--data: no folder mnist in {data}. {wanted}")
-    found = []
-    for split in ("train", "test"):
-        try:
-            found.append(datasets.read_mnist(data / "mnist", split))
-        except FileNotFoundError:
-            continue
-    if not found:
-        raise ValueError(f"--data: no images in {data / 'mnist'}. {wanted}")
-    images = np.concatenate([part.images for part in found]).astype(np.float32) / 255
-    return images, np.concatenate([part.labels for part in found])
-
-
-def resized(images: Float[np.ndarray, "n 28 28"], side: int) -> Float[np.ndarray, "n p"]:
-    """Flattened; to 16 and 8 pixels a side as means of 2 x 2 and 3 x 3 ones.
-
-    For 16 a margin of 2 pixels is added before, for 8 one of 2 is left out, where digits are not.
-    """
-    if side == 16:
-        images = np.pad(images, [(0, 0), (2, 2), (2, 2)])
-    elif side == 8:
-        images = images[:, 2:-2, 2:-2]
-    if side != SIDE:
-        times = images.shape[1] // side
-        images = images.reshape(-1, side, times, side, times).mean(axis=(2, 4))
-    return images.reshape(len(images), -1)
-
-
-def dealt(
-    images: Float[np.ndarray, "n 28 28"], digits: Int[np.ndarray, " n"], size: Size, seed: int
-) -> Images:
-    """Deal images to clients, to the reference and to the classifier, none twice."""
-    rng = np.random.default_rng(seed)
-    images = resized(images, size.side)
-    parts = {name: [] for name in Images._fields}
-    for digit in range(DIGITS):
-        order = rng.permutation(np.flatnonzero(digits == digit))
-        each = size.samples + size.validation
-        ends = [*np.arange(1, size.clients_per_digit + 1) * each]
-        *own, rest = np.split(order, ends)
-        for rows in own:
-            parts["train"].append(images[rows[: size.samples]])
-            parts["validation"].append(images[rows[size.samples :]])
-        parts["reference"].append(images[rest[: size.reference]])
-        parts["others"].append(images[rest[size.reference :]])
-        parts["labels"].append(np.full(len(rest) - size.reference, digit, np.int32))
-    together = {
-        name: (np.concatenate if name in ("others", "labels") else np.stack)(rows)
-        for name, rows in parts.items()
-    }
-    return Images(**together)
-
-
-def features_of(images: Images, side: int, seed: int) -> Callable[[np.ndarray], Array]:
-    """Features by a classifier of the images that are nobody's, of mean square 1."""
-    # Its convolutions have no padding, so that small images are shown to it twice as large.
-    times = 2 if side < 16 else 1
-
-    def shown(flat: np.ndarray) -> np.ndarray:
-        return flat.reshape(-1, side, side).repeat(times, 1).repeat(times, 2)
-
-    classifier = train_classifier(
-        jax.random.key(seed), shown(images.others), images.labels, classes=DIGITS,
-        image_shape=(times * side, times * side, 1),
-    )  # fmt: skip
-    features = jax.jit(classifier.features)
-    return lambda flat: features(shown(flat))
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -220,16 +74,25 @@ def _step_size(method: str, size: Size) -> float:
 def _alone(model: UNet, size: Size, rounds: int) -> AdaptiveDiffusion:
     """Training of each client alone: a prior without weight."""
     return AdaptiveDiffusion(
-        model, CORRUPTION, prior_weight=0.0, step_size=_step_size(LOCAL, size),
-        decay_after=_later(rounds), local_steps=LOCAL_STEPS, batch_size=size.batch,
-    )  # fmt: skip
+        model,
+        CORRUPTION,
+        prior_weight=0.0,
+        step_size=_step_size(LOCAL, size),
+        decay_after=_later(rounds),
+        local_steps=LOCAL_STEPS,
+        batch_size=size.batch,
+    )
 
 
 def _averaging(model: UNet, size: Size, method: str) -> FedAvg:
     return FedAvg(
-        model, DenoisingLoss(CORRUPTION), decaying_adam(None), step_size=_step_size(method, size),
-        local_steps=LOCAL_STEPS, batch_size=size.batch,
-    )  # fmt: skip
+        model,
+        DenoisingLoss(CORRUPTION),
+        decaying_adam(None),
+        step_size=_step_size(method, size),
+        local_steps=LOCAL_STEPS,
+        batch_size=size.batch,
+    )
 
 
 def methods(size: Size) -> tuple[str, ...]:
@@ -240,17 +103,26 @@ def methods(size: Size) -> tuple[str, ...]:
 def adaptive(model: UNet, size: Size, rounds: int, method: str = ADEPT) -> AdaptiveDiffusion:
     """ADEPT-DGM: the paper's own with full images, else with proximal steps of the prior."""
     steps: dict[str, Any] = {
-        "local_steps": LOCAL_STEPS, "batch_size": size.batch, "decay_after": _later(rounds)
-    }  # fmt: skip
+        "local_steps": LOCAL_STEPS,
+        "batch_size": size.batch,
+        "decay_after": _later(rounds),
+    }
     if method == PRINTED:
         return AdaptiveDiffusion(model, CORRUPTION, **steps)
     if method == PROGRAM or size.side == SIDE:
         return AdaptiveDiffusion.published(model, CORRUPTION, **steps)
     return AdaptiveDiffusion(
-        model, CORRUPTION, prior_step="proximal", step_size=STEP_SIZE,
-        global_step_size=MEAN_SHARE, prior_weight=2 * MISSED / size.samples,
-        initial_spread=SPREAD, spread_step_size=SPREAD_SHARE, lazy_rounds=0, **steps,
-    )  # fmt: skip
+        model,
+        CORRUPTION,
+        prior_step="proximal",
+        step_size=STEP_SIZE,
+        global_step_size=MEAN_SHARE,
+        prior_weight=2 * MISSED / size.samples,
+        initial_spread=SPREAD,
+        spread_step_size=SPREAD_SHARE,
+        lazy_rounds=0,
+        **steps,
+    )
 
 
 def _averaged_rounds(method: str, size: Size) -> int:
@@ -293,10 +165,18 @@ def _fitted(
         last = solution.result.local
 
     best = fit(
-        algorithm, clients, rounds=rounds, key=key, warm_start=start, backend=_backend(),
-        metrics=metrics, metrics_every=every, chunk_rounds=every, callbacks=[keep],
+        algorithm,
+        clients,
+        rounds=rounds,
+        key=key,
+        warm_start=start,
+        backend=_backend(),
+        metrics=metrics,
+        metrics_every=every,
+        chunk_rounds=every,
+        callbacks=[keep],
         best="validation",
-    )  # fmt: skip
+    )
     return best, last
 
 
@@ -315,36 +195,44 @@ def trained(
     rounds = size.rounds - first
     if first:
         averaged, _ = _fitted(
-            _averaging(model, size, method), clients, images.validation, rounds=first, seed=seed,
+            _averaging(model, size, method),
+            clients,
+            images.validation,
+            rounds=first,
+            seed=seed,
             personal=False,
-        )  # fmt: skip
+        )
         start = Personalized(averaged.result.shared, None)
     if method in (LOCAL, AVERAGED):
         algorithm = _alone(model, size, rounds)
     else:
         algorithm = adaptive(model, size, rounds, method)
     solution, last = _fitted(
-        algorithm, clients, images.validation, rounds=rounds, seed=seed + 1, personal=True,
+        algorithm,
+        clients,
+        images.validation,
+        rounds=rounds,
+        seed=seed + 1,
+        personal=True,
         start=start,
-    )  # fmt: skip
+    )
     return algorithm, solution, last
 
 
 def outcome(
-    method: str,
-    images: Images,
-    size: Size,
-    seed: int,
-    features: Callable[[np.ndarray], Array],
+    method: str, images: Images, size: Size, seed: int, features: Callable[[np.ndarray], Array]
 ) -> Outcome:
     """Train, draw and measure."""
     algorithm, solution, last = trained(method, images, size, seed)
     draw = jax.jit(
         lambda key, arrays: algorithm.sample(
-            key, arrays, size.drawn, steps=size.steps,
+            key,
+            arrays,
+            size.drawn,
+            steps=size.steps,
             at_once=2 if jax.default_backend() == "cpu" else None,
         )
-    )  # fmt: skip
+    )
     best, final = (
         measured(
             np.asarray(draw(jax.random.key(seed + 2), arrays)).clip(0, 1), images, size, features
@@ -378,9 +266,6 @@ def measured(
     )
 
 
-# --- reports -------------------------------------------------------------------------------------
-
-
 class Run(NamedTuple):
     """All outcomes of all seeds."""
 
@@ -391,7 +276,7 @@ class Run(NamedTuple):
 
 def measure(seeds: Seeds, *, data: Path | None = None, scale: float = SCALE) -> Run:
     """Every method for every seed."""
-    images, digits = _mnist(data)
+    images, digits = mnist(data)
     size = size_at(scale, int(np.bincount(digits, minlength=DIGITS).min()))
     outcomes: dict[str, list[Outcome]] = {name: [] for name in (REAL, *methods(size))}
     for seed in seeds:
@@ -439,105 +324,3 @@ def _tuned(size: Size) -> str:
         "pixels and 60 rounds ADEPT-DGM was not the best: the claim is one of this size. The "
         "paper's text and its authors' program are as published but for the size, and not tuned."
     )
-
-
-def _mean(values: Array | np.ndarray) -> float:
-    return float(np.mean(values))
-
-
-def _spread(values: np.ndarray) -> float:
-    return float(client_distribution(jnp.asarray(values), good="small").variance)
-
-
-def _worst(values: np.ndarray) -> float:
-    return float(client_distribution(jnp.asarray(values), good="small").worst)
-
-
-_FIGURES: Mapping[str, Callable[[Outcome], float]] = {
-    "mean KID": lambda outcome: _mean(outcome.kernel),
-    "mean FID": lambda outcome: _mean(outcome.frechet),
-    "variance of KID over clients": lambda outcome: _spread(outcome.kernel),
-    "mean KID of the last round": lambda outcome: _mean(outcome.last),
-    "worst client's KID": lambda outcome: _worst(outcome.kernel),
-    "noise": lambda outcome: _mean(outcome.noise),
-}
-_UNLIKE = "other features and a smaller run"
-
-
-def compared(
-    found: Run, names: Sequence[str], claims: Mapping[str, Interval]
-) -> dict[Labels, Cell]:
-    """What was measured of each method, and then the claims: its ratio to that of each ADEPT-DGM.
-
-    A claim holds if it does with every seed, or for the confidence bound of ten or more.
-    """
-    values = {
-        name: {m: [_FIGURES[name](o) for o in outcomes] for m, outcomes in found.outcomes.items()}
-        for name in names
-    }
-    cells = {
-        (name, method): Cell(numbers, incomparable=_UNLIKE)
-        for name in names
-        for method, numbers in values[name].items()
-    }
-    for name, claim in claims.items():
-        adept = [method for method in (ADEPT, PRINTED, PROGRAM) if method in values[name]]
-        for own, method in product(adept, (LOCAL, AVERAGED)):
-            pairs = zip(values[name][method], values[name][own], strict=True)
-            ratios = [above / below for above, below in pairs]
-            cells[f"{name}, {method} by {own}", ""] = Cell(ratios, paper=claim, by="claim")
-    return cells
-
-
-def outcome_arrays(found: Run) -> dict[str, np.ndarray]:
-    names = {
-        "kernel": "KID",
-        "last": "KID of the last round",
-        "frechet": "FID",
-        "noise": "noise",
-        "validation": "validation loss",
-    }
-    return {
-        f"{label} | {method}": _stacked([getattr(outcome, field) for outcome in outcomes])
-        for method, outcomes in found.outcomes.items()
-        for field, label in names.items()
-    }
-
-
-def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """One row a seed; losses are known up to the round that was chosen, and then NaN."""
-    longest = max(map(len, rows))
-    return np.stack([np.pad(x, (0, longest - len(x)), constant_values=np.nan) for x in rows])
-
-
-def samples_drawn(found: Run) -> Any:
-    """Of the first client of each digit, first seed, a part of the picture for each method."""
-    size, drawn = found.size, methods(found.size)
-    figure = canvas(None, 3.5 * len(drawn), 5.6)
-    for part, method in zip(figure.subfigures(1, len(drawn)), drawn, strict=True):
-        outcome = found.outcomes[method][0]
-        part.suptitle(f"{method}, noise {_mean(outcome.noise):.3f}", fontsize=9)
-        chosen = outcome.samples[:: size.clients_per_digit, :6]
-        noise = outcome.noise[:: size.clients_per_digit]
-        plot.samples(
-            {str(digit): images for digit, images in enumerate(chosen)}, (size.side, size.side),
-            notes={str(digit): f"{value:.3f}" for digit, value in enumerate(noise)}, figure=part,
-        )  # fmt: skip
-    return figure
-
-
-def clients_drawn(found: Run) -> Any:
-    """KID of each client, a column of points for each method."""
-    drawn = methods(found.size)
-    figure = canvas(None, 1.7 * len(drawn), 3.2)
-    axes = figure.subplots()
-    for place, method in enumerate(drawn):
-        values = np.concatenate([outcome.kernel for outcome in found.outcomes[method]])
-        aside = np.linspace(-0.25, 0.25, len(values))
-        axes.scatter(place + aside, np.sort(values), s=9, color=colour(place), alpha=0.7)
-        axes.hlines(values.mean(), place - 0.35, place + 0.35, color=colour(place), linewidth=1.5)
-    axes.set_xticks(range(len(drawn)), [name.replace(", ", ",\n") for name in drawn], fontsize=8)
-    axes.set_ylabel("KID of a client", fontsize=8)
-    axes.set_ylim(0)
-    light(axes)
-    return figure

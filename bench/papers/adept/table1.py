@@ -1,4 +1,4 @@
-"""Captured energy of synthetic clients by how different they are."""
+"""Measure the energy that autoencoders of synthetic clients capture, by heterogeneity."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,28 +13,8 @@ from jaxtyping import Array, Key, PyTree
 from jaxfed import Clients, rollout
 from jaxfed.generative import FedAvg
 from jaxfed.models import Autoencoder, reconstruction_loss
-from papers.adept._autoencoders import (
-    ADAPTIVE,
-    AVERAGED,
-    CLIPPED,
-    LOCAL,
-    MOMENTA,
-    PUBLISHED,
-    STAY,
-    Candidate,
-    Size,
-    Split,
-    energy_of,
-    grid_of,
-    lead,
-    reduced,
-    said_of,
-    split_numbers,
-    trained,
-    tuned,
-    tuning,
-)
-from papers.report import Found, Labels, Target
+from papers.adept import _autoencoders as common
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 CLIENTS = 50
@@ -49,7 +29,7 @@ SYNTHETIC_ROUNDS = 150
 class Synthetic(NamedTuple):
     """Draws of personal decoders."""
 
-    split: Split
+    split: common.Split
     decoder: eqx.nn.Linear  # with a leading axis
 
 
@@ -77,16 +57,12 @@ def _synthetic(key: Key[Array, ""], ratio: float, clients: int) -> Synthetic:
         eqx.nn.Linear(TRUE_LATENT, FEATURES, key=key),
         (weight / unit, bias / unit[:, 0]),
     )
-    return Synthetic(Split(*jnp.split(samples / unit, counts, axis=1)), decoder)
+    return Synthetic(common.Split(*jnp.split(samples / unit, counts, axis=1)), decoder)
 
 
 @partial(jax.jit, static_argnames=("momentum", "rounds"))
 def _encoders(
-    momentum: float,
-    rounds: int,
-    numbers: Mapping[str, Array],
-    draw: Synthetic,
-    key: Key[Array, ""],
+    momentum: float, rounds: int, numbers: Mapping[str, Array], draw: Synthetic, key: Key[Array, ""]
 ) -> eqx.Module:
     """Local training of encoders alone, to the true decoders."""
 
@@ -98,9 +74,14 @@ def _encoders(
         model = Autoencoder(FEATURES, TRUE_LATENT, key=key)
         model = eqx.tree_at(lambda m: m.decoder, model, decoder)
         algorithm = FedAvg(
-            model, loss, CLIPPED[momentum], local_steps=1, server_optimizer=STAY,
-            step_size=numbers["step_size"], fine_tuning_steps=rounds,
-        )  # fmt: skip
+            model,
+            loss,
+            common.CLIPPED[momentum],
+            local_steps=1,
+            server_optimizer=common.STAY,
+            step_size=numbers["step_size"],
+            fine_tuning_steps=rounds,
+        )
         result = rollout(algorithm, Clients.from_samples(samples[None]), rounds=1, key=key).result
         return jax.tree.map(lambda w: w[0], result.local)
 
@@ -121,39 +102,41 @@ def run(
 ) -> Found:
     """Choose settings and measure with them, for every noise."""
     clients = max(2, round(scale * CLIENTS))
-    size = Size(rounds, 1, None)
+    size = common.Size(rounds, 1, None)
     rates = (0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
-    usual = grid_of(step_size=rates, momentum=MOMENTA)
+    usual = common.grid_of(step_size=rates, momentum=common.MOMENTA)
     prior = {"global_step_size": (0.1, 1.0), "initial_spread": (0.2, 0.5, 1.0)}
     few = {"step_size": (0.01, 0.02, 0.05, 0.1)}
     grids = {
-        LOCAL: usual,
-        AVERAGED: usual,
+        common.LOCAL: usual,
+        common.AVERAGED: usual,
         TRUE_DECODER: usual,
-        ADAPTIVE: grid_of(**few, momentum=MOMENTA, **prior),
-        PUBLISHED: grid_of(**few, **prior),
+        common.ADAPTIVE: common.grid_of(**few, momentum=common.MOMENTA, **prior),
+        common.PUBLISHED: common.grid_of(**few, **prior),
     }
 
-    def models(name: str, candidate: Candidate, draw: Synthetic, key: Key[Array, ""]):
-        momentum, numbers = split_numbers(candidate)
+    def models(name: str, candidate: common.Candidate, draw: Synthetic, key: Key[Array, ""]):
+        momentum, numbers = common.split_numbers(candidate)
         if name == TRUE_DECODER:
             return _encoders(momentum, size.rounds, numbers, draw, key), None
         start = Autoencoder(FEATURES, LATENT, key=key)
-        return trained(name, momentum, size, numbers, start, draw.split.train, key)
+        return common.trained(name, momentum, size, numbers, start, draw.split.train, key)
 
     measured: dict[Labels, Any] = {}
     arrays, said = {}, []
     for ratio in ratios:
-        keys = [jax.random.key(seed) for seed in tuning(seeds)]
+        keys = [jax.random.key(seed) for seed in common.tuning(seeds)]
         draws = [_synthetic(key, ratio, clients) for key in keys]
 
-        def energy(name: str, candidate: Candidate, draws=draws, keys=keys):
+        def energy(name: str, candidate: common.Candidate, draws=draws, keys=keys):
             found = [models(name, candidate, *pair)[0] for pair in zip(draws, keys, strict=True)]
             pairs = zip(found, draws, strict=True)
-            return jnp.concatenate([energy_of(own, draw.split.validation) for own, draw in pairs])
+            return jnp.concatenate(
+                [common.energy_of(own, draw.split.validation) for own, draw in pairs]
+            )
 
-        chosen = {name: tuned(grid, partial(energy, name)) for name, grid in grids.items()}
-        chosen[EAGER] = {**chosen[ADAPTIVE], "spread_step_size": 0.1}
+        chosen = common.chosen_of(grids, energy)
+        chosen[EAGER] = {**chosen[common.ADAPTIVE], "spread_step_size": 0.1}
         energies: dict[str, list[float]] = {name: [] for name in chosen}
         spreads: dict[str, list[float]] = {}
         for seed in seeds:
@@ -161,20 +144,19 @@ def run(
             draw = _synthetic(key, ratio, clients)
             for name, candidate in chosen.items():
                 found, spread = models(name, candidate, draw, key)
-                own = energy_of(found, draw.split.test)
+                own = common.energy_of(found, draw.split.test)
                 energies[name].append(float(own.mean()))
                 arrays[f"{ratio} dB | {name} | seed {seed}"] = np.asarray(own)
                 if spread is not None:
                     spreads.setdefault(name, []).append(_mean_of(spread))
-        labels = [(name, "energy", values) for name, values in energies.items()]
-        labels += [(ADAPTIVE, f"above {o}", lead(energies, o)) for o in (LOCAL, AVERAGED)]
+        labels = common.rows_of(energies)
         labels += [(name, "mean spread", values) for name, values in spreads.items()]
         measured |= {(ratio, name, quantity): values for name, quantity, values in labels}
-        said += [f"{ratio} dB, {name}: {said_of(candidate)}." for name, candidate in chosen.items()]
+        said += common.said_of(f"{ratio} dB", chosen)
     return Found(
         measured,
         notes=[
-            *reduced(scale, f"{clients} of {CLIENTS} clients"),
+            *common.reduced(scale, f"{clients} of {CLIENTS} clients"),
             f"Linear autoencoders with a code of {LATENT} for samples of a code of {TRUE_LATENT}; "
             f"{size.rounds} rounds of one step with all samples, gradients clipped to norm 1. The "
             "true decoder is held, and each client trains its own encoder to it; samples have no "
@@ -187,17 +169,3 @@ def run(
         ],
         arrays=arrays,
     )
-
-
-TARGET = Target(
-    run,
-    title=f"ADEPT, Table 1: synthetic clients with {SAMPLES} samples each, by noise",
-    columns=("signal to noise (dB)", "method", "quantity"),
-    notes=[
-        "The paper's numbers and noises are not at hand; that the adaptive method is above "
-        "local training and FedAvg is what it says.",
-        "With the authors' step size of 0.001 for the spread, and its gradient clipped to norm "
-        "10, the spread hardly leaves its start. Learned fast it falls to the differences that "
-        "are left and below, which holds clients to the global model.",
-    ],
-)

@@ -1,4 +1,4 @@
-"""Captured energy of one-class clients of MNIST, and what local training would need for it."""
+"""Measure the energy that autoencoders of one-class MNIST clients capture."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,24 +14,8 @@ from jaxfed.data import read_mnist
 from jaxfed.models import Autoencoder
 from jaxfed.plot import reconstructions
 from papers._files import MNIST_FILES, data_folder
-from papers.adept._autoencoders import (
-    ADAPTIVE,
-    AVERAGED,
-    LOCAL,
-    PUBLISHED,
-    Size,
-    Split,
-    energy_of,
-    grid_of,
-    lead,
-    reduced,
-    said_of,
-    split_numbers,
-    trained,
-    tuned,
-    tuning,
-)
-from papers.report import Found, Labels, Target
+from papers.adept import _autoencoders as common
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 ROUNDS, STEPS, TRAIN, BATCH = 150, 20, 120, 6
@@ -58,7 +42,7 @@ def _one_class_clients(
     seed: int,
     per_class: int | None = None,
     train: int | None = None,
-) -> Split:
+) -> common.Split:
     """Clients of a single class each; those of a class are measured by the same images."""
     per_class, train = per_class or PER_CLASS, train or TRAIN
     rng = np.random.default_rng(seed)
@@ -72,7 +56,7 @@ def _one_class_clients(
             parts[0].append(own)
             parts[1].append(mine[taken - VALIDATION : taken])
             parts[2].append(mine[taken : taken + size])
-    return Split(*(jnp.asarray(np.stack(part)) for part in parts))
+    return common.Split(*(jnp.asarray(np.stack(part)) for part in parts))
 
 
 def _needed(energies: Mapping[int, float], goal: float) -> float:
@@ -84,23 +68,19 @@ def _needed(energies: Mapping[int, float], goal: float) -> float:
 
 
 def run(
-    seeds: Seeds,
-    *,
-    data: Path | None = None,
-    scale: float = 1.0,
-    latents: Sequence[int] = LATENTS,
+    seeds: Seeds, *, data: Path | None = None, scale: float = 1.0, latents: Sequence[int] = LATENTS
 ) -> Found:
     """Choose settings and measure with them, for every code."""
     pixels, labels = _images(data)
-    size = Size(max(2, round(scale * ROUNDS)), STEPS, BATCH)
-    short = Size(max(1, size.rounds // 3), STEPS, BATCH)
-    usual = grid_of(step_size=(0.01, 0.03, 0.1, 0.3), momentum=(0.9,))
+    size = common.Size(max(2, round(scale * ROUNDS)), STEPS, BATCH)
+    short = common.Size(max(1, size.rounds // 3), STEPS, BATCH)
+    usual = common.grid_of(step_size=(0.01, 0.03, 0.1, 0.3), momentum=(0.9,))
     prior = {"global_step_size": (1.0,), "initial_spread": (0.1, 0.2, 0.5)}
     grids = {
-        LOCAL: usual,
-        AVERAGED: usual,
-        ADAPTIVE: grid_of(step_size=(0.03, 0.1), momentum=(0.9,), **prior),
-        PUBLISHED: grid_of(
+        common.LOCAL: usual,
+        common.AVERAGED: usual,
+        common.ADAPTIVE: common.grid_of(step_size=(0.03, 0.1), momentum=(0.9,), **prior),
+        common.PUBLISHED: common.grid_of(
             step_size=(0.01, 0.03), global_step_size=(0.01, 0.1), initial_spread=(1.0,)
         ),
     }
@@ -109,17 +89,17 @@ def run(
     for latent in latents:
 
         def models(name, candidate, split, key, size=size, latent=latent):
-            momentum, numbers = split_numbers(candidate)
+            momentum, numbers = common.split_numbers(candidate)
             start = Autoencoder(pixels.shape[1], latent, hidden="relu", output="sigmoid", key=key)
-            return trained(name, momentum, size, numbers, start, split.train, key)
+            return common.trained(name, momentum, size, numbers, start, split.train, key)
 
-        first, _ = tuning(seeds)
+        first, _ = common.tuning(seeds)
         split, key = _one_class_clients(pixels, labels, first, 2), jax.random.key(first)
 
         def energy(name, candidate, split=split, key=key, models=models):
-            return energy_of(models(name, candidate, split, key, short)[0], split.validation)
+            return common.energy_of(models(name, candidate, split, key, short)[0], split.validation)
 
-        chosen = {name: tuned(grid, partial(energy, name)) for name, grid in grids.items()}
+        chosen = common.chosen_of(grids, energy)
         energies: dict[str, list[float]] = {name: [] for name in grids}
         spreads: dict[tuple[str, str], list[float]] = {}
         amplified: dict[int, list[float]] = {count: [] for count in (TRAIN, *MORE)}
@@ -129,7 +109,7 @@ def run(
             shown = {}
             for name, candidate in chosen.items():
                 found, spread = models(name, candidate, split, key)
-                own = energy_of(found, split.test)
+                own = common.energy_of(found, split.test)
                 energies[name].append(float(own.mean()))
                 arrays[f"latent {latent} | {name} | seed {seed}"] = np.asarray(own)
                 if seed == seeds.at(0):
@@ -140,36 +120,36 @@ def run(
                     arrays[f"latent {latent} | {name} | spread of {layer} | seed {seed}"] = leaf
             if seed == seeds.at(0):
                 figures[f"latent{latent}"] = partial(
-                    reconstructions, np.asarray(split.test[::PER_CLASS, 0]),
-                    {name: images[::PER_CLASS] for name, images in shown.items()}, SHAPE,
-                )  # fmt: skip
-            amplified[TRAIN].append(energies[LOCAL][-1])
+                    reconstructions,
+                    np.asarray(split.test[::PER_CLASS, 0]),
+                    {name: images[::PER_CLASS] for name, images in shown.items()},
+                    SHAPE,
+                )
+            amplified[TRAIN].append(energies[common.LOCAL][-1])
             for count in MORE:
                 # The same number of steps, of batches that take all samples in a round.
                 larger = _one_class_clients(pixels, labels, seed, 1, count)
-                batches = Size(size.rounds, STEPS, count // STEPS)
-                found = models(LOCAL, chosen[LOCAL], larger, key, batches)[0]
-                amplified[count].append(float(energy_of(found, larger.test).mean()))
+                batches = common.Size(size.rounds, STEPS, count // STEPS)
+                found = models(common.LOCAL, chosen[common.LOCAL], larger, key, batches)[0]
+                amplified[count].append(float(common.energy_of(found, larger.test).mean()))
         curves = [{n: values[i] for n, values in amplified.items()} for i in range(len(seeds))]
-        needed = [_needed(*pair) for pair in zip(curves, energies[ADAPTIVE], strict=True)]
-        labelled = [(name, "energy", values) for name, values in energies.items()]
+        needed = [_needed(*pair) for pair in zip(curves, energies[common.ADAPTIVE], strict=True)]
+        labelled = common.rows_of(energies, beyond_spread=True)
         labelled += [
-            (ADAPTIVE, f"above {other}", lead(energies, other, beyond_spread=True))
-            for other in (LOCAL, AVERAGED)
+            (f"{common.LOCAL}, {n} samples", "energy", v)
+            for n, v in amplified.items()
+            if n != TRAIN
         ]
-        labelled += [
-            (f"{LOCAL}, {n} samples", "energy", v) for n, v in amplified.items() if n != TRAIN
-        ]
-        labelled += [(ADAPTIVE, "samples that local training needs", needed)]
+        labelled += [(common.ADAPTIVE, "samples that local training needs", needed)]
         labelled += [
             (name, f"mean spread, {layer}", values) for (name, layer), values in spreads.items()
         ]
         measured |= {(latent, name, quantity): values for name, quantity, values in labelled}
-        said += [f"Latent {latent}, {name}: {said_of(best)}." for name, best in chosen.items()]
+        said += common.said_of(f"Latent {latent}", chosen)
     return Found(
         measured,
         notes=[
-            *reduced(scale, f"{size.rounds} of {ROUNDS} rounds"),
+            *common.reduced(scale, f"{size.rounds} of {ROUNDS} rounds"),
             f"Two layers with ReLU and sigmoid; {size.rounds} rounds of {STEPS} steps of {BATCH} "
             "images, squared error summed over pixels, gradients clipped to norm 1.",
             f"Settings are chosen for each method on two clients of each class and {short.rounds} "
@@ -179,19 +159,3 @@ def run(
         figures=figures,
         arrays=arrays,
     )
-
-
-TARGET = Target(
-    run,
-    title=f"ADEPT, Table 2: {CLASSES * PER_CLASS} one-class clients of {TRAIN} images of MNIST",
-    columns=("latent", "method", "quantity"),
-    notes=[
-        "The paper's numbers are not at hand; that the adaptive method is above local training "
-        "and FedAvg by more than the seeds' standard deviation is what is asked.",
-        "The 10,000 test images stand in for MNIST: per class, 5 clients of 120, 60 images to "
-        "choose settings by, and the rest to measure all clients of the class.",
-        "With more samples, one client of each class trains alone for as many steps, with "
-        "batches that are larger by as much. What it needs is between the numbers measured; "
-        f"inf is more than {MORE[-1]}.",
-    ],
-)

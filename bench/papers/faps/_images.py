@@ -1,7 +1,7 @@
 """Section 5.5 of Wang, Liu & Zhang (2022): images."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,11 @@ import numpy as np
 
 from jaxfed import data as datasets
 from jaxfed.pca import FAPS, SubspaceIteration
+from jaxfed.plot._figure import colour
 from papers._files import data_file, data_folder
-from papers.faps._problems import (
-    FIVE,
-    POWER,
-    PRINTED,
-    SSI,
-    STARTS,
-    Outcomes,
-    power,
-    printed,
-    solved,
-    starts_of,
-)
+from papers.drawing import graphs, legend
+from papers.faps import _problems as problems
+from papers.report import Found, Labels, ahead, cells
 from papers.runs import Seeds
 
 IMAGES = {
@@ -33,14 +25,18 @@ IMAGES = {
 class Images(NamedTuple):
     """What came of images."""
 
-    runs: dict[tuple[str, str], Outcomes]  # by data set and method
+    runs: dict[tuple[str, str], problems.Outcomes]  # by data set and method
     notes: list[str]  # what the data sets were
 
 
 def images(seeds: Seeds, *, data: Path | None = None) -> Images:
     """Every method on every data set; seeds are splits and starts."""
-    data_folder(data, "mnist", "t10k-images-idx3-ubyte.gz (or the 60000 training images)",
-            IMAGES["mnist"][1])  # fmt: skip
+    data_folder(
+        data,
+        "mnist",
+        "t10k-images-idx3-ubyte.gz (or the 60000 training images)",
+        IMAGES["mnist"][1],
+    )
     assert data is not None
     runs, notes = {}, []
     for folder, (name, _) in IMAGES.items():
@@ -59,21 +55,53 @@ def images(seeds: Seeds, *, data: Path | None = None) -> Images:
                 parts = [flat[part] for part in np.array_split(order, 16)]
                 matrices.append(np.stack([part.T @ part for part in parts]))
             matrices, keys = jnp.asarray(np.stack(matrices)), seeds.keys(0)
-            starts = starts_of(seeds).keys(0)
-            alone = solved(SubspaceIteration(5), pooled[None], pooled, values, starts, 1000)
-            runs[name, SSI] = alone
+            starts = problems.starts_of(seeds).keys(0)
+            alone = problems.solved(
+                SubspaceIteration(5), pooled[None], pooled, values, starts, 1000
+            )
+            runs[name, problems.SSI] = alone
             for method, algorithm in (
-                (POWER, power(5)),
-                (PRINTED, printed(5)),
-                (FIVE, FAPS(5)),
+                (problems.POWER, problems.power(5)),
+                (problems.PRINTED, problems.printed(5)),
+                (problems.FIVE, FAPS(5)),
             ):
-                runs[name, method] = solved(algorithm, matrices, pooled, values, keys, 400)
+                runs[name, method] = problems.solved(algorithm, matrices, pooled, values, keys, 400)
     return Images(runs, notes)
 
 
-NOTES = [
-    "Split at random over 16 clients, p = 5. "
-    f"{SSI.capitalize()}: {STARTS} starts at least; the others: one split and start a seed.",
-    "The paper averages over MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, all with their "
-    "training images; here are those of the first two that the data folder has.",
-]
+def rounds(found: Images) -> Found:
+    """Figure 3: rounds by data set."""
+    runs, notes = found
+    measured: dict[Labels, Any] = {}
+    for labels, run in runs.items():
+        measured[(*labels, problems.ROUNDS)], measured[(*labels, problems.TO_KKT)] = (
+            run.rounds,
+            run.accurate,
+        )
+
+    def draw() -> Any:
+        names = list(dict.fromkeys(name for name, _ in runs))
+        axes = next(iter(graphs([("images", "", problems.ROUNDS)])))
+        for i, method in enumerate((problems.SSI, problems.POWER, problems.PRINTED, problems.FIVE)):
+            heights = [np.median(runs[name, method].rounds) for name in names]
+            places = np.arange(len(names)) + 0.2 * (i - 1.5)
+            axes.bar(places, heights, 0.18, color=colour(i), label=method)
+        axes.set_xticks(range(len(names)), names)
+        legend(axes)
+        return axes.figure
+
+    claimed = {}
+    for name in dict.fromkeys(name for name, _ in runs):
+        ours, theirs = runs[name, problems.PRINTED].rounds, runs[name, problems.SSI].rounds
+        text = f"{problems.PRINTED} takes fewer rounds than {problems.SSI}, by"
+        claimed[name, "claim", text] = ahead(ours, theirs[: len(ours)], 1)
+    return Found(cells(measured, by="median") | claimed, notes, {"figure3": draw})
+
+
+def errors(found: Images) -> Found:
+    """Table 3: errors by data set."""
+    runs, notes = found
+    measured: dict[Labels, Any] = {}
+    for labels, run in runs.items():
+        measured[(*labels, problems.KKT)], measured[(*labels, problems.ERROR)] = run.kkt, run.error
+    return Found(cells(measured, by="median"), notes)

@@ -21,7 +21,8 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed import Algorithm, Clients, metrics
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
-from papers.report import Cell, Labels, at_least
+from papers.intervals import at_least
+from papers.report import Cell, Labels
 from papers.runs import Seeds, runs
 
 STARTS = 20  # of subspace iteration, at least
@@ -95,14 +96,19 @@ def solved(
     rounds: int,
     tol: float | None = TOLERANCE,
 ) -> Outcomes:
-    """One compiled call over keys, with one problem for all or one for each."""
+    """Run an algorithm for all keys in one compiled call, on one problem or on one for each key."""
     alike = matrices.ndim == 3
     clients = partial(Clients.from_moments, counts=[1] * matrices.shape[-3])
     whole = Clients.from_moments(pooled[None]).data
     solution = runs(
-        algorithm, clients(matrices) if alike else jax.vmap(clients)(matrices), keys, rounds,
-        tol=tol, measure=Partial(_violation, whole), one_for_all=alike,
-    )  # fmt: skip
+        algorithm,
+        clients(matrices) if alike else jax.vmap(clients)(matrices),
+        keys,
+        rounds,
+        tol=tol,
+        measure=Partial(_violation, whole),
+        one_for_all=alike,
+    )
     rank = algorithm.rank  # pyright: ignore[reportAttributeAccessIssue]
     kkt, error = _errors(whole, solution.result.shared, values[:rank])
     curve = solution.history["kkt"]
@@ -118,12 +124,17 @@ def solved(
 
 
 def starts_of(seeds: Seeds) -> Seeds:
-    """As many as subspace iteration is started from."""
+    """The seeds that subspace iteration starts from, `STARTS` at least."""
     return seeds.first(max(len(seeds), STARTS))
 
 
+def started(seeds: Seeds) -> str:
+    """Say in a note how many starts there are."""
+    return f"{SSI.capitalize()}: {len(starts_of(seeds))} starts"
+
+
 def few_of(seeds: Seeds) -> Seeds:
-    """A third of them, for what takes long."""
+    """A third of the seeds, for experiments that take long."""
     return seeds.first(max(1, len(seeds) // 3))
 
 
@@ -170,7 +181,7 @@ def printed(rank: int) -> FAPS:
 
 
 def put(measured: dict[Labels, Any], runs: Outcomes, *labels: Any, beside: Any = None) -> None:
-    """Enter what runs gave, and their rounds relative to those of subspace iteration."""
+    """Record outcomes, and rounds relative to those of subspace iteration."""
     if beside is not None:
         measured[(*labels, SHARE)] = runs.rounds / beside
     for quantity, values in (

@@ -5,13 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxfed import Clients, Personalized, metrics, rollout
+from jaxfed import Clients, Personalized, metrics
 from jaxfed.pca import FAPS, LocalPower, SubspaceIteration
-from papers.exact import frame, to_digits, waves
+from papers.exact import curve as curve_of
+from papers.exact import frame, waves
 from papers.faps._problems import FIVE, KKT, POWER, SSI
-from papers.report import Found, Labels, Target
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 RANK, ROUNDS = 3, 12
@@ -24,15 +25,8 @@ def problem() -> tuple[Float[np.ndarray, "m n d"], Float[np.ndarray, "d rank"]]:
     return samples, frame(12, RANK)
 
 
-@jax.jit
-def _curve(algorithm: Any, clients: Clients, start: Personalized) -> Float[Array, " rounds"]:
-    def measure(result):
-        return {"kkt": metrics.scaled_kkt_violation(clients.data.values, result.shared)}
-
-    return rollout(
-        algorithm, clients, rounds=ROUNDS, key=jax.random.key(0), warm_start=start,
-        metrics=measure,
-    ).history["kkt"]  # fmt: skip
+def _kkt(samples, result):
+    return metrics.scaled_kkt_violation(samples, result.shared)
 
 
 def run(seeds: Seeds) -> Found:
@@ -47,31 +41,9 @@ def run(seeds: Seeds) -> Found:
             (POWER, LocalPower(RANK, alignment="procrustes")),
             (FIVE, FAPS(RANK)),
         ):
-            curve = _curve(algorithm, clients, Personalized(jnp.asarray(start), None))
+            curve = curve_of(
+                algorithm, clients, Personalized(jnp.asarray(start), None), _kkt, ROUNDS
+            )
             for k in AT:
                 measured[name, f"{KKT} after {k} rounds"] = curve[k - 1]
     return Found(measured)
-
-
-KNOWN = {
-    SSI: (0.0389874685967, 0.0190605277098, 0.0178409018679, 0.0163260051632, 0.00776046260345),
-    POWER: (
-        0.0141221042857,
-        0.00291442634398,
-        0.00240674141634,
-        0.00204123241151,
-        0.00123084397298,
-    ),
-    FIVE: (0.0531103300218, 0.0159555185804, 0.00787660409487, 0.012092212826, 0.00795471125451),
-}
-TARGET = Target(
-    run,
-    title="Wang, Liu & Zhang (2022), Algorithm 1: the first rounds, digit by digit",
-    columns=("method", "quantity"),
-    reference={
-        (name, f"{KKT} after {k} rounds"): to_digits(value)
-        for name, values in KNOWN.items()
-        for k, value in zip(AT, values, strict=True)
-    },
-    notes=["FAPS applies rule (25) in the sixth round, for the seventh: beta^(k+1), not beta^(k)."],
-)

@@ -8,7 +8,12 @@ from jaxtyping import Int
 
 from jaxfed.data import read_views
 from jaxfed.gcca import Views
+from papers._files import data_file, data_folder
 
+_DIGITS = (
+    "mfeat.npz with arrays fou, fac, kar, pix, zer, mor and labels",
+    "the Multiple Features data of the UCI repository",
+)
 NAMES = ("fou", "fac", "kar", "pix", "zer", "mor")
 SPLITS = 5  # of the entities, into 70 per cent to learn a classifier from and the rest
 OFF = "accuracy off full precision's, in standard errors"
@@ -16,15 +21,7 @@ OFF = "accuracy off full precision's, in standard errors"
 
 def read_digits(data: Path | None) -> tuple[Views, Int[np.ndarray, " entities"]]:
     """The views, standardized, and the digits."""
-    if data is None:
-        raise ValueError(
-            "--data: this target runs on real files. Wanted a folder with mfeat/mfeat.npz, whose "
-            "arrays fou, fac, kar, pix, zer, mor and labels are the Multiple Features data of the "
-            "UCI repository."
-        )
-    path = data / "mfeat" / "mfeat.npz"
-    if not path.exists():
-        raise ValueError(f"--data: no mfeat/mfeat.npz in {data}")
+    path = data_file(data_folder(data, "mfeat", *_DIGITS), "mfeat.npz")
     arrays, _ = read_views(path, names=NAMES)
     with np.load(path, allow_pickle=False) as archive:
         labels = archive["labels"]

@@ -6,6 +6,7 @@ is counted in rounds is the position in the list of costs whose first entry is t
 """
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxfed import channel as channels
 from jaxfed.data import gcca_synthetic
 from jaxfed.gcca import MVLSA, MaxVar, Views, compression_ratio, cost, optimum
 from jaxfed.metrics import rounds_to_accuracy
-from papers.runs import runs
+from papers.runs import Seeds, runs
 
 Costs = Float[np.ndarray, "draws rounds_plus_1"]
 
@@ -30,6 +31,16 @@ FULL = "full precision"
 
 def drawn_views(keys: Key[Array, " draws"], **setting: Any) -> Views:
     return stack([Views.from_arrays(gcca_synthetic(key, **setting).views) for key in keys])
+
+
+def drawn(
+    seeds: Seeds, draws: int, **setting: Any
+) -> Iterator[tuple[Key[Array, " draws"], Views, Personalized]]:
+    """Each seed's keys, views, and their warm start."""
+    for seed in seeds:
+        keys = jax.random.split(jax.random.key(seed), draws)
+        views = drawn_views(keys, **setting)
+        yield keys, views, warm(views)
 
 
 @jax.jit
@@ -75,9 +86,15 @@ def solved(
 ) -> tuple[Costs, Float[np.ndarray, "draws 2 rounds"]]:
     """Costs, at the start and after each round, and cumulative bits up and down."""
     history = runs(
-        MaxVar(RANK, batch_size=batch), views, keys, rounds, start, channel=wire, given=views,
+        MaxVar(RANK, batch_size=batch),
+        views,
+        keys,
+        rounds,
+        start,
+        channel=wire,
+        given=views,
         measure=Partial(_cost),
-    ).history  # fmt: skip
+    ).history
     costs = np.concatenate([_first_costs(views, start)[:, None], history["cost"]], axis=1)
     return costs, np.stack([history["bits_up"], history["bits_down"]], axis=1)
 
@@ -108,10 +125,10 @@ def processor_time(
     """Seconds of a round of all draws, compiled before: the least of three runs."""
 
     def once() -> float:
-        begun = time.process_time()
+        start_time = time.process_time()
         algorithm = MaxVar(RANK, batch_size=batch)
         jax.block_until_ready(runs(algorithm, views, keys, rounds, start, channel=wire_of(bits)))
-        return time.process_time() - begun
+        return time.process_time() - start_time
 
     once()
     return min(once() for _ in range(3)) / rounds

@@ -13,23 +13,9 @@ from jaxfed.gcca import DeepMaxVar, Views
 from jaxfed.linalg import polar
 from jaxfed.metrics import svm_accuracy
 from papers.drawing import curves as curves_drawn
-from papers.gcca._deep import (
-    BITS,
-    CHANNELS,
-    ENTITIES,
-    FULL,
-    PROGRAMS,
-    QUANTIZED,
-    RANK,
-    TEXT,
-    algorithm_of,
-    entities_at,
-    represented,
-    scaled,
-    views_of,
-)
+from papers.gcca import _deep as deep
 from papers.gcca._linear import saved
-from papers.report import Cell, Found, Interval, Labels, Target, at_least, at_most, near
+from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 
 RATIO, SHARE = "compression ratio", "share of the bits sent"
@@ -40,20 +26,20 @@ ROUNDS = 50
 
 def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = ROUNDS) -> Found:
     """Learn with both channels and both scales of the networks' outputs."""
-    entities = entities_at(scale)
+    entities = deep.entities_at(scale)
     measured: dict[Labels, list[float]] = {}
     curves: dict[str, list[Any]] = {}
     per_variable: dict[str, Any] = {}
     for seed in seeds:
         train, test, key = jax.random.split(jax.random.key(seed), 3)
-        views = views_of(nonlinear_views_synthetic(train, entities=entities))
+        views = deep.views_of(nonlinear_views_synthetic(train, entities=entities))
         others = nonlinear_views_synthetic(test, entities=CLASSIFIED)
-        for scaling in (TEXT, PROGRAMS):
+        for scaling in (deep.TEXT, deep.PROGRAMS):
             at = {}
-            for name, wire in CHANNELS.items():
-                algorithm = algorithm_of(entities, scaling)
+            for name, wire in deep.CHANNELS.items():
+                algorithm = deep.algorithm_of(entities, scaling)
                 start = _first(algorithm, views, key)
-                if scaling == PROGRAMS:
+                if scaling == deep.PROGRAMS:
                     drawn = jax.random.normal(jax.random.fold_in(key, 1), start.shared.shape)
                     start = start._replace(shared=polar(drawn))
                 accuracies, solution = _learning(algorithm, views, others, start, key, wire, rounds)
@@ -66,21 +52,21 @@ def run(seeds: Seeds, *, scale: float = 1.0, rounds: int = ROUNDS) -> Found:
                 curves.setdefault(f"{name}, {scaling}", []).append(accuracies)
                 up, down = (solution.history[f"bits_{way}"] for way in ("up", "down"))
                 # Before the rounds one message travels each way, through the same channel.
-                per_variable[name] = np.append(down[0], up) / (entities * RANK)
-            ratio = saved(at[QUANTIZED], at[FULL], BITS)
-            measured.setdefault((scaling, QUANTIZED, RATIO), []).append(ratio)
-            share = float(per_variable[QUANTIZED][-1] / per_variable[FULL][-1])
-            measured.setdefault((scaling, QUANTIZED, SHARE), []).append(share)
+                per_variable[name] = np.append(down[0], up) / (entities * deep.RANK)
+            ratio = saved(at[deep.QUANTIZED], at[deep.FULL], deep.BITS)
+            measured.setdefault((scaling, deep.QUANTIZED, RATIO), []).append(ratio)
+            share = float(per_variable[deep.QUANTIZED][-1] / per_variable[deep.FULL][-1])
+            measured.setdefault((scaling, deep.QUANTIZED, SHARE), []).append(share)
     means = {name: np.mean(values, axis=0) for name, values in curves.items()}
     positions = 1 + np.arange(rounds + 1)
     for (scaling, *others), values in measured.items():
-        if scaling == PROGRAMS and others[-1] != SHARE and entities < ENTITIES:
+        if scaling == deep.PROGRAMS and others[-1] != SHARE and entities < deep.ENTITIES:
             reason = "nothing is published of fewer entities"
             measured[scaling, *others] = Cell(values, incomparable=reason)
     return Found(
         measured,
         notes=[
-            *scaled(entities, rounds),
+            *deep.scaled(entities, rounds),
             f"{CLASSIFIED} entities that nothing was learned from, half of them to learn the "
             "classifier from. The paper averages ten trials and draws its curves.",
         ],
@@ -126,10 +112,10 @@ def _learning(
     rounds: int,
 ) -> tuple[list[float], Solution]:
     """The classifier's accuracies at the start and after each round, and the run."""
-    validation, labels, half = views_of(others), np.asarray(others.labels), CLASSIFIED // 2
+    validation, labels, half = deep.views_of(others), np.asarray(others.labels), CLASSIFIED // 2
 
     def accuracy(local: Any) -> float:
-        rows = represented(algorithm, local, validation) * CLASSIFIED**0.5
+        rows = deep.represented(algorithm, local, validation) * CLASSIFIED**0.5
         return svm_accuracy(rows[:half], labels[:half], rows[half:], labels[half:])
 
     accuracies = [accuracy(start.local)]
@@ -138,9 +124,15 @@ def _learning(
         accuracies.append(accuracy(solution.result.local))
 
     solution = fit(
-        algorithm, views, rounds=rounds, key=key, channel=wire, warm_start=start,
-        callbacks=[note], chunk_rounds=1,
-    )  # fmt: skip
+        algorithm,
+        views,
+        rounds=rounds,
+        key=key,
+        channel=wire,
+        warm_start=start,
+        callbacks=[note],
+        chunk_rounds=1,
+    )
     return accuracies, solution
 
 
@@ -148,39 +140,3 @@ def _position(accuracies: Sequence[float]) -> float:
     """The position, counted from 1, of the first that reaches the goal; infinity without one."""
     reached = np.flatnonzero(np.asarray(accuracies) >= GOAL)
     return float(reached[0] + 1) if len(reached) else np.inf
-
-
-def _reference() -> dict[Labels, Interval]:
-    reference: dict[Labels, Interval] = {}
-    for scaling in (TEXT, PROGRAMS):
-        reference[scaling, QUANTIZED, SHARE] = at_most(0.15)
-        for name in CHANNELS:
-            reference[scaling, name, f"accuracy after {ROUNDS} rounds"] = at_least(0.97)
-            if scaling == PROGRAMS:
-                reference[scaling, name, f"rounds to {GOAL:.0%}"] = near(14, 6)
-        reference[scaling, QUANTIZED, RATIO] = near(0.9062, _TOLERANCE[scaling])
-    return reference
-
-
-_TOLERANCE = {TEXT: 0.01, PROGRAMS: 0.06}
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 11: accuracy of a linear support vector machine",
-    columns=("scale of outputs", "method", "quantity"),
-    reference=_reference(),
-    paper={
-        (scaling, QUANTIZED, RATIO): near(0.906, tolerance)
-        for scaling, tolerance in _TOLERANCE.items()
-    },
-    notes=[
-        "The text divides a network's outputs by the root of the number of entities, as linear "
-        "scores are, and takes the first representation from the first networks. The authors' "
-        "programs draw it, and do not divide: outputs must come down to a hundredth, "
-        "which takes most of the rounds, and one draw is unlike another. The reference's 14 "
-        "rounds are of two such draws at full size.",
-        f"Goals: at least 0.97 with and without quantization; a ratio of {1 - BITS / 32:.3f} "
-        "is that of as many rounds. The share of the bits has the exchange before the rounds "
-        "and the messages' scales in it. Figures 12 and 13 are on health records of the "
-        "CMS that the paper's programs do not make from the public files.",
-    ],
-)

@@ -3,16 +3,17 @@
 from itertools import pairwise
 from typing import Any
 
-import jax
 import numpy as np
 
+import papers
 from papers.drawing import curves as curves_drawn
-from papers.gcca._linear import costs_of, drawn_views, least_of, processor_time, warm
-from papers.report import Found, Labels, Target, ahead, at_most, cells, claim, within
+from papers.gcca._linear import costs_of, drawn, least_of, processor_time
+from papers.intervals import at_most
+from papers.report import Found, Labels, ahead, cells, claim
 from papers.runs import Seeds
 
 RATIO, SECONDS = "cost / least cost", "processor time of a round / full gradient's"
-_KNOWN = {10: 3.2, 50: 1.25, 150: 1.16, 500: 1.135}  # by batch
+BATCHES = (10, 50, 150, 500)  # of 500 entities
 
 
 def run(seeds: Seeds, *, draws: int = 10, rounds: int = 1000) -> Found:
@@ -20,11 +21,9 @@ def run(seeds: Seeds, *, draws: int = 10, rounds: int = 1000) -> Found:
     measured: dict[Labels, Any] = {}
     seconds: dict[Labels, Any] = {}
     curves: dict[int, list[Any]] = {}
-    for seed in seeds:
-        keys = jax.random.split(jax.random.key(seed), draws)
-        views = drawn_views(keys)
-        least, start = float(np.mean(least_of(views))), warm(views)
-        for batch in _KNOWN:
+    for keys, views, start in drawn(seeds, draws):
+        least = float(np.mean(least_of(views)))
+        for batch in BATCHES:
             whole = None if batch == 500 else batch
             mean = costs_of(views, start, keys, 3, batch=whole, rounds=rounds).mean(0)
             curves.setdefault(batch, []).append(mean / least)
@@ -32,10 +31,12 @@ def run(seeds: Seeds, *, draws: int = 10, rounds: int = 1000) -> Found:
             spent = processor_time(views, start, keys, 3, batch=whole)
             seconds.setdefault((batch, SECONDS), []).append(spent)
     # The same draws in batches of all sizes: what they differ by scatters less than they do.
-    steps = {}
-    for small, large in pairwise(_KNOWN):
+    known, steps = papers.known("gcca/figure6"), {}
+    for small, large in pairwise(BATCHES):
         steps[f"{small} above {large}"] = ahead(
-            measured[large, RATIO], measured[small, RATIO], (_KNOWN[small] - _KNOWN[large]) / 2
+            measured[large, RATIO],
+            measured[small, RATIO],
+            (known[small, RATIO] - known[large, RATIO]) / 2,
         )
         share = np.divide(seconds[small, SECONDS], seconds[large, SECONDS])
         steps[f"{small} takes less time than {large}: share of it"] = claim(share, at_most(1.0))
@@ -61,17 +62,3 @@ def run(seeds: Seeds, *, draws: int = 10, rounds: int = 1000) -> Found:
         notes=[f"Each seed is a mean over {draws} draws; the cost after {rounds} rounds."],
         figures={"figure6": curves_drawn(panels)},
     )
-
-
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 6: batch sizes, three bits",
-    columns=("batch", "quantity"),
-    reference={(batch, RATIO): within(value, 0.1) for batch, value in _KNOWN.items()},
-    notes=[
-        "500 is the full gradient. The paper prints no number of its curves. It says that smaller "
-        "batches take less time: processor time, relative within one run. Full gradients take less "
-        "than any batch here: they are of the views' second moments, which are made once and have "
-        "25 x 25 numbers.",
-    ],
-)

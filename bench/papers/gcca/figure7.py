@@ -6,22 +6,14 @@ import jax
 import numpy as np
 
 from papers.drawing import curves as curves_drawn
-from papers.gcca._linear import (
-    FULL,
-    costs_of,
-    drawn_views,
-    least_of,
-    position_at,
-    processor_time,
-    warm,
-)
-from papers.report import Found, Interval, Labels, Target, cells, within
+from papers.gcca import _linear as linear
+from papers.report import Found, Labels, cells
 from papers.runs import Seeds
 
 SECONDS, GROWN = "processor time of a round / full precision's", "the same / that of 10 views"
 GAP = "largest relative gap of any round"
-_FULL, _COARSE = f"{FULL}, rounds to 1.5x", "3 bits, rounds to 1.5x"
-_KNOWN = {10: (38, 0.044), 50: (50, 0.009), 100: (48, 0.0042)}  # by number of views
+_FULL, _COARSE = f"{linear.FULL}, rounds to 1.5x", "3 bits, rounds to 1.5x"
+NUMBERS = (10, 50, 100)  # of views
 
 
 def run(seeds: Seeds, *, draws: int = 17, rounds: int = 200) -> Found:
@@ -32,25 +24,25 @@ def run(seeds: Seeds, *, draws: int = 17, rounds: int = 200) -> Found:
     for seed in seeds:
         keys = jax.random.split(jax.random.key(seed), draws)
         first = 0.0
-        for number in _KNOWN:
-            views = drawn_views(keys, views=number)
-            least, start = least_of(views), warm(views)
-            exact = costs_of(views, start, keys, batch=None, rounds=rounds)
-            quantized = costs_of(views, start, keys, 3, batch=None, rounds=rounds)
+        for number in NUMBERS:
+            views = linear.drawn_views(keys, views=number)
+            least, start = linear.least_of(views), linear.warm(views)
+            exact = linear.costs_of(views, start, keys, batch=None, rounds=rounds)
+            quantized = linear.costs_of(views, start, keys, 3, batch=None, rounds=rounds)
             ours, theirs = quantized.mean(0), exact.mean(0)
             for label, value in (
                 (GAP, np.max(np.abs(ours - theirs) / theirs)),
-                (_FULL, position_at(exact, least, 1.5)),
-                (_COARSE, position_at(quantized, least, 1.5)),
+                (_FULL, linear.position_at(exact, least, 1.5)),
+                (_COARSE, linear.position_at(quantized, least, 1.5)),
             ):
                 measured.setdefault((number, label), []).append(value)
             theirs, ours = (
-                processor_time(views, start, keys, bits, batch=None) for bits in (None, 3)
+                linear.processor_time(views, start, keys, bits, batch=None) for bits in (None, 3)
             )
             first = first or ours
             panel = panels.setdefault((f"{number} views", "processor time, s", "cost"), {})
             for name, cost, spent in (
-                (FULL, exact.mean(0), theirs),
+                (linear.FULL, exact.mean(0), theirs),
                 ("3 bits", quantized.mean(0), ours),
             ):
                 panel.setdefault(name, (np.arange(1, rounds + 2) * spent / draws, cost))
@@ -62,25 +54,5 @@ def run(seeds: Seeds, *, draws: int = 17, rounds: int = 200) -> Found:
     ]
     without = "the paper prints no number of its seconds"
     return Found(
-        measured | cells(seconds, incomparable=without),
-        notes,
-        {"figure7": curves_drawn(panels)},
+        measured | cells(seconds, incomparable=without), notes, {"figure7": curves_drawn(panels)}
     )
-
-
-def _reference() -> dict[Labels, Interval]:
-    reference: dict[Labels, Interval] = {}
-    for number, (position, gap) in _KNOWN.items():
-        reference[number, GAP] = within(gap, 0.5)
-        for name in (_FULL, _COARSE):
-            # Of the 50 draws of three seeds it scatters by 8 per cent, of one seed's by more.
-            reference[number, name] = within(position, 0.25)
-    return reference
-
-
-TARGET = Target(
-    run,
-    title="Shrestha & Fu (2023), Figure 7: numbers of views, three bits, full gradients",
-    columns=("views", "quantity"),
-    reference=_reference(),
-)

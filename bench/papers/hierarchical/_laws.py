@@ -1,4 +1,4 @@
-"""What the figures of Ozkara, Huang & Diggavi (2023) share: hierarchical-Bayes PCA.
+"""Helpers shared by the figures of Ozkara, Huang & Diggavi (2023): hierarchical-Bayes PCA.
 
 What is called the reference is an independent implementation of the same experiments in NumPy, in
 double precision; the papers have pictures only. Errors are expected ones of fresh samples, in
@@ -8,7 +8,7 @@ The captions give a number for the variance of the prior; the text and the curve
 the standard deviation. Every figure is run at both readings.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,15 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float
 from xarray import Dataset
 
+import papers
 from jaxfed import Algorithm, Clients, Personalized, grid, plot, rollout
 from jaxfed.cli import _report
 from jaxfed.data import HierarchicalData, hierarchical_synthetic
 from jaxfed.metrics import expected_reconstruction_error
 from jaxfed.pca import GlobalProbabilisticPCA, HierarchicalPCA, LocalProbabilisticPCA
 from jaxfed.plot._figure import canvas
-from papers.report import Interval, Labels, at_least
+from papers.intervals import Interval, at_least
+from papers.report import Labels
 
 NOISE = 0.5
 LOCAL, GLOBAL, OURS, PRINTED = "local", "global", "personalized", "personalized, Fact 1"
@@ -37,7 +39,7 @@ READINGS = {"standard deviation": 0.01, "variance": 0.1}
 
 
 def frames_of(result: Personalized, clients: Clients) -> Float[Array, "m d r"]:
-    """What each client reconstructs with: after global training, the shared components."""
+    """The components each client reconstructs with; after global training, the shared ones."""
     if result.local is not None:
         return result.local
     return jnp.broadcast_to(result.shared, (len(clients), *result.shared.shape))
@@ -71,9 +73,16 @@ def drawn(key, variance, *, size=None, count=None, **law) -> tuple[HierarchicalD
 
 
 def errors(
-    *, prior_variance, seed, samples=None, clients=None, law, names, solver="eigenvectors",
+    *,
+    prior_variance,
+    seed,
+    samples=None,
+    clients=None,
+    law,
+    names,
+    solver="eigenvectors",
     rounds=30,
-):  # fmt: skip
+):
     """Errors of every method in `names`, at one point of a grid."""
     key = jax.random.key(seed)
     data, given = drawn(key, prior_variance, size=clients, count=samples, **law)
@@ -88,7 +97,7 @@ def errors(
 def swept(
     function: Callable, axes: Mapping[str, Any], *, block: int = 1, **options: Any
 ) -> Dataset:
-    """A function at every point of a grid; its options are those that are not axes."""
+    """Evaluate a function on a grid; `options` are its arguments that are not axes."""
     progress = _report.on_terminal()
     return grid(Partial(function, **options), axes, block=block, progress=progress)
 
@@ -116,7 +125,7 @@ def values_of(found: Dataset) -> dict[str, np.ndarray]:
 
 
 def margins(values: Mapping[str, Any]) -> Float[np.ndarray, "places seeds"]:
-    """How much smaller the personalized error is than that of the better of the two others.
+    """By how much the personalized error is below the better of the two others.
 
     Which one that is, is a matter of the means over seeds, place by place.
     """
@@ -130,10 +139,18 @@ def least(differences: Float[np.ndarray, "places seeds"]) -> Float[np.ndarray, "
     return differences[differences.mean(-1).argmin()]
 
 
-def at_least_half(*differences: float) -> Interval:
-    """What a claim has to reach: half of what it is in the reference, at the place it is least.
+def reference_of(
+    target: str, places: Sequence[Any], names: Sequence[str], *before: Any
+) -> dict[str, np.ndarray]:
+    """The reference's values by method, along the places of an axis."""
+    known = papers.known(target)
+    return {name: np.asarray([known[*before, place, name] for place in places]) for name in names}
 
-    Where it does not hold in the reference, half of what could be told there.
+
+def at_least_half(*differences: float) -> Interval:
+    """The bound of a claim: half of the reference's smallest difference.
+
+    Where the claim fails in the reference, half of what its digits resolve.
     """
     return at_least(max(min(differences) / 2, RESOLUTION))
 

@@ -1,4 +1,4 @@
-"""Errors of hierarchical-Bayes PCA round by round."""
+"""Record errors of hierarchical-Bayes PCA after every round."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Subspace errors of clients with 10,000 samples as one number of their law grows.
+"""Measure subspace errors as the dimension or the number of clients grows: Figures 5 and 6.
 
 In two settings of Figure 4: the published one, from the authors' start, and the well-posed one.
 """
@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+import papers
 from jaxfed import Personalized, metrics, pca
 from papers.drawing import curves
 from papers.perpca._statistics import drawn_moments
 from papers.perpca._synthetic import AUTHORS, gaussian, smallest_first
-from papers.report import Cell, Found, Interval, Labels, ahead, around
+from papers.report import Cell, Found, Labels, ahead
 from papers.runs import Seeds, learned
 
 SAMPLES = 10_000  # of a rich client
@@ -23,8 +24,8 @@ BOTH, SHARED = "subspace error", "shared components' error"
 SLOPE = "slope"
 # Of each setting the method that is like PerPCA's, then the one-shot method.
 METHODS = {PUBLISHED: (AUTHORS, ONCE), WELL_POSED: (OURS, ONCE)}
-
-Law = Mapping[tuple[str, str, str], Sequence[tuple[float, float]]]
+DIMENSIONS = {PUBLISHED: (15, 20, 30, 60), WELL_POSED: (15, 30, 60, 120)}
+CLIENTS = {PUBLISHED: (10, 30, 100, 300), WELL_POSED: (10, 30, 100, 300, 1000)}
 
 
 def _errors(result: Personalized, truth: Personalized) -> dict[str, np.ndarray]:
@@ -51,7 +52,19 @@ def _learned(
     return {ONCE: once, AUTHORS: ours}, truth
 
 
-def growing(seeds: Seeds, name: str, values: Mapping[str, Sequence[int]], law: Law) -> Found:
+def dimensions(seeds: Seeds, *, features: Mapping[str, Sequence[int]] = DIMENSIONS) -> Found:
+    """Figure 5: all seeds of a dimension and method in one compiled call."""
+    return _growing(seeds, "features", features, papers.known("perpca/figure5"))
+
+
+def clients(seeds: Seeds, *, numbers: Mapping[str, Sequence[int]] = CLIENTS) -> Found:
+    """Figure 6: all seeds of a number of clients and method in one compiled call."""
+    return _growing(seeds, "clients", numbers, papers.known("perpca/figure6"))
+
+
+def _growing(
+    seeds: Seeds, name: str, values: Mapping[str, Sequence[int]], known: Mapping[Labels, float]
+) -> Found:
     """Both settings at each of their values of `name`, an argument of the law."""
     measured: dict[Labels, Any] = {}
     panels: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -70,36 +83,20 @@ def growing(seeds: Seeds, name: str, values: Mapping[str, Sequence[int]], law: L
             measured[setting, method, quantity, SLOPE] = slope
             panel = panels.setdefault((f"{quantity}, {setting}", name, "error"), {})
             panel[method] = of_setting, np.stack(errors).mean(1)
-    measured |= _smaller(measured, values[PUBLISHED], law)
+    measured |= _smaller(measured, values[PUBLISHED], known)
     return Found(measured, figures={"errors": curves(panels, marker="o", markersize=3)})
 
 
-def _smaller(measured: Mapping[Labels, Any], values: Sequence[int], law: Law) -> dict[Labels, Cell]:
+def _smaller(
+    measured: Mapping[Labels, Any], values: Sequence[int], known: Mapping[Labels, float]
+) -> dict[Labels, Cell]:
     """The paper's claim that its method has the smaller errors, by half of what it has there."""
     ours, once = ((PUBLISHED, method, BOTH) for method in METHODS[PUBLISHED])
     return {
         ("claim", f"{AUTHORS}, smaller than {ONCE}", BOTH, value): ahead(
-            measured[*ours, value], measured[*once, value],
-            (law[once][i][0] - law[ours][i][0]) / 2,
+            measured[*ours, value],
+            measured[*once, value],
+            (known[*once, value] - known[*ours, value]) / 2,
         )
-        for i, value in enumerate(values)
-    }  # fmt: skip
-
-
-def known(law: Law, values: Mapping[str, Sequence[int]]) -> dict[Labels, Interval]:
-    """Mean and standard deviation of the reference as intervals, and those of the slopes.
-
-    In the well-posed setting they are those of distPCA, to which PerPCA comes within a few per
-    cent.
-    """
-    reference: dict[Labels, Interval] = {}
-    for (setting, method, quantity), pairs in law.items():
-        places = np.log10(values[setting]) - np.log10(values[setting]).mean()
-        mean, sd = np.asarray(pairs).T
-        slope = places @ np.log10(mean) / (places @ places)
-        slope_sd = np.linalg.norm(places * sd / mean / np.log(10)) / (places @ places)
-        for name in METHODS[setting] if setting == WELL_POSED else (method,):
-            for value, pair in zip(values[setting], pairs, strict=True):
-                reference[setting, name, quantity, value] = around(*pair)
-            reference[setting, name, quantity, SLOPE] = around(float(slope), float(slope_sd))
-    return reference
+        for value in values
+    }

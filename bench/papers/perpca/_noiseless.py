@@ -13,8 +13,9 @@ from jaxfed import Clients, Personalized, Solution, metrics, pca, stack
 from jaxfed.data import PERPCA_SETTINGS, PerPCAData, perpca_synthetic
 from jaxfed.linalg import Moment, orthonormalize
 from papers.drawing import curves
+from papers.intervals import Interval
 from papers.perpca._synthetic import Keys, gaussian
-from papers.report import Cell, Interval
+from papers.report import Cell
 from papers.runs import learned, runs
 
 EXTRA = (0, 1, 2, 3, 4, 6)  # components more than there are
@@ -97,9 +98,15 @@ def descend(
     algorithm = pca.PerPCA(shared.shape[-1], local_rank, step_size=0.1)
     clients = jax.vmap(lambda p: p.clients)(problem)
     return runs(
-        algorithm, clients, keys, rounds, Personalized(shared, local), given=problem,
-        measure=None if every is None else Partial(Problem.errors), every=every or 1,
-    )  # fmt: skip
+        algorithm,
+        clients,
+        keys,
+        rounds,
+        Personalized(shared, local),
+        given=problem,
+        measure=None if every is None else Partial(Problem.errors),
+        every=every or 1,
+    )
 
 
 def repeated(tree: Any, times: int) -> Any:

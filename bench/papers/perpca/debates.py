@@ -1,5 +1,6 @@
 """Table 7: topics of the U.S. presidential debates, year by year and common to all."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from jaxfed import metrics
 from jaxfed.pca import PerPCA
 from jaxfed.pca.applications import topic_words
 from papers._files import data_folder
-from papers.report import Cell, Found, Labels, Target, at_least, near, within
+from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 
 _DEBATES = (
@@ -22,40 +23,7 @@ _DEBATES = (
     "github.com/mytakedotorg/us-presidential-debates (35 debates from 1960 to 2020)",
 )
 
-_REFERENCE = {
-    "1960": "kennedy america world freedom africa castro",
-    "1976": "dollars billion tax carter ford",
-    "1980": "energy oil reagan inflation social security coal",
-    "1984": "tax arms mondale",
-    "1988": "drug housing families",
-    "1992": "tax health care taxes",
-    "1996": "medicare dole cut security",
-    "2000": "security social schools money children seniors",
-    "2004": "health iraq tax plan",
-    "2008": "mccain obama health energy oil iran",
-    "2012": "romney middle jobs tax income china medicare",
-    "2016": "russia mosul trump isis iran border court",
-    "2020": "vote health insurance ballots obamacare",
-    "common": "people tax country government states united",
-}
-
-_PRINTED = {
-    "1960": "peace castro africa kennedy world",
-    "1976": "billion carter governor africa ford people world",
-    "1980": "coal oil money energy social security reagan",
-    "1984": "union tax soviet arms leadership proposal",
-    "1988": "drug young strong build future enforcement good",
-    "1992": "bill school children care health taxes reform plan control",
-    "1996": "clinton security medicare budget tax dole bob",
-    "2000": "school public plan children money social security health tax",
-    "2004": "wrong plan cost free saddam troops iraq war health tax",
-    "2008": "nuclear oil troops iraq afghanistan pakistan health iran energy",
-    "2012": "million small business china medicare romney jobs tax",
-    "2016": "russia trump hillary companies taxes mosul iran deal",
-    "2020": "harris pence trump joe biden jobs donald health",
-    "common": "tax country states world money people cut",
-}
-
+_WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _TOP = 20
 
 
@@ -89,21 +57,20 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     found = dict(zip(years, topics.own, strict=True)) | {"common": topics.common}
     measured: dict[Labels, Any] = {}
     for year, words in found.items():
-        lists = (_overlap(words, listed.get(year, "")) for listed in (_REFERENCE, _PRINTED))
+        lists = (
+            _overlap(words, listed.get(year, ""))
+            for listed in (_WORDS["reference"], _WORDS["printed"])
+        )
         measured[year, " ".join(words[:10]), *lists, ""] = None
     for quantity, value, reason in (
         ("error", error, None),
         ("misalignment", misalignment, None),
-        ("words of the reference found", _share(found, _REFERENCE), None),
-        ("words of Table 7 found", _share(found, _PRINTED), "other transcripts"),
+        ("words of the reference found", _share(found, _WORDS["reference"]), None),
+        ("words of Table 7 found", _share(found, _WORDS["printed"]), "other transcripts"),
     ):
         measured["", "", "", "", quantity] = Cell([value], incomparable=reason)
     return Found(
-        measured,
-        arrays={
-            "years": np.array(list(found)),
-            "words": np.array(list(found.values())),
-        },
+        measured, arrays={"years": np.array(list(found)), "words": np.array(list(found.values()))}
     )
 
 
@@ -117,26 +84,3 @@ def _share(found: Mapping[str, Sequence[str]], lists: Mapping[str, str]) -> floa
     """Which share of all listed words was found."""
     hits = [word in found[year] for year in found for word in lists.get(year, "").split()]
     return float(np.mean(hits)) if hits else float("nan")
-
-
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Table 7: topics of the U.S. presidential debates",
-    columns=("year", "heaviest words", "of the reference's", "of Table 7's", "quantity"),
-    reference={
-        ("", "", "", "", "error"): within(58.8, 0.01),
-        ("", "", "", "", "misalignment"): near(0.71, 0.03),
-        # The reference's own lists agree to 0.8 between random starts.
-        ("", "", "", "", "words of the reference found"): at_least(0.8),
-    },
-    notes=[
-        "Words by the norm of their row of a year's own components, common ones by that of "
-        f"the shared components; listed words are looked for among the {_TOP} heaviest.",
-        "Error and misalignment: English stop words left out, words that occur six times or "
-        "more. For the words also what speakers say whatever the topic is left out.",
-        "The paper has 46 debates of another collection, presumably vice-presidential ones "
-        "among them (hence Harris and Pence); stop words in its lists are left out here.",
-        'Ranks 2 + 2, 20 rounds of variant="polar" with step size 2, as in the paper, from the '
-        "distPCA start. Nothing is random, so seeds change nothing.",
-    ],
-)

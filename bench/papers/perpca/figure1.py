@@ -9,7 +9,7 @@ import numpy as np
 from jaxfed import Clients, metrics, stack
 from jaxfed.data import misalignment_pair
 from jaxfed.pca import PerPCA, Pooled
-from papers.report import Found, Interval, Labels, Target, at_most, near
+from papers.report import Found, Labels
 from papers.runs import Seeds, learned
 
 THETA = 0.127  # of the paper's picture
@@ -41,27 +41,3 @@ def run(seeds: Seeds, *, rounds: int = 600) -> Found:
         (OURS, ERROR): error(samples, *ours),
     }
     return Found({labels: np.asarray(values) for labels, values in measured.items()})
-
-
-# Shared variance 1, local variance 4: of the mean moment in the plane of the local components
-# 4 (1 - theta) along their middle and 4 theta across it remain, and 0.01 of noise everywhere.
-_LEFT = 4 * THETA + 0.01
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Figure 1: pooled and personalized PCA of two clients",
-    columns=("method", "quantity"),
-    reference={
-        (POOLED, f"first {SHARED}"): Interval(1.9, 2.0, "2, orthogonal"),
-        (POOLED, f"second {SHARED}"): at_most(0.02),
-        (OURS, SHARED): at_most(0.01),
-        (OURS, "local components' mean distance"): at_most(0.01),
-        # A thousand samples of each client know variances to 3 per cent.
-        (POOLED, ERROR): near(_LEFT, 2 * 0.032 * _LEFT),
-        (OURS, ERROR): near(0.01, 2 * 0.032 * 0.01),
-    },
-    notes=[
-        "The paper's picture has no numbers. Two components for everybody cannot hold three "
-        f"directions: what local components have across their middle, 4 theta = {4 * THETA:g}, "
-        "is lost, as it is in the picture. PerPCA with as many loses the noise alone.",
-    ],
-)

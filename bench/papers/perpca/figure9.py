@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+import papers
 from jaxfed import Personalized, metrics, pca, plot
 from jaxfed._optional import require
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca.applications import embed_clients
 from jaxfed.plot._figure import canvas
 from papers.perpca._synthetic import draw, gaussian
-from papers.report import Found, Interval, Labels, Target, at_least, between
+from papers.report import Found, Labels
 from papers.runs import Seeds, learned
 
 # Noise variance, samples, algorithm, rounds after which clients are clustered.
@@ -46,6 +47,7 @@ def _cluster(local: Float[Array, "m d r"], groups: int, seed: int) -> Int[Array,
 def run(seeds: Seeds) -> Found:
     """Cluster the clients of every seed after every number of rounds."""
     data_keys, keys = seeds.split(2)
+    known = papers.known("perpca/figure9")
     measured: dict[Labels, Any] = {}
     pictures = {}
     for noise, n, name, algorithm, stops in _RUNS:
@@ -67,7 +69,7 @@ def run(seeds: Seeds) -> Found:
                 "adjusted Rand index": metrics.adjusted_rand_index,
             }
             for quantity, measure in agreement.items():
-                if quantity == "accuracy" or (*setting, quantity) in REFERENCE:
+                if quantity == "accuracy" or (*setting, quantity) in known:
                     values = [measure(labels, groups) for groups in found]
                     measured[*setting, quantity] = values
             if (noise, n, name) == (0.5, 1000, "tangent, step 1"):
@@ -93,50 +95,3 @@ def run(seeds: Seeds) -> Found:
         }
         | {"groups": labels},
     )
-
-
-def _settled(low: float, high: float) -> Interval:
-    """The range of runs in which nearly all clients are in their groups: none more is too many."""
-    return at_least(between(low, high).low)
-
-
-def _reference() -> dict[Labels, Interval]:
-    known = {
-        (0.5, 1000, "tangent, step 0.2", 30): (between(0.60, 0.70), between(0.41, 0.47)),
-        (0.5, 1000, "tangent, step 1", 30): (_settled(0.99, 1.00), _settled(0.98, 1.00)),
-        (0.5, 1000, "polar, step 1", 30): (_settled(0.98, 0.99), _settled(0.96, 0.98)),
-        (0.5, 100, "tangent, step 1", 30): (between(0.40, 0.62), None),
-        (0.05, 1000, "polar, step 10", 1): (between(0.40, 0.49), None),
-        (0.05, 1000, "polar, step 10", 2): (between(0.78, 0.91), None),
-        (0.05, 1000, "polar, step 10", 5): (_settled(0.98, 0.99), None),
-        (0.05, 1000, "polar, step 10", 10): (_settled(1.00, 1.00), None),
-        (0.05, 1000, "polar, step 1000", 1): (between(0.74, 0.87), None),
-        (0.05, 1000, "polar, step 1000", 2): (_settled(0.96, 0.99), None),
-    }
-    return {
-        (*setting, quantity): value
-        for setting, values in known.items()
-        for quantity, value in zip(("accuracy", "adjusted Rand index"), values, strict=True)
-        if value is not None
-    }
-
-
-REFERENCE = _reference()
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Figure 9: clustering of clients by their local components",
-    columns=("noise variance", "n", "algorithm", "rounds", "quantity"),
-    reference=REFERENCE,
-    notes=[
-        "Ten groups of ten clients; spectral clustering of exp(-rho). From the spectrum start "
-        "with random local components, but for the default start. With shared and local "
-        "variance equal, the default start is the slower one.",
-        "The paper has a picture only. Its structure after one round needs a step size far "
-        "above one over the largest eigenvalue, and little noise.",
-        "Intervals are the range of three to five runs of the reference and half of it more, in "
-        "two digits, open to above where nearly all clients are in their groups. Accuracy and "
-        "Rand index of one clustering go together in them: of a hundred clients, two in a wrong "
-        "group are .98 and .9525 to .956, three .97 and .927 to .938.",
-        "Numbers beside the points of the picture are the true groups, colours those found.",
-    ],
-)

@@ -1,4 +1,4 @@
-"""Icons on one background texture, told from it by PerPCA and by robust PCA."""
+"""Separate icons from a common background texture, by PerPCA and by robust PCA."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from jaxfed import plot
 from jaxfed.pca.applications import separate_video
 from jaxfed.pca.robust import robust_pca
-from papers.report import Found, Labels, Target, ahead, at_least, at_most
+from papers.report import Found, Labels, ahead
 from papers.runs import Seeds
 
 SIDE, SHARED, OWN = 64, 4, 8
@@ -81,25 +81,3 @@ def run(seeds: Seeds, *, rounds: int = 300) -> Found:
         return plot.samples(images, (SIDE, SIDE))
 
     return Found(measured | claimed, figures={"table4": draw})
-
-
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Table 4: icons on textures",
-    columns=("method", "quantity"),
-    paper={
-        (OURS, SAME): at_least(0.9),
-        (OURS, SHADOW): at_most(0.1),
-        (ROBUST, SAME): at_most(0.8),
-        (ROBUST, SHADOW): at_least(0.1),
-    },
-    notes=[
-        f"Four icons of {SIDE} x {SIDE} pixels on one texture of two waves, drawn here, as the "
-        "paper's pictures are not published; image rows are samples, "
-        f"ranks {SHARED} + {OWN}. The paper's claim is that robust PCA, which wants what is unique "
-        "to be sparse, leaves shadows of icons on other pictures, and PerPCA clear shapes.",
-        "Shadow: how far the correlation of a picture's part with another picture's icon is, at "
-        "most, from that of the two icons. The bounds are what clear and not clear are taken to "
-        "mean here.",
-    ],
-)

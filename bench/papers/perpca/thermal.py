@@ -17,7 +17,7 @@ from jaxfed.pca.robust import robust_pca
 from jaxfed.plot._figure import INK, SIGNED, bare, canvas, limit
 from papers._files import data_file, data_folder
 from papers.perpca._real import fitted
-from papers.report import Found, Labels, Target, near, within
+from papers.report import Found, Labels
 from papers.runs import Seeds
 
 _THERMAL = (
@@ -121,7 +121,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
             f"each, image rows as samples; ranks {rank} + {rank}; PerPCA with step size one over "
             f"the largest eigenvalue, {rounds} rounds, from the spectrum start with random own "
             "components. Correlation: of each frame's shared or low-rank part with the mean "
-            "frame, averaged.",
+            "frame, averaged."
         ],
         figures={
             "separation": compare,
@@ -181,29 +181,3 @@ def _sheet(images: np.ndarray, chunks, titles: Sequence[str], name: str) -> Any:
             _image(axes, images[place], end, signed=True)
             axes.set_title(titles[place], fontsize=8)
     return figure
-
-
-TARGET = Target(
-    run,
-    title="Shi & Kontar (2024), Sections 7.2 and 7.4.1, on thermal images of a metal print",
-    columns=("method", "quantity"),
-    reference={
-        ("each client alone", "error"): within(0.072, 0.01),
-        ("pooled", "error"): within(0.260, 0.01),
-        ("one shot (distPCA)", "error"): within(0.116, 0.01),
-        ("PerPCA", "error"): within(0.124, 0.02),
-        ("PerPCA", "misalignment"): near(0.43, 0.05),
-        ("PerPCA", "shared energy"): near(0.91, 0.01),
-        ("PerPCA", "own energy"): near(0.067, 0.01),
-        ("PerPCA", "correlation"): near(0.94, 0.01),
-        ("PerPCA from distPCA", "error"): within(0.113, 0.02),
-    },
-    notes=[
-        "The paper separates a surveillance video that is not at hand. Pictures show PerPCA "
-        "started from distPCA, which fits better: the shared part is the melt pool with its "
-        "tail, the own part spatter, the plume and where the pool is out of place. Components "
-        "describe columns only, hence vertical stripes.",
-        "Robust PCA of the frames as columns finds one common image and leaves most of the "
-        "melt pool to the sparse part.",
-    ],
-)

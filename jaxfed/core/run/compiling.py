@@ -51,8 +51,8 @@ def compiler_options(
 def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | int]:
     options: dict[str, bool | int] = {}
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
-    # short way, which takes half the time (bench/first_call.py); the elementwise work of training
-    # networks is not, nor are the sums by index of sparse data.
+    # short way, which takes half the time (bench/speed/first_call.py); the elementwise work of
+    # training networks is not, nor are the sums by index of sparse data.
     if _numbers(algorithm) <= 10_000 and not _has_lists_of_indices(clients):
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
     # Threads cost more than they bring for products this small.

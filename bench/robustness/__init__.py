@@ -1,0 +1,1 @@
+"""Attempts to break it: malformed arguments and files, degenerate data, killed runs."""

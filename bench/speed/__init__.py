@@ -1,0 +1,1 @@
+"""Times, as ratios within one run: rounds, solves and first calls beside their rivals."""
