@@ -72,7 +72,8 @@ def _fitted(
     algorithm = jf.pca.PerPCA(1, 1, step_size=0.1, decay=0.9, start="random")
     solution = jf.fit(
         algorithm, _clients(jf), rounds=ROUNDS, key=jax.random.key(0),
-        channel=(channel(jf.channel), jf.channel.lossless()), chunk_rounds=1, best="objective",
+        channel=jf.Wire(channel(jf.channel), jf.channel.lossless()),
+        chunk_rounds=1, best="objective",
         callbacks=[jf.EarlyStopping("objective", patience=ROUNDS // 2), *callbacks],
         checkpoint=jf.Checkpoint(out / "checkpoint", every=1), **options,
     )  # fmt: skip

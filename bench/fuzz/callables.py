@@ -143,10 +143,12 @@ def tracked(name: str) -> Kind:
     return lambda value: isinstance(value, type(given()[name]))
 
 
-def channels(value) -> bool:
-    if isinstance(value, tuple):
-        return len(value) in (2, 3) and all(isinstance(way, jf.channel.Channel) for way in value)
+def a_channel(value) -> bool:
     return isinstance(value, jf.channel.Channel)
+
+
+def channels(value) -> bool:
+    return isinstance(value, jf.channel.Channel | jf.Wire)
 
 
 def compressor(value) -> bool:
@@ -546,7 +548,12 @@ def targets() -> list[Target]:
             cheap=True,
             says={"clients": ("bits",)},
         ),
-        Target("channel.ways", {"channel": jf.channel.sign()}, {"channel": channels}, cheap=True),
+        Target(
+            "Wire",
+            {"up": jf.channel.sign(), "down": jf.channel.lossless()},
+            {"up": a_channel, "down": a_channel, "first": optional(a_channel)},
+            cheap=True,
+        ),
         Target(
             "participation.uniform",
             {"size": 2},

@@ -89,7 +89,7 @@ class Server:
         checked_dtype("weights", said["weights"])
         if said["samples"] is not None:
             check_count("samples", said["samples"])
-        for name, value in description(asked.algorithm, asked.ways, asked.start).items():
+        for name, value in description(asked.algorithm, asked.wire, asked.start).items():
             if said["run"][name] != value:
                 raise RefusedError(
                     f"{name}: wanted at client {client} the server's, {value}, got "
@@ -237,7 +237,7 @@ class Server:
         if jax.tree.leaves(federation.shapes.first):
             questions = {c: self._question(i, "first") for i, c in enumerate(clients)}
             answers = self._hears(
-                questions, asked.ways.first_uplink, federation.shapes.first, "first messages",
+                questions, asked.wire.first_up, federation.shapes.first, "first messages",
                 len(clients), 0,
             )  # fmt: skip
             heard += [
@@ -270,7 +270,7 @@ class Server:
             )
         least = len(questions) if asked.at_least is None else asked.at_least
         answers = self._hears(
-            questions, asked.ways.uplink, federation.shapes.up, f"round {number}",
+            questions, asked.wire.up, federation.shapes.up, f"round {number}",
             min(least, len(questions)), number,
         )  # fmt: skip
         for client, answer in answers.items():
@@ -290,14 +290,14 @@ class Server:
         if asked.deadline is not None:
             problem = federation.heard_from(np.asarray([one is not None for one in said]))
             inclusion = federation.made.inclusion(apart.of_server(problem), self.state.round)
-        if adds_masks(asked.ways.uplink) and len(answers) < len(self.members):
+        if adds_masks(asked.wire.up) and len(answers) < len(self.members):
             there = sum(float(problem.clients.weights[i]) for i, one in enumerate(said) if one)
             factor, means = jnp.asarray(1 / there), means_of(federation.shapes.uplink)
             problem = replace(problem, uplink=over_survivors(problem.uplink, factor, means))
         after, record, payload = apart.served(
             federation.made, problem, self.state, steps.heard(said), inclusion
         )
-        if asked.ways.uplink.private:
+        if asked.wire.up.private:
             # What clients have not told is not zero; what the server itself measures stays.
             hidden = {k for k in federation.shapes.diagnostics if not np.any(record[k])}
             record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
@@ -349,7 +349,7 @@ class Server:
 
     def _history(self) -> dict[str, np.ndarray]:
         history = {k: np.stack([x[k] for x in self.records]) for k in self.records[0]}
-        if self.settings.ways.uplink.private:  # what clients have told in no round is none
+        if self.settings.wire.up.private:  # what clients have told in no round is none
             told = self.federation.shapes.diagnostics
             history = {k: x for k, x in history.items() if k not in told or not np.isnan(x).all()}
         costs = jax.tree.map(np.asarray, self.costs)
@@ -370,7 +370,7 @@ class Server:
 
     def _description(self) -> dict[str, str]:
         asked = self.settings
-        known = description(asked.algorithm, asked.ways, asked.start)
+        known = description(asked.algorithm, asked.wire, asked.start)
         return known | {
             "participation": repr(asked.participants), "rounds": str(asked.rounds),
             "deadline": str(asked.deadline is not None),

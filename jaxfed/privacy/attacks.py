@@ -49,7 +49,7 @@ from jaxfed.core.common.checks import (
     refuse,
 )
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.wire.channel import ways as ways_of
+from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.linalg import Moment
 from jaxfed.privacy.transcript import LOSSLESS, Transcript, check_client, record
 
@@ -231,7 +231,7 @@ def restart_attack(
     summed: bool = False,
     calibrated: bool = True,
     norm_factor: float | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
 ) -> float:
     r"""Error of the reconstruction from first rounds with starts that the server chooses.
 
@@ -264,7 +264,7 @@ def restart_attack(
     check_flag("summed", summed)
     check_flag("calibrated", calibrated)
     check_positive("norm_factor", norm_factor, optional=True, single=True)
-    ways_of(channel)
+    checked_wire(channel)
     rank = getattr(algorithm, "rank", None) or getattr(algorithm, "shared_rank", None)
     if rank is None:
         raise ValueError(f"algorithm: {type(algorithm).__name__} has no shared components")

@@ -18,6 +18,7 @@ from jaxfed.core.round.problem import Problem, shared_secret
 from jaxfed.core.round.rounds import begin, one_round, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire.wire import Wire
 
 LOSSLESS = channel.lossless()
 
@@ -50,7 +51,7 @@ def record(
     key: Key[Array, ""],
     client: int = 0,
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
 ) -> Transcript:
     """Run an algorithm, and keep what one client and the server say to each other.
 

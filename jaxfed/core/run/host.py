@@ -19,7 +19,7 @@ from jaxfed.core.common.processes import exchanged, on_host, watched
 from jaxfed.core.contract import participation
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round.problem import State
-from jaxfed.core.run import apart
+from jaxfed.core.run import adjoint, apart
 from jaxfed.core.run.apart import Compiled
 from jaxfed.core.run.arguments import (
     LOSSLESS,
@@ -32,12 +32,12 @@ from jaxfed.core.run.arguments import (
 )
 from jaxfed.core.run.callbacks import Best, Callback, better, initial, updated
 from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run import adjoint
 from jaxfed.core.run.loop import Metrics, Options, advance, finish, prepare, with_bits
 from jaxfed.core.run.solution import DivergenceError, Solution, Status
 from jaxfed.core.run.streaming import Streamed, streamed
 from jaxfed.core.store.checkpoint import Checkpoint, digest_of, fingerprint
 from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg._precision import precise
 
 
@@ -49,7 +49,7 @@ def rollout(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: backend.Backend = VMAP,
     tol: float | None = None,
@@ -66,9 +66,7 @@ def rollout(
         key: random key; each client's draws fold in its id and the round.
         warm_start: another algorithm's solution, whose clients are found by their ids (by position
             where these are traced), or just its `result`, by position, to start from.
-        channel: what messages go through: one channel for both ways, `(uplink, downlink)`, or
-            `(uplink, downlink, start)` with one for the exchange before the rounds; see
-            `jaxfed.channel.ways` for the start's default.
+        channel: what messages go through: one channel for both ways, or a `jaxfed.Wire`.
         participation: who takes part in each round; everybody by default.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
         tol: stop once the algorithm's stopping measure (by default the relative change of the
@@ -105,7 +103,7 @@ def fit(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: backend.Backend = VMAP,
     tol: float | None = None,
@@ -131,7 +129,7 @@ def fit(
         key: random key.
         warm_start: another algorithm's solution, whose clients are found by their ids (by position
             where these are traced), or just its `result`, by position, to start from.
-        channel: one channel for both ways, `(uplink, downlink)` or `(uplink, downlink, start)`.
+        channel: one channel for both ways, or a `jaxfed.Wire`.
         participation: who takes part in each round; everybody by default.
         backend: `auto`, `vmap`, `chunked`, `pmap`, `shard` or `separate`.
         tol: stop once the algorithm's stopping measure is at most this.
