@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jaxfed.core.sweeps.grid import sweep as sweep
     from jaxfed.core.sweeps.tune import Tuned as Tuned
     from jaxfed.core.sweeps.tune import tune as tune
+    from jaxfed.core.wire.wire import Wire as Wire
     from jaxfed.planning.plan import Plan as Plan
     from jaxfed.planning.plan import plan as plan
     from jaxfed.planning.plan import shapes_of as shapes_of
@@ -108,6 +109,7 @@ _PLACES = {
     "Status": "jaxfed.core.run.solution:Status",
     "Tuned": "jaxfed.core.sweeps.tune:Tuned",
     "tune": "jaxfed.core.sweeps.tune:tune",
+    "Wire": "jaxfed.core.wire.wire:Wire",
 }
 
 

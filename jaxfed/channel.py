@@ -1,7 +1,6 @@
 """What messages go through: `lossless`, compressors, memory around them, noise and masks."""
 
 from jaxfed.core.wire.channel import Channel as Channel
-from jaxfed.core.wire.channel import Channels as Channels
 from jaxfed.core.wire.channel import Context as Context
 from jaxfed.core.wire.channel import bits as bits
 from jaxfed.core.wire.channel import from_bytes as from_bytes

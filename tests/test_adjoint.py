@@ -369,11 +369,12 @@ REFUSED = {
     ),
     "noise": (
         lambda: jf.pca.PerPCA(1, 1),
-        {"channel": (jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())}, "^channel: ",
+        {"channel": jf.Wire(jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())}, "^channel: ",
     ),
     "a stochastic channel down": (
         lambda: jf.pca.PerPCA(1, 1),
-        {"channel": (jf.channel.lossless(), jf.channel.quantize(3))}, "^channel: .*difference",
+        {"channel": jf.Wire(jf.channel.lossless(), jf.channel.quantize(3))},
+        "^channel: .*difference",
     ),
     "error feedback": (
         lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},

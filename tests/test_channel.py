@@ -138,7 +138,7 @@ def test_memory_at_both_ends(way, x64):
     """Difference coding rounds a little, and only adds up if each end keeps its own memory."""
     algorithm, clients = jf.pca.PerPCA(1, 1, decay=0.7), draw(np.float64)
     lossless = jf.channel.lossless()
-    channel = {"up": (Differences(), lossless), "down": (lossless, Differences())}
+    channel = {"up": jf.Wire(Differences(), lossless), "down": jf.Wire(lossless, Differences())}
     given = solve(algorithm, clients, channel[way])
     wanted = solve(algorithm, clients, lossless)
     chex.assert_trees_all_close(given.result, wanted.result, atol=1e-9)
@@ -190,7 +190,7 @@ def test_bits_follow_the_payload(key):
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
     history = jf.fit(
         algorithm, clients, rounds=3, key=key,
-        channel=(Half(), jf.channel.lossless(), jf.channel.lossless()),
+        channel=jf.Wire(Half(), jf.channel.lossless(), jf.channel.lossless()),
     ).history  # fmt: skip
     rounds = np.arange(1, 4)
     np.testing.assert_array_equal(history["bits_up"], 32 * TRIANGLE + 16 * 6 * rounds)
@@ -210,11 +210,18 @@ def test_bits_stay_exact_beyond_single_precision(key):
 
 
 @pytest.mark.parametrize(
-    "channel", [None, "lossless", (jf.channel.lossless(),), 4 * (jf.channel.lossless(),)]
+    "channel", [None, "lossless", 2 * (jf.channel.lossless(),), 3 * (jf.channel.lossless(),)]
 )
 def test_what_is_no_channel_is_refused(channel, key):
-    with pytest.raises(ValueError, match=r"^channel: wanted a channel, a pair"):
+    with pytest.raises(ValueError, match=r"^channel: wanted a channel, or jf\.Wire\(up, down\)"):
         jf.fit(jf.pca.Local(1), draw(), rounds=1, key=key, channel=channel)
+
+
+@pytest.mark.parametrize("name", ["up", "down", "first"])
+def test_a_wire_is_made_of_channels(name):
+    channels = dict.fromkeys(("up", "down", "first"), jf.channel.sign()) | {name: "sign"}
+    with pytest.raises(ValueError, match=rf"^{name}: wanted one of jaxfed.channel, got 'sign'"):
+        jf.Wire(**channels)
 
 
 # --- the exchange before the rounds --------------------------------------------------------------
@@ -225,10 +232,10 @@ def test_what_is_no_channel_is_refused(channel, key):
     [
         (jf.channel.quantize(3), 8 * TRIANGLE + 32, 8 * 6 + 32),
         (jf.channel.difference(jf.channel.quantize(3)), 8 * TRIANGLE + 32, 8 * 6 + 32),
-        ((jf.channel.sign(), jf.channel.lossless()), 8 * TRIANGLE + 32, 32 * 6),
-        ((jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 8 * 6 + 32),
+        (jf.Wire(jf.channel.sign(), jf.channel.lossless()), 8 * TRIANGLE + 32, 32 * 6),
+        (jf.Wire(jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 8 * 6 + 32),
         (
-            (jf.channel.quantize(3), jf.channel.lossless(), jf.channel.cast("bfloat16")),
+            jf.Wire(jf.channel.quantize(3), jf.channel.lossless(), jf.channel.cast("bfloat16")),
             16 * TRIANGLE, 16 * 6,
         ),
     ],
@@ -245,9 +252,8 @@ def test_a_start_channel_with_memory_is_refused(key):
     lossless = jf.channel.lossless()
     difference = jf.channel.difference(jf.channel.quantize(3))
     with pytest.raises(ValueError, match=r"^channel: wanted for the start one without memory"):
-        jf.fit(
-            jf.pca.PerPCA(1, 1), draw(), rounds=1, key=key, channel=(lossless, lossless, difference)
-        )
+        channel = jf.Wire(lossless, lossless, difference)
+        jf.fit(jf.pca.PerPCA(1, 1), draw(), rounds=1, key=key, channel=channel)
 
 
 # --- differences where some are absent -----------------------------------------------------------
@@ -289,7 +295,7 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
     for rounds in range(1, 5):
         solution = jf.fit(
             Report(), clients, rounds=rounds, key=jax.random.key(0),
-            channel=(channel, lossless), participation=jf.participation.mask(present),
+            channel=jf.Wire(channel, lossless), participation=jf.participation.mask(present),
         )  # fmt: skip
         np.testing.assert_allclose(solution.server, servers[rounds - 1], rtol=1e-12)
 
@@ -298,7 +304,7 @@ def test_who_comes_back_gets_what_it_missed_and_it_is_counted(key):
     present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(5, 9, 40)).astype("f"))
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
-    channel = (jf.channel.lossless(), jf.channel.difference(jf.channel.quantize(3)))
+    channel = jf.Wire(jf.channel.lossless(), jf.channel.difference(jf.channel.quantize(3)))
     run = functools.partial(jf.fit, algorithm, clients, key=key, channel=channel)
     away = run(rounds=16, participation=jf.participation.mask(np.resize(present, (16, 5))))
     message, whole = 3 * 80 + 32, 32 * 80

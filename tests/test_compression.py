@@ -240,8 +240,8 @@ def test_a_run_counts_what_is_written():
     def run(clients):
         return jf.rollout(
             jf.pca.SubspaceIteration(3), clients, rounds=4, key=jax.random.key(0),
-            channel=(up, down, jf.channel.lossless()), participation=jf.participation.uniform(4),
-            backend=jf.backend.chunked(2),
+            channel=jf.Wire(up, down, jf.channel.lossless()),
+            participation=jf.participation.uniform(4), backend=jf.backend.chunked(2),
         )  # fmt: skip
 
     history = run(clients).history

@@ -207,7 +207,7 @@ RUNS = {
     "several keys": (lambda: run(key=jax.random.split(jax.random.key(0))), "key: wanted one"),
     "backend by name": (lambda: run(backend="vmap"), "backend: wanted one of jaxfed.backend"),
     "backend not made": (lambda: run(backend=jf.backend.vmap), "backend: wanted one of"),
-    "channel by name": (lambda: run(channel="sign"), "channel: wanted a channel, a pair"),
+    "channel by name": (lambda: run(channel="sign"), "channel: wanted a channel, or jf.Wire"),
     "participation as a share": (lambda: run(participation=0.5), "participation: wanted one of"),
     "more participants than clients": (
         lambda: run(participation=jf.participation.uniform(4)),

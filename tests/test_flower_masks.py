@@ -17,8 +17,8 @@ from jaxfed.deploy.messages import message_of, packet_of
 
 ALGORITHM = jf.pca.SubspaceIteration(2)
 BITS, BOUND = 24, 100.0
-HIDDEN = (jf.channel.secure_sum(5, bits=BITS, bound=BOUND), jf.channel.lossless())
-OPEN = (jf.channel.lossless(), jf.channel.lossless())
+HIDDEN = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=BOUND), jf.channel.lossless())
+OPEN = jf.Wire(jf.channel.lossless(), jf.channel.lossless())
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_a_client_tells_one_share_of_each(tmp_path):
 
 
 def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
-    noisy = (jf.channel.gaussian(1.0, 0.5), jf.channel.lossless())
+    noisy = jf.Wire(jf.channel.gaussian(1.0, 0.5), jf.channel.lossless())
     clients = draw_samples()
     one = Federation(tmp_path / "one", ALGORITHM, clients, channel=noisy).run(1)
     other = Federation(tmp_path / "other", ALGORITHM, clients, channel=noisy).run(1)
@@ -186,7 +186,7 @@ def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
 def test_two_questions_never_share_noise(tmp_path):
     """A server that falls back a round asks with an equal head, and another body."""
     # Clipped to nothing under noise of deviation 1: what is sent is the noise.
-    ways = (jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
+    ways = jf.Wire(jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
     told, lost, stops = [], [], True
 
     def trouble(node, message, answer):
@@ -221,7 +221,7 @@ def test_two_questions_never_share_noise(tmp_path):
 
 def test_noise_is_another_where_the_state_is(tmp_path):
     """Whoever has a client go back may ask as before: it starts from another state."""
-    ways = (jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
+    ways = jf.Wire(jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
     told = {}
 
     def trouble(node, message, answer):

@@ -20,7 +20,7 @@ from jaxfed.deploy.local import Local
 from jaxfed.deploy.messages import packet_of
 
 pytestmark = pytest.mark.timeout(900)
-HIDDEN = (jf.channel.secure_sum(CLIENTS, bits=24, bound=100.0), jf.channel.lossless())
+HIDDEN = jf.Wire(jf.channel.secure_sum(CLIENTS, bits=24, bound=100.0), jf.channel.lossless())
 WIDTH = 12  # bytes that are looked for together: fewer are found by chance
 
 
@@ -104,9 +104,9 @@ def test_the_server_writes_no_unmasked_message(tmp_path, environment, messages):
     found = {}
     with Local(tmp_path / "flower", nodes, database=True, environment=environment) as local:
         for name, channel in (
-            ("hidden", f"(jf.channel.secure_sum({CLIENTS}, bits=24, bound=100.0), "
+            ("hidden", f"jf.Wire(jf.channel.secure_sum({CLIENTS}, bits=24, bound=100.0), "
              "jf.channel.lossless())"),
-            ("open", "(jf.channel.lossless(), jf.channel.lossless())"),
+            ("open", "jf.Wire(jf.channel.lossless(), jf.channel.lossless())"),
         ):  # fmt: skip
             write(app := tmp_path / "apps" / name, channel)
             run, end = local.begin(app, {"out": str(app / "out")}), time.monotonic() + 300

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from test_flower import Federation, alone
 
 from jaxfed.core.common.files import replacing
-from jaxfed.core.wire.channel import ways
+from jaxfed.core.wire.wire import checked_wire
 from jaxfed.deploy import exchange
 from jaxfed.deploy import node as nodes
 from jaxfed.deploy.data import common, told
@@ -35,7 +35,9 @@ ALGORITHM = jf.pca.PerPCA(2, 2, step_size=0.05)
 def node(tmp_path):
     """The first of five clients, and its folder."""
     clients = alone(draw_samples(), 0)
-    return Node(0, ALGORITHM, clients, ways(jf.channel.lossless()), None, tmp_path / "nodes")
+    return Node(
+        0, ALGORITHM, clients, checked_wire(jf.channel.lossless()), None, tmp_path / "nodes"
+    )
 
 
 def question(node, kind="first", **run):
@@ -284,7 +286,7 @@ def test_a_bad_reply_is_refused_with_its_sender(tmp_path, monkeypatch, kind, nam
             return [reply_of(said._replace(words={**said.words, **bad}), message)]
         return [reply_of(said._replace(parts=bad), message)]
 
-    ways = (jf.channel.secure_sum(5, bits=24, bound=100.0), jf.channel.lossless())
+    ways = jf.Wire(jf.channel.secure_sum(5, bits=24, bound=100.0), jf.channel.lossless())
     algorithm = jf.pca.SubspaceIteration(2) if hidden else ALGORITHM
     channel = ways if hidden else None
     federation = Federation(tmp_path, algorithm, draw_samples(), channel=channel, trouble=trouble)

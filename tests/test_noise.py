@@ -64,7 +64,7 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
     )  # fmt: skip
     wanted = run().history["objective"]
     noisy = [
-        run(channel=(jf.channel.gaussian(2.0, z, clients=3), LOSSLESS)).history["objective"]
+        run(channel=jf.Wire(jf.channel.gaussian(2.0, z, clients=3), LOSSLESS)).history["objective"]
         for z in (1e-4, 0.3)
     ]
     np.testing.assert_allclose(noisy[0], wanted, rtol=1e-3)
@@ -74,9 +74,10 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
 def test_the_start_has_noise_too(key):
     """What is sent before the rounds is clipped and noisy like everything else."""
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
+    channels = (jf.channel.gaussian(1e3, 1e-9), jf.channel.gaussian(1e3, 1.0), LOSSLESS)
+    wires = [jf.Wire(channel, LOSSLESS) for channel in channels]
     shared = [
-        jf.fit(algorithm, clients, rounds=1, key=key, channel=(channel, LOSSLESS)).result.shared
-        for channel in (jf.channel.gaussian(1e3, 1e-9), jf.channel.gaussian(1e3, 1.0), LOSSLESS)
+        jf.fit(algorithm, clients, rounds=1, key=key, channel=wire).result.shared for wire in wires
     ]
     np.testing.assert_allclose(shared[0], shared[2], atol=1e-4)
     assert np.abs(shared[1] - shared[2]).max() > 1e-2
@@ -95,7 +96,7 @@ def test_noise_of_half_precision_has_as_many_values_as_the_type(dtype, key):
 
 def test_shared_noise_in_a_traced_run_with_known_clients(key):
     clients = draw()
-    channel = (jf.channel.gaussian(1.0, 1.0, clients=CLIENTS), LOSSLESS)
+    channel = jf.Wire(jf.channel.gaussian(1.0, 1.0, clients=CLIENTS), LOSSLESS)
 
     @jax.jit
     def run(key):
@@ -110,7 +111,7 @@ def test_noise_under_masks(key):
     clients, power = draw(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1000.0, inner=noise)
-    heard = privacy.record(power, clients, rounds=40, key=key, channel=(channel, LOSSLESS))
+    heard = privacy.record(power, clients, rounds=40, key=key, channel=jf.Wire(channel, LOSSLESS))
     matrices = [privacy.client_matrix(clients, i) for i in range(CLIENTS)]
     clipped = 0
     for matrix in matrices:
@@ -121,7 +122,7 @@ def test_noise_under_masks(key):
     with pytest.raises(ValueError, match=r"^channel: its noise is shared by 3 clients, and 5 take"):
         few = jf.channel.gaussian(5.0, 2.0, clients=3)
         channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=9.0, inner=few)
-        jf.fit(power, clients, rounds=1, key=key, channel=(channel, LOSSLESS))
+        jf.fit(power, clients, rounds=1, key=key, channel=jf.Wire(channel, LOSSLESS))
 
 
 @pytest.mark.parametrize(
@@ -163,19 +164,24 @@ def test_what_shared_noise_cannot_serve_is_refused(key):
     run = functools.partial(jf.fit, rounds=1, key=key)
     power, shared = jf.pca.SubspaceIteration(2), jf.channel.gaussian(1.0, 1.0, clients=CLIENTS)
     with pytest.raises(ValueError, match=r"^channel: .*shared by 5 clients, and 2 take part"):
-        run(power, draw(), channel=(shared, LOSSLESS), participation=jf.participation.uniform(2))
+        run(
+            power,
+            draw(),
+            channel=jf.Wire(shared, LOSSLESS),
+            participation=jf.participation.uniform(2),
+        )
     varying = jf.participation.mask(np.eye(CLIENTS, dtype=bool))
     with pytest.raises(ValueError, match=r"^channel: .*a varying number take part"):
-        run(power, draw(), channel=(shared, LOSSLESS), participation=varying)
+        run(power, draw(), channel=jf.Wire(shared, LOSSLESS), participation=varying)
     for algorithm, clients in (
         (power, draw(weights="samples")),
         (jf.pca.LocalPower(2, alignment="sign"), draw()),
     ):
         with pytest.raises(ValueError, match=r"^channel: .*needs a sum, or a mean with equal w"):
-            run(algorithm, clients, channel=(shared, LOSSLESS))
+            run(algorithm, clients, channel=jf.Wire(shared, LOSSLESS))
     alone = jf.channel.gaussian(1.0, 1.0)
     with pytest.raises(ValueError, match=r"^channel: .*Pooled sends 672 bits in the clear"):
-        run(jf.pca.Pooled(2), draw(), channel=(alone, LOSSLESS, LOSSLESS))
+        run(jf.pca.Pooled(2), draw(), channel=jf.Wire(alone, LOSSLESS, LOSSLESS))
     with pytest.raises(ValueError, match=r"^channel: .*uplink alone"):
         run(power, draw(), channel=alone)
     with pytest.raises(ValueError, match=r"^channel: .*single precision at least"):
@@ -183,12 +189,12 @@ def test_what_shared_noise_cannot_serve_is_refused(key):
     with pytest.raises(ValueError, match=r"^channel: .*shared by 3 clients, and 5 take part"):
         few = jf.channel.gaussian(1.0, 1.0, clients=3)
         some = jf.participation.uniform(3)
-        run(jf.pca.PerPCA(1, 1), draw(), channel=(few, LOSSLESS), participation=some)
+        run(jf.pca.PerPCA(1, 1), draw(), channel=jf.Wire(few, LOSSLESS), participation=some)
     # Every message alone has its noise, whatever becomes of it.
     start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     run(
         jf.pca.PerPCA(1, 1, step_size=0.1), draw(weights="samples"), warm_start=start,
-        channel=(alone, LOSSLESS), participation=varying,
+        channel=jf.Wire(alone, LOSSLESS), participation=varying,
     )  # fmt: skip
 
 
@@ -246,11 +252,11 @@ def test_what_runs_have_spent(key):
     """Their solutions know what was sent; several runs add up, and so does a warm start."""
     clients, power = draw(), jf.pca.SubspaceIteration(2)
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
-    run = functools.partial(jf.fit, key=key, channel=(noise, LOSSLESS))
+    run = functools.partial(jf.fit, key=key, channel=jf.Wire(noise, LOSSLESS))
     once = run(power, clients, rounds=3)
     assert spent(once) == pytest.approx(privacy.epsilon(2.0, 3, delta=1e-5))
     masks = jf.channel.secure_sum(CLIENTS, bits=32, bound=1e3, inner=noise)
-    hidden = jf.rollout(power, clients, rounds=3, key=key, channel=(masks, LOSSLESS))
+    hidden = jf.rollout(power, clients, rounds=3, key=key, channel=jf.Wire(masks, LOSSLESS))
     assert spent(hidden, adjacency="zero_out") == pytest.approx(
         privacy.epsilon(2.0, 3, delta=1e-5, adjacency="zero_out")
     )
@@ -259,7 +265,7 @@ def test_what_runs_have_spent(key):
     again = run(power, clients, rounds=3, warm_start=once)
     assert spent(again) == pytest.approx(twice)
     # One message in the first exchange, and none in the round that only reports.
-    each = (jf.channel.gaussian(5.0, 2.0), LOSSLESS)
+    each = jf.Wire(jf.channel.gaussian(5.0, 2.0), LOSSLESS)
     shot = run(jf.pca.OneShot(1, 1, method="spectrum"), clients, rounds=1, channel=each)
     assert spent(shot) == pytest.approx(privacy.epsilon(2.0, 1, delta=1e-5))
     # All rounds count, also those after the best one.
@@ -272,7 +278,7 @@ def test_what_several_solutions_count_is_counted_once(key):
     noise = jf.channel.gaussian(5.0, 2.0, clients=CLIENTS)
     keys = jax.random.split(key, 4)
     run = functools.partial(
-        jf.fit, jf.pca.SubspaceIteration(2), draw(), rounds=2, channel=(noise, LOSSLESS)
+        jf.fit, jf.pca.SubspaceIteration(2), draw(), rounds=2, channel=jf.Wire(noise, LOSSLESS)
     )
     first = run(key=keys[0])
     second = run(key=keys[1], warm_start=first)
@@ -286,7 +292,7 @@ def test_what_several_solutions_count_is_counted_once(key):
 
 @pytest.mark.slow
 def test_who_took_part_counts(key):
-    clients, alone = draw(), (jf.channel.gaussian(1.0, 2.0), LOSSLESS)
+    clients, alone = draw(), jf.Wire(jf.channel.gaussian(1.0, 2.0), LOSSLESS)
     run = functools.partial(jf.rollout, key=key, channel=alone, rounds=4)
     power, start = jf.pca.SubspaceIteration(2), jf.Personalized(jnp.eye(FEATURES, 1), None)
     # Over four rounds, the first client is there twice and no other more often.
@@ -313,7 +319,7 @@ def test_who_took_part_counts(key):
 def test_what_cannot_be_accounted_for_is_refused(key):
     clients, power = draw(), jf.pca.SubspaceIteration(2)
     run = functools.partial(jf.fit, power, clients, rounds=2, key=key)
-    noise = (jf.channel.gaussian(5.0, 2.0, clients=CLIENTS), LOSSLESS)
+    noise = jf.Wire(jf.channel.gaussian(5.0, 2.0, clients=CLIENTS), LOSSLESS)
     with pytest.raises(ValueError, match=r"^solutions: wanted messages with noise, got 384 bits"):
         spent(run())
     with pytest.raises(ValueError, match=r"^solutions: .*ended by numbers without noise"):
@@ -325,7 +331,7 @@ def test_what_cannot_be_accounted_for_is_refused(key):
         spent(jf.stack([private, private]))
     few = jf.fit(
         power, clients.take([0, 1]), rounds=2, key=key,
-        channel=(jf.channel.gaussian(5.0, 2.0), LOSSLESS),
+        channel=jf.Wire(jf.channel.gaussian(5.0, 2.0), LOSSLESS),
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"^solutions: .*the same clients, got \[2, 5\]"):
         spent(private, few)
@@ -356,7 +362,7 @@ def test_what_is_sent_before_the_rounds_has_noise_too(key):
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
     heard = [
         privacy.record(algorithm, clients, rounds=1, key=key, channel=channel).first
-        for channel in (LOSSLESS, (jf.channel.gaussian(2.0, 1.0), LOSSLESS))
+        for channel in (LOSSLESS, jf.Wire(jf.channel.gaussian(2.0, 1.0), LOSSLESS))
     ]
     exact, noisy = (np.concatenate([x.ravel() for x in jax.tree.leaves(m)]) for m in heard)
     noise = noisy - exact * min(1, 2 / np.linalg.norm(exact))

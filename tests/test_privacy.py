@@ -170,11 +170,11 @@ def test_channels():
     name = "block Lanczos"
     plain, key = transcript(name), jax.random.key(0)
     record = functools.partial(privacy.record, SOLVERS[name], draw(), rounds=ROUNDS, key=key)
-    coded = record(client=1, channel=(DIFFERENCE, DIFFERENCE, jf.channel.lossless()))
+    coded = record(client=1, channel=jf.Wire(DIFFERENCE, DIFFERENCE, jf.channel.lossless()))
     for part in ("received", "sent", "total"):
         before, after = getattr(plain, part)[:SPAN], getattr(coded, part)[:SPAN]
         np.testing.assert_allclose(after, before, atol=1e-9)
-    rounded = record(client=1, channel=(jf.channel.cast("float32"), jf.channel.lossless()))
+    rounded = record(client=1, channel=jf.Wire(jf.channel.cast("float32"), jf.channel.lossless()))
     error = privacy.linear_attack(rounded, secret(), at=[SPAN])[0]
     assert 1e-9 < error < 1e-5
 

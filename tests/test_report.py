@@ -177,7 +177,7 @@ def test_what_hides_messages_is_said(clients):
     algorithm = jf.pca.PerPCA(1, 1, start="random", step_size=0.1)
 
     def said(channel):
-        ways = (channel, jf.channel.lossless())
+        ways = jf.Wire(channel, jf.channel.lossless())
         solution = jf.fit(algorithm, clients, rounds=2, key=KEY, channel=ways)
         text = Parts(jf.report.html(solution, clients)).text["what-was-revealed"]
         return solution, text

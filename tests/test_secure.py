@@ -165,7 +165,7 @@ class Report(jf.Algorithm):
 @pytest.mark.parametrize("at_start", [True, False])
 def test_what_is_not_finite_is_not_hidden(at_start, key):
     """NaN used to become zero, and infinity the bound."""
-    channel = (masks(bound=2.0, neighbours=2), LOSSLESS)
+    channel = jf.Wire(masks(bound=2.0, neighbours=2), LOSSLESS)
     for broken in (np.nan, np.inf):
         algorithm, when = Report(broken, at_start), 1 if at_start else 2
         solution = solve(algorithm, draw(), channel, rounds=3)
@@ -205,7 +205,7 @@ def test_a_run_under_masks_is_the_run(x64):
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
     wanted = solve(algorithm, clients, LOSSLESS, start)
-    given = solve(algorithm, clients, (masks(bits=32, bound=1.0), LOSSLESS), start)
+    given = solve(algorithm, clients, jf.Wire(masks(bits=32, bound=1.0), LOSSLESS), start)
     np.testing.assert_allclose(given.result.shared, wanted.result.shared, atol=1e-7)
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-7)
     wanted = 32 * 12 * np.arange(1, ROUNDS + 1)
@@ -215,7 +215,7 @@ def test_a_run_under_masks_is_the_run(x64):
 def test_few_bits_are_enough_for_a_sum():
     algorithm, clients = jf.pca.SubspaceIteration(2), draw()
     wanted = solve(algorithm, clients, LOSSLESS)
-    channel = (masks(bits=18, neighbours=2), LOSSLESS)
+    channel = jf.Wire(masks(bits=18, neighbours=2), LOSSLESS)
     given = solve(algorithm, clients, channel, backend=jf.backend.shard(4))
     np.testing.assert_allclose(
         given.history["objective"][-1], wanted.history["objective"][-1], rtol=1e-3
@@ -228,7 +228,7 @@ def test_attacks_see_uniform_numbers(key, x64):
     algorithm, rounds = jf.pca.SubspaceIteration(4), 12
     record = functools.partial(privacy.record, algorithm, clients, rounds=rounds, key=key, client=1)
     secret, bits, bound = privacy.client_matrix(clients, 1), 32, 200.0
-    open_, hidden = record(), record(channel=(masks(bits=bits, bound=bound), LOSSLESS))
+    open_, hidden = record(), record(channel=jf.Wire(masks(bits=bits, bound=bound), LOSSLESS))
     assert privacy.linear_attack(open_, secret).min() < 1e-6
     assert privacy.linear_attack(hidden, secret, calibrated=True).min() > 0.8
     # The sum is what it was, and the same guess can be made from it.
@@ -270,10 +270,10 @@ def test_bad_settings_are_refused(options, argument):
 
 def test_what_masks_cannot_serve_is_refused(key):
     run = functools.partial(jf.fit, clients=draw(), rounds=1, key=key)
-    power, up = jf.pca.SubspaceIteration(2), (masks(), LOSSLESS)
+    power, up = jf.pca.SubspaceIteration(2), jf.Wire(masks(), LOSSLESS)
     with pytest.raises(ValueError, match=r"^channel: its masks are for 6 clients, there are 5"):
         other = jf.channel.secure_sum(6, bits=20, bound=1.0)
-        run(power, channel=(other, LOSSLESS))
+        run(power, channel=jf.Wire(other, LOSSLESS))
     some = np.array([True, True, True, False, True])
     for participation in (jf.participation.uniform(3), jf.participation.mask(some)):
         with pytest.raises(ValueError, match=r"^participation: masks only cancel if every client"):
@@ -288,7 +288,7 @@ def test_what_masks_cannot_serve_is_refused(key):
         with pytest.raises(ValueError, match=r"^channel: masked messages can be added up"):
             run(jf.pca.PerPCA(1, 1), channel=up, **options)
         with pytest.raises(ValueError, match=r"^channel: .*PerPCA sends \d+ bits in the clear"):
-            run(jf.pca.PerPCA(1, 1), channel=(*up, LOSSLESS), **options)
+            run(jf.pca.PerPCA(1, 1), channel=jf.Wire(up.up, up.down, LOSSLESS), **options)
     with pytest.raises(ValueError, match=r"^channel: .*floating-point numbers only.*int32"):
         masks().encode(key, {"x": jnp.arange(3)}, None)
 
@@ -297,7 +297,7 @@ def test_the_start_goes_under_masks_too(x64):
     """Its sums are exact to the rounding, and no masks of it are those of a round."""
     clients, algorithm = draw(np.float64), jf.pca.PerPCA(2, 1, step_size=0.05)
     wanted = solve(algorithm, clients, LOSSLESS)
-    given = solve(algorithm, clients, (masks(bits=32, bound=20.0), LOSSLESS))
+    given = solve(algorithm, clients, jf.Wire(masks(bits=32, bound=20.0), LOSSLESS))
     np.testing.assert_allclose(given.history["objective"], wanted.history["objective"], rtol=1e-5)
 
 
@@ -316,7 +316,7 @@ def test_the_derivative_is_that_of_the_sum(x64):
         return jax.grad(last)(step), jax.jvp(last, (step,), (1.0,))[1]
 
     wanted = slope(LOSSLESS, 0.05)
-    given = slope((masks(bits=32, bound=1.0), LOSSLESS), 0.05)
+    given = slope(jf.Wire(masks(bits=32, bound=1.0), LOSSLESS), 0.05)
     np.testing.assert_allclose(given, wanted, rtol=1e-5)
     # What is clipped is not what was sent, and its derivative is gone.
     channel = masks(bound=1.0)

@@ -189,7 +189,7 @@ def test_masks_serve_one_run():
 
     def swept(algorithms, data, keys):
         return jf.sweep(
-            algorithms, data, keys=keys, rounds=1, channel=(masks, jf.channel.lossless())
+            algorithms, data, keys=keys, rounds=1, channel=jf.Wire(masks, jf.channel.lossless())
         ).rounds
 
     for algorithms, data, keys in (

@@ -89,7 +89,7 @@ def fitted(name: str, out: Path) -> dict[str, np.ndarray]:
             _clients(),
             rounds=ROUNDS,
             key=jax.random.key(0),
-            channel=(channel, c.lossless()),
+            channel=jf.Wire(channel, c.lossless()),
             chunk_rounds=1,
             best="objective",
             callbacks=[*callbacks, stop] if name == "stops" else callbacks,

@@ -34,7 +34,7 @@ WAYS: dict[str, Callable[[int], Any]] = {
     "lossless": lambda clients: C.lossless(),
     "difference of 3 bits": lambda clients: C.difference(C.quantize(3)),
     "entropy-coded": lambda clients: C.difference(CODED),
-    "masks": lambda clients: (
+    "masks": lambda clients: jf.Wire(
         C.secure_sum(clients, bits=20, bound=4.0),
         C.lossless(),
         C.lossless(),

@@ -158,7 +158,7 @@ def outcome(algorithm: jf.Algorithm, clients: jf.Clients, channel, start, rounds
     except ValueError as refused:
         return Outcome(np.nan, np.nan, refusal=str(refused))
     bits = float(up[-1]) + float(down[-1])
-    remembers = isinstance(channel, tuple) and isinstance(channel[0], _Peak)
+    remembers = isinstance(channel, jf.Wire) and isinstance(channel.up, _Peak)
     peak = float(memory.max()) if remembers else 0.0
     components = np.asarray(shared, np.float64) if isinstance(shared, jax.Array) else None
     return Outcome(float(objective), bits, components, peak)
@@ -171,14 +171,14 @@ def rows(kinds=tuple(CASES), channels=tuple(CHANNELS), rounds: int = ROUNDS) -> 
         clients, warm = problem(kind)
         algorithm, start = CASES[kind].make(), warm if CASES[kind].warm else None
         length = CASES[kind].rounds or rounds
-        exact = outcome(algorithm, clients, (_Peak(), C.lossless()), start, length)
+        exact = outcome(algorithm, clients, jf.Wire(_Peak(), C.lossless()), start, length)
         row = {"algorithm": kind.__name__}
         for name in channels:
             channel = CHANNELS[name]
             if channel is None:
                 bound = 1.5 * exact.peak or 1.0
                 masks = C.secure_sum(len(clients), bits=20, bound=bound)
-                channel = (masks, C.lossless(), C.lossless())
+                channel = jf.Wire(masks, C.lossless(), C.lossless())
             row[name] = _cell(outcome(algorithm, clients, channel, start, length), exact)
         table.append(row)
         jax.clear_caches()  # compiled programs hold memory maps, of which a process has so many

@@ -20,7 +20,7 @@ from jaxfed.core.round.shapes import Kind
 from jaxfed.core.run.arguments import check_together
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.runner import programs
-from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shaped, sketched
 from jaxfed.deploy.masks import least_threshold
 from jaxfed.deploy.run import Run, problem_of_run
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     """What a run is asked for; see `jaxfed.deploy.flower.server_app`."""
 
     algorithm: Algorithm
-    ways: channel.Ways
+    wire: Wire
     start: Personalized | None
     clients: int
     rounds: int
@@ -87,7 +87,7 @@ class Federation:
         counts = [member.samples for member in members]
         self._clients = sketched(run.like, ids, shares, counts)
         asked.algorithm.check(self._clients, asked.start)
-        problem = problem_of_run(asked.algorithm, asked.ways, self.run, dtype)
+        problem = problem_of_run(asked.algorithm, asked.wire, self.run, dtype)
         self.problem = eqx.tree_at(
             lambda p: (p.clients.ids, p.clients.weights, p.participation), problem,
             (ids, shares, asked.participants),
@@ -115,9 +115,13 @@ class Federation:
         asked = self._asked
         asked.participants.check(self.run.size)
         # The channels as they were given, with their masks.
-        given = replace(self.planned, clients=self._clients, **asked.ways._asdict())
+        wire = asked.wire
+        given = replace(
+            self.planned, clients=self._clients, uplink=wire.up, downlink=wire.down,
+            first_uplink=wire.first_up, first_downlink=wire.first_down,
+        )  # fmt: skip
         check_together(given, asked.start, asked.rounds)
-        if asked.ways.uplink.private and asked.tol is not None:
+        if asked.wire.up.private and asked.tol is not None:
             raise ValueError(
                 "tol: wanted None, since clients that hide their messages tell no objective"
             )

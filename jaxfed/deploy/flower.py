@@ -36,7 +36,7 @@ from jaxfed.core.common.checks import (
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
 from jaxfed.core.run.compiling import enable_compilation_cache
-from jaxfed.core.wire.channel import ways as ways_of
+from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
 from jaxfed.deploy.messages import message_of, packet_of, reply_of
@@ -53,7 +53,7 @@ def server_app(
     clients: int,
     rounds: int,
     key: int | Key[Array, ""],
-    channel: channels.Channels = LOSSLESS,
+    channel: channels.Channel | Wire = LOSSLESS,
     participation: participations.Participation | None = None,
     warm_start: Callable[[Config], Personalized] | None = None,
     weights: Literal["equal", "samples"] | Sequence[float] = "equal",
@@ -100,7 +100,7 @@ def server_app(
     check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
     check_count("clients", clients)
     check_rounds(rounds)
-    ways = ways_of(channel)
+    wire = checked_wire(channel)
     participants = EVERYBODY if participation is None else participation
     check_instance(
         "participation", participants, participations.Participation, "one of jaxfed.participation"
@@ -134,7 +134,7 @@ def server_app(
             everybody = clients if algorithm.needs_everybody else 1
             least = max(least or 1, everybody)
         settings = Settings(
-            algorithm, ways, _shared(warm_start, config), clients, rounds, seed, participants,
+            algorithm, wire, _shared(warm_start, config), clients, rounds, seed, participants,
             shares, tol, deadline, least, patience, Path(config.get("out", place)).absolute(),
         )  # fmt: skip
         Server(settings, Exchange(grid, message_of, packet_of)).solve()
@@ -146,7 +146,7 @@ def client_app(
     make_algorithm: Callable[[Config], Algorithm],
     make_data: Callable[[Config], Clients],
     *,
-    channel: channels.Channels = LOSSLESS,
+    channel: channels.Channel | Wire = LOSSLESS,
     warm_start: Callable[[Config], Personalized] | None = None,
     folder: str | Path | None = None,
 ) -> Any:
@@ -177,7 +177,7 @@ def client_app(
     check_callable("make_data", make_data, "a function of the node configuration")
     if warm_start is not None:
         check_callable("warm_start", warm_start, "a function of the node configuration or None")
-    ways = ways_of(channel)
+    wire = checked_wire(channel)
     place = None if folder is None else checked_path("folder", folder)
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
@@ -191,7 +191,7 @@ def client_app(
         algorithm = _algorithm(make_algorithm, json.loads(run_config))
         kept = place or Path(own.get("folder", Path.home() / ".jaxfed"))
         start = None if warm_start is None else warm_start(own)
-        return Node(int(own["partition-id"]), algorithm, make_data(own), ways, start, kept)
+        return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, kept)
 
     @app.train()
     @precise()

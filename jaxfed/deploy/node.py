@@ -34,6 +34,7 @@ from jaxfed.core.run.runner import programs
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.secure import adds_masks
+from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
@@ -60,7 +61,7 @@ class Node:
         client_id: int,
         algorithm: Algorithm,
         clients: Clients,
-        ways: channel.Ways,
+        wire: Wire,
         start: Personalized | None,
         folder: Path,
     ):
@@ -71,7 +72,7 @@ class Node:
         """
         if len(clients) != 1:
             raise ValueError(f"make_data: wanted Clients with one client, got {len(clients)}")
-        self.id, self.algorithm, self.ways = client_id, algorithm, ways
+        self.id, self.algorithm, self.wire = client_id, algorithm, wire
         self.data, self.weights = jax.tree.map(lambda x: x[0], clients.data), clients.weights
         self.start, self.folder = start, folder
 
@@ -103,7 +104,7 @@ class Node:
                 "data": told(data),
                 "samples": count,
                 "weights": self.weights.dtype.name,
-                "run": description(self.algorithm, self.ways, self.start),
+                "run": description(self.algorithm, self.wire, self.start),
                 "versions": versions(),
             }
         )
@@ -125,7 +126,7 @@ class _Joined:
             jax.tree.map(lambda x: x[None], data), jnp.zeros(1, jnp.int32), node.weights
         )
         self.programs = programs(**compiler_options(node.algorithm, whole))
-        self.server = problem_of_run(node.algorithm, node.ways, run, node.weights.dtype)
+        self.server = problem_of_run(node.algorithm, node.wire, run, node.weights.dtype)
         self.problem: Problem = self.server.for_client
         client_id = jnp.asarray(node.id, jnp.int32)
         prepare = self.programs(client.prepare, static_argnums=(3,))
@@ -182,7 +183,7 @@ class _Joined:
         problem = self._noisy(self.problem.first_uplink, _digest(asked.head, asked.body.hex()))
         broadcast = self._before_rounds(problem)
         first = self.programs(client.first_message)(problem, broadcast, self.member)
-        payload, _ = self._masked(self.node.ways.first_uplink, first.payload, asked)
+        payload, _ = self._masked(self.node.wire.first_up, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
         Store(self.folder / "first").save(0, {}, known)
         words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
@@ -211,7 +212,7 @@ class _Joined:
             "kind": "round", "id": self.node.id, "round": number,
             "broken": bool(message.not_finite),
         }  # fmt: skip
-        payload, hidden = self._masked(self.node.ways.uplink, message.payload, asked)
+        payload, hidden = self._masked(self.node.wire.up, message.payload, asked)
         parts = [channel.to_bytes(payload)]
         if not hidden:  # an objective may tell as much as a message
             parts.append(channel.to_bytes(message.diagnostics))

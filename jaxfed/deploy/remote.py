@@ -71,7 +71,7 @@ class Remote(FromHost):
             message = Message(like, jnp.asarray(False))
             messages = [message] * len(self.members)
         else:
-            way = self.settings.ways.first_uplink
+            way = self.settings.wire.first_up
             questions = {m.id: self._question(i, "first") for i, m in enumerate(self.members)}
             answers = self._answers(questions, way, like, "first messages", len(questions), 0)
             messages = [self._message(m.id, answers[m.id], like, None) for m in self.members]
@@ -99,7 +99,7 @@ class Remote(FromHost):
             )
         least = len(questions) if asked.at_least is None else asked.at_least
         answers = self._answers(
-            questions, asked.ways.uplink, shapes.up, f"round {number}",
+            questions, asked.wire.up, shapes.up, f"round {number}",
             min(least, len(questions)), number,
         )  # fmt: skip
         for client, answer in answers.items():
@@ -131,7 +131,7 @@ class Remote(FromHost):
 
     def closed(self, problem, before, closing):
         """With the downlink as clients decode it; what clients have not told is NaN, not zero."""
-        if self.settings.ways.uplink.private:
+        if self.settings.wire.up.private:
             record = closing.record
             hidden = {k for k in self.federation.shapes.diagnostics if not np.any(record[k])}
             record = record | {k: jnp.full_like(record[k], jnp.nan) for k in hidden}
@@ -229,12 +229,12 @@ class Remote(FromHost):
         """Who took part after all; None where that is who was asked."""
         asked, federation = self.settings, self.federation
         problem, lost = self.problem, not all(there)
-        if asked.deadline is None and not (adds_masks(asked.ways.uplink) and lost):
+        if asked.deadline is None and not (adds_masks(asked.wire.up) and lost):
             return None
         if asked.deadline is not None:
             problem = federation.heard_from(np.asarray(there))
         inclusion = self.call(server.inclusion_of, problem.for_server, state.round)
-        if adds_masks(asked.ways.uplink) and lost:
+        if adds_masks(asked.wire.up) and lost:
             weights = np.asarray(problem.clients.weights)[np.asarray(there)]
             factor = jnp.asarray(1 / sum(map(float, weights)))
             uplink = over_survivors(problem.uplink, factor, means_of(federation.shapes.uplink))

@@ -15,8 +15,8 @@ from jaxfed.core.common.checks import check_count, checked_key, refuse
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.store.checkpoint import digest_of
-from jaxfed.core.wire import channel
 from jaxfed.core.wire.secure import masks_apart
+from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shaped
 from jaxfed.deploy.wire import check_name, key_from_words, key_to_words
 
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 def problem_of_run(
     algorithm: Algorithm,
-    ways: channel.Ways,
+    wire: Wire,
     run: Run,
     dtype: Any,
     participants: participation.Participation | None = None,
@@ -66,15 +66,18 @@ def problem_of_run(
     clients = Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights)
     chosen = participation.everybody() if participants is None else participants
     # Here masks come from keys that clients agree on, not from the run's.
-    ways = channel.Ways(*map(masks_apart, ways))
-    return Problem(algorithm, clients, *ways, chosen, backend.separate(), run.key, run.size)
+    up, down, first_up, first_down = map(masks_apart, wire.channels)
+    return Problem(
+        algorithm, clients, up, down, first_up, first_down, chosen, backend.separate(), run.key,
+        run.size,
+    )  # fmt: skip
 
 
-def description(algorithm: Algorithm, ways: channel.Ways, start: PyTree) -> dict[str, str]:
+def description(algorithm: Algorithm, wire: Wire, start: PyTree) -> dict[str, str]:
     """What must be the same on all machines, by name, in a few words."""
     return {
         "algorithm": f"{_text(algorithm)} {digest_of(algorithm)}",
-        "channel": _text(tuple(ways)),
+        "channel": _text(wire.channels),
         "warm_start": "none" if start is None else digest_of(start.shared),
         "precision": "64 bits" if jax.config.read("jax_enable_x64") else "32 bits",
     }

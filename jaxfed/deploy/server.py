@@ -80,7 +80,7 @@ class Server:
         checked_dtype("weights", said["weights"])
         if said["samples"] is not None:
             check_count("samples", said["samples"])
-        for name, value in description(asked.algorithm, asked.ways, asked.start).items():
+        for name, value in description(asked.algorithm, asked.wire, asked.start).items():
             if said["run"][name] != value:
                 raise RefusedError(
                     f"{name}: wanted at client {client} the server's, {value}, got "
@@ -157,7 +157,7 @@ class Server:
 
     def _history(self, solution: Solution) -> dict[str, np.ndarray]:
         remote, history = self.remote, solution.history
-        if self.settings.ways.uplink.private:  # what clients have told in no round is no entry
+        if self.settings.wire.up.private:  # what clients have told in no round is no entry
             private = remote.federation.shapes.diagnostics
             history = {
                 name: values
@@ -170,7 +170,7 @@ class Server:
     def _description(self) -> dict[str, str]:
         """What must be the same when the run goes on."""
         asked = self.settings
-        return description(asked.algorithm, asked.ways, asked.start) | {
+        return description(asked.algorithm, asked.wire, asked.start) | {
             "participation": repr(asked.participants),
             "rounds": str(asked.rounds),
             "deadline": str(asked.deadline is not None),

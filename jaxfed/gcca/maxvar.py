@@ -63,7 +63,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         channel=jf.channel.difference(jf.channel.quantize(3))
 
     it is CuteMaxVar (Shrestha & Fu 2023), with 8 bits before the first round, where the paper has
-    32: `(wire, wire, jf.channel.lossless())`. A warm start (`jf.gcca.MVLSA`) saves many rounds.
+    32: `jf.Wire(coarse, coarse, jf.channel.lossless())`. A warm start (`jf.gcca.MVLSA`) saves many
+    rounds.
 
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.

@@ -96,7 +96,7 @@ class Training(Algorithm, DifferentiatedThrough):
         _check_parameters("warm_start", parameters_of(given))
 
     @final
-    def _check_loss(self, values: Array) -> None:
+    def _check_loss(self, values: Array | jax.ShapeDtypeStruct) -> None:
         shape = (1 if self.batch_size is None else self.batch_size, values.shape[-1])
         batch = jax.ShapeDtypeStruct(shape, at_least_single(values.dtype))
 

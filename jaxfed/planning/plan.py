@@ -20,6 +20,7 @@ from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.loop import Options, prepare
 from jaxfed.core.run.runner import programs, whole_run
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire.wire import Wire
 from jaxfed.planning.targets import GIB, Compiled, Target, compiled, target
 
 _SMALLEST = 64  # clients in a block, below which nothing is tried
@@ -122,7 +123,7 @@ def plan(
     topology: str,
     rounds: int = 100,
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
     participation: participation.Participation | None = None,
     backend: Backend | None = None,
     chunk_size: int | None = None,
@@ -235,7 +236,7 @@ def _filled(clients: Clients, count: int) -> Clients:
 
 def _attempt(
     place: Target, mapped: Backend, size: int | None, algorithm: Algorithm, clients: Clients,
-    rounds: int, warm_start: Any, channels: channel.Channels, participants: Any,
+    rounds: int, warm_start: Any, channels: channel.Channel | Wire, participants: Any,
 ) -> _Attempt:  # fmt: skip
     def made(algorithm, clients, key, warm_start):
         return problem_of(

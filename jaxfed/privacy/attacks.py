@@ -46,6 +46,7 @@ from jaxfed.core.common.checks import (
     refuse,
 )
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg import Moment
 from jaxfed.privacy.transcript import LOSSLESS, Transcript, check_client, record
 
@@ -221,7 +222,7 @@ def restart_attack(
     summed: bool = False,
     calibrated: bool = True,
     norm_factor: float | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
 ) -> float:
     r"""Error of the reconstruction from first rounds with starts chosen by the server.
 

@@ -19,6 +19,7 @@ from jaxfed.core.round.rounds import begin, one_round
 from jaxfed.core.round.whole import WHOLE, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire.wire import Wire
 
 LOSSLESS = channel.lossless()
 
@@ -51,7 +52,7 @@ def record(
     key: Key[Array, ""],
     client: int = 0,
     warm_start: Solution | Personalized | None = None,
-    channel: channel.Channels = LOSSLESS,
+    channel: channel.Channel | Wire = LOSSLESS,
 ) -> Transcript:
     """Run an algorithm and record the messages between the server and one client.
 

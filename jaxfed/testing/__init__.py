@@ -14,7 +14,8 @@ from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import check_factor, check_whole
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.wire.channel import Channels
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.testing import _case, _checks, _compare
 
 CHECKS = tuple(_checks.CHECKS)
@@ -45,7 +46,7 @@ def check_algorithm(
     wider: Algorithm | None = None,
     pad: Callable[[Clients], Clients] | None = None,
     deterministic: bool = False,
-    channels: Mapping[str, Channels] | None = None,
+    channels: Mapping[str, Channel | Wire] | None = None,
     backends: Mapping[str, Backend] | None = None,
     checks: Sequence[str] | None = None,
     rtol: float = 1e-6,

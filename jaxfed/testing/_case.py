@@ -23,7 +23,8 @@ from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.wire.channel import Channels
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.testing._compare import floating, same
 
 Essence = Callable[[Personalized], PyTree]
@@ -56,7 +57,7 @@ class Case:
     constraint: Callable[[Personalized], None] | None
     pad: Callable[[Clients], Clients] | None
     deterministic: bool
-    channels: Mapping[str, Channels] | None
+    channels: Mapping[str, Channel | Wire] | None
     backends: Mapping[str, Backend] | None
     rtol: float
     atol: float
@@ -153,15 +154,15 @@ def every_backend() -> dict[str, Backend]:
     }
 
 
-def every_channel(clients: int) -> dict[str, Channels]:
+def every_channel(clients: int) -> dict[str, Channel | Wire]:
     open_way = channel.lossless()
     return {
         "difference(quantize(3))": channel.difference(channel.quantize(3)),
         "error_feedback(quantize(4))": channel.error_feedback(channel.quantize(4)),
         "quantize(4), entropy-coded": channel.quantize(4, coding="entropy"),
         "top_k(0.5)": channel.top_k(0.5),
-        "gaussian": (channel.gaussian(1e3, 1e-6), open_way),
-        "secure_sum": (channel.secure_sum(clients, bits=24, bound=1e3), open_way),
+        "gaussian": Wire(channel.gaussian(1e3, 1e-6), open_way),
+        "secure_sum": Wire(channel.secure_sum(clients, bits=24, bound=1e3), open_way),
     }
 
 

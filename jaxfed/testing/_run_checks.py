@@ -23,7 +23,7 @@ from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.personalize import personalize
 from jaxfed.core.store.checkpoint import Checkpoint
-from jaxfed.core.wire.channel import ways
+from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.testing._case import (
     Case,
     Skipped,
@@ -123,7 +123,7 @@ def check_channels(case: Case) -> None:
             same(decoded, message, "a channel that loses nothing changes no bit", 0, 0)
             length(payload)
     if case.channels is None:
-        through = case.solve(channel=(exact, exact, exact))
+        through = case.solve(channel=Wire(exact, exact, exact))
         sentence = "a channel that loses nothing changes no number"
         case.same(case.says(through), case.says(case.solve()), sentence)
     known = every_channel(len(case.clients)) if case.channels is None else case.channels
@@ -136,7 +136,7 @@ def check_channels(case: Case) -> None:
                     f"a channel runs or is refused by a ValueError about it: {name} ended in "
                     f"{refusal}"
                 ) from refusal
-            if ways(given).uplink.private and is_linear((first, uplink)):
+            if checked_wire(given).up.private and is_linear((first, uplink)):
                 raise AssertionError(
                     f"messages that are sums and means can be hidden: {name} was refused: {refusal}"
                 ) from refusal

@@ -149,10 +149,8 @@ def large_image(value) -> bool:
 
 
 def channels(value) -> bool:
-    """One channel for all messages, or one for each way."""
-    if isinstance(value, tuple):
-        return len(value) in (2, 3) and all(isinstance(way, jf.channel.Channel) for way in value)
-    return isinstance(value, jf.channel.Channel)
+    """One channel for all messages, or a wire of several."""
+    return isinstance(value, jf.channel.Channel | jf.Wire)
 
 
 def keys(value) -> bool:

@@ -42,6 +42,7 @@ from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import Checkpoint, digest_of
 from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import Wire, checked_wire
 
 LOSSLESS, VMAP, EVERYBODY = channel.lossless(), vmap(), participation.everybody()
 UNROLLED = adjoint.unrolled()
@@ -53,7 +54,7 @@ def problem_of(
     rounds: int,
     key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None,
-    channels: channel.Channels,
+    channels: channel.Channel | Wire,
     participants: participation.Participation | None,
     mapped: backend.Backend,
 ) -> tuple[Problem, Personalized | None]:
@@ -78,7 +79,7 @@ def problem_of(
     if clients.blocks is None:
         check_ids(clients.ids)
     check_rounds(rounds)
-    ways, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    wire, participants, start = _surroundings(channels, participants, mapped, warm_start)
     _check_layout(clients, mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
@@ -91,7 +92,7 @@ def problem_of(
         raise refuse(
             "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
         )
-    problem = Problem(algorithm, clients, *ways, participants, mapped, key, len(clients))
+    problem = Problem(algorithm, clients, *wire.channels, participants, mapped, key, len(clients))
     if isinstance(warm_start, Solution):
         start = by_id(warm_start, problem)
     for leaf in jax.tree.leaves(None if start is None else start.local):
@@ -178,15 +179,15 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 
 def _surroundings(
     channels: Any, participants: Any, mapped: Any, warm_start: Any
-) -> tuple[channel.Ways, participation.Participation, Personalized | None]:
+) -> tuple[Wire, participation.Participation, Personalized | None]:
     """What is composed around an algorithm, whichever that and its clients are."""
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
-    ways = channel.ways(channels)
+    wire = checked_wire(channels)
     participants = EVERYBODY if participants is None else participants
     check_instance(
         "participation", participants, participation.Participation, "one of jaxfed.participation"
     )
-    return ways, participants, checked_start(warm_start)
+    return wire, participants, checked_start(warm_start)
 
 
 def checked_start(warm_start: object) -> Personalized | None:
@@ -232,8 +233,8 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
     number = problem.participation.number(len(clients))
     if problem.downlink.private:
         raise ValueError(
-            "channel: one that hides what clients send is for the uplink alone; wanted a pair "
-            "(uplink, downlink), such as (channel, lossless())"
+            "channel: one that hides what clients send is for the uplink alone; wanted another for "
+            "the downlink, such as jf.Wire(channel, lossless())"
         )
     if problem.first_uplink.cumulative:
         raise ValueError(

@@ -30,7 +30,8 @@ from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
 from jaxfed.core.run.streamed import Streamed
 from jaxfed.core.store.checkpoint import Checkpoint
-from jaxfed.core.wire.channel import Channels
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.precision import precise
 
 
@@ -43,7 +44,7 @@ def fit(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: Channels = LOSSLESS,
+    channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
     tol: float | None = None,
@@ -69,7 +70,7 @@ def fit(
         key: random key.
         warm_start: another algorithm's solution, whose clients are found by their ids (by position
             where these are traced), or just its `result`, by position, to start from.
-        channel: one channel for both ways, `(uplink, downlink)` or `(uplink, downlink, start)`.
+        channel: one channel for both ways, or a `jaxfed.Wire`.
         participation: who takes part in each round; everybody by default.
         backend: `auto`, `vmap`, `chunked`, `pmap`, `shard` or `separate`.
         tol: stop once the algorithm's stopping measure is at most this.

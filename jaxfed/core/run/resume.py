@@ -13,7 +13,8 @@ from jaxfed.core.run.callbacks import Best, Callback
 from jaxfed.core.run.host_loop import HostLoop, Progress, Requests, Saver, processes_of
 from jaxfed.core.run.runner import LocalRunner
 from jaxfed.core.store.checkpoint import Checkpoint, Identity, digest_of, fingerprint
-from jaxfed.core.wire.channel import Channels
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.wire import Wire
 
 
 @final
@@ -32,7 +33,7 @@ def begun_or_resumed(
     given: Problem,
     start: Personalized | None,
     requests: Requests,
-    channel: Channels,
+    channel: Channel | Wire,
     checkpoint: Checkpoint | None,
 ) -> HostLoop:
     """The loop of a run, at its beginning or where the checkpoint has left it.
@@ -82,7 +83,7 @@ def _identity(
     given: Problem,
     start: Personalized | None,
     requests: Requests,
-    channel: Channels,
+    channel: Channel | Wire,
 ) -> Identity:
     """What tells a run from another."""
     processes = processes_of(given)

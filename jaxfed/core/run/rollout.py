@@ -11,7 +11,8 @@ from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.arguments import LOSSLESS, UNROLLED, VMAP, check_loop, problem_of
 from jaxfed.core.run.loop import Metrics, Options
 from jaxfed.core.run.solution import Solution, with_earlier
-from jaxfed.core.wire.channel import Channels
+from jaxfed.core.wire.channel import Channel
+from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg.precision import precise
 
 
@@ -23,7 +24,7 @@ def rollout(
     rounds: int,
     key: Key[Array, ""],
     warm_start: Solution | Personalized | None = None,
-    channel: Channels = LOSSLESS,
+    channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
     tol: float | None = None,
@@ -40,9 +41,7 @@ def rollout(
         key: random key; each client's draws fold in its id and the round.
         warm_start: another algorithm's solution, whose clients are found by their ids (by position
             where these are traced), or just its `result`, by position, to start from.
-        channel: what messages go through: one channel for both ways, `(uplink, downlink)`, or
-            `(uplink, downlink, start)` with one for the exchange before the rounds; see
-            `jaxfed.channel.ways` for the start's default.
+        channel: what messages go through: one channel for both ways, or a `jaxfed.Wire`.
         participation: who takes part in each round; everybody by default.
         backend: how clients are mapped: `auto`, `vmap`, `chunked`, `pmap` or `shard`.
         tol: stop once the algorithm's stopping measure (by default the relative change of the

@@ -46,6 +46,7 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.checkpoint import digest_of
 from jaxfed.core.store.grid import Store
 from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import checked_wire
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -138,8 +139,8 @@ def sweep(
 
 def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
     """Refuse one-time channels where several runs have the same key, as far as keys are known."""
-    ways = channel.ways(arguments.get("channel", channel.lossless()))
-    if not any(way.one_time for way in ways):
+    wire = checked_wire(arguments.get("channel", channel.lossless()))
+    if not any(way.one_time for way in wire.channels):
         return
     if not isinstance(keys, Tracer):
         known = np.asarray(jax.random.key_data(keys)).reshape(keys.size, -1)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt16, UInt32
 
-from jaxfed.core.common.checks import shown
 from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.linalg.derivatives import with_rule
 
@@ -170,45 +169,6 @@ class _Lossless(Channel):
 def lossless() -> Channel:
     """The message itself, in its own precision; derivatives pass."""
     return _Lossless()
-
-
-Channels = Channel | tuple[Channel, Channel] | tuple[Channel, Channel, Channel]
-
-
-class Ways(NamedTuple):
-    """What messages go through: those of the rounds, and those of the exchange before them."""
-
-    uplink: Channel
-    downlink: Channel
-    first_uplink: Channel
-    first_downlink: Channel
-
-
-def ways(channel: Channels) -> Ways:
-    """Which message goes through what, from one channel, two or three.
-
-    One is for both ways, two are `(uplink, downlink)`. The exchange before the rounds then goes
-    through what these choose themselves: lossless for `lossless`, eight bits for compressors, the
-    same for channels that hide. A third is for that exchange, both ways; what goes down is never
-    hidden.
-
-    Raises:
-        ValueError: if it is none of these.
-    """
-    given = (channel, channel) if isinstance(channel, Channel) else channel
-    if (
-        not isinstance(given, tuple)
-        or len(given) not in (2, 3)
-        or not all(isinstance(way, Channel) for way in given)
-    ):
-        raise ValueError(
-            "channel: wanted a channel, a pair (uplink, downlink) or three of them (uplink, "
-            f"downlink, start), got {shown(channel)}"
-        )
-    up, down = given[:2]
-    if len(given) == 2:
-        return Ways(up, down, up.for_start(), down.for_start())
-    return Ways(up, down, given[2], down.for_start() if given[2].private else given[2])
 
 
 class Variable(eqx.Module):

@@ -1,0 +1,61 @@
+"""The wire of a run: which channel each kind of message goes through."""
+
+import equinox as eqx
+
+from jaxfed.core.common.checks import check_instance, refuse
+from jaxfed.core.wire.channel import Channel
+
+
+class Wire(eqx.Module):
+    """Which channel each kind of message goes through.
+
+    Attributes:
+        up: from the clients to the server in the rounds.
+        down: from the server to the clients in the rounds.
+        first_up: for the clients' first messages, before the rounds.
+        first_down: for the first broadcast, before the rounds.
+    """
+
+    up: Channel
+    down: Channel
+    first_up: Channel
+    first_down: Channel
+
+    def __init__(self, up: Channel, down: Channel, first: Channel | None = None):
+        """Set up the wire.
+
+        Args:
+            up: for uplinks.
+            down: for downlinks.
+            first: for the exchange before the rounds, both ways; broadcasts are never hidden, so
+                that a private one is for the first messages alone. By default `up` and `down`
+                choose: `lossless` stays lossless, compressors take eight bits an entry, and private
+                channels stay what they are.
+
+        Raises:
+            ValueError: if one of them is not a channel.
+        """
+        for name, given in (("up", up), ("down", down), ("first", first)):
+            if name != "first" or given is not None:
+                check_instance(name, given, Channel, "one of jaxfed.channel")
+        self.up, self.down = up, down
+        self.first_up = up.for_start() if first is None else first
+        self.first_down = down.for_start() if first is None or first.private else first
+
+    @property
+    def channels(self) -> tuple[Channel, Channel, Channel, Channel]:
+        """All four, in the order of the attributes."""
+        return self.up, self.down, self.first_up, self.first_down
+
+
+def checked_wire(channel: Channel | Wire) -> Wire:
+    """The wire that an argument `channel` stands for: one channel serves both ways.
+
+    Raises:
+        ValueError: if it is neither a channel nor a wire.
+    """
+    if isinstance(channel, Channel):
+        return Wire(channel, channel)
+    if not isinstance(channel, Wire):
+        raise refuse("channel", "a channel, or jf.Wire(up, down) of two", channel)
+    return channel
