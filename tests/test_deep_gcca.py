@@ -243,7 +243,7 @@ def test_quantized_rounds_are_the_reference_up_to_the_channel(key, x64):
             return np.sign(v) * np.round(7 * np.abs(v) / scale) * scale / 7
 
     differences = jf.channel.difference(jf.channel.quantize(levels=7, rounding="nearest"))
-    channel = differences, differences, LOSSLESS
+    channel = jf.Wire(differences, differences, LOSSLESS)
     solution = solve(deep(step_size=0.05), views(), key, start=start, channel=channel)
     wanted, *_, memories = reference.run(
         arrays(), nets, g, 4, epochs=3, step_size=0.05, compress=Rounded()

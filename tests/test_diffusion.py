@@ -243,7 +243,7 @@ def test_optimizers_are_made_once():
 
 @pytest.mark.slow
 def test_compressed_messages_lead_to_nearly_the_same(key, x64):
-    channel = jf.channel.error_feedback(jf.channel.quantize(6)), jf.channel.lossless()
+    channel = jf.Wire(jf.channel.error_feedback(jf.channel.quantize(6)), jf.channel.lossless())
     exactly, roughly = (solve(adept(), draw(), key, rounds=8, channel=c) for c in (None, channel))
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), exactly.result.shared, net())
     off = jax.tree.map(

@@ -11,12 +11,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from machines import secured
 from test_contract import draw_samples
 from test_flower import alone, same
 from test_readme import blocks
 
 import jaxfed as jf
+from bench.speed.machines import secured
 
 pytest.importorskip("flwr")
 from jaxfed.deploy.app import write_app

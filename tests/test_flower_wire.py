@@ -311,7 +311,7 @@ def modes(folder):
 def test_what_a_node_keeps_is_its_owners_alone(node, tmp_path, monkeypatch, there):
     before = os.umask(0o022)
     monkeypatch.setattr(exchange, "PAUSE", 0.0)
-    noise = jf.channel.gaussian(1e3, 1e-3), jf.channel.lossless()
+    noise = jf.Wire(jf.channel.gaussian(1e3, 1e-3), jf.channel.lossless())
     try:
         if there:
             (tmp_path / "nodes").mkdir(0o755)

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import accelerator_matrix as matrix
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
 
 QUICK = {"PerPCA", "SubspaceIteration", "FedAvg"}

@@ -2,12 +2,12 @@
 
 import re
 
-import accelerator_matrix as matrix
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxfed as jf
+from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
 
 
