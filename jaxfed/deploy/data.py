@@ -131,10 +131,10 @@ def _shown(words: Mapping[str, Any]) -> str:
 
 
 def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:
-    """Refuse shapes that one client's data do not get by padding.
+    """Check that one client's data can be padded to these shapes.
 
     Raises:
-        ValueError: as said above.
+        ValueError: if they cannot; the message has both shapes.
     """
     lengths = getattr(shaped(words), "lengths", ())
     own = getattr(data, "lengths", ())

@@ -151,10 +151,11 @@ class _Joined:
             place.mkdir(0o700, parents=True, exist_ok=True)
 
     def _check_size(self) -> None:
-        """Refuse shapes that are not those of its data, or that no memory here can hold.
+        """Check the shapes that the server announces before any memory is taken.
 
         Raises:
-            ValueError: as said above.
+            ValueError: if the client's data cannot be padded to them, or this machine's memory
+                cannot hold them.
         """
         node, run = self.node, self.run
         check_pads(node.data, run.like)

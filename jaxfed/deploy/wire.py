@@ -60,10 +60,10 @@ class Packet(NamedTuple):
 
 
 def check_name(argument: str, given: object) -> None:
-    """Refuse what is no name that becomes one of a file.
+    """Check a name from another machine that becomes the name of a file.
 
     Raises:
-        ValueError: as said above.
+        ValueError: if it is not 1 to 64 hexadecimal digits.
     """
     if not isinstance(given, str) or not re.fullmatch("[0-9a-f]{1,64}", given):
         raise refuse(argument, "1 to 64 hexadecimal digits", given)

@@ -146,7 +146,7 @@ def plan(
         warm_start: as of `fit`.
         channel: as of `fit`.
         participation: as of `fit`.
-        backend: how clients are mapped, if not as said above.
+        backend: how clients are mapped; None chooses as described above.
         chunk_size: clients in a block on each device, if it is not to be found.
 
     Returns:

@@ -119,7 +119,7 @@ def checked_array(array: ArrayLike, name: str, *, half: bool = False) -> Array:
 
 
 def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: str) -> None:
-    """Refuse tables that are no tables, are empty or do not go together.
+    """Check that tables have two axes, are not empty, and agree in type and in all but one axis.
 
     Args:
         name: of the argument that they are.
@@ -129,7 +129,7 @@ def check_tables(name: str, tables: Sequence[Any], owner: str, own: int, *axes: 
         axes: what both axes are, in the plural.
 
     Raises:
-        ValueError: as said above.
+        ValueError: for the first table that does not fit; the message names it.
     """
     same = axes[1 - own]
     for i, table in enumerate(tables):

@@ -34,10 +34,10 @@ from jaxfed._checks import shown as shown
 
 
 def check_optimizer(argument: str, given: object) -> None:
-    """Refuse what is no Optax optimizer.
+    """Check that a value is an Optax optimizer.
 
     Raises:
-        ValueError: as said above.
+        ValueError: if it is not.
     """
     check_instance(argument, given, optax.GradientTransformation, "an optax.GradientTransformation")
 

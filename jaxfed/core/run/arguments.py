@@ -288,10 +288,10 @@ def messages_of(
 
 
 def check_rounds(rounds: Any) -> None:
-    """Refuse what is no number of rounds.
+    """Check a number of rounds.
 
     Raises:
-        ValueError: as said above.
+        ValueError: if it is not a positive whole number.
     """
     if not is_whole(rounds) or not 0 < rounds <= LARGEST:
         raise refuse("rounds", f"a positive whole number of at most {LARGEST}", rounds)
