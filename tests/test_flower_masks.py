@@ -11,7 +11,6 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 from test_flower import Federation, check_equal
 
-from jaxfed.core.wire.secure import numbers_of
 from jaxfed.deploy import exchange, masked, masks, server
 from jaxfed.deploy.messages import message_of, packet_of
 
@@ -43,13 +42,13 @@ class Overheard(Federation):
 @pytest.fixture
 def unmasked(monkeypatch):
     """The payloads before the masks, by the clients' order of sending."""
-    seen, real = [], masked.with_numbers
+    seen, real = [], masked.NodeMasks.masked
 
-    def noted(channel, payload, numbers):
-        seen.append((numbers_of(channel, payload), jf.channel.to_bytes(payload)))
-        return real(channel, payload, numbers)
+    def noted(self, channel, payload, *shares):
+        seen.append((channel.numbers(payload), jf.channel.to_bytes(payload)))
+        return real(self, channel, payload, *shares)
 
-    monkeypatch.setattr(masked, "with_numbers", noted)
+    monkeypatch.setattr(masked.NodeMasks, "masked", noted)
     return seen
 
 

@@ -18,7 +18,7 @@ from jaxfed.core.run import apart, steps
 from jaxfed.core.run.loop import with_bits
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.wire import channel
-from jaxfed.core.wire.secure import adds_masks, numbers_of, with_numbers
+from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy.data import common, shaped
 from jaxfed.deploy.exchange import Exchange, RefusedError, reading
 from jaxfed.deploy.federation import Federation, Member, Settings, longer
@@ -182,14 +182,14 @@ class Server:
         least: int, number: int,
     ) -> dict[int, Packet]:  # fmt: skip
         """The answers; under masks, the sum of all as that of the first, the others' nothing."""
-        if not adds_masks(way):
+        if not isinstance(way, MaskedChannel):
             return self._ask(questions, group, least)
         places = {m.id: i for i, m in enumerate(self.members)}
         heard, total = masked_sum(
             self._ask,
             lambda client, *of, **words: self._question(places[client], *of, **words),
             questions,
-            lambda part: numbers_of(way, channel.from_bytes(part, like)),
+            lambda part: way.numbers(channel.from_bytes(part, like)),
             run=self.run.name, group=group, everybody=least == len(questions),
             threshold=max(self.federation.threshold, 0 if least == len(questions) else least),
         )  # fmt: skip
@@ -198,7 +198,7 @@ class Server:
         return {
             client: Packet(
                 words | {"broken": False},
-                [channel.to_bytes(with_numbers(way, _zeros(like), part))],
+                [channel.to_bytes(way.with_numbers(_zeros(like), part))],
             )
             for client, part in zip(heard, parts, strict=True)
         }
@@ -290,7 +290,7 @@ class Server:
         if asked.deadline is not None:
             problem = federation.heard_from(np.asarray([one is not None for one in said]))
             inclusion = federation.made.inclusion(apart.of_server(problem), self.state.round)
-        if adds_masks(asked.wire.up) and len(answers) < len(self.members):
+        if isinstance(asked.wire.up, MaskedChannel) and len(answers) < len(self.members):
             there = sum(float(problem.clients.weights[i]) for i, one in enumerate(said) if one)
             factor, means = jnp.asarray(1 / there), means_of(federation.shapes.uplink)
             problem = replace(problem, uplink=over_survivors(problem.uplink, factor, means))

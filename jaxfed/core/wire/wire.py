@@ -40,8 +40,7 @@ class Wire(eqx.Module):
                 check_instance(name, given, Channel, "one of jaxfed.channel")
         self.up, self.down = up, down
         self.first_up = up.for_start() if first is None else first
-        broadcast = first is not None and not first.private
-        self.first_down = first if broadcast else down.for_start()
+        self.first_down = down.for_start() if first is None or first.private else first
 
     @property
     def channels(self) -> tuple[Channel, Channel, Channel, Channel]:
