@@ -106,6 +106,15 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
     assert sent and all(plain in received for plain in sent)
 
 
+def test_every_weighted_part_is_a_mean_over_those_who_are_left():
+    x = np.ones(3, np.float32)
+    parts = [
+        jf.reduction.Mean(x), jf.reduction.Sum(x), jf.reduction.Symmetric({"a": x, "b": x}),
+        jf.reduction.Symmetric(x, weighted=False),
+    ]  # fmt: skip
+    assert masked.means_of(parts) == (True, False, True, True, False)
+
+
 def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monkeypatch):
     sums = []
     real = server.masked_sum
