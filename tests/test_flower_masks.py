@@ -11,7 +11,6 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 from test_flower import Federation, check_equal
 
-from jaxfed.core.wire.secure import numbers_of
 from jaxfed.deploy import exchange, masked, masks, remote
 from jaxfed.deploy.messages import message_of, packet_of
 
@@ -43,13 +42,13 @@ class Overheard(Federation):
 @pytest.fixture
 def unmasked(monkeypatch):
     """The payloads before the masks, by the clients' order of sending."""
-    seen, real = [], masked.with_numbers
+    seen, real = [], masked.NodeMasks.masked
 
-    def noted(channel, payload, numbers):
-        seen.append((numbers_of(channel, payload), jf.channel.to_bytes(payload)))
-        return real(channel, payload, numbers)
+    def noted(self, channel, payload, *shares):
+        seen.append((channel.numbers(payload), jf.channel.to_bytes(payload)))
+        return real(self, channel, payload, *shares)
 
-    monkeypatch.setattr(masked, "with_numbers", noted)
+    monkeypatch.setattr(masked.NodeMasks, "masked", noted)
     return seen
 
 
@@ -105,6 +104,15 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
     bare.run(1)
     received = b"".join(bare.grid.seen)
     assert sent and all(plain in received for plain in sent)
+
+
+def test_every_weighted_part_is_a_mean_over_those_who_are_left():
+    x = np.ones(3, np.float32)
+    parts = [
+        jf.reduction.Mean(x), jf.reduction.Sum(x), jf.reduction.Symmetric({"a": x, "b": x}),
+        jf.reduction.Symmetric(x, weighted=False),
+    ]  # fmt: skip
+    assert masked.means_of(parts) == (True, False, True, True, False)
 
 
 def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monkeypatch):

@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from jaxfed.core.common.files import replacing
-from jaxfed.core.contract.reduction import Mean, is_part
+from jaxfed.core.contract.reduction import is_part
 from jaxfed.core.wire.channel import Channel
-from jaxfed.core.wire.secure import numbers_of, with_numbers
+from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy import masks
 from jaxfed.deploy.exchange import RefusedError, reading
 from jaxfed.deploy.wire import Packet, check_name
@@ -85,7 +85,11 @@ class NodeMasks:
         return Packet({"kind": "shares", "id": self.client}, sealed)
 
     def masked(
-        self, channel: Channel, payload: PyTree, givers: Sequence[int], sealed: Sequence[bytes]
+        self,
+        channel: MaskedChannel,
+        payload: PyTree,
+        givers: Sequence[int],
+        sealed: Sequence[bytes],
     ) -> PyTree:
         """The payload under masks, with those who have given shares.
 
@@ -98,14 +102,14 @@ class NodeMasks:
                 f"got {len(givers)}"
             )
         self._keep(received={str(c): text.hex() for c, text in zip(givers, sealed, strict=True)})
-        numbers = numbers_of(channel, payload)
+        numbers = channel.numbers(payload)
         publics = {c: bytes.fromhex(self.known["publics"][str(c)][1]) for c in givers}
         keys, count = self._keys(), len(numbers)
         numbers = numbers + masks.own_mask(keys.seed, self.purpose, count)
         numbers = numbers + masks.pair_masks(
             self.client, keys.masking, publics, self.purpose, count
         )
-        return with_numbers(channel, payload, numbers)
+        return channel.with_numbers(payload, numbers)
 
     def unmask(self, asked: Packet) -> Packet:
         """Of each client one of its shares: of its own seed, or, of who dropped out, of its key.
@@ -295,4 +299,4 @@ def over_survivors(channel: Channel, factor: Float[Array, ""], means: tuple[bool
 def means_of(message: PyTree) -> tuple[bool, ...]:
     """For each array of a message whether it becomes a mean."""
     parts = jax.tree.leaves(message, is_leaf=is_part)
-    return tuple(isinstance(part, Mean) for part in parts for _ in jax.tree.leaves(part))
+    return tuple(part.is_mean for part in parts for _ in jax.tree.leaves(part))

@@ -33,7 +33,7 @@ from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.runner import programs
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.wire import channel
-from jaxfed.core.wire.secure import adds_masks
+from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
@@ -263,7 +263,7 @@ class _Joined:
 
     def _masked(self, way: channel.Channel, payload: PyTree, asked: Packet) -> tuple[PyTree, bool]:
         """What travels, and whether it is to hide something."""
-        if not adds_masks(way):
+        if not isinstance(way, MaskedChannel):
             return payload, way.private
         givers = asked.words["givers"]
         sealed = asked.parts[-len(givers) :]

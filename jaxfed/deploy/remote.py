@@ -17,7 +17,7 @@ from jaxfed.core.round.rounds import Collected, Turnout
 from jaxfed.core.run.runner import FromHost
 from jaxfed.core.run.separate import in_rows, received, received_first
 from jaxfed.core.wire import channel
-from jaxfed.core.wire.secure import adds_masks, numbers_of, with_numbers
+from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy.data import common
 from jaxfed.deploy.exchange import Exchange, RefusedError, reading
 from jaxfed.deploy.federation import Federation, Member, Settings, longer
@@ -229,12 +229,12 @@ class Remote(FromHost):
         """Who took part after all; None where that is who was asked."""
         asked, federation = self.settings, self.federation
         problem, lost = self.problem, not all(there)
-        if asked.deadline is None and not (adds_masks(asked.wire.up) and lost):
+        if asked.deadline is None and not (isinstance(asked.wire.up, MaskedChannel) and lost):
             return None
         if asked.deadline is not None:
             problem = federation.heard_from(np.asarray(there))
         inclusion = self.call(server.inclusion_of, problem.for_server, state.round)
-        if adds_masks(asked.wire.up) and lost:
+        if isinstance(asked.wire.up, MaskedChannel) and lost:
             weights = np.asarray(problem.clients.weights)[np.asarray(there)]
             factor = jnp.asarray(1 / sum(map(float, weights)))
             uplink = over_survivors(problem.uplink, factor, means_of(federation.shapes.uplink))
@@ -275,14 +275,14 @@ class Remote(FromHost):
         least: int, number: int,
     ) -> dict[int, Packet]:  # fmt: skip
         """The answers; under masks, the sum of all as that of the first, the others' nothing."""
-        if not adds_masks(way):
+        if not isinstance(way, MaskedChannel):
             return self._ask(questions, group, least)
         places = {m.id: i for i, m in enumerate(self.members)}
         heard, total = masked_sum(
             self._ask,
             lambda client, *of, **words: self._question(places[client], *of, **words),
             questions,
-            lambda part: numbers_of(way, channel.from_bytes(part, like)),
+            lambda part: way.numbers(channel.from_bytes(part, like)),
             run=self.federation.run.name, group=group, everybody=least == len(questions),
             threshold=max(self.federation.threshold, 0 if least == len(questions) else least),
         )  # fmt: skip
@@ -291,7 +291,7 @@ class Remote(FromHost):
         return {
             client: Packet(
                 words | {"broken": False},
-                [channel.to_bytes(with_numbers(way, _zeros(like), part))],
+                [channel.to_bytes(way.with_numbers(_zeros(like), part))],
             )
             for client, part in zip(heard, parts, strict=True)
         }

@@ -15,7 +15,7 @@ from jaxfed.core.common.checks import check_count, checked_key, refuse
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.store.checkpoint import digest_of
-from jaxfed.core.wire.secure import masks_apart
+from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shaped
 from jaxfed.deploy.wire import check_name, key_from_words, key_to_words
@@ -66,7 +66,7 @@ def problem_of_run(
     clients = Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights)
     chosen = participation.everybody() if participants is None else participants
     # Here masks come from keys that clients agree on, not from the run's.
-    up, down, first_up, first_down = map(masks_apart, wire.channels)
+    up, down, first_up, first_down = map(without_masks, wire.channels)
     return Problem(
         algorithm, clients, up, down, first_up, first_down, chosen, backend.separate(), run.key,
         run.size,

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, PyTree
 from jaxfed.core.backends.backend import Backend, Work
 from jaxfed.core.common.buckets import split, unlike
 from jaxfed.core.common.checks import check_whole
-from jaxfed.core.contract.reduction import Reduction, additive, combined, each
+from jaxfed.core.contract.reduction import Reduction, combined, each, to_combine
 from jaxfed.linalg.platforms import per_platform
 
 
@@ -75,7 +75,7 @@ def _in_turn(
     sent, kept = zip(*map(function, parts), strict=True)
     if len(sent) == 1:
         return sent[0], kept
-    sent = tuple(map(additive, sent))
+    sent = tuple(map(to_combine, sent))
     if any(_described(each) != _described(sent[0]) for each in sent):
         raise unlike("sent")
     return reduce(combined, sent), kept
@@ -106,7 +106,7 @@ class _Chunked(_HereAlone):
         size = _block(clients, self.size)
         own = jax.tree.map(_dense, own)
         one = jax.tree.map(lambda x: x[:1], own)
-        sent = jax.eval_shape(lambda *given: additive(_at_once(work, *given)[0]), shared, one)
+        sent = jax.eval_shape(lambda *given: to_combine(_at_once(work, *given)[0]), shared, one)
 
         @partial(
             jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*self.remembered)

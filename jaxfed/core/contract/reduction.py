@@ -1,12 +1,12 @@
-"""How the parts of all clients' messages become one: means, sums, maxima, mean products, gathers.
+"""How the clients' messages are reduced: to means, sums, maxima and mean products, or gathered.
 
-A message says it where it is made: a part of it is wrapped in one of these classes, and a bare
-array is a mean. The server gets the same structure, reduced.
+An algorithm wraps each part of its message in one of these classes; a bare array is a mean. The
+server gets the same structure, reduced.
 """
 
 import abc
 from collections.abc import Callable
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import equinox as eqx
 import jax
@@ -15,17 +15,35 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 
 class Part(eqx.Module):
-    """A part of a message, with what is to become of it."""
+    """A part of a message that says how the parts of all clients are put together.
+
+    One that is no `Reduction` is gathered: the server gets every client's contribution, along a new
+    leading axis.
+    """
 
     value: eqx.AbstractVar[PyTree]
+
+    linear: ClassVar[bool] = False
+    """Whether the result is the sum of the contributions, linear in each of them.
+
+    Only such parts can be hidden under masks, or sent as differences.
+    """
 
     @abc.abstractmethod
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """ONE client's share of the result; `weight` is 0 for an absent client."""
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether contributions are scaled by the clients' weights; no by default."""
+        return False
+
 
 class Reduction(Part):
-    """A part that is reduced over clients: a commutative monoid of partial results."""
+    """A part that is reduced over clients: a commutative monoid of partial results.
+
+    A subclass outside of this library has the same rights as those within.
+    """
 
     @abc.abstractmethod
     def over_clients(self) -> Self:
@@ -42,7 +60,15 @@ class Reduction(Part):
     @staticmethod
     @abc.abstractmethod
     def over_devices(parts: list["Reduction"], axis: str) -> list["Reduction"]:
-        """The results of all devices' partial results along a mapped axis, at one go."""
+        """The results of all devices' partial results along a mapped axis, in one step."""
+
+    def to_combine(self) -> "Reduction":
+        """This partial result in the form that `combined` and `over_devices` take.
+
+        Itself by default; a reduction whose partial results have a cheaper form as long as there is
+        nothing to combine them with returns the other one here.
+        """
+        return self
 
 
 class Additive(Reduction):
@@ -71,6 +97,13 @@ class Mean(Additive):
 
     value: PyTree
 
+    linear = True
+
+    @property
+    def is_mean(self) -> bool:
+        """Always."""
+        return True
+
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted part, or zero from an absent client, whatever it made."""
         return jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(weight, x), 0), self)
@@ -85,6 +118,8 @@ class Sum(Additive):
     """The plain sum over the clients that take part, whatever their weights."""
 
     value: PyTree
+
+    linear = True
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The part, or zero from an absent client."""
@@ -108,6 +143,11 @@ class Gram(Additive):
     weighted: bool = eqx.field(static=True, default=True)
     thin: bool = eqx.field(static=True, default=False)
 
+    @property
+    def is_mean(self) -> bool:
+        """If it is weighted."""
+        return self.weighted
+
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The factor, scaled by the root of its weight, or zero from an absent client."""
         present = weight > 0
@@ -118,10 +158,13 @@ class Gram(Additive):
         """The sum of the products, as one product of all factors side by side, or these."""
         factor = jax.tree.map(_side_by_side, self)
         few = all(2 * x.shape[1] <= x.shape[0] for x in jax.tree.leaves(factor))
-        return factor if self.thin and few else factor.product()
+        return factor if self.thin and few else factor._product()
 
-    def product(self) -> "Gram":
-        """The sum of the products, from a factor of it."""
+    def to_combine(self) -> "Gram":
+        """The sum of the products: factors do not add up."""
+        return self._product() if self.thin else self
+
+    def _product(self) -> "Gram":
         return Gram(jax.tree.map(_gram, self.value), self.weighted)
 
 
@@ -135,6 +178,13 @@ class Symmetric(Additive):
 
     value: PyTree  # vectors of d (d + 1) / 2 numbers, row by row
     weighted: bool = eqx.field(static=True, default=True)
+
+    linear = True
+
+    @property
+    def is_mean(self) -> bool:
+        """If it is weighted."""
+        return self.weighted
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted triangle, or zero from an absent client."""
@@ -212,19 +262,21 @@ def contributions(message: PyTree, weight: Float[Array, ""]) -> PyTree[Part]:
 def is_linear(message: PyTree) -> bool:
     """Whether all of a message is reduced by sums and means of what is sent."""
     parts = jax.tree.leaves(wrapped(message), is_leaf=is_part)
-    return all(isinstance(part, Mean | Sum | Symmetric) for part in parts)
+    return all(part.linear for part in parts)
 
 
-def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Gather]]:
+def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Part]]:
     """What is reduced and what is gathered, each with None in the other's places."""
 
-    def chosen(kind: type[Part]) -> PyTree:
-        return jax.tree.map(lambda x: x if isinstance(x, kind) else None, parts, is_leaf=is_part)
+    def chosen(reduced: bool) -> PyTree:
+        return jax.tree.map(
+            lambda x: x if isinstance(x, Reduction) is reduced else None, parts, is_leaf=is_part
+        )
 
-    return chosen(Reduction), chosen(Gather)
+    return chosen(True), chosen(False)
 
 
-def joined(reduced: PyTree[Reduction], gathered: PyTree[Gather]) -> PyTree[Part]:
+def joined(reduced: PyTree[Reduction], gathered: PyTree[Part]) -> PyTree[Part]:
     """The whole again; inverse of `separated`."""
     return jax.tree.map(
         lambda a, b: b if a is None else a,
@@ -240,17 +292,17 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
 
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
     """Two partial results of one message."""
-    return each(lambda a, b: a.combined(b), additive(total), additive(part))
+    return each(lambda a, b: a.combined(b), to_combine(total), to_combine(part))
 
 
-def additive(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Partial results that can be combined: products where there are factors of them."""
-    return each(lambda x: x.product() if isinstance(x, Gram) and x.thin else x, parts)
+def to_combine(parts: PyTree[Reduction]) -> PyTree[Reduction]:
+    """Partial results in the form that can be combined."""
+    return each(lambda x: x.to_combine(), parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
     """The results of all devices' partial results; parts of one kind travel together."""
-    leaves, structure = jax.tree.flatten(additive(parts), is_leaf=is_part)
+    leaves, structure = jax.tree.flatten(to_combine(parts), is_leaf=is_part)
     for rule in dict.fromkeys(type(part).over_devices for part in leaves):
         places = [i for i, part in enumerate(leaves) if type(part).over_devices is rule]
         for i, result in zip(places, rule([leaves[i] for i in places], axis), strict=True):

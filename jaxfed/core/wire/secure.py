@@ -1,6 +1,10 @@
-"""Secure aggregation: messages under masks that only cancel in the sum over all clients."""
+"""Secure aggregation: the server learns the sum of the clients' messages and nothing else.
 
-import itertools
+A client's part of the sum goes through three steps: it is rounded to whole numbers, its masks are
+added modulo a power of two, and the lowest bits are packed. The server adds what it gets, in which
+the masks cancel, and turns the sum back into floating-point numbers.
+"""
+
 from dataclasses import replace
 from typing import final
 
@@ -9,35 +13,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, Key, PyTree, UInt8, UInt32
+from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 
 from jaxfed.core.common.checks import check_count, check_number, is_whole, refuse
 from jaxfed.core.contract.reduction import Additive, each, is_linear, wrapped
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
+from jaxfed.core.wire.masks import MaskedChannel, pairwise_mask
 from jaxfed.core.wire.noise import refuse_whole_numbers
 from jaxfed.core.wire.packing import pack_wide, unpack_wide
 from jaxfed.core.wire.quantization import chances
 
 
-class _Masked(eqx.Module):
-    """One array's payload; shape and type are known to both ends."""
+class _Packed(eqx.Module):
+    """The payload of one array, whose shape and type both ends know."""
 
     packed: UInt8[Array, " bytes"]
     shape: tuple[int, ...] = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
 
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
 
 class _Residues(eqx.Module):
-    """Whole numbers of which only the remainders modulo a power of two count."""
+    """One array as whole numbers, or a sum of them, of which the lowest bits count."""
 
     values: Array
-    exact: Array | None  # what they stand for: only its derivative is used
+    exact: Array | None  # the array itself, for its derivative alone
     dtype: np.dtype = eqx.field(static=True)
 
 
 @final
-class _Everyone(Additive):
-    """The sum of what all clients send: whoever was left out would take its masks along."""
+class _SumOfAll(Additive):
+    """The sum over every client, absent or not: one left out would take its masks along."""
 
     value: PyTree
 
@@ -49,13 +58,14 @@ class _Everyone(Additive):
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), self)
 
 
-class _SecureSum(Channel):
+@final
+class _SecureSum(MaskedChannel):
     inner: Channel
     clients: int = eqx.field(static=True)
     bits: int = eqx.field(static=True)
     bound: float = eqx.field(static=True)
     neighbours: int | None = eqx.field(static=True)
-    place: Context | None = None  # of one client
+    context: Context | None = None  # None until the channel is bound to a client
     masked: bool = eqx.field(static=True, default=True)
 
     private = True
@@ -63,7 +73,7 @@ class _SecureSum(Channel):
 
     @property
     def levels(self) -> int:
-        """The largest whole number of one client: that many of them do not overflow the sum."""
+        """The largest number of one client: the sum over all of them does not overflow."""
         return (2 ** (self.bits - 1) - 1) // self.clients
 
     def check(self, clients, participants, message):
@@ -87,76 +97,95 @@ class _SecureSum(Channel):
         return self.inner.noise()
 
     def bind(self, context):
-        return replace(self, inner=self.inner.bind(context), place=context)
+        return replace(self, inner=self.inner.bind(context), context=context)
 
     def memory(self, message):
         return self.inner.memory(message)
 
     def encode(self, key, message, memory):
         refuse_whole_numbers(message)
-        assert self.place is not None
-        place = self.place
-        inner_key, key = jax.random.split(key)
-        payload, inner = self.inner.encode(inner_key, message, memory)
-        secret = jax.random.bits(place.secret, (2,), jnp.uint32)
-        pairs = jax.random.wrap_key_data(secret, impl="threefry2x32")
-        pairs = jax.random.fold_in(pairs, place.round)
-        numbers = itertools.count()
-
-        def masked(term):
-            i = next(numbers)
-            number = self._rounded(jax.random.fold_in(key, i), lax.stop_gradient(term))
-            if self.masked:
-                number += self._mask(jax.random.fold_in(pairs, i), place.position, term.size)
-            # Who only fills up a device sends nothing, and nobody has a mask against it.
-            number = jnp.where(place.position < self.clients, number, 0)
-            return _Masked(pack_wide(number, self.bits), term.shape, np.dtype(term.dtype))
-
-        shares = self._shares(self.inner.decode(payload))
-        return jax.tree.map(masked, shares), inner
+        inner_key, rounding_key = jax.random.split(key)
+        payload, memory = self.inner.encode(inner_key, message, memory)
+        arrays, structure = jax.tree.flatten(self._shares(self.inner.decode(payload)))
+        mask_key = self._mask_key()
+        packed = [
+            self._pack(x, jax.random.fold_in(rounding_key, i), jax.random.fold_in(mask_key, i))
+            for i, x in enumerate(arrays)
+        ]
+        return jax.tree.unflatten(structure, packed), memory
 
     def decode(self, payload):
-        def residues(x):
-            values = unpack_wide(x.packed, int(np.prod(x.shape)), self.bits)
-            return _Residues(values.reshape(x.shape), None, x.dtype)
+        def unpack(x):
+            numbers = unpack_wide(x.packed, x.size, self.bits)
+            return _Residues(numbers.reshape(x.shape), None, x.dtype)
 
-        return jax.tree.map(residues, payload, is_leaf=_is(_Masked))
+        return jax.tree.map(unpack, payload, is_leaf=_is_packed)
 
     def differentiable(self, decoded, message, memory):
         # Any draw will do: noise is added, and has no derivative.
         payload, _ = self.inner.encode(jax.random.key(0), message, memory)
         exact = self._shares(self.inner.differentiable(self.inner.decode(payload), message, memory))
-        return jax.tree.map(
-            lambda x, e: replace(x, exact=jnp.clip(e, -self.bound, self.bound)),
-            decoded, exact,
-            is_leaf=_is(_Residues),
-        )  # fmt: skip
+
+        def with_exact(residues, array):
+            return replace(residues, exact=jnp.clip(array, -self.bound, self.bound))
+
+        return jax.tree.map(with_exact, decoded, exact, is_leaf=_is_residues)
 
     def receive(self, decoded, last):
-        unit = self.bound / self.levels
+        arrays = jax.tree.map(self._to_array, decoded, is_leaf=_is_residues)
+        return self.inner.receive(arrays, last)
 
-        def told(x):
-            # Remainders above the half stand for negative numbers; x.values may be of 64 bits.
-            left = 32 - self.bits
-            top = x.values.astype(jnp.uint32) << left
-            signed = lax.bitcast_convert_type(top, jnp.int32) >> left
-            wide = jnp.promote_types(x.dtype, jnp.float32)
-            value = (signed.astype(wide) * jnp.asarray(unit, wide)).astype(x.dtype)
-            return value if x.exact is None else straight_through(value, x.exact)
+    # --- for masks that are added elsewhere -----------------------------------------------------
 
-        return self.inner.receive(jax.tree.map(told, decoded, is_leaf=_is(_Residues)), last)
+    def unmasked(self):
+        return replace(self, masked=False)
+
+    def numbers(self, payload):
+        parts = jax.tree.leaves(payload, is_leaf=_is_packed)
+        found = [unpack_wide(jnp.asarray(x.packed), x.size, self.bits) for x in parts]
+        return np.concatenate([np.asarray(x, np.uint32) for x in found])
+
+    def with_numbers(self, payload, numbers):
+        parts, structure = jax.tree.flatten(payload, is_leaf=_is_packed)
+        ends = np.cumsum([part.size for part in parts])
+        new = [
+            replace(part, packed=pack_wide(jnp.asarray(own), self.bits))
+            for part, own in zip(parts, np.split(numbers, ends[:-1]), strict=True)
+        ]
+        return jax.tree.unflatten(structure, new)
+
+    # --- the steps ------------------------------------------------------------------------------
 
     def _shares(self, message: PyTree) -> PyTree:
-        """A client's part of the sum."""
-        assert self.place is not None
-        weight = self.place.weight
-        # As everywhere, who has no weight adds nothing, whatever it made.
-        return each(lambda part: _Everyone(part.contribution(weight).value), wrapped(message))
+        """This client's part of the sum; zeros from a client without weight, whatever it made."""
+        weight = self._bound().weight
+        return each(lambda part: _SumOfAll(part.contribution(weight).value), wrapped(message))
 
-    def _rounded(self, key: Key[Array, ""], term: Array) -> UInt32[Array, " n"]:
-        """A client's part of the sum in whole numbers up to `levels`, unbiased."""
+    def _mask_key(self) -> Key[Array, ""]:
+        """What the clients, and not the server, know of the masks of this round."""
+        context = self._bound()
+        words = jax.random.bits(context.secret, (2,), jnp.uint32)
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return jax.random.fold_in(key, context.round)
+
+    def _pack(
+        self, array: Array, rounding_key: Key[Array, ""], mask_key: Key[Array, ""]
+    ) -> _Packed:
+        position = self._bound().position
+        numbers = self._to_whole(rounding_key, lax.stop_gradient(array))
+        if self.masked:
+            numbers += pairwise_mask(
+                mask_key, position, array.size, clients=self.clients,
+                reach=(self.neighbours or self.clients) // 2,
+            )  # fmt: skip
+        # A client that only fills up a device sends nothing, and no other has a mask against it.
+        numbers = jnp.where(position < self.clients, numbers, 0)
+        return _Packed(pack_wide(numbers, self.bits), array.shape, np.dtype(array.dtype))
+
+    def _to_whole(self, key: Key[Array, ""], array: Array) -> UInt32[Array, " n"]:
+        """Whole numbers of at most `levels`, rounded at random, without bias."""
         # In half precision there are fewer numbers than levels.
-        flat = term.reshape(-1).astype(jnp.promote_types(term.dtype, jnp.float32))
+        flat = array.reshape(-1).astype(jnp.promote_types(array.dtype, jnp.float32))
         flat = jnp.clip(flat, -self.bound, self.bound)
         scaled = flat * jnp.asarray(self.levels / self.bound, flat.dtype)
         number = jnp.floor(scaled + chances(key, flat.size)).astype(jnp.int32)
@@ -164,63 +193,28 @@ class _SecureSum(Channel):
         number = jnp.clip(number, -self.levels, self.levels)
         return lax.bitcast_convert_type(number, jnp.uint32)
 
-    def _mask(
-        self, key: Key[Array, ""], position: Int[Array, ""], size: int
-    ) -> UInt32[Array, " n"]:
-        """The sum of this client's masks: what it adds, its partner subtracts."""
-        reach = (self.neighbours or self.clients) // 2
+    def _to_array(self, residues: _Residues) -> Array:
+        """What a sum of whole numbers stands for."""
+        # Remainders above the half stand for negative numbers; the values may be of 64 bits.
+        left = 32 - self.bits
+        top = residues.values.astype(jnp.uint32) << left
+        signed = lax.bitcast_convert_type(top, jnp.int32) >> left
+        wide = jnp.promote_types(residues.dtype, jnp.float32)
+        unit = jnp.asarray(self.bound / self.levels, wide)
+        value = (signed.astype(wide) * unit).astype(residues.dtype)
+        return value if residues.exact is None else straight_through(value, residues.exact)
 
-        def pair(first, second):
-            own = jax.random.fold_in(jax.random.fold_in(key, first), second)
-            return jax.random.bits(own, (size,), jnp.uint32)
-
-        def step(mask, distance):
-            after = (position + distance) % self.clients
-            before = (position - distance) % self.clients
-            return mask + pair(position, after) - pair(before, position), None
-
-        return lax.scan(step, jnp.zeros(size, jnp.uint32), jnp.arange(1, reach + 1))[0]
+    def _bound(self) -> Context:
+        assert self.context is not None
+        return self.context
 
 
-def _is(kind: type):
-    return lambda x: isinstance(x, kind)
+def _is_packed(node: object) -> bool:
+    return isinstance(node, _Packed)
 
 
-def masks_apart(channel: Channel) -> Channel:
-    """The channel without its masks, for who adds masks of another origin to its payloads."""
-    return replace(channel, masked=False) if isinstance(channel, _SecureSum) else channel
-
-
-def adds_masks(channel: Channel) -> bool:
-    """Whether a channel hides messages under masks that cancel in a sum."""
-    return isinstance(channel, _SecureSum)
-
-
-def numbers_of(channel: Channel, payload: PyTree) -> UInt32[np.ndarray, " n"]:
-    """All numbers of a payload, which add up modulo 2^32."""
-    assert isinstance(channel, _SecureSum)
-    parts = jax.tree.leaves(payload, is_leaf=_is(_Masked))
-    sizes = [int(np.prod(x.shape)) for x in parts]
-    found = [
-        unpack_wide(jnp.asarray(x.packed), n, channel.bits)
-        for x, n in zip(parts, sizes, strict=True)
-    ]
-    return np.concatenate([np.asarray(x, np.uint32) for x in found])
-
-
-def with_numbers(channel: Channel, payload: PyTree, numbers: UInt32[np.ndarray, " n"]) -> PyTree:
-    """A payload like this one with other numbers; inverse of `numbers_of`."""
-    assert isinstance(channel, _SecureSum)
-    place = 0
-
-    def one(x):
-        nonlocal place
-        count = int(np.prod(x.shape))
-        own = jnp.asarray(numbers[place : place + count])
-        place += count
-        return replace(x, packed=pack_wide(own, channel.bits))
-
-    return jax.tree.map(one, payload, is_leaf=_is(_Masked))
+def _is_residues(node: object) -> bool:
+    return isinstance(node, _Residues)
 
 
 def secure_sum(
@@ -231,7 +225,7 @@ def secure_sum(
     neighbours: int | None = None,
     inner: Channel | None = None,
 ) -> Channel:
-    r"""Pairwise masks: the server can tell the sum of all messages, and nothing else.
+    r"""Pairwise masks: the server learns the sum of all messages and nothing else.
 
     A client's part of the aggregate, its message times its share of a mean or once for a sum, is
     rounded at random, without bias, to multiples of \(B / L\), and becomes a whole number modulo
@@ -240,19 +234,19 @@ def secure_sum(
     in the sum all masks cancel exactly, whatever the backend. With
     \(L = \lfloor (2^{b-1} - 1) / m \rfloor\) for m clients no sum overflows.
 
-    An uplink only, for sums and means. All clients must take part in every round: who drops out
-    takes its masks along. What clients send before the rounds goes through the same channel, unless
-    the start has one of its own; algorithms whose first messages are no sums or means want that, or
-    a warm start. Derivatives are straight through, those of the exact sum of the clipped parts. A
-    message that is not finite ends the run and is not hidden in the sum. The history's diagnostics
-    are the experimenter's; no server has them.
+    For uplinks of sums and means alone. All clients must take part in every round: one that drops
+    out takes its masks along. First messages, before the rounds, go through the same channel unless
+    `jaxfed.Wire` has another for them; an algorithm whose first messages are no sums or means needs
+    that, or a warm start. Derivatives are straight through: those of the exact sum of the clipped
+    parts. A message that is not finite ends the run and is not hidden in the sum. The diagnostics
+    in the history are for the person who runs the experiment; the server of a deployment has none.
 
-    The run's key is the whole secrecy of the masks. All pairs' seeds come from it, so that whoever
-    knows it, here any one client, can unmask all; and masks that are used twice cancel in the
+    The masks are only as secret as the run's key. All pairs' seeds come from it, so that anybody
+    who knows it, here every client, can remove all masks. Masks that are used twice cancel in the
     difference of two messages, so that each run needs a key of its own (`jaxfed.sweep` refuses to
-    share one). JAX's generator is one for simulations. On separate machines (`jaxfed.deploy`) the
-    seeds come from a key agreement between each two clients and masks from a generator for
-    cryptography, all clients are partners, and some may drop out.
+    share one). JAX's random numbers are made for simulations. On separate machines
+    (`jaxfed.deploy`) the seeds come from a key agreement between each two clients and the masks
+    from a cryptographic generator, all clients are partners, and some may drop out.
 
     Args:
         clients: m, how many there are.
@@ -260,10 +254,10 @@ def secure_sum(
         bound: B, the largest magnitude of an entry of a client's part of the aggregate, known to
             all; entries beyond are clipped. For a mean over m clients of equal weights, that is a
             bound on the messages over m.
-        neighbours: how many partners a client has, an even number; the clients stand in a ring,
-            half the partners on either side. Each costs as many random numbers as a message has
-            entries. All others by default. A client's message is safe as long as one of its
-            partners does not collude with the server.
+        neighbours: how many partners a client has, an even number, half of them on either side in
+            a ring of all clients; by default all others. Each costs as many random numbers as a
+            message has entries. A client's message is safe as long as one of its partners does
+            not collude with the server.
         inner: what a message goes through before it is masked, such as `gaussian(...,
             clients=clients)`; nothing by default.
 
@@ -294,6 +288,6 @@ def secure_sum(
         raise refuse("neighbours", f"an even number of at least 2 and below {clients}", neighbours)
     neighbours = None if neighbours is None else int(neighbours)
     inner = lossless() if inner is None else inner
-    if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, _SecureSum):
+    if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, MaskedChannel):
         raise refuse("inner", "a channel without memory at both ends, such as gaussian", inner)
     return _SecureSum(inner, clients, bits, float(bound), neighbours)

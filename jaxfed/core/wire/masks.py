@@ -1,0 +1,66 @@
+"""Pairwise masks, which cancel in the sum over all clients, and channels that use them."""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, Key, PyTree, UInt32
+
+from jaxfed.core.wire.channel import Channel
+
+
+class MaskedChannel(Channel):
+    """A channel that hides messages under masks which cancel in their sum.
+
+    Its payloads are whole numbers that are summed modulo 2^32. Within one program the channel adds
+    the masks itself. On separate machines it does not: there `jaxfed.deploy` takes the channel
+    without masks, reads the numbers of a payload, and adds masks from a key agreement.
+    """
+
+    @abc.abstractmethod
+    def unmasked(self) -> Channel:
+        """The same channel, which adds no masks."""
+
+    @abc.abstractmethod
+    def numbers(self, payload: PyTree) -> UInt32[np.ndarray, " n"]:
+        """All numbers of a payload."""
+
+    @abc.abstractmethod
+    def with_numbers(self, payload: PyTree, numbers: UInt32[np.ndarray, " n"]) -> PyTree:
+        """The payload with other numbers in place of its own; inverse of `numbers`."""
+
+
+def without_masks(channel: Channel) -> Channel:
+    """The channel, without masks of its own."""
+    return channel.unmasked() if isinstance(channel, MaskedChannel) else channel
+
+
+def pairwise_mask(
+    key: Key[Array, ""], position: Int[Array, ""], size: int, *, clients: int, reach: int
+) -> UInt32[Array, " n"]:
+    """The sum of all masks of one client, modulo 2^32.
+
+    The clients stand in a ring. Each shares a mask with every client at most `reach` places away:
+    it adds the ones it shares with those after it, and subtracts the others.
+
+    Args:
+        key: what all clients have in common, another one for each array and round.
+        position: the client's place in the ring.
+        size: how many numbers.
+        clients: how many stand in the ring.
+        reach: how far apart partners are at most.
+    """
+
+    def shared(first, second):
+        pair = jax.random.fold_in(jax.random.fold_in(key, first), second)
+        return jax.random.bits(pair, (size,), jnp.uint32)
+
+    def add_pair(total, distance):
+        after = (position + distance) % clients
+        before = (position - distance) % clients
+        return total + shared(position, after) - shared(before, position), None
+
+    # One pair at a time: all masks together may take more memory than the message.
+    return lax.scan(add_pair, jnp.zeros(size, jnp.uint32), jnp.arange(1, reach + 1))[0]
