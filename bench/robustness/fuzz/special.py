@@ -278,12 +278,6 @@ def one_real(value) -> bool:
 reals = either(real(...), one_real)
 
 
-def beside_a_frame(value) -> bool:
-    """What broadcasts against a frame."""
-    shape = zip(np.shape(value)[::-1], (RANK, FEATURES), strict=False)
-    return reals(value) and all(length in (1, wanted) for length, wanted in shape)
-
-
 def several_rows(least: int) -> Kind:
     return lambda value: real(None, FEATURES)(value) and len(value) >= least
 
