@@ -171,7 +171,7 @@ def composed(place, count, folder):
     ranks, said = jf.pca.PerPCA(1, (1, 0, 1, 1, 0), decay=0.7, start="random"), []
     plain = jf.pca.PerPCA(1, 1, step_size=0.03, start="random")
     three_bits = jf.channel.difference(jf.channel.quantize(3))
-    masks = jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless()
+    masks = jf.Wire(jf.channel.secure_sum(len(COUNTS), bits=24, bound=4.0), jf.channel.lossless())
     for algorithm, options in (
         (ranks, {"participation": jf.participation.uniform(2), "channel": three_bits}),
         (ranks, {"tol": 1e-2, "metrics": energy, "progress": True, "callbacks": [said.append]}),

@@ -223,7 +223,7 @@ def test_absent_clients_rest(key, x64):
 
 @pytest.mark.slow
 def test_compressed_messages_lead_to_the_same_place(key, x64):
-    channel = jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)
+    channel = jf.Wire(jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED))
     exact, rough = (
         solve(adaptive(), draw(), key, rounds=30, channel=c) for c in (LOSSLESS, channel)
     )

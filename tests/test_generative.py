@@ -195,7 +195,7 @@ def test_the_loss_has_a_key_for_each_client_and_step(key, x64):
 
 @pytest.mark.slow
 def test_compressed_messages_lead_to_the_same_place(key, x64):
-    channel = jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED)
+    channel = jf.Wire(jf.channel.error_feedback(QUANTIZED), jf.channel.difference(QUANTIZED))
     exact, rough = (
         solve(fedavg(step_size=0.04), draw(), key, channel=c).history for c in (LOSSLESS, channel)
     )

@@ -22,7 +22,7 @@ from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import Frame, best_local, deflate, uncaptured
 
-Active = Float[Array, " rank"] | None
+Active = Float[Array, " local_rank"] | None
 
 
 class Evaluation(NamedTuple):
