@@ -133,7 +133,7 @@ def test_a_plan_is_what_the_program_takes(algorithm, chunk_size):
         algorithm, clients, 5, jax.random.key(0), None, jf.channel.lossless(), None,
         jf.backend.vmap() if chunk_size is None else jf.backend.chunked(chunk_size),
     )  # fmt: skip
-    options = Options(5, stops=False, metrics=None, metrics_every=1, remat=False)
+    options = Options(5, stops=False)
     found = compiled(programs()(whole_run), problem, start, None, options, target=where)
     memory = found.program.memory_analysis()
     assert plan.memory is not None
