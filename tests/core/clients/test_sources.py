@@ -131,7 +131,7 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
 def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
     """Whoever reads ahead waits for the disk, and not the program that uses them."""
     if not at_once:
-        monkeypatch.setattr("jaxfed.core.clients.source._POPULATE_READ", -1)  # as on an older Linux
+        monkeypatch.setattr("jaxfed.core.clients.mapped._POPULATE_READ", -1)  # as on an older Linux
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     clients = jf.Clients.from_source(mapped, block_bytes=32 * mapped[0].nbytes)
