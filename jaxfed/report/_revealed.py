@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.calls import RESERVED
-from jaxfed.core.run.sent import Sent, sent
+from jaxfed.core.run.message_parts import MessagePart, message_parts
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.release import Release
@@ -43,7 +43,7 @@ def revealed(solution: Solution, clients: Clients) -> list[str]:
         ),
         table([_released(release, when) for release, when in releases]),
     ]
-    messages = sent(solution, clients)
+    messages = message_parts(solution, clients)
     if messages:
         parts.append(table([_message(part) for part in messages]))
     parts += [paragraph(text) for text in _meaning(solution, releases, messages)]
@@ -78,7 +78,7 @@ def _called(channel: Channel) -> str:
     return re.sub(r"\b_([A-Za-z]+)(?=\()", function, text)
 
 
-def _message(part: Sent) -> dict[str, Any]:
+def _message(part: MessagePart) -> dict[str, Any]:
     size = " × ".join(map(str, part.shape)) or "1"
     return {
         "part": part.name or "the message",
@@ -89,7 +89,7 @@ def _message(part: Sent) -> dict[str, Any]:
 
 
 def _meaning(
-    solution: Solution, releases: list[tuple[Release, str]], messages: list[Sent]
+    solution: Solution, releases: list[tuple[Release, str]], messages: list[MessagePart]
 ) -> list[str]:
     """What this means for privacy, in sentences."""
     channels = [release.channel for release, _ in releases]

@@ -23,7 +23,7 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.host_loop import Requests, on_host_solution
 from jaxfed.core.run.loop import Metrics, Options
-from jaxfed.core.run.resume import begun_or_resumed
+from jaxfed.core.run.resume import start_or_resume
 from jaxfed.core.run.runner import LocalRunner, OneProgram, programs
 from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
@@ -125,7 +125,7 @@ def fit(
         if not int(solution.failure.round):
             return with_earlier(warm_start, on_host_solution(solution, int(solution.rounds)))
     requests = Requests(rounds, tol, options, tuple(callbacks), best, progress, throw)
-    loop = begun_or_resumed(runner_of, problem, start, requests, channel, checkpoint)
+    loop = start_or_resume(runner_of, problem, start, requests, channel, checkpoint)
     return with_earlier(warm_start, loop.run())
 
 
