@@ -18,7 +18,7 @@ import jaxfed as jf
 from jaxfed.core.clients.source import read_ahead
 from jaxfed.core.contract.reduction import Mean
 from jaxfed.core.run import streamed
-from jaxfed.core.store.checkpoint import fingerprint
+from jaxfed.core.store.identity import fingerprint
 
 STATUS = Path("/proc/self/status")
 LARGE = 8 * FEATURES * max(COUNTS)  # bytes of the largest client

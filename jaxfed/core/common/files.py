@@ -2,9 +2,6 @@
 
 import os
 import platform
-import re
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,11 +17,11 @@ except ImportError:  # Windows, where folders are not locked
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """A file beside the wanted one, put in its place once it is complete.
+    """A file beside the wanted one, put in its place once it is complete and on the disk.
 
     Args:
         path: the wanted file.
-        private: whether its owner alone may read it.
+        private: whether only its owner may read it.
 
     Yields:
         The path to write to. If an exception is raised, what was written there is removed.
@@ -38,41 +35,31 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
             part.unlink(missing_ok=True)  # with whatever rights
             part.touch(0o600)
         yield part
+        _sync(part, os.O_RDWR)
         part.replace(path)
+        with suppress(OSError):  # Windows opens no folders
+            _sync(path.parent, os.O_RDONLY)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({reason(error)})") from error
     finally:
         part.unlink(missing_ok=True)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put off SIGINT, and SIGTERM where it has a handler, until what is done here is complete.
-
-    Libraries that write in threads and event loops of their own do not end well in the middle.
-    """
-    handlers, arrived = {}, []
+def _sync(path: Path, flags: int) -> None:
+    """Have the operating system write what it holds back, in case the power fails."""
+    file = os.open(path, flags)
     try:
-        if threading.current_thread() is threading.main_thread():  # which alone has handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if callable(handler := signal.getsignal(number)):
-                    handlers[number] = handler
-                    signal.signal(number, lambda number, _: arrived.append(number))
-        yield
+        os.fsync(file)
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])
+        os.close(file)
 
 
 def reason(error: Exception) -> str:
-    """In a few words, why something could not be written."""
+    """In a few words, why something could not be done."""
+    if isinstance(error.__cause__, OSError):
+        error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # TensorStore tells it in the middle of many lines.
-    if code := re.search(r"os_error_code='([0-9]+)'", str(error)):
-        return os.strerror(int(code[1]))
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

@@ -12,7 +12,8 @@ from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.callbacks import Best, Callback
 from jaxfed.core.run.host_loop import HostLoop, Progress, Requests, Saver, processes_of
 from jaxfed.core.run.runner import LocalRunner
-from jaxfed.core.store.checkpoint import Checkpoint, Identity, digest_of, fingerprint
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.identity import Identity, digest_of, fingerprint
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 

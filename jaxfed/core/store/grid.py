@@ -1,137 +1,121 @@
-"""The folder of a grid: what it is of, and the blocks that are finished."""
+"""The finished blocks of a grid in a folder, each a file that says which grid it belongs to."""
 
-import hashlib
-import io
-import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxfed._names import caller
 from jaxfed._versions import versions
-from jaxfed.core.common.files import replacing
-from jaxfed.core.store.checkpoint import CheckpointError
+from jaxfed.core.store.arrays import read, write
+from jaxfed.core.store.identity import CheckpointError, Identity, check_same, described
+
+KIND = "jaxfed.block"
+BLOCKS = "[0-9]" * 8 + ".npz"
+VALUE = "value "
+
+
+class Store:
+    """The folder of a grid."""
+
+    def __init__(
+        self,
+        folder: Path,
+        axes: Mapping[str, np.ndarray],
+        computation: str,
+        values: Mapping[str, np.ndarray],
+    ):
+        """Use a folder, which is made if it is not there.
+
+        Args:
+            folder: the folder.
+            axes: the values along each axis.
+            computation: a digest of the grid's function and data.
+            values: arrays of the shapes and types of all results, points first.
+
+        Raises:
+            ValueError: if the folder holds something else.
+        """
+        self.folder, self.values = folder, values
+        # Other versions give other last bits.
+        compared = {name: versions()[name] for name in ("jax", "jaxlib")}
+        self.identity: Identity = {
+            "axes": described({name: along.tolist() for name, along in axes.items()}),
+            "versions": described(compared),
+            "computation": ["", computation],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        if visible and not any(folder.glob(BLOCKS)):
+            raise CheckpointError(f"folder: {folder} holds something else than a grid")
+
+    def load(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """The points and the results of each block that an earlier call left.
+
+        Raises:
+            ValueError: if the folder, or a block in it, is another grid's.
+
+        Warns:
+            UserWarning: if a block is damaged, which is then removed.
+        """
+        contents, damaged = {}, {}
+        for path in sorted(self.folder.glob(BLOCKS)):
+            try:
+                contents[path] = read(path, KIND)
+            except ValueError as error:
+                damaged[path] = error
+        if damaged and not contents:  # somebody's data may have such names
+            raise CheckpointError(
+                f"folder: {self.folder} holds something else than a grid, or all of its blocks are "
+                "damaged"
+            )
+        done = np.zeros(len(next(iter(self.values.values()))), bool)
+        for path, (header, arrays) in contents.items():
+            check_same(f"folder: {self.folder}", "grid", header["identity"], self.identity)
+            try:
+                points, results = self._checked(arrays)
+                if done[points].any():
+                    raise ValueError("another block has the same points")
+            except ValueError as error:
+                damaged[path] = error
+                continue
+            done[points] = True
+            yield points, results
+        for path, error in damaged.items():
+            warnings.warn(
+                f"folder: {path} is damaged ({error}); its points are computed again",
+                stacklevel=caller(),
+            )
+            path.unlink()
+
+    def save(self, points: np.ndarray, results: Sequence[np.ndarray]) -> None:
+        """Write a finished block; complete or not at all."""
+        arrays = {VALUE + name: x for name, x in zip(self.values, results, strict=True)}
+        path = self.folder / f"{points[0]:08d}.npz"
+        write(path, KIND, {"identity": self.identity}, arrays | {"index": points})
+
+    def _checked(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """A block's points and results; a `ValueError` says that it is damaged."""
+        if arrays.keys() != {"index", *(VALUE + name for name in self.values)}:
+            raise ValueError(f"it has other arrays, {sorted(arrays)}")
+        points, total = arrays["index"], len(next(iter(self.values.values())))
+        if points.ndim != 1 or points.dtype.kind != "i" or len(np.unique(points)) != len(points):
+            raise ValueError("its points are no list of different numbers")
+        if not ((points >= 0) & (points < total)).all():
+            raise ValueError(f"its points go beyond the grid's {total}")
+        results = [arrays[VALUE + name] for name in self.values]
+        for (name, whole), found in zip(self.values.items(), results, strict=True):
+            wanted = (len(points), *whole.shape[1:])
+            if (found.shape, found.dtype) != (wanted, whole.dtype):
+                raise ValueError(
+                    f"{name}: wanted shape {wanted} and {whole.dtype}, got {found.shape} and "
+                    f"{found.dtype}"
+                )
+        return points, results
 
 
 def discard(folder: Path) -> None:
     """Remove what grids kept in a folder, and nothing else."""
-    for block in folder.glob(_BLOCKS):
+    for block in folder.glob(BLOCKS):
         block.unlink()
-    (folder / _DESCRIBED).unlink(missing_ok=True)
-
-
-_DESCRIBED, _BLOCKS = "grid.json", "[0-9]" * 8 + ".npz"
-
-
-class Store:
-    """The folder of a grid: a file that describes it, and a file for each finished block."""
-
-    def __init__(self, folder: Path, axes, computation: str, names: list[str], values: list):
-        self.folder = folder
-        # Other versions give other last bits.
-        compared = {name: versions()[name] for name in ("jax", "jaxlib")}
-        self.identity = {
-            "axes": {name: values.tolist() for name, values in axes.items()},
-            "versions": compared,
-            "computation": computation,
-        }
-        described = json.dumps(self.identity).encode()
-        self.digest = hashlib.sha256(described).hexdigest()[:16]
-        self.names, self.values = names, values
-        folder.mkdir(parents=True, exist_ok=True)
-        self._refuse_others()
-
-    def _refuse_others(self) -> None:
-        visible = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
-        if visible and not self._described.exists():
-            raise CheckpointError(f"folder: {self.folder} holds something else than a grid")
-
-    @property
-    def _described(self) -> Path:
-        return self.folder / _DESCRIBED
-
-    def kept(self) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """What an earlier call with the same arguments left; the folder is this grid's from now on.
-
-        Raises:
-            ValueError: if the folder is another grid's, or what describes it is damaged.
-        """
-        self._refuse_others()
-        if not self._described.exists():
-            with replacing(self._described) as part:
-                part.write_text(json.dumps(self.identity, indent=1))
-            return []
-        self._compare()
-        found, done = [], np.zeros(len(self.values[0]), bool)
-        for path in sorted(self.folder.glob(_BLOCKS)):
-            content = path.read_bytes()
-            try:
-                chosen, arrays = self._read(content)
-                if done[chosen].any():
-                    raise ValueError("another block has the same points")
-            except Exception as error:  # reading damaged files ends in exceptions of every kind
-                warnings.warn(
-                    f"folder: {path} is damaged ({error}); its points are computed again",
-                    stacklevel=caller(),
-                )
-                path.unlink()
-                continue
-            done[chosen] = True
-            found.append((chosen, arrays))
-        return found
-
-    def keep(self, chosen: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
-        """Write a finished block; complete or not at all."""
-        named = {f"value {name}": x for name, x in zip(self.names, arrays, strict=True)}
-        with replacing(self.folder / f"{chosen[0]:08d}.npz") as part, part.open("wb") as file:
-            np.savez(file, grid=self.digest, index=chosen, **named)  # pyright: ignore[reportArgumentType]
-
-    def _compare(self) -> None:
-        try:
-            saved = json.loads(self._described.read_text())
-            axes, compared, computation = (saved[name] for name in self.identity)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(
-                f"folder: {self._described} is damaged ({error}); remove {self.folder} to begin "
-                "anew, or name another folder"
-            ) from error
-        for kind, given, wanted in (
-            ("another grid; its axes", axes, self.identity["axes"]),
-            ("a grid of other versions; its", compared, self.identity["versions"]),
-        ):
-            if given != wanted:
-                raise CheckpointError(
-                    f"folder: {self.folder} holds {kind} are {given}, this one's are {wanted}"
-                )
-        if computation != self.identity["computation"]:
-            raise CheckpointError(
-                f"folder: {self.folder} holds a grid of another computation: another algorithm, "
-                "other data, keys or rounds"
-            )
-
-    def _read(self, content: bytes) -> tuple[np.ndarray, list[np.ndarray]]:
-        """A block's points and its arrays; any exception says that it is damaged."""
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            if str(file["grid"]) != self.digest:
-                raise ValueError("it is a block of another grid")
-            chosen = file["index"]
-            arrays = [file[f"value {name}"] for name in self.names]
-        total = len(self.values[0])
-        if chosen.ndim != 1 or len(np.unique(chosen)) != len(chosen):
-            raise ValueError("its points are no list of different numbers")
-        if not ((chosen >= 0) & (chosen < total)).all():
-            raise ValueError(f"its points go beyond the grid's {total}")
-        for name, array, whole in zip(self.names, arrays, self.values, strict=True):
-            wanted = (len(chosen), *whole.shape[1:])
-            # NumPy stores the bits of types that are not its own, such as bfloat16, without a name.
-            fits = array.dtype == whole.dtype or array.dtype.str == f"|V{whole.dtype.itemsize}"
-            if array.shape != wanted or not fits:
-                raise ValueError(
-                    f"{name}: wanted shape {wanted} and {whole.dtype}, got {array.shape} and "
-                    f"{array.dtype}"
-                )
-        return chosen, [
-            array.view(whole.dtype) for array, whole in zip(arrays, self.values, strict=True)
-        ]
