@@ -506,8 +506,8 @@ def interrupted(number, after):
     threading.Thread(target=send, args=(number, after)).start()
     return main(sys.argv[1:])
 
-assert interrupted(signal.SIGTERM, "1.npz") == 143
-sys.exit(interrupted(signal.SIGINT, "3.npz"))
+assert interrupted(signal.SIGTERM, "00000001.npz") == 143
+sys.exit(interrupted(signal.SIGINT, "00000003.npz"))
 """
 
 
@@ -540,7 +540,7 @@ def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
     assert "--out: " in (told := capsys.readouterr().err) and "is in use by process" in told
     # A mistake costs nothing that was computed.
     assert fit("perpca", data, tmp_path, *options, "--tol", "-1") == 2
-    assert (tmp_path / "checkpoint" / "rounds" / "6.npz").exists()
+    assert (tmp_path / "checkpoint" / "rounds" / "00000006.npz").exists()
     capsys.readouterr()
     assert fit("perpca", data, tmp_path, *options) == 0
     assert "Taking up" in capsys.readouterr().out

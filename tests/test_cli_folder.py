@@ -22,7 +22,7 @@ def results(folder, *, force=False, checkpoint=True, fail=False):
     if checkpoint:
         results.begin_checkpoint()
         (folder / "checkpoint" / "rounds").mkdir(parents=True, exist_ok=True)
-        (folder / "checkpoint" / "rounds" / "5.npz").write_text("saved")
+        (folder / "checkpoint" / "rounds" / "00000005.npz").write_text("saved")
     if fail:
         return None
     for name in ("picture.png", "result.npz", "result.json"):
@@ -68,7 +68,7 @@ def test_the_manifest_lists_what_was_written(tmp_path):
     out = tmp_path / "out"
     left = results(out)
     listed = json.loads(left.pop("manifest.json"))["files"]
-    del left["checkpoint/rounds/5.npz"]
+    del left["checkpoint/rounds/00000005.npz"]
     assert set(listed) == set(left) and len(left) == 4
     for name, content in left.items():
         digest = hashlib.sha256(content).hexdigest()
@@ -109,7 +109,7 @@ def test_force_replaces_results_and_leaves_the_rest(tmp_path):
     whole = results(tmp_path)
     for name in others:
         (tmp_path / name).write_text("mine")
-    stale = tmp_path / "checkpoint" / "rounds" / ".part-3.npz"
+    stale = tmp_path / "checkpoint" / "rounds" / ".part-00000003.npz"
     stale.write_text("killed while it was written")
     with pytest.raises(ValueError, match="is not empty"):
         results(tmp_path)
@@ -119,7 +119,7 @@ def test_force_replaces_results_and_leaves_the_rest(tmp_path):
     with Folder(tmp_path).writing("other.png") as part:
         part.write_text("other")
     left = results(tmp_path, force=True, checkpoint=False)
-    assert left.keys() == whole.keys() - {"checkpoint/rounds/5.npz"} | others
+    assert left.keys() == whole.keys() - {"checkpoint/rounds/00000005.npz"} | others
 
 
 def test_files_of_others_in_an_interrupted_run_are_refused_and_left(tmp_path):

@@ -418,12 +418,11 @@ DAMAGE = {
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(b"garbage" * 100),
-    "another block": lambda path: shutil.copy(path.with_name("00000000.npz"), path),
-    "too few points": stored(lambda arrays: {"index": arrays["index"][:2]}),
-    "points beyond": stored(lambda arrays: {"index": arrays["index"] + 100}),
-    "points before": stored(lambda arrays: {"index": arrays["index"] - 100}),
-    "a point twice": stored(lambda arrays: {"index": arrays["index"] * 0 + 4}),
-    "points as floats": stored(lambda arrays: {"index": arrays["index"] + 0.5}),
+    "too few points": stored(lambda arrays: {"points": arrays["points"][:2]}),
+    "points beyond": stored(lambda arrays: {"points": arrays["points"] + 100}),
+    "points before": stored(lambda arrays: {"points": arrays["points"] - 100}),
+    "a point twice": stored(lambda arrays: {"points": arrays["points"] * 0 + 4}),
+    "points as floats": stored(lambda arrays: {"points": arrays["points"] + 0.5}),
     "another type": stored(lambda arrays: {"value value": arrays["value value"].astype("f4")}),
     "another shape": stored(lambda arrays: {"value curve": arrays["value curve"][:, :2]}),
     "objects": stored(lambda arrays: {"value value": np.asarray([None] * 4)}),
@@ -442,6 +441,13 @@ def test_a_damaged_block_is_computed_again(kind, kept, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the block is whole again
         unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
+
+
+def test_a_block_that_another_was_copied_to_is_computed_again(kept, tmp_path):
+    folder = tmp_path / "grid"
+    shutil.copytree(kept[0], folder)
+    shutil.copy(folder / "00000000.npz", folder / "00000004.npz")
+    unchanged(jf.grid(cheap, POINTS, block=4, folder=folder), kept[1])
 
 
 def test_no_changed_bit_of_a_block_goes_unnoticed(kept, tmp_path):

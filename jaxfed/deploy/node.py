@@ -40,7 +40,7 @@ from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
 from jaxfed.deploy.masked import NodeMasks, secret_key
 from jaxfed.deploy.run import Run, description, problem_of_run
 from jaxfed.deploy.shapes import shapes_of
-from jaxfed.deploy.store import Store
+from jaxfed.deploy.store import states
 from jaxfed.deploy.wire import Packet
 
 # Bytes of this machine; Windows does not tell.
@@ -138,7 +138,7 @@ class _Joined:
             position=jnp.asarray(words["position"], jnp.int32),
             start=None if node.start is None else node.start.local,
         )
-        self.store = Store(self.folder)
+        self.store = states(self.folder)
         everybody: Personalized | None = None
         if node.start is not None:
             local = jax.tree.map(
@@ -187,7 +187,7 @@ class _Joined:
         first = self.programs(client.first_message)(problem, broadcast, self.member)
         payload, _ = self._masked(self.node.wire.first_up, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
-        Store(self.folder / "first").save(0, {}, named("first", known))
+        states(self.folder / "first").save(0, {}, named("first", known))
         words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
         return Packet(words, [channel.to_bytes(payload)])
 
@@ -224,7 +224,7 @@ class _Joined:
             named("state", (after, self._last(downlink)))
             | {"reply": np.frombuffer(reply.body, np.uint8)},
         )
-        self.store.forget_before(base)
+        self.store.remove_before(base)
         return reply
 
     def finish(self, asked: Packet) -> Packet:
@@ -313,7 +313,7 @@ class _Joined:
 
     def _first_state(self, downlink: PyTree) -> ClientState:
         first = None
-        saved = Store(self.folder / "first").load(0)
+        saved = states(self.folder / "first").load(0)
         if saved is not None and self.problem.uplink.cumulative:
             first = rebuilt("first", saved.arrays, self.shapes.decoded)
         broadcast = self._before_rounds(self.problem, downlink)

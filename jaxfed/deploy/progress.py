@@ -10,9 +10,9 @@ import numpy as np
 from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.store.arrays import Content, named, rebuilt
 from jaxfed.core.store.identity import Identity, check_same
+from jaxfed.core.store.series import Series
 from jaxfed.deploy.federation import Member
 from jaxfed.deploy.run import Run
-from jaxfed.deploy.store import Store
 
 LOG = logging.getLogger("jaxfed.deploy")
 _COUNTED = ("first_bytes_up", "first_bytes_down")
@@ -31,7 +31,7 @@ class Progress(NamedTuple):
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
-    def save(self, store: Store, description: Mapping[str, str]) -> None:
+    def save(self, store: Series, description: Mapping[str, str]) -> None:
         """Write it, and forget all but the round before.
 
         Args:
@@ -49,11 +49,11 @@ class Progress(NamedTuple):
         arrays |= {_HISTORY + name: values for name, values in self.history.items()}
         number = int(self.state.round)
         store.save(number, header, arrays)
-        store.forget_before(number - 1)
+        store.remove_before(number - 1)
 
     @classmethod
     def load(
-        cls, store: Store, description: Mapping[str, str],
+        cls, store: Series, description: Mapping[str, str],
         like: Callable[[Run, str, list[Member]], State],
     ) -> Self | None:  # fmt: skip
         """What was saved last and is not damaged; None where nothing is.
@@ -70,7 +70,7 @@ class Progress(NamedTuple):
         if found is None:
             return None
         header, arrays = found
-        check_same(f"out: {store.folder}", "run", header["identity"], _identity(description))
+        check_same("out", store.folder, "run", header["identity"], _identity(description))
         run, members = Run.read(header["run"]), [Member(*member) for member in header["members"]]
         state = rebuilt("state", arrays, like(run, header["dtype"], members))
         payloads = {int(k): x.tobytes() for k, x in _after(_PAYLOAD, arrays).items()}
@@ -90,7 +90,7 @@ def _after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
 
 
-def _newest(store: Store) -> Content | None:
+def _newest(store: Series) -> Content | None:
     for number in reversed(store.numbers()):
         try:
             return store.load(number)

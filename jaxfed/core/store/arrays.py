@@ -1,28 +1,28 @@
-"""Files of named arrays with a header of JSON; nothing in such a file runs.
+"""Files of named arrays with a header in JSON, read and written without pickle.
 
-A file is an uncompressed `.npz`. Its entry `header` is a text, a JSON object with at least
+A file is an uncompressed `.npz`, which `numpy.load` opens. Two of its entries are texts:
 
-    format   name and number of the layout, such as ["jaxfed.solution", 1]
-    types    the type of each array, by the array's name
+    header   a JSON object. Its `format` is the name and the number of the layout, such as
+             ["jaxfed.solution", 1], its `types` the dtype of each array by the array's name
+    digest   the SHA-256 hash of the header and the arrays
 
-The other entries are the arrays. An array whose type is none of NumPy's own, such as bfloat16, is
-stored as the bytes of its numbers. Entries that `types` does not name are ignored. Every entry has
-a checksum, so that damage is found when the file is read.
+The others are arrays. NumPy cannot write dtypes of other packages, such as bfloat16; these arrays
+are stored as the bytes of their numbers. Entries that `types` does not name are ignored.
 """
 
+import hashlib
 import json
-import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree
 
 from jaxfed.core.common.files import replacing
+from jaxfed.core.common.processes import is_here
 
 NUMBER = 1  # of the newest layout of every kind
 
@@ -47,14 +47,19 @@ def entries(
     Raises:
         ValueError: for arrays of anything else.
     """
-    arrays = {name: np.asarray(values) for name, values in arrays.items()}
+    types, stored = {}, {}
     for name, values in arrays.items():
-        if not _holds_numbers(values.dtype):
-            raise ValueError(f"{name}: wanted an array of numbers, got {values.dtype}")
-    types = {name: values.dtype.name for name, values in arrays.items()}
+        array = np.asarray(values)
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
+            raise ValueError(f"{name}: wanted an array of numbers, got {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        types[name] = array.dtype.name
+        # 2 means: registered by another package.
+        raw = f"V{array.dtype.itemsize}" if array.dtype.isbuiltin == 2 else array.dtype
+        stored[name] = array.view(raw)
     text = json.dumps({"format": [kind, NUMBER], **header, "types": types})
-    stored = {name: values.view(_stored(values.dtype)) for name, values in arrays.items()}
-    return {"header": np.asarray(text), **stored}
+    digest = _digest(text, stored)
+    return {"header": np.asarray(text), "digest": np.asarray(digest), **stored}
 
 
 def write(
@@ -86,28 +91,66 @@ def write(
 def read(path: Path, kind: str) -> Content:
     """Read a file.
 
-    No more memory is taken than the file has bytes, whatever its header says.
-
     Args:
         path: of the file.
         kind: name of the layout.
 
     Raises:
-        ValueError: for a file that is damaged, is of another kind or has a later layout.
+        ValueError: for a file that is damaged, was edited, is of another kind or has a later
+            layout.
         OSError: if there is no such file, or it cannot be opened.
     """
-    if path.exists() and not path.is_file():  # to open a pipe may never end
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
         raise ValueError("wanted a regular file")
     with path.open("rb") as file:
         try:
-            return _content(file, path.stat().st_size, kind)
+            with np.load(file, allow_pickle=False) as stored:
+                return _content(stored, path.stat().st_size, kind)
         except Exception as error:  # damaged files end in exceptions of every kind
             raise ValueError(str(error)) from error
 
 
-def named(name: str, tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, each path after a name."""
-    return {name + jax.tree_util.keystr(p): leaf for p, leaf in jax.tree.leaves_with_path(tree)}
+def _content(stored: np.lib.npyio.NpzFile, size: int, kind: str) -> Content:
+    # A few bytes may stand for gigabytes, if they are compressed or listed more than once.
+    total = sum(entry.file_size for entry in stored.zip.infolist())  # pyright: ignore
+    if total > size:
+        raise ValueError(f"wanted entries of at most {size:,} bytes, as the file, got {total:,}")
+    text = str(stored["header"])
+    header = json.loads(text)
+    if header["format"] != [kind, NUMBER]:
+        raise ValueError(f"wanted format {[kind, NUMBER]}, got {header['format']!r}")
+    arrays = {name: stored[name] for name in header["types"]}
+    # The archive's own checksums are of single entries, and whoever edits one renews them.
+    if str(stored["digest"]) != _digest(text, arrays):
+        raise ValueError("wanted the content that was written, got another")
+    types = header["types"]
+    return Content(header, {name: x.view(jnp.dtype(types[name])) for name, x in arrays.items()})
+
+
+def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
+    found = hashlib.sha256(header.encode())
+    for array in arrays.values():  # their names and dtypes are in the header
+        found.update(f"{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def named(name: str, tree: PyTree) -> dict[str, ArrayLike]:
+    """A tree's arrays by their paths, each path after a name.
+
+    Typed keys of `jax.random` are given by their numbers. Of an array that is spread over processes
+    there are the pieces that this process has, by path and place.
+    """
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        whole = name + jax.tree_util.keystr(path)
+        if is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array) and not is_here(leaf):
+            found |= {f"{whole} {each.index}": each.data for each in leaf.addressable_shards}
+        else:
+            found[whole] = leaf
+    return found
 
 
 def rebuilt(name: str, arrays: Mapping[str, Any], like: PyTree) -> PyTree:
@@ -116,67 +159,38 @@ def rebuilt(name: str, arrays: Mapping[str, Any], like: PyTree) -> PyTree:
     Args:
         name: as it was for `named`.
         arrays: what `named` returned; arrays of other names are ignored.
-        like: arrays or their shapes, in the structure wanted.
+        like: arrays or their shapes, in the structure wanted. Those of JAX say on which devices
+            the new ones go; where they are spread over processes, they are so as before.
 
     Raises:
         ValueError: if the arrays are not those of `like` in number, shape and type.
     """
-    wanted = {path: (np.shape(x), jnp.result_type(x)) for path, x in named(name, like).items()}
-    found = {path: (x.shape, x.dtype) for path, x in arrays.items() if path.startswith(name)}
+    wanted = {path: _shape_and_type(x) for path, x in named(name, like).items()}
+    found = {path: _shape_and_type(x) for path, x in arrays.items() if path.startswith(name)}
     if wanted != found:
-        raise ValueError(f"like: its {name} part has other arrays than the file")
-    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(arrays[p]) for p in wanted])
+        raise ValueError(f"like: wanted the arrays of {name} that the file has, got others")
+
+    def place(path: str, leaf: Any) -> Any:
+        if is_key(leaf):
+            data = place(path, jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        if not isinstance(leaf, jax.Array):
+            return arrays[path] if isinstance(leaf, np.ndarray) else jnp.asarray(arrays[path])
+        return jax.make_array_from_callback(
+            leaf.shape,
+            leaf.sharding,
+            lambda index: arrays[path][index] if path in arrays else arrays[f"{path} {index}"],
+        )
+
+    leaves, structure = jax.tree.flatten_with_path(like)
+    placed = [place(name + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    return jax.tree.unflatten(structure, placed)
 
 
-def _content(file: BinaryIO, size: int, kind: str) -> Content:
-    _check_sizes(file, size)
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as stored:
-        header = json.loads(str(stored["header"]))
-        name, number = header["format"]
-        if name != kind or type(number) is not int or not 1 <= number <= NUMBER:
-            raise ValueError(f"wanted format {[kind, NUMBER]}, got {header['format']!r}")
-        types = header["types"].items()
-        return Content(header, {name: _typed(name, stored[name], given) for name, given in types})
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed key of `jax.random`, which NumPy cannot read."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _check_sizes(file: BinaryIO, size: int) -> None:
-    """Refuse entries that take more memory than the file has bytes, whatever they claim."""
-    with zipfile.ZipFile(file) as archive:
-        listed = archive.infolist()
-        packed = [entry.filename for entry in listed if entry.compress_type]
-        total = sum(entry.file_size for entry in listed)  # several may share the same bytes
-        if packed:
-            raise ValueError(f"wanted entries that are not compressed, got {packed[0]!r}")
-        if total > size:
-            raise ValueError(f"wanted entries of its {size:,} bytes, got {total:,}")
-        for entry in listed:
-            if not entry.filename.endswith(".npy"):
-                continue
-            with archive.open(entry) as array:
-                first, _ = np.lib.format.read_magic(array)
-                header = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
-                shape, _, dtype = header[first > 1](array)
-                held = entry.file_size - array.tell()
-            if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
-                raise ValueError(
-                    f"{entry.filename!r}: wanted {dtype}{list(shape)}, got {held:,} bytes"
-                )
-
-
-def _typed(name: str, array: np.ndarray, given: str) -> np.ndarray:
-    """An array in the type that the header names."""
-    wanted = jnp.dtype(given)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if array.dtype != _stored(wanted) or not _holds_numbers(wanted):
-        raise ValueError(f"{name!r}: wanted numbers of {given}, got {array.dtype}")
-    return array.view(wanted)
-
-
-def _stored(dtype: np.dtype) -> np.dtype:
-    """The type in which a file has an array: NumPy's own, or bytes for those of other packages."""
-    return np.dtype(f"V{dtype.itemsize}") if dtype.isbuiltin == 2 else dtype
-
-
-def _holds_numbers(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
+def _shape_and_type(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return np.shape(leaf), np.dtype(leaf.dtype) if hasattr(leaf, "dtype") else np.result_type(leaf)

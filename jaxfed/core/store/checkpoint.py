@@ -1,46 +1,53 @@
 """Checkpoints: a run saved between chunks of rounds, to be resumed bit for bit.
 
 Each saved round is a file `rounds/ROUND.npz` in the run's folder. A run that is spread over
-processes has one file for each of them, `rounds/ROUND.PROCESS-of-COUNT.npz`, with what that process
-holds of the arrays; the round counts once all of these are there.
+processes has one file for each of them, `rounds/PROCESS-of-COUNT/ROUND.npz`, with the pieces of
+arrays which that process holds; the round counts once all of these files are there.
 """
 
 import contextlib
-import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import PyTree
 
 from jaxfed._names import caller
 from jaxfed.core.common.checks import check_count, checked_path
 from jaxfed.core.common.files import reason
-from jaxfed.core.common.processes import exchanged, is_here, spans
-from jaxfed.core.store.arrays import Content, named, read, write
+from jaxfed.core.common.processes import exchanged, spans
+from jaxfed.core.store.arrays import Content, named, rebuilt
 from jaxfed.core.store.identity import CheckpointError, Identity, check_same
+from jaxfed.core.store.series import Series
 
 KIND = "jaxfed.checkpoint"
 HISTORY = "history "
-FILE = re.compile(r"([0-9]+)(?:\.([0-9]+)-of-([0-9]+))?\.npz")
+ROUNDS = "rounds"
 
 
-class _Part(NamedTuple):
-    """What one process saved of a round."""
+class _Saved(NamedTuple):
+    """A round of which no part is missing."""
 
-    rounds: int
-    processes: int
-    process: int
+    number: int
+    processes: int  # that saved it, each its part
 
-    @property
-    def name(self) -> str:
-        """Of its file."""
-        alone = self.processes == 1
-        return f"{self.rounds}{'' if alone else f'.{self.process}-of-{self.processes}'}.npz"
+
+class _Processes(NamedTuple):
+    """The processes that share a run, seen from one of them."""
+
+    own: int  # the number of this one
+    total: int
+    exchange: Callable[[Any], list[Any]]  # gives the values of all
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "_Processes":
+        """Those that hold pieces of a tree's arrays."""
+        if spans(tree):
+            return cls(jax.process_index(), jax.process_count(), exchanged)
+        return cls(0, 1, lambda value: [value])
 
 
 class Checkpoint:
@@ -73,35 +80,25 @@ class Checkpoint:
             history: arrays by name.
 
         Raises:
-            RuntimeError: if the folder holds a later round of something else.
             OSError: if it cannot be written, as on a full disk. What was saved before stays.
         """
-        part, tell = _part(rounds, tree)
-        before = [whole.rounds for whole in self._whole_rounds()]
-        if any(number > rounds for number in before):
-            raise RuntimeError(
-                f"checkpoint {self.path}: round {rounds} was not saved; the folder holds later "
-                "rounds, of another run"
-            )
-        path, failure = _folder(self.path) / part.name, None
-        arrays = _pieces(tree) | {HISTORY + name: values for name, values in history.items()}
+        processes, failure = _Processes.of(tree), None
+        before = [one.number for one in self._saved() if one.processes == processes.total]
+        part = _part(self.path, processes.own, processes.total)
+        arrays = named("run", tree) | {HISTORY + name: values for name, values in history.items()}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, KIND, {"identity": dict(identity)}, arrays)
+            part.save(rounds, {"identity": dict(identity)}, arrays)
         except OSError as error:
             failure = error
-        if reasons := [each for each in tell(failure and reason(failure)) if each]:
-            if failure is None:
-                path.unlink()  # another process has no part of this round
-            earlier = [number for number in before if number != rounds]
-            stays = f"round {max(earlier)} stays" if earlier else "nothing was saved before"
+        # Where one process has failed, all stop: the others would wait for it in the next round.
+        failures = [each for each in processes.exchange(failure and reason(failure)) if each]
+        if failures:
+            stays = f"round {max(before)} stays" if before else "nothing was saved before"
             raise OSError(
-                f"checkpoint {self.path}: round {rounds} cannot be saved ({reasons[0]}); {stays}"
+                f"checkpoint: round {rounds} cannot be saved in {self.path} ({failures[0]}); "
+                f"{stays}"
             ) from failure
-        oldest = sorted({*before, rounds})[-self.keep :][0]
-        for old in _parts(self.path):
-            if old.rounds < oldest and old.process == part.process:
-                (path.parent / old.name).unlink(missing_ok=True)
+        part.remove_before(sorted({*before, rounds})[-self.keep :][0])
 
     def restore(
         self, identity: Identity, like: PyTree, extends: Callable[[int, int], bool] | None = None
@@ -121,108 +118,66 @@ class Checkpoint:
             ValueError: if what was saved belongs to another run (the message names what differs),
                 or all of it is damaged.
         """
-        part, tell = _part(0, like)
-        rounds = [_Part(*first) for first in tell(self._whole_rounds())[0]]
-        for first in reversed(rounds):
-            # Of a run of other processes, any part says whose it is.
-            same = first.processes == part.processes
-            found = self._read(part._replace(rounds=first.rounds) if same else first, tell)
-            if found is None:
+        processes = _Processes.of(like)
+        # The first process decides: others may see a shared folder as it was a moment ago.
+        rounds = [_Saved(*one) for one in processes.exchange(self._saved())[0]]
+        for one in reversed(rounds):
+            content = self._read(one, processes)
+            if content is None:
                 continue
-            saved, arrays = found.header["identity"], found.arrays
+            saved, arrays = content.header["identity"], content.arrays
             differ = [name for name, value in identity.items() if saved.get(name) != value]
             if not (
                 differ == ["rounds"]
                 and extends is not None
-                and extends(int(saved["rounds"][0]), first.rounds)
+                and extends(int(saved["rounds"][0]), one.number)
             ):
-                check_same(f"checkpoint {self.path}:", "run", saved, identity)
+                check_same("checkpoint", self.path, "run", saved, identity)
             history = {k.removeprefix(HISTORY): arrays[k] for k in arrays if k.startswith(HISTORY)}
-            return _placed(arrays, like), history
+            return rebuilt("run", arrays, like), history
         if rounds:
             raise CheckpointError(
-                f"checkpoint {self.path}: wanted one that can be read, got damage, or what "
-                "another version of jaxfed has saved"
+                f"checkpoint: wanted a round that can be read, got damage, or what another version "
+                f"of jaxfed has saved, in {self.path}"
             )
         return None
 
-    def _whole_rounds(self) -> list[_Part]:
-        """The first parts of all rounds of which no part is missing, in order."""
-        found = Counter(part._replace(process=0) for part in _parts(self.path))
-        return sorted(first for first, count in found.items() if count == first.processes)
+    def _saved(self) -> list[_Saved]:
+        """The rounds of which no part is missing, in order."""
+        found = []
+        shared = [path.name.removeprefix("0-of-") for path in self.path.glob(f"{ROUNDS}/0-of-*")]
+        for total in [1, *(int(total) for total in shared if total.isdecimal())]:
+            parts = [_part(self.path, process, total).numbers() for process in range(total)]
+            found += [_Saved(number, total) for number in set(parts[0]).intersection(*parts)]
+        return sorted(found)
 
-    def _read(self, part: _Part, tell: Callable[[Any], list[Any]]) -> Content | None:
-        """What a part holds; None, with a warning, if a process finds its own damaged."""
-        found, wrong = None, None
+    def _read(self, one: _Saved, processes: _Processes) -> Content | None:
+        """This process's part of a round; None, with a warning, if any finds its own damaged."""
+        # Of a run of other processes, any part says whose it is.
+        process = processes.own if one.processes == processes.total else 0
+        content, damage = None, None
         try:
-            found = read(_folder(self.path) / part.name, KIND)
-        except (OSError, ValueError) as error:
-            wrong = str(error) or type(error).__name__
-        everywhere = tell([wrong, found and found.header["identity"]])
-        damage = [each for each, _ in everywhere if each is not None]
-        if not damage and any(saved != everywhere[0][1] for _, saved in everywhere):
-            damage = ["its parts are of different runs"]
-        if damage:
-            warnings.warn(
-                f"checkpoint {self.path}: round {part.rounds} is damaged and passed over "
-                f"({damage[0]})",
-                stacklevel=caller(),
-            )
-            return None
-        return found
+            content = _part(self.path, process, one.processes).load(one.number)
+            if content is None:
+                raise ValueError(f"round {one.number} is missing in one process")
+        except ValueError as error:
+            damage = str(error)
+        damages = [each for each in processes.exchange(damage) if each]
+        if not damages:
+            return content
+        warnings.warn(f"checkpoint: {damages[0]}; it is passed over", stacklevel=caller())
+        return None
 
 
 def discard(path: Path) -> None:
     """Remove the rounds that were saved in a folder, and nothing else."""
-    for file in [*_folder(path).glob("[0-9]*.npz"), *_folder(path).glob(".part-[0-9]*.npz")]:
-        if FILE.fullmatch(file.name.removeprefix(".part-")) and not file.is_symlink():
-            file.unlink()
-    with contextlib.suppress(OSError):  # of a folder that is not there, or holds something else
-        _folder(path).rmdir()
+    for folder in [*path.glob(f"{ROUNDS}/[0-9]*-of-[0-9]*"), path / ROUNDS]:
+        Series(folder, KIND).discard()
+        with contextlib.suppress(OSError):  # it is not there, or holds something else
+            folder.rmdir()
 
 
-def _folder(path: Path) -> Path:
-    return path / "rounds"
-
-
-def _parts(path: Path) -> Iterator[_Part]:
-    """The files of rounds in a folder."""
-    for file in list(_folder(path).glob("[0-9]*.npz")):
-        if found := FILE.fullmatch(file.name):
-            rounds, process, processes = found.groups(default="")
-            yield _Part(int(rounds), int(processes or 1), int(process or 0))
-
-
-def _part(rounds: int, tree: PyTree) -> tuple[_Part, Callable[[Any], list[Any]]]:
-    """This process's part of a round, and how it tells the other processes of the run something."""
-    if spans(tree):
-        return _Part(rounds, jax.process_count(), jax.process_index()), exchanged
-    return _Part(rounds, 1, 0), lambda value: [value]
-
-
-def _pieces(tree: PyTree) -> dict[str, ArrayLike]:
-    """What this process has of a tree's arrays, by path and, where others have more, by place."""
-    found = {}
-    for name, leaf in named("run", tree).items():
-        if isinstance(leaf, jax.Array) and not is_here(leaf):
-            found |= {f"{name} {each.index}": each.data for each in leaf.addressable_shards}
-        else:
-            found[name] = leaf
-    return found
-
-
-def _placed(pieces: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
-    """Inverse of `_pieces`: the arrays in this run's structure and on its devices."""
-
-    def place(name: str, leaf: Any) -> Any:
-        def at(index: Any) -> np.ndarray:
-            # The lowered computation, which is in the identity, fixes how arrays are spread.
-            piece = pieces[name][index] if name in pieces else pieces[f"{name} {index}"]
-            return np.asarray(piece, leaf.dtype)
-
-        if isinstance(leaf, jax.Array):
-            return jax.make_array_from_callback(leaf.shape, leaf.sharding, at)
-        return at(...)
-
-    leaves = [place(name, leaf) for name, leaf in named("run", like).items()]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+def _part(path: Path, process: int, total: int) -> Series:
+    """What one of several processes has saved, by round."""
+    folder = path / ROUNDS
+    return Series(folder if total == 1 else folder / f"{process}-of-{total}", KIND)

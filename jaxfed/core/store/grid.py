@@ -3,17 +3,29 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxfed._names import caller
 from jaxfed._versions import versions
-from jaxfed.core.store.arrays import read, write
 from jaxfed.core.store.identity import CheckpointError, Identity, check_same, described
+from jaxfed.core.store.series import Series
 
 KIND = "jaxfed.block"
-BLOCKS = "[0-9]" * 8 + ".npz"
-VALUE = "value "
+POINTS, VALUE = "points", "value "
+
+
+class Block(NamedTuple):
+    """Some points of a grid and their results.
+
+    Attributes:
+        points: `(p,)` numbers of the points.
+        values: arrays with the points along the first axis, one for each name.
+    """
+
+    points: np.ndarray
+    values: Sequence[np.ndarray]
 
 
 class Store:
@@ -24,7 +36,7 @@ class Store:
         folder: Path,
         axes: Mapping[str, np.ndarray],
         computation: str,
-        values: Mapping[str, np.ndarray],
+        names: Sequence[str],
     ):
         """Use a folder, which is made if it is not there.
 
@@ -32,12 +44,12 @@ class Store:
             folder: the folder.
             axes: the values along each axis.
             computation: a digest of the grid's function and data.
-            values: arrays of the shapes and types of all results, points first.
+            names: of the results.
 
         Raises:
             ValueError: if the folder holds something else.
         """
-        self.folder, self.values = folder, values
+        self.folder, self.names = folder, names
         # Other versions give other last bits.
         compared = {name: versions()[name] for name in ("jax", "jaxlib")}
         self.identity: Identity = {
@@ -45,13 +57,17 @@ class Store:
             "versions": described(compared),
             "computation": ["", computation],
         }
+        self._blocks = Series(folder, KIND)
         folder.mkdir(parents=True, exist_ok=True)
         visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
-        if visible and not any(folder.glob(BLOCKS)):
-            raise CheckpointError(f"folder: {folder} holds something else than a grid")
+        if visible and not self._blocks.numbers():
+            raise CheckpointError(
+                f"folder: wanted an empty one or that of a grid, got {folder}, which holds "
+                "something else than a grid"
+            )
 
-    def load(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """The points and the results of each block that an earlier call left.
+    def load(self) -> Iterator[Block]:
+        """The blocks that an earlier call left.
 
         Raises:
             ValueError: if the folder, or a block in it, is another grid's.
@@ -60,62 +76,31 @@ class Store:
             UserWarning: if a block is damaged, which is then removed.
         """
         contents, damaged = {}, {}
-        for path in sorted(self.folder.glob(BLOCKS)):
+        for number in self._blocks.numbers():
             try:
-                contents[path] = read(path, KIND)
+                if found := self._blocks.load(number):
+                    contents[number] = found
             except ValueError as error:
-                damaged[path] = error
-        if damaged and not contents:  # somebody's data may have such names
+                damaged[number] = error
+        if damaged and not contents:  # data of others may have such names, and stay
             raise CheckpointError(
-                f"folder: {self.folder} holds something else than a grid, or all of its blocks are "
-                "damaged"
+                f"folder: wanted the blocks of a grid, got {self.folder}, which holds something "
+                "else than a grid, or damaged blocks only"
             )
-        done = np.zeros(len(next(iter(self.values.values()))), bool)
-        for path, (header, arrays) in contents.items():
-            check_same(f"folder: {self.folder}", "grid", header["identity"], self.identity)
-            try:
-                points, results = self._checked(arrays)
-                if done[points].any():
-                    raise ValueError("another block has the same points")
-            except ValueError as error:
-                damaged[path] = error
-                continue
-            done[points] = True
-            yield points, results
-        for path, error in damaged.items():
-            warnings.warn(
-                f"folder: {path} is damaged ({error}); its points are computed again",
-                stacklevel=caller(),
-            )
-            path.unlink()
+        for header, arrays in contents.values():
+            check_same("folder", self.folder, "grid", header["identity"], self.identity)
+            yield Block(arrays[POINTS], [arrays[VALUE + name] for name in self.names])
+        for number, error in damaged.items():
+            warnings.warn(f"folder: {error}; its points are computed again", stacklevel=caller())
+            self._blocks.path(number).unlink()
 
-    def save(self, points: np.ndarray, results: Sequence[np.ndarray]) -> None:
+    def save(self, block: Block) -> None:
         """Write a finished block; complete or not at all."""
-        arrays = {VALUE + name: x for name, x in zip(self.values, results, strict=True)}
-        path = self.folder / f"{points[0]:08d}.npz"
-        write(path, KIND, {"identity": self.identity}, arrays | {"index": points})
-
-    def _checked(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """A block's points and results; a `ValueError` says that it is damaged."""
-        if arrays.keys() != {"index", *(VALUE + name for name in self.values)}:
-            raise ValueError(f"it has other arrays, {sorted(arrays)}")
-        points, total = arrays["index"], len(next(iter(self.values.values())))
-        if points.ndim != 1 or points.dtype.kind != "i" or len(np.unique(points)) != len(points):
-            raise ValueError("its points are no list of different numbers")
-        if not ((points >= 0) & (points < total)).all():
-            raise ValueError(f"its points go beyond the grid's {total}")
-        results = [arrays[VALUE + name] for name in self.values]
-        for (name, whole), found in zip(self.values.items(), results, strict=True):
-            wanted = (len(points), *whole.shape[1:])
-            if (found.shape, found.dtype) != (wanted, whole.dtype):
-                raise ValueError(
-                    f"{name}: wanted shape {wanted} and {whole.dtype}, got {found.shape} and "
-                    f"{found.dtype}"
-                )
-        return points, results
+        values = {VALUE + name: x for name, x in zip(self.names, block.values, strict=True)}
+        arrays = {POINTS: block.points, **values}
+        self._blocks.save(int(block.points[0]), {"identity": self.identity}, arrays)
 
 
 def discard(folder: Path) -> None:
     """Remove what grids kept in a folder, and nothing else."""
-    for block in folder.glob(BLOCKS):
-        block.unlink()
+    Series(folder, KIND).discard()

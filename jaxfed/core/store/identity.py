@@ -6,16 +6,17 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed.core.clients.source import identified
 from jaxfed.core.common.processes import exchanged, is_here
+from jaxfed.core.store.arrays import is_key
 
 # By argument: how it reads, and a digest that may know more. JSON keeps it as it is.
 Identity = Mapping[str, list[str]]
@@ -25,11 +26,12 @@ class CheckpointError(ValueError):
     """A folder holds what this run cannot go on from: it is another run's, or damaged."""
 
 
-def check_same(where: str, kind: str, saved: Identity, identity: Identity) -> None:
+def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity: Identity) -> None:
     """Refuse to go on from something else.
 
     Args:
-        where: what holds it, for the message.
+        argument: what the caller calls the folder.
+        folder: where the other one was found.
         kind: what it is, such as a run.
         saved: the identity that was saved.
         identity: the one of this call.
@@ -48,7 +50,10 @@ def check_same(where: str, kind: str, saved: Identity, identity: Identity) -> No
     if not found and saved.get("computation") != identity.get("computation"):
         found = ["computation differs, by a function such as metrics, its data or a version"]
     if found:
-        raise CheckpointError(f"{where} belongs to another {kind}: {'; '.join(found)}")
+        raise CheckpointError(
+            f"{argument}: wanted a folder of this {kind}, got {folder}, which belongs to another "
+            f"{kind}: {'; '.join(found)}"
+        )
 
 
 def fingerprint(
@@ -103,19 +108,18 @@ def _carried(value: Any, seen: set[int]) -> Iterator[str]:
         yield digest_of(value)
     elif id(value) not in seen:  # functions may refer to themselves
         seen.add(id(value))
+        parts: list[Any] = []
         if isinstance(value, Mapping):
-            parts = [*value.keys(), *value.values()]
+            parts += value.items()
         elif isinstance(value, tuple | list):
-            parts = list(value)
+            parts += value
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+            parts += [getattr(value, field.name) for field in dataclasses.fields(value)]
         elif isinstance(value, functools.partial):
-            parts = [value.func, *value.args, *value.keywords.values()]
-        else:
-            parts = []
-            for cell in getattr(value, "__closure__", None) or ():
-                with contextlib.suppress(ValueError):  # one that is still empty
-                    parts.append(cell.cell_contents)
+            parts += value.func, value.args, value.keywords
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # the cell of a name not yet assigned is empty
+                parts.append(cell.cell_contents)
         for part in parts:
             yield from _carried(part, seen)
 
@@ -129,7 +133,7 @@ def digest_of(tree: PyTree) -> str:
     """A short number that tells one tree of arrays from another."""
     digest, everywhere = hashlib.sha256(), True
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             leaf = jax.random.key_data(leaf)
         if isinstance(leaf, jax.Array) and not is_here(leaf):
             everywhere = False
@@ -139,6 +143,6 @@ def digest_of(tree: PyTree) -> str:
             leaf = np.asarray(leaf)
             digest.update(f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes())
     if not everywhere:
-        # Each process has its own part of such arrays; all of them ask.
+        # Each process sees its own shards only, and all must come to the same digest.
         return digest_of_text(" ".join(exchanged(digest.hexdigest())))
     return digest.hexdigest()[:16]

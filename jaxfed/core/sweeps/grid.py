@@ -42,7 +42,7 @@ from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.grid import Store
+from jaxfed.core.store.grid import Block, Store
 from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import checked_wire
@@ -293,10 +293,10 @@ def grid(
             nonlocal store
             if folder is None or not speaks:
                 return
-            store = Store(folder, checked, computation, dict(zip(names, values, strict=True)))
+            store = Store(folder, checked, computation, names)
             stack.enter_context(locked(folder, "folder"))
-            for chosen, found in store.load():
-                keep(chosen, found)
+            for block in store.load():
+                keep(block.points, block.values)
 
         if several and folder is not None:
             attempted("folder", take_up)
@@ -316,7 +316,7 @@ def grid(
             found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
             if store is not None:
-                store.save(chosen, found)
+                store.save(Block(chosen, found))
             if bar is not None:
                 bar.update(len(chosen))
         if bar is not None:
