@@ -218,8 +218,8 @@ def test_all_that_differs_is_named(finished):
     with pytest.raises(ValueError) as caught:
         fit(finished, key=jax.random.key(1), tol=1e-3, clients=draw(1), rounds=ROUNDS + 1)
     assert str(caught.value).endswith(
-        f" belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; clients has other "
-        "values; key has other values; tol was None and is 0.001"
+        f" belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; tol was None "
+        "and is 0.001; clients has other values; key has other values"
     )
 
 

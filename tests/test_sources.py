@@ -436,7 +436,7 @@ def test_every_client_tells_sources_apart(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
         lowered = SimpleNamespace(as_text=lambda: "")
-        known = fingerprint(None, clients, lowered, key=0, start=None, rounds=1, processes=1)
+        known = fingerprint(clients, lowered, key=0, start=None)
         return known["clients"]
 
     source = make(tmp_path)

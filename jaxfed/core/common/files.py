@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from jaxfed._names import caller
 
@@ -68,7 +69,7 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     """Keep everybody else out of a folder.
 
     The operating system holds the lock, on the hidden file `.lock` in the folder, and releases it
-    when the process ends, in whatever way. The file itself stays and means nothing.
+    when the process ends, in whatever way. The file itself stays, and names the last holder.
 
     Args:
         folder: an existing folder.
@@ -78,28 +79,31 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
         BlockingIOError: if another process, or another call in this one, holds the lock.
         OSError: if the file cannot be written.
     """
-    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(file, folder, argument)
+    if fcntl is None:
         yield
-    finally:
-        if fcntl is not None:
-            # A child process may hold the file open for longer than this one does.
+        return
+    with open(folder / ".lock", "a+", errors="replace") as file:
+        _lock(file, folder, argument)
+        try:
+            yield
+        finally:
+            # Closing the file is not enough: a child process may still have it open.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)
-        os.close(file)
 
 
-def _lock(file: int, folder: Path, argument: str) -> None:
-    if fcntl is None:
-        return
+def _lock(file: TextIO, folder: Path, argument: str) -> None:
+    assert fcntl is not None
+    file.seek(0)
+    holder = file.read(200)
+    is_ours = not holder or holder.startswith("process ")
+    named = holder if holder and is_ours else "another process"
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = _holder(file)
         raise BlockingIOError(
-            f"{argument}: {folder} is in use by {holder or 'another process'}; wait until it is "
-            "done, or name another folder"
+            f"{argument}: {folder} is in use by {named}; wait until it is done, or name another "
+            "folder"
         ) from None
     except OSError as error:
         warnings.warn(
@@ -108,13 +112,7 @@ def _lock(file: int, folder: Path, argument: str) -> None:
             stacklevel=caller(),
         )
         return
-    if _holder(file) is None:
-        return  # a file of somebody else's that happens to have this name is not overwritten
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-
-
-def _holder(file: int) -> str | None:
-    """Who wrote the file of a lock, empty if nobody did; None if it holds something else."""
-    written = os.pread(file, 200, 0).decode(errors="replace")
-    return written if not written or written.startswith("process ") else None
+    if is_ours:  # else a file of somebody else's happens to have this name, and stays as it is
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()

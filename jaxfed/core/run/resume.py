@@ -89,8 +89,8 @@ def _identity(
     """What tells a run from another."""
     processes = processes_of(given)
     identity = fingerprint(
-        given.algorithm, given.clients, lowered, key=given.key, start=start,
-        rounds=requests.rounds, processes=processes, channel=channel,
+        given.clients, lowered, given.key, start, processes=processes, rounds=requests.rounds,
+        algorithm=given.algorithm, channel=channel,
         participation=given.participation, backend=given.backend, tol=requests.tol,
         chunk_rounds=requests.options.rounds, metrics_every=requests.options.metrics_every,
         best=requests.best,

@@ -83,7 +83,9 @@ class Checkpoint:
             OSError: if it cannot be written, as on a full disk. What was saved before stays.
         """
         processes, failure = _Processes.of(tree), None
-        before = [one.number for one in self._saved() if one.processes == processes.total]
+        # Of later rounds this run has passed over the damage: they count for nothing.
+        saved = [one.number for one in self._saved() if one.processes == processes.total]
+        before = [number for number in saved if number <= rounds]
         part = _part(self.path, processes.own, processes.total)
         arrays = named("run", tree) | {HISTORY + name: values for name, values in history.items()}
         try:
@@ -170,7 +172,8 @@ class Checkpoint:
 
 
 def discard(path: Path) -> None:
-    """Remove the rounds that were saved in a folder, and nothing else."""
+    """Remove what a run, or a grid, has saved in a folder, and nothing else."""
+    Series(path, KIND).discard()
     for folder in [*path.glob(f"{ROUNDS}/[0-9]*-of-[0-9]*"), path / ROUNDS]:
         Series(folder, KIND).discard()
         with contextlib.suppress(OSError):  # it is not there, or holds something else

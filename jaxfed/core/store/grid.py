@@ -99,8 +99,3 @@ class Store:
         values = {VALUE + name: x for name, x in zip(self.names, block.values, strict=True)}
         arrays = {POINTS: block.points, **values}
         self._blocks.save(int(block.points[0]), {"identity": self.identity}, arrays)
-
-
-def discard(folder: Path) -> None:
-    """Remove what grids kept in a folder, and nothing else."""
-    Series(folder, KIND).discard()

@@ -56,38 +56,22 @@ def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity
         )
 
 
-def fingerprint(
-    algorithm: Any,
-    clients: Any,
-    lowered: Any,
-    *,
-    key: Any,
-    start: Any,
-    rounds: int,
-    processes: int,
-    **arguments: Any,
-) -> Identity:
+def fingerprint(clients: Any, lowered: Any, key: Any, start: Any, **arguments: Any) -> Identity:
     """The identity of a run: everything that its numbers depend on.
 
     Args:
-        algorithm: the algorithm.
         clients: its clients.
         lowered: a chunk of rounds, `jax.jit(...).lower(...)`, for the bodies of all functions.
-        key: the random key.
+        key: the random key, which is not shown: it may keep noise secret.
         start: the warm start.
-        rounds: the number of rounds.
-        processes: the number of processes that share the run.
-        **arguments: the other arguments, by name.
+        **arguments: the other arguments, in the order in which differences are reported.
     """
     clients = identified(clients)
     return {
-        "processes": [str(processes), ""],
-        "rounds": [str(rounds), ""],
-        "algorithm": described(algorithm),
+        **{name: described(value) for name, value in arguments.items()},
         "clients": [f"{len(clients)} clients", digest_of(clients)],
         "key": ["", digest_of(key)],
         "warm_start": ["none" if start is None else "some", digest_of(start)],
-        **{name: described(value) for name, value in arguments.items()},
         "computation": ["", digest_of_text(lowered.as_text())],
     }
 
