@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxfed.core.clients.source import identified
 from jaxfed.core.common.processes import exchanged, is_here
 from jaxfed.core.store.arrays import is_key
 
@@ -66,10 +65,9 @@ def fingerprint(clients: Any, lowered: Any, key: Any, start: Any, **arguments: A
         start: the warm start.
         **arguments: the other arguments, in the order in which differences are reported.
     """
-    clients = identified(clients)
     return {
         **{name: described(value) for name, value in arguments.items()},
-        "clients": [f"{len(clients)} clients", digest_of(clients)],
+        "clients": [f"{len(clients)} clients", digest_of(clients.identity())],
         "key": ["", digest_of(key)],
         "warm_start": ["none" if start is None else "some", digest_of(start)],
         "computation": ["", digest_of_text(lowered.as_text())],
