@@ -38,7 +38,8 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.loop import prepare
 from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.checkpoint import Checkpoint, digest_of
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.identity import digest_of
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import Wire, checked_wire
 

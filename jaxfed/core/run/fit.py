@@ -96,8 +96,7 @@ def fit(
             a checkpoint that belongs to another run, or for traced arguments.
         DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
             clients and the solution of the round before; a `FloatingPointError`.
-        ImportError: if a progress bar or checkpoints are asked for and their packages are
-            missing.
+        ImportError: if a progress bar is asked for and tqdm is missing.
         jaxfed.ProcessError: if another process of the run has ended.
 
     Warns:

@@ -12,7 +12,8 @@ from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.callbacks import Best, Callback
 from jaxfed.core.run.host_loop import HostLoop, Progress, Requests, Saver, processes_of
 from jaxfed.core.run.runner import LocalRunner
-from jaxfed.core.store.checkpoint import Checkpoint, Identity, digest_of, fingerprint
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.identity import Identity, digest_of, fingerprint
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 
@@ -90,13 +91,13 @@ def _identity(
     """What distinguishes this run from others."""
     processes = processes_of(given)
     identity = fingerprint(
-        given.algorithm,
         given.clients,
         lowered,
-        key=given.key,
-        start=start,
-        rounds=requests.rounds,
+        given.key,
+        start,
         processes=processes,
+        rounds=requests.rounds,
+        algorithm=given.algorithm,
         channel=channel,
         participation=given.participation,
         backend=given.backend,

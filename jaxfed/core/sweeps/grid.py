@@ -1,6 +1,5 @@
 """Many runs in one compiled call: sweeps, and labelled grids that can be resumed."""
 
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +41,8 @@ from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.checkpoint import digest_of
-from jaxfed.core.store.grid import Store
+from jaxfed.core.store.grid import Block, Store
+from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import checked_wire
 
@@ -273,8 +272,7 @@ def grid(
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)
     dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
     lowered = _at_point.lower(function, first)  # pyright: ignore[reportFunctionMemberAccess]
-    text = lowered.as_text() + digest_of(function)
-    computation = hashlib.sha256(text.encode()).hexdigest()[:16]
+    computation = digest_of_text(lowered.as_text() + digest_of(function))
     values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
     done = np.zeros(total, bool)
 
@@ -293,10 +291,10 @@ def grid(
             nonlocal store
             if folder is None or not speaks:
                 return
-            store = Store(folder, checked, computation, names, values)
+            store = Store(folder, checked, computation, names)
             stack.enter_context(locked(folder, "folder"))
-            for chosen, found in store.kept():
-                keep(chosen, found)
+            for block in store.load():
+                keep(block.points, block.values)
 
         if several and folder is not None:
             attempted("folder", take_up)
@@ -316,7 +314,7 @@ def grid(
             found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
             if store is not None:
-                store.keep(chosen, found)
+                store.save(Block(chosen, found))
             if bar is not None:
                 bar.update(len(chosen))
         if bar is not None:
