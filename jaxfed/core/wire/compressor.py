@@ -12,6 +12,7 @@ over all draws; for the others, which are biased, it is the usual estimator and 
 
 import abc
 import math
+from dataclasses import replace
 from typing import final
 
 import equinox as eqx
@@ -116,12 +117,48 @@ def compressible(leaf: Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
 
 
-def checked_compressor(compressor: Channel) -> Compressor:
-    """Refuse what is not a compressor.
+class _Whole(Payload):
+    payload: PyTree  # of the channel
+
+
+class _OneByOne(Compressor):
+    """A channel that is no compressor, applied to one array at a time."""
+
+    channel: Channel
+
+    def bind(self, context):
+        return replace(self, channel=self.channel.bind(context))
+
+    def compress(self, key, array):
+        payload, _ = self.channel.encode(key, array, self.channel.memory(array))
+        return _Whole(array.shape, array.dtype, payload)
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Whole)
+        return self.channel.receive(self.channel.decode(payload.payload), None)
+
+    def mean(self, array):
+        # Any draw will do: only the derivative of the mean is used.
+        memory = self.channel.memory(array)
+        payload, _ = self.channel.encode(jax.random.key(0), array, memory)
+        decoded = self.channel.differentiable(self.channel.decode(payload), array, memory)
+        return self.channel.receive(decoded, None)
+
+    def for_start(self):
+        return self.channel.for_start()
+
+
+def checked_compressor(channel: Channel) -> Compressor:
+    """The compressor that a channel is, or that it makes when it gets one array at a time.
 
     Raises:
-        ValueError: if it is not one.
+        ValueError: if it has memory or hides messages, or is not a channel.
     """
-    if not isinstance(compressor, Compressor):
-        raise refuse("compressor", "a jaxfed.channel.Compressor, such as quantize(3)", compressor)
-    return compressor
+    if isinstance(channel, Compressor):
+        return channel
+    wanted = "a channel without memory that hides nothing, such as quantize(3)"
+    if not isinstance(channel, Channel) or channel.cumulative or channel.private:
+        raise refuse("compressor", wanted, channel)
+    if jax.tree.leaves(channel.memory(jnp.zeros(2))):
+        raise refuse("compressor", wanted, channel)
+    return _OneByOne(channel)

@@ -1,5 +1,9 @@
 """Channels with memory around a compressor: what one message loses, a later one brings."""
 
+import abc
+from dataclasses import replace
+from typing import final
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
@@ -8,30 +12,43 @@ from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.compressor import Compressor, checked_compressor
 
 
-class _Difference(Channel):
+class _Remembering(Channel):
     inner: Compressor
 
+    @abc.abstractmethod
+    def due(self, message: PyTree, memory: PyTree) -> PyTree:
+        """What is to be compressed: the message, given the sender's memory."""
+
+    def bind(self, context):
+        return replace(self, inner=self.inner.bind(context))
+
+    def decode(self, payload):
+        return self.inner.decode(payload)
+
+    def differentiable(self, decoded, message, memory):
+        return self.inner.differentiable(decoded, self.due(message, memory), None)
+
+    def for_start(self):
+        return self.inner.for_start()
+
+
+@final
+class _Difference(_Remembering):
     cumulative = True
     settles = True
 
     def memory(self, message):
         return message
 
+    def due(self, message, memory):
+        return _minus(message, memory)
+
     def encode(self, key, message, memory):
-        payload, decoded = self.inner.through(key, _minus(message, memory))
+        payload, decoded = self.inner.through(key, self.due(message, memory))
         return payload, _plus(decoded, memory)
-
-    def decode(self, payload):
-        return self.inner.decode(payload)
-
-    def differentiable(self, decoded, message, memory):
-        return self.inner.differentiable(decoded, _minus(message, memory), None)
 
     def receive(self, decoded, last):
         return _plus(decoded, last)
-
-    def for_start(self):
-        return self.inner.for_start()
 
 
 def _minus(message: PyTree, memory: PyTree) -> PyTree:
@@ -70,10 +87,11 @@ def difference(compressor: Channel) -> Channel:
     Derivatives are those of the compressor.
 
     Args:
-        compressor: what the changes go through: a compressor, or a chain of them.
+        compressor: what the changes go through: a compressor, a chain of them, or another channel
+            without memory, which then gets one array at a time.
 
     Raises:
-        ValueError: if `compressor` is not one.
+        ValueError: if `compressor` has memory itself or hides messages.
 
     Source: Shrestha & Fu (2023), Section III; Richtarik, Sokolov & Fatkhullin (2021), EF21; with
     absent clients, Fatkhullin, Sokolov, Gorbunov, Li & Richtarik (2021), EF21 with bells and
@@ -82,29 +100,22 @@ def difference(compressor: Channel) -> Channel:
     return _Difference(checked_compressor(compressor))
 
 
-class _ErrorFeedback(Channel):
-    inner: Compressor
-
+@final
+class _ErrorFeedback(_Remembering):
     def memory(self, message):
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message)
 
+    def due(self, message, memory):
+        return _plus(message, memory)
+
     def encode(self, key, message, memory):
-        wanted = _plus(message, memory)
-        payload, decoded = self.inner.through(key, wanted)
-        return payload, _minus(wanted, decoded)
-
-    def decode(self, payload):
-        return self.inner.decode(payload)
-
-    def differentiable(self, decoded, message, memory):
-        return self.inner.differentiable(decoded, _plus(message, memory), None)
+        due = self.due(message, memory)
+        payload, decoded = self.inner.through(key, due)
+        return payload, _minus(due, decoded)
 
     def receive(self, decoded, last):
         del last
         return decoded
-
-    def for_start(self):
-        return self.inner.for_start()
 
 
 def error_feedback(compressor: Channel) -> Channel:
@@ -115,10 +126,10 @@ def error_feedback(compressor: Channel) -> Channel:
     compressor.
 
     Args:
-        compressor: a compressor, or a chain of them.
+        compressor: as in `difference`.
 
     Raises:
-        ValueError: if `compressor` is not one.
+        ValueError: as in `difference`.
 
     Source: Stich, Cordonnier & Jaggi (2018); Karimireddy, Rebjock, Stich & Jaggi (2019).
     """
