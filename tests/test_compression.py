@@ -56,6 +56,54 @@ class Float8(jf.channel.Compressor):
         return array
 
 
+class Broken(Float8):
+    """A compressor, broken in one function."""
+
+    function: str = eqx.field(static=True)
+    returned: object = eqx.field(static=True)
+
+    def compress(self, key, array):
+        payload = super().compress(key, array)
+        return self.returned(payload) if self.function == "compress" else payload
+
+    def decompress(self, payload):
+        array = super().decompress(payload)
+        return self.returned(array) if self.function == "decompress" else array
+
+    def mean(self, array):
+        return self.returned(array) if self.function == "mean" else array
+
+
+@pytest.mark.parametrize(
+    ("function", "returned", "said"),
+    [
+        ("compress", lambda x: x.values, r"compress: wanted a jaxfed.channel.Payload, got "),
+        ("compress", lambda x: EightBits(x.shape, x.dtype, "text"), "compress: .* got 'text'"),
+        ("compress", lambda x: EightBits((3,), x.dtype, x.values), r"compress: .* got f32\[3\]"),
+        ("decompress", lambda x: "text", "decompress: wanted arrays, got 'text'"),
+        (
+            "decompress",
+            lambda x: x.astype("float16"),
+            r"decompress: wanted f32\[6,2\] as was sent, got f16\[6,2\]",
+        ),
+        ("mean", lambda x: x.sum(), r"mean: wanted f32\[6,2\], got f32\[\]"),
+    ],
+)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda x: x,
+        jf.channel.difference,
+        lambda x: jf.channel.chain(x, jf.channel.sign()),
+    ],
+    ids=["alone", "difference", "chain"],
+)
+def test_a_compressor_that_breaks_the_contract_is_named(function, returned, said, around):
+    channel = around(Broken(function, returned))
+    with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), channel)
+
+
 class Halved(jf.channel.Channel):
     """A channel as somebody else would write it, which is no compressor."""
 

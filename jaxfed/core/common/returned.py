@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -23,11 +24,11 @@ def alike(one: PyTree, other: PyTree) -> bool:
 
 def described(tree: PyTree) -> str:
     """A tree in one line, with the types and shapes of its arrays."""
-    return " ".join(eqx.tree_pformat(tree).split())
+    return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
 def check_arrays(where: str, given: Any) -> None:
-    """Check that a function returned a tree of arrays.
+    """Check that a function returned a tree of arrays, or of their shapes.
 
     Args:
         where: the beginning of the message, which names the function.
@@ -37,7 +38,7 @@ def check_arrays(where: str, given: Any) -> None:
         ValueError: if there is anything else in it.
     """
     for leaf in jax.tree.leaves(given):
-        if not is_number(leaf):
+        if not is_number(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
             raise ValueError(f"{where} arrays, got {leaf!r}")
 
 
@@ -53,6 +54,9 @@ def check_alike(where: str, wanted: PyTree, given: Any, why: str = "") -> None:
     Raises:
         ValueError: if it returned anything else.
     """
-    is_tree = all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(given))
-    if not is_tree or not alike(wanted, given):
+    check_arrays(where, given)
+    wanted, given = jax.tree.map(
+        lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), (wanted, given)
+    )
+    if not alike(wanted, given):
         raise ValueError(f"{where} {described(wanted)}{why}, got {described(given)}")

@@ -6,10 +6,8 @@ Each is traced once for all programs of a process that call it on the same shape
 from collections.abc import Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core.common.returned import alike as alike
@@ -76,7 +74,7 @@ def client_step(
             f"{_wanted(algorithm, name)} a scalar 'objective' among the diagnostics, got "
             f"{described(diagnostics)}"
         )
-    _check_state(algorithm, name, "client_init", local, after)
+    check_alike(f"{_wanted(algorithm, name)} a state like that of client_init,", local, after)
     return uplink, after, diagnostics
 
 
@@ -97,7 +95,7 @@ def server_step(
             f"{_wanted(algorithm, name)} (server, diagnostics), got {described(result)}"
         )
     after = arrays_of(algorithm, name, result[0])
-    _check_state(algorithm, name, "server_init", server, after)
+    check_alike(f"{_wanted(algorithm, name)} a state like that of server_init,", server, after)
     return after, _diagnostics(algorithm, name, result[1])
 
 
@@ -105,12 +103,6 @@ def server_step(
 def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
     """What one client has in the end."""
     return algorithm.client_result(downlink, local, data)
-
-
-def _check_state(
-    algorithm: Algorithm, name: str, first: str, before: PyTree, after: PyTree
-) -> None:
-    check_alike(f"{_wanted(algorithm, name)} a state like that of {first},", before, after)
 
 
 def _diagnostics(algorithm: Algorithm, name: str, given: Any) -> dict[str, Array]:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from jaxfed.core.common.returned import check_alike, check_arrays, described
+
 
 class Part(eqx.Module):
     """A part of a message that says how the parts of all clients are put together.
@@ -255,8 +257,17 @@ def plain(message: PyTree) -> PyTree:
 
 
 def contributions(message: PyTree, weight: Float[Array, ""]) -> PyTree[Part]:
-    """ONE client's share of the reduced message; `weight` is 0 for an absent client."""
-    return jax.tree.map(lambda x: x.contribution(weight), wrapped(message), is_leaf=is_part)
+    """ONE client's share of the reduced message; `weight` is 0 for an absent client.
+
+    Raises:
+        ValueError: if a part's share is not of its class, or has anything but arrays.
+    """
+
+    def one(part: Part) -> Part:
+        share = part.contribution(weight)
+        return _returned(part, "contribution", share, type(part))
+
+    return each(one, wrapped(message))
 
 
 def is_linear(message: PyTree) -> bool:
@@ -290,24 +301,83 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
     return jax.tree.map(function, *parts, is_leaf=is_part)
 
 
+# --- a reduction's functions, held to the contract where they are traced -------------------------
+
+
+def over_clients(parts: PyTree[Reduction]) -> PyTree[Reduction]:
+    """The partial results of many contributions, which lie along a leading axis.
+
+    Raises:
+        ValueError: if one is not a reduction of arrays.
+    """
+    return each(lambda x: _returned(x, "over_clients", x.over_clients(), Reduction), parts)
+
+
+def neutral(parts: PyTree[Reduction]) -> PyTree[Reduction]:
+    """The partial results of no client, from the shapes of any.
+
+    Raises:
+        ValueError: if one has other shapes or types.
+    """
+    return each(lambda x: _like(x, "neutral", x.neutral()), parts)
+
+
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Two partial results of one message."""
-    return each(lambda a, b: a.combined(b), to_combine(total), to_combine(part))
+    """Two partial results of one message.
+
+    Raises:
+        ValueError: if one depends on the number of clients in its shape, or their combination has
+            other shapes or types.
+    """
+
+    def one(a: Reduction, b: Reduction) -> Reduction:
+        _like(a, "over_clients", b, " from any number of clients")
+        return _like(a, "combined", a.combined(b))
+
+    return each(one, to_combine(total), to_combine(part))
 
 
 def to_combine(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Partial results in the form that can be combined."""
-    return each(lambda x: x.to_combine(), parts)
+    """Partial results in the form that can be combined.
+
+    Raises:
+        ValueError: if one is not a reduction of arrays.
+    """
+    return each(lambda x: _returned(x, "to_combine", x.to_combine(), Reduction), parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
-    """The results of all devices' partial results; parts of one kind travel together."""
+    """The results of all devices' partial results; parts of one kind travel together.
+
+    Raises:
+        ValueError: if there are not as many results, or one has other shapes or types.
+    """
     leaves, structure = jax.tree.flatten(to_combine(parts), is_leaf=is_part)
     for rule in dict.fromkeys(type(part).over_devices for part in leaves):
         places = [i for i, part in enumerate(leaves) if type(part).over_devices is rule]
-        for i, result in zip(places, rule([leaves[i] for i in places], axis), strict=True):
-            leaves[i] = result
+        alike = [leaves[i] for i in places]
+        results = rule(list(alike), axis)
+        if not isinstance(results, list) or len(results) != len(alike):
+            raise ValueError(
+                f"{type(alike[0]).__name__}.over_devices: wanted a list of {len(alike)}, got "
+                f"{described(results)}"
+            )
+        for i, part, result in zip(places, alike, results, strict=True):
+            leaves[i] = _like(part, "over_devices", result)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _returned(part: Part, function: str, result: Any, kind: type) -> Any:
+    where = f"{type(part).__name__}.{function}: wanted"
+    if not isinstance(result, kind):
+        raise ValueError(f"{where} a {kind.__name__}, got {described(result)}")
+    check_arrays(where, result)
+    return result
+
+
+def _like(part: Part, function: str, result: Any, why: str = "") -> Any:
+    check_alike(f"{type(part).__name__}.{function}: wanted", part, result, why)
+    return result
 
 
 def _scaled(factor: Float[Array, ""], x: Array) -> Array:

@@ -12,7 +12,15 @@ from jaxtyping import Array, PyTree
 
 from jaxfed.core.common.checks import checked_dtype, refuse
 from jaxfed.core.wire.channel import Channel, Delimited, Variable
-from jaxfed.core.wire.compressor import Compressor, Payload, checked_compressor, compressible
+from jaxfed.core.wire.compressor import (
+    Compressor,
+    Payload,
+    checked_compressor,
+    compressed,
+    compressible,
+    decompressed,
+    mean_of,
+)
 from jaxfed.core.wire.quantization import quantize
 
 
@@ -67,24 +75,24 @@ class _Chain(Compressor):
 
     def compress(self, key, array):
         mine, its = jax.random.split(key)
-        payload = self.first.compress(mine, array)
+        payload = compressed(self.first, mine, array)
         # Parts of variable length are taken out whole: of them not all words count.
         parts, structure = jax.tree.flatten(payload, is_leaf=_is_indivisible)
         for i, part in enumerate(parts):
             if not _is_indivisible(part) and compressible(part):
-                parts[i] = self.second.compress(jax.random.fold_in(its, i), part)
+                parts[i] = compressed(self.second, jax.random.fold_in(its, i), part)
         return _Chained(array.shape, array.dtype, parts, structure)
 
     def decompress(self, payload):
         assert isinstance(payload, _Chained)
         parts = [
-            self.second.decompress(part) if isinstance(part, Payload) else part
+            decompressed(self.second, part) if isinstance(part, Payload) else part
             for part in payload.parts
         ]
-        return self.first.decompress(jax.tree.unflatten(payload.structure, parts))
+        return decompressed(self.first, jax.tree.unflatten(payload.structure, parts))
 
     def mean(self, array):
-        return self.second.mean(self.first.mean(array))
+        return mean_of(self.second, mean_of(self.first, array))
 
     def for_start(self):
         return quantize(8)

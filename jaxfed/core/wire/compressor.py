@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.common.checks import refuse
+from jaxfed.core.common.returned import check_alike, check_arrays
 from jaxfed.core.wire.channel import Channel, straight_through
 
 
@@ -41,6 +42,11 @@ class Payload(eqx.Module):
     def size(self) -> int:
         """How many numbers the array has."""
         return math.prod(self.shape)
+
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        """The array's shape and type."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
 
 class Compressor(Channel):
@@ -61,7 +67,7 @@ class Compressor(Channel):
         leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [
-            self.compress(keys[i], leaf) if compressible(leaf) else leaf
+            compressed(self, keys[i], leaf) if compressible(leaf) else leaf
             for i, leaf in enumerate(leaves)
         ]
         return jax.tree.unflatten(structure, packed), memory
@@ -70,7 +76,7 @@ class Compressor(Channel):
     def decode(self, payload: PyTree) -> PyTree:
         """The message, as far as it can be told."""
         return jax.tree.map(
-            lambda x: self.decompress(x) if isinstance(x, Payload) else x,
+            lambda x: decompressed(self, x) if isinstance(x, Payload) else x,
             payload,
             is_leaf=lambda x: isinstance(x, Payload),
         )
@@ -79,7 +85,7 @@ class Compressor(Channel):
     def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
         """Straight through, as the mean of what arrives."""
         del memory
-        mean = jax.tree.map(lambda x: self.mean(x) if compressible(x) else x, message)
+        mean = jax.tree.map(lambda x: mean_of(self, x) if compressible(x) else x, message)
         return straight_through(decoded, mean)
 
     @final
@@ -115,6 +121,50 @@ class Compressor(Channel):
 def compressible(leaf: Array) -> bool:
     """Whether compressors touch this array: more than one floating-point number."""
     return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
+
+
+# --- a compressor's functions, held to the contract where they are traced ------------------------
+
+
+def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
+    """What travels in place of an array.
+
+    Raises:
+        ValueError: if that is not a payload of arrays, with the array's shape and type.
+    """
+    where = f"{type(compressor).__name__}.compress: wanted"
+    payload = compressor.compress(key, array)
+    if not isinstance(payload, Payload):
+        raise ValueError(f"{where} a jaxfed.channel.Payload, got {payload!r}")
+    check_arrays(where, payload)
+    check_alike(f"{where} the array's shape and type,", array, payload.like)
+    return payload
+
+
+def decompressed(compressor: Compressor, payload: Payload) -> Float[Array, "..."]:
+    """The array that a payload stands for.
+
+    Raises:
+        ValueError: if it has not the shape and type that were sent.
+    """
+    array = compressor.decompress(payload)
+    where = f"{type(compressor).__name__}.decompress: wanted"
+    check_alike(where, payload.like, array, " as was sent")
+    return array
+
+
+def mean_of(compressor: Compressor, array: Float[Array, "..."]) -> Float[Array, "..."]:
+    """What is differentiated in place of an array.
+
+    Raises:
+        ValueError: if it has not the array's shape and type.
+    """
+    mean = compressor.mean(array)
+    check_alike(f"{type(compressor).__name__}.mean: wanted", array, mean)
+    return mean
+
+
+# --- channels that are no compressors ------------------------------------------------------------
 
 
 class _Whole(Payload):
