@@ -1,4 +1,4 @@
-"""Lower precision, and compressors one after the other."""
+"""Two compressors: rounding to a lower precision, and a chain of compressors."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,8 +47,8 @@ def cast(dtype: DTypeLike) -> Channel:
     """Rounding to a lower precision; the derivative is straight through.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. On processors
-            older than 2012 (without F16C) XLA compiles no `"float16"`.
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. XLA cannot
+            compile `"float16"` on processors from before 2012 (without F16C).
 
     Raises:
         ValueError: for any other type.
@@ -103,10 +103,10 @@ def _is_indivisible(part: object) -> bool:
 
 
 def chain(*compressors: Channel) -> Channel:
-    """Compressors one after the other: each works on the arrays of the payload before.
+    """Compressors in a row: each compresses the arrays of the previous one's payload.
 
-    `chain(top_k(0.1), quantize(4))` sends a tenth of the entries, at four bits each. Other channels
-    without memory get one array at a time.
+    `chain(top_k(0.1), quantize(4))` sends a tenth of the entries, at four bits each. Any channel
+    without memory will do; one that is no `Compressor` gets one array at a time.
 
     Raises:
         ValueError: if there is none, or one has memory or hides messages.

@@ -1,13 +1,11 @@
-"""Compressors: channels that turn the arrays of a message into fewer bits.
+"""The base class of compressors: channels that turn each array of a message into fewer bits.
 
-Each maps over the message's floating-point arrays of more than one number; single numbers (a step
-size, an objective) and integers travel as they are. Payloads are really packed: an array of `n`
-codes of `b` bits is `ceil(n b / 8)` bytes. Nothing here has memory: see `jaxfed.channel.difference`
-and `jaxfed.channel.error_feedback` for what makes coarse compression converge.
+Single numbers (a step size, an objective) and integers travel as they are. Payloads are really
+packed: `n` codes of `b` bits are `ceil(n b / 8)` bytes.
 
-Payloads have no derivative. What is decoded is differentiated as what it is on average, straight
-through: for `quantize` with random rounding and for `random_k` that is the derivative of the mean
-over all draws; for the others, which are biased, it is the usual estimator and no more.
+Payloads have no derivative. What is decoded has that of its mean, straight through: for `quantize`
+with random rounding and for `random_k`, of the mean over all draws; for the others, which are
+biased, this is the usual estimator.
 """
 
 import abc
@@ -28,10 +26,10 @@ from jaxfed.core.wire.channel import Channel, straight_through
 
 
 class Payload(eqx.Module):
-    """What travels in place of one array: a subclass adds the arrays that do.
+    """What travels in place of one array, as arrays in fields of a subclass.
 
     Attributes:
-        shape: of the array; like its type it is known to both ends, and is not counted.
+        shape: of the array. Both ends know it and the type, which take no bits.
         dtype: of the array.
     """
 
@@ -52,18 +50,13 @@ class Payload(eqx.Module):
 class Compressor(Channel):
     """A channel without memory that compresses one array at a time.
 
-    A subclass writes `compress`, `decompress` and `mean`, for one array; what they return is pure
-    and of shapes that depend on shapes alone. `difference`, `error_feedback` and `chain` take any.
+    A subclass writes `compress`, `decompress` and `mean`: pure functions of one array, whose
+    results have shapes that depend on the array's shape alone.
     """
 
     @final
-    def memory(self, message: PyTree) -> None:
-        """None is needed."""
-        del message
-
-    @final
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """The message with its larger arrays compressed."""
+        """The message with its arrays compressed."""
         leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [
@@ -74,7 +67,7 @@ class Compressor(Channel):
 
     @final
     def decode(self, payload: PyTree) -> PyTree:
-        """The message, as far as it can be told."""
+        """The message with its arrays decompressed."""
         return jax.tree.map(
             lambda x: decompressed(self, x) if isinstance(x, Payload) else x,
             payload,
@@ -83,20 +76,14 @@ class Compressor(Channel):
 
     @final
     def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-        """Straight through, as the mean of what arrives."""
+        """What was decoded, with the derivative of the mean."""
         del memory
         mean = jax.tree.map(lambda x: mean_of(self, x) if compressible(x) else x, message)
         return straight_through(decoded, mean)
 
     @final
-    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
-        """The decoded message itself."""
-        del last
-        return decoded
-
-    @final
     def through(self, key: Key[Array, ""], message: PyTree) -> tuple[PyTree, PyTree]:
-        """The payload, and what the other end will make of it, which can be differentiated."""
+        """The payload, and what it decodes to, with a derivative."""
         payload, _ = self.encode(key, message, None)
         return payload, self.differentiable(self.decode(payload), message, None)
 
@@ -105,8 +92,8 @@ class Compressor(Channel):
         """What travels in place of one array.
 
         Args:
-            key: a random key, another one for each array, client and round.
-            array: more than one floating-point number, of any shape.
+            key: random key, different for each array, client and round.
+            array: at least two floating-point numbers, of any shape.
         """
 
     @abc.abstractmethod
@@ -115,11 +102,11 @@ class Compressor(Channel):
 
     @abc.abstractmethod
     def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
-        """What becomes of an array on average, or is taken for that: it is differentiated."""
+        """What arrives of an array on average, or stands for that in derivatives."""
 
 
 def compressible(leaf: Array) -> bool:
-    """Whether compressors touch this array: more than one floating-point number."""
+    """Whether an array is compressed: it has at least two floating-point numbers."""
     return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
 
 
