@@ -66,6 +66,12 @@ def bits(names, lines):
     assert error == pytest.approx(1, abs=0.02) and share < 0.15
 
 
+def own_channel(names, lines):
+    (share,), (objective,) = lines("Float8"), lines("OneScale")
+    assert 0.2 < float(share.split()[-1]) < 0.35
+    assert float(objective.split()[-1]) == pytest.approx(1, abs=0.01)
+
+
 def devices(names, lines):
     objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 4, rel=1e-5)
@@ -101,7 +107,18 @@ def inside(names, lines):
     assert names["losses"][-1] < 0.05 < 0.5 < names["losses"][0]
 
 
-FUNCTIONS = (bits, consensus, data, derivatives, devices, fitted, inside, models, sweeps)
+FUNCTIONS = (
+    bits,
+    consensus,
+    data,
+    derivatives,
+    devices,
+    fitted,
+    inside,
+    models,
+    own_channel,
+    sweeps,
+)
 SAID = {f.__name__: f for f in FUNCTIONS}
 # Those that compile much.
 LONG = {"derivatives", "estimators", "inside", "models", "sharing", "sweeps", "views"}

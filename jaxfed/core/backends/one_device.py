@@ -14,7 +14,14 @@ from jaxtyping import Array, Bool, PyTree
 from jaxfed.core.backends.backend import Backend, Work
 from jaxfed.core.common.buckets import split, unlike
 from jaxfed.core.common.checks import check_whole
-from jaxfed.core.contract.reduction import Reduction, combined, each, to_combine
+from jaxfed.core.contract.reduction import (
+    Reduction,
+    combined,
+    each,
+    neutral,
+    over_clients,
+    to_combine,
+)
 from jaxfed.linalg.platforms import per_platform
 
 
@@ -49,7 +56,7 @@ class _Vmap(_HereAlone):
 
 def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
     sent, kept = _of_all(work, shared, own)
-    return each(lambda part: part.over_clients(), sent), kept
+    return over_clients(sent), kept
 
 
 def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
@@ -65,7 +72,7 @@ def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
     def chosen(x, nothing):
         return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, nothing)
 
-    return jax.tree.map(chosen, part, part.neutral())
+    return jax.tree.map(chosen, part, neutral(part))
 
 
 def _in_turn(
@@ -120,11 +127,11 @@ class _Chunked(_HereAlone):
             if clients % size:
                 which = start + jnp.arange(size) >= first
                 parts = each(lambda part: _counted(part, which), parts)
-            return combined(total, each(lambda part: part.over_clients(), parts)), kept
+            return combined(total, over_clients(parts)), kept
 
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         firsts = jnp.arange(0, clients, size)
-        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), firsts)
+        total, kept = jax.lax.scan(step, neutral(sent), firsts)
 
         def in_order(x):
             whole = _dense(x.reshape(-1, *x.shape[2:]))
