@@ -52,12 +52,8 @@ class _Implicit(Adjoint):
             problem, start, jax.lax.stop_gradient(solution), through, report, settings
         )
 
-
-def with_report(adjoint: Adjoint, report: Report) -> Adjoint:
-    """The same, which reports on its linear system if it has one."""
-    if not isinstance(adjoint, _Implicit):
-        return adjoint
-    return _Implicit(adjoint.algorithm, report, adjoint.settings)
+    def with_report(self, report):
+        return _Implicit(self.algorithm, report, self.settings)
 
 
 def implicit(

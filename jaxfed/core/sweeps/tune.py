@@ -22,7 +22,7 @@ from jaxfed.core.common.checks import (
     refuse,
 )
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.derivatives.adjoint import implicit, with_report
+from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.derivatives.implicit import Report
 from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.rollout import rollout
@@ -118,7 +118,7 @@ def tune(
         return rollout(tuned, clients, rounds=rounds, key=key, tol=tol, **given)
 
     def loss(logarithms, report, clients, warm_start):
-        solution = solved(clients, logarithms, warm_start, with_report(adjoint, report))
+        solution = solved(clients, logarithms, warm_start, adjoint.with_report(report))
         return held_out(solution.result), solution
 
     @jax.jit
