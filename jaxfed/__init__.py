@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxfed import adjoint as adjoint
     from jaxfed import backend as backend
     from jaxfed import channel as channel
+    from jaxfed import contract as contract
     from jaxfed import data as data
     from jaxfed import deploy as deploy
     from jaxfed import estimators as estimators
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from jaxfed.core.common.processes import ProcessError as ProcessError
     from jaxfed.core.contract.algorithm import Algorithm as Algorithm
     from jaxfed.core.contract.algorithm import Personalized as Personalized
+    from jaxfed.core.contract.algorithm import hyperparameter as hyperparameter
     from jaxfed.core.contract.remarks import HasRemarks as HasRemarks
     from jaxfed.core.run.callbacks import Callback as Callback
     from jaxfed.core.run.callbacks import EarlyStopping as EarlyStopping
@@ -80,10 +82,12 @@ _PLACES = {
     "adjoint": "jaxfed.adjoint",
     "backend": "jaxfed.backend",
     "channel": "jaxfed.channel",
+    "contract": "jaxfed.contract",
     "participation": "jaxfed.participation",
     "reduction": "jaxfed.reduction",
     "Algorithm": "jaxfed.core.contract.algorithm:Algorithm",
     "Personalized": "jaxfed.core.contract.algorithm:Personalized",
+    "hyperparameter": "jaxfed.core.contract.algorithm:hyperparameter",
     "Callback": "jaxfed.core.run.callbacks:Callback",
     "EarlyStopping": "jaxfed.core.run.callbacks:EarlyStopping",
     "Checkpoint": "jaxfed.core.store.checkpoint:Checkpoint",

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.contract.algorithm import hyperparameter
 from jaxfed.testing import CHECKS, _compare, check_algorithm
 
 FEATURES = 3
@@ -21,7 +20,7 @@ class Average(jf.Algorithm):
     What the tests break is a field, or a method of a subclass.
     """
 
-    step: jax.Array = eqx.field(converter=hyperparameter, default=0.5)
+    step: jax.Array = eqx.field(converter=jf.hyperparameter, default=0.5)
 
     def check(self, clients, start):
         if not isinstance(clients.parts[0], jf.Samples):
