@@ -141,6 +141,17 @@ def test_what_does_not_is_told(name):
         )  # fmt: skip
 
 
+def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
+    with pytest.raises(AssertionError) as raised:
+        check_algorithm(Trusting(), draw(), progress=True)
+    assert raised.value.__notes__ == [
+        "This check alone: check_algorithm(..., checks=['refusals'])."
+    ]
+    check_algorithm(Average(), draw(), checks=["refusals"], progress=True)
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert shown.startswith("refusals ... refusals ... passed, ") and shown.endswith(" s")
+
+
 def test_compilation_is_seen():
     with _compare.compilations() as compiled:
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
