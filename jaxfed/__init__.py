@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from jaxfed.core.store.saved import Saved as Saved
     from jaxfed.core.store.saved import load as load
     from jaxfed.core.sweeps.grid import grid as grid
-    from jaxfed.core.sweeps.grid import stack as stack
-    from jaxfed.core.sweeps.grid import sweep as sweep
+    from jaxfed.core.sweeps.sweep import stack as stack
+    from jaxfed.core.sweeps.sweep import sweep as sweep
     from jaxfed.core.sweeps.tune import Tuned as Tuned
     from jaxfed.core.sweeps.tune import tune as tune
     from jaxfed.core.wire.wire import Wire as Wire
@@ -96,8 +96,8 @@ _PLACES = {
     "EnergyWarning": "jaxfed.core.clients.energies:EnergyWarning",
     "enable_compilation_cache": "jaxfed.core.run.compiling:enable_compilation_cache",
     "grid": "jaxfed.core.sweeps.grid:grid",
-    "stack": "jaxfed.core.sweeps.grid:stack",
-    "sweep": "jaxfed.core.sweeps.grid:sweep",
+    "stack": "jaxfed.core.sweeps.sweep:stack",
+    "sweep": "jaxfed.core.sweeps.sweep:sweep",
     "personalize": "jaxfed.core.run.personalize:personalize",
     "ProcessError": "jaxfed.core.common.processes:ProcessError",
     "Plan": "jaxfed.planning.plan:Plan",

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.run.rollout import rollout
-from jaxfed.core.sweeps.grid import stack
+from jaxfed.core.sweeps.sweep import stack
 from jaxfed.testing import _run_checks
 from jaxfed.testing._case import Case, Foreign, chunked, combination, more_rows, scaled
 from jaxfed.testing._compare import (
