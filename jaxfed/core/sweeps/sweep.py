@@ -14,7 +14,6 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
-from jaxfed.core.clients.checks import check_ids
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import check_count, check_list, is_list, refuse
 from jaxfed.core.contract.algorithm import Algorithm
@@ -85,8 +84,7 @@ def sweep(
     check_passed_on(arguments)
     if block is not None:
         check_count("block", block)
-    if data.blocks is None:
-        check_ids(data.ids)
+    data.check_ids()
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
     _check_masks(arguments, several[0] or several[1], keys)
     return _swept((algorithm, data, keys), several, rounds, block, arguments)
