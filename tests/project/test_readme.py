@@ -66,6 +66,12 @@ def bits(names, lines):
     assert error == pytest.approx(1, abs=0.02) and share < 0.15
 
 
+def own_channel(names, lines):
+    (share,), (objective,) = lines("Float8"), lines("OneScale")
+    assert 0.2 < float(share.split()[-1]) < 0.35
+    assert float(objective.split()[-1]) == pytest.approx(1, abs=0.01)
+
+
 def devices(names, lines):
     objectives = [float(line) for line in lines("chunked")]
     assert objectives == pytest.approx([objectives[0]] * 4, rel=1e-5)
@@ -116,6 +122,7 @@ FUNCTIONS = (
     inside,
     models,
     own_backend,
+    own_channel,
     sweeps,
 )
 SAID = {f.__name__: f for f in FUNCTIONS}

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.common.buckets import in_order, layout_of, split, unlike
-from jaxfed.core.common.printing import shown_tree
-from jaxfed.core.contract.reduction import Part, Reduction, each, is_part, joined, separated
+from jaxfed.core.common.returned import described
+from jaxfed.core.contract.reduction import Part, Reduction, is_part, joined, separated
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -179,11 +179,6 @@ def collect(
     return joined(total, jax.tree.map(lambda x: x[which], gathered)), kept
 
 
-def reduced(sent: PyTree[Reduction]) -> PyTree[Reduction]:
-    """The contributions of clients along a leading axis, reduced over them."""
-    return each(lambda part: part.over_clients(), sent)
-
-
 def length(own: PyTree) -> int:
     """How many clients have what is in a tree with a leading axis of clients."""
     return jax.tree.leaves(own)[0].shape[0]
@@ -227,4 +222,4 @@ def _check_structure(
 
 def _broken(backend: Backend, method: str, wanted: str, given: Any) -> ValueError:
     name = f"{type(backend).__name__}.{method}"
-    return ValueError(f"backend: wanted of {name} {wanted}, got {shown_tree(given)}")
+    return ValueError(f"backend: wanted of {name} {wanted}, got {described(given)}")

@@ -11,10 +11,17 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, PyTree
 
-from jaxfed.core.backends.backend import Backend, Work, length, pair, reduced
+from jaxfed.core.backends.backend import Backend, Work, length, pair
 from jaxfed.core.common.buckets import split, unlike
 from jaxfed.core.common.checks import check_whole
-from jaxfed.core.contract.reduction import Reduction, combined, each, to_combine
+from jaxfed.core.contract.reduction import (
+    Reduction,
+    combined,
+    each,
+    neutral,
+    over_clients,
+    to_combine,
+)
 from jaxfed.linalg.platforms import per_platform
 
 
@@ -26,7 +33,7 @@ class OneDevice(Backend):
         class OneByOne(jf.backend.OneDevice):
             def map_clients(self, work, shared, own):
                 sent, kept = jax.lax.map(lambda one: work(shared, one), own)
-                return jf.backend.reduced(sent), kept
+                return jf.reduction.over_clients(sent), kept
     """
 
     @abc.abstractmethod
@@ -41,8 +48,8 @@ class OneDevice(Backend):
             own: leading axis = clients, at least one.
 
         Returns:
-            What all of them sent, reduced: `reduced` of contributions along a leading axis, or
-            `combined` of two such results. And what they keep, leading axis = clients.
+            What all of them sent, reduced: `jaxfed.reduction.over_clients` of contributions along a
+            leading axis, or `jaxfed.reduction.combined` of two such results. And what they keep, leading axis = clients.
         """
 
     @final
@@ -90,7 +97,7 @@ class _Vmap(OneDevice):
 
 def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
     sent, kept = _of_all(work, shared, own)
-    return reduced(sent), kept
+    return over_clients(sent), kept
 
 
 def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
@@ -106,7 +113,7 @@ def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
     def chosen(x, nothing):
         return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, nothing)
 
-    return jax.tree.map(chosen, part, part.neutral())
+    return jax.tree.map(chosen, part, neutral(part))
 
 
 class _Separate(OneDevice):
@@ -147,11 +154,11 @@ class _Chunked(OneDevice):
             if clients % size:
                 which = start + jnp.arange(size) >= first
                 parts = each(lambda part: _counted(part, which), parts)
-            return combined(total, reduced(parts)), kept
+            return combined(total, over_clients(parts)), kept
 
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         firsts = jnp.arange(0, clients, size)
-        total, kept = jax.lax.scan(step, each(lambda part: part.neutral(), sent), firsts)
+        total, kept = jax.lax.scan(step, neutral(sent), firsts)
 
         def in_order(x):
             whole = _dense(x.reshape(-1, *x.shape[2:]))

@@ -9,7 +9,6 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
 
 from jaxfed.core.common.checks import shown
 from jaxfed.core.common.processes import is_here
@@ -34,11 +33,6 @@ def brief(value: Any) -> str:
     # Networks and optimizers would fill the line, with where their functions lie.
     large = isinstance(value, eqx.Module | tuple) and (len(text) > 60 or " at 0x" in text)
     return f"{type(value).__name__}(...)" if large else text
-
-
-def shown_tree(tree: PyTree) -> str:
-    """A tree in one line, with arrays by their types and shapes."""
-    return " ".join(eqx.tree_pformat(tree).split())
 
 
 def is_known(array: Any) -> bool:

@@ -8,27 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from jaxfed.core.common.printing import shown_tree
+from jaxfed.core.common.returned import alike as alike
+from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 
 # What a run's history has of itself.
 RESERVED = ("participants", "bits_up", "bits_down")
-
-
-def alike(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees have the same structure, shapes and types."""
-    return jax.tree.structure(one) == jax.tree.structure(other) and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
-
-
-def is_number(leaf: Any) -> bool:
-    """Whether JAX can trace it."""
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
 def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
@@ -37,9 +25,7 @@ def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
     Raises:
         ValueError: for a tree of anything else; the message names the function.
     """
-    for leaf in jax.tree.leaves(value):
-        if not is_number(leaf):
-            raise _wrong(algorithm, function, "arrays", leaf)
+    check_arrays(_wanted(algorithm, function), value)
     return jax.tree.map(jnp.asarray, value)
 
 
@@ -82,7 +68,7 @@ def client_step(
     diagnostics = _diagnostics(algorithm, name, result[2])
     if "objective" not in diagnostics or diagnostics["objective"].ndim:
         raise _wrong(algorithm, name, "a scalar 'objective' among the diagnostics", diagnostics)
-    _check_state(algorithm, name, "client_init", local, after)
+    check_alike(f"{_wanted(algorithm, name)} a state like that of client_init,", local, after)
     return uplink, after, diagnostics
 
 
@@ -100,7 +86,7 @@ def server_step(
     result = algorithm.server_step(key, server, uplink)
     _check_results(algorithm, name, ("server", "diagnostics"), server, result)
     after = arrays_of(algorithm, name, result[0])
-    _check_state(algorithm, name, "server_init", server, after)
+    check_alike(f"{_wanted(algorithm, name)} a state like that of server_init,", server, after)
     return after, _diagnostics(algorithm, name, result[1])
 
 
@@ -122,14 +108,6 @@ def _check_results(
         raise _wrong(algorithm, function, f"({', '.join(names)})", result)
 
 
-def _check_state(
-    algorithm: Algorithm, function: str, first: str, before: PyTree, after: PyTree
-) -> None:
-    if not alike(before, after):
-        wanted = f"a state like that of {first}, {shown_tree(before)}"
-        raise _wrong(algorithm, function, wanted, after)
-
-
 def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, Array]:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise _wrong(algorithm, function, "diagnostics by name", given)
@@ -139,6 +117,9 @@ def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, A
     return arrays_of(algorithm, function, dict(given))
 
 
+def _wanted(algorithm: Algorithm, function: str) -> str:
+    return f"algorithm: wanted of {type(algorithm).__name__}.{function}"
+
+
 def _wrong(algorithm: Algorithm, function: str, wanted: str, given: Any) -> ValueError:
-    name = f"{type(algorithm).__name__}.{function}"
-    return ValueError(f"algorithm: wanted of {name} {wanted}, got {shown_tree(given)}")
+    return ValueError(f"{_wanted(algorithm, function)} {wanted}, got {described(given)}")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree, UInt32
 
 from jaxfed.core.contract.reduction import Sum, contributions, plain
-from jaxfed.core.wire import channel
+from jaxfed.core.wire import calls, channel
 
 
 class Transit(NamedTuple):
@@ -39,14 +39,13 @@ class Contribution(NamedTuple):
 
 def send(way: channel.Channel, key: Key[Array, ""], message: PyTree, memory: PyTree) -> Transit:
     """Encode a message and decode it."""
-    payload, after = way.encode(key, message, memory)
-    decoded = way.differentiable(way.decode(payload), message, memory)
-    return Transit(payload, decoded, after)
+    payload, after = calls.encode(way, key, message, memory)
+    return Transit(payload, calls.decode(way, payload, message, memory), after)
 
 
 def send_first(way: channel.Channel, key: Key[Array, ""], message: PyTree) -> Transit:
     """Encode the first message of its channel, which has no memory yet, and decode it."""
-    return send(way, key, message, way.memory(message))
+    return send(way, key, message, calls.memory(way, message))
 
 
 def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:

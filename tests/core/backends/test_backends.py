@@ -192,7 +192,7 @@ class OneByOne(jf.backend.OneDevice):
 
     def map_clients(self, work, shared, own):
         sent, kept = jax.lax.map(lambda one: work(shared, one), own)
-        return self.changed(jf.backend.reduced(sent), kept)
+        return self.changed(jf.reduction.over_clients(sent), kept)
 
 
 class Blind(OneByOne):

@@ -19,4 +19,4 @@ class OneByOne(jf.backend.OneDevice):
         # Of each client the backward pass finds its own data alone, and computes the rest again.
         work = jax.checkpoint(work)
         sent, kept = jax.lax.map(lambda one: work(shared, one), own)
-        return jf.backend.reduced(sent), kept
+        return jf.reduction.over_clients(sent), kept
