@@ -80,6 +80,8 @@ class SparseView(Ragged):
     count: Float[Array, "*clients"]  # of features
     shape: tuple[int, int] = eqx.field(static=True)
 
+    summed_by_index = True
+
     @property
     def mask(self) -> Float[Array, "*clients features"]:
         """1 for a real feature, 0 for padding."""

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jaxfed.core.common.printing import is_known
 
 class Ragged(eqx.Module):
     """Clients' data, padded along the axes in which clients differ."""
+
+    summed_by_index: ClassVar[bool] = False
+    """Whether products with the data are sums by index, as of sparse data."""
 
     @property
     @abc.abstractmethod
