@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.common.processes import finite
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.gcca._networks import (
     Maker,
@@ -142,7 +142,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for data, a network, a batch or a warm start that do not fit."""
         check_views(clients, self.rank, dense="networks need")
         values = clients.data.values
@@ -173,15 +173,15 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(self, key: RandomKey, data: View, start: Start) -> Scores:
+    def first_message(self, key, data: View, start) -> Scores:
         """The scores of the first network."""
         return self._first(key, data, start)[1]
 
-    def server_init(self, key: RandomKey, first: Scores, like: View, start: Start) -> Scores:
+    def server_init(self, key, first: Scores, like, start) -> Scores:
         """The representation closest to the scores, or that of the warm start."""
         return _closest(first) if start is None else start.shared
 
-    def client_init(self, key: RandomKey, downlink: Scores, data: View, start: Start) -> Learner:
+    def client_init(self, key, downlink: Scores, data: View, start) -> Learner:
         """The first network, the same as for the first message, and the order of the entities."""
         # One half of the key is for the network, as in `first_message`, the other for the order.
         network, scores = self._first(key, data, start)
@@ -207,9 +207,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         """The representation."""
         return server
 
-    def client_step(
-        self, key: RandomKey, downlink: Scores, local: Learner, data: View
-    ) -> tuple[Scores, Learner, Diagnostics]:
+    def client_step(self, key, downlink: Scores, local: Learner, data: View):
         """Train the network towards the representation; send its scores."""
         values = data.values
         frame = frame_of(self.network, values.shape[-1], values.dtype)[1]
@@ -248,9 +246,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         rows = jnp.resize(order, (number, self.batch_size))
         return tuple(table[rows] for table in tables)
 
-    def server_step(
-        self, key: RandomKey, server: Scores, uplink: Scores
-    ) -> tuple[Scores, Diagnostics]:
+    def server_step(self, key, server: Scores, uplink: Scores) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix of mean zero closest to the scores' mean."""
         return _closest(uplink, self.proximal.astype(server.dtype) * server), {}
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Diagnostics
@@ -21,7 +21,7 @@ from jaxfed.generative._prior import (
     scaled_to_norm,
     spread_gradient,
 )
-from jaxfed.generative._training import Start, Training, descend, parameters_of, plus
+from jaxfed.generative._training import Training, descend, parameters_of, plus
 
 Preset = Literal["text", "published"]
 PriorStep = Literal["gradient", "proximal"]
@@ -63,7 +63,7 @@ class Adaptive(Training):
     # --- start ---------------------------------------------------------------------------------
 
     @final
-    def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Prior:
+    def server_init(self, key, first: None, like, start) -> Prior:
         """The initial global model, with the same spread for every weight."""
         del key, first, like
         mean = parameters_of(self.arrays if start is None else start.shared)
@@ -75,9 +75,7 @@ class Adaptive(Training):
         return server
 
     @final
-    def client_init(
-        self, key: Key[Array, ""], downlink: Prior, data: Samples, start: Start
-    ) -> Local:
+    def client_init(self, key, downlink: Prior, data: Samples, start) -> Local:
         """The personal model: the warm start's if it has one, else the global model."""
         del key, data
         personal = downlink.mean
@@ -94,9 +92,7 @@ class Adaptive(Training):
     # --- a round -------------------------------------------------------------------------------
 
     @final
-    def client_step(
-        self, key: Key[Array, ""], downlink: Prior, local: Local, data: Samples
-    ) -> tuple[Prior, Local, Diagnostics]:
+    def client_step(self, key, downlink: Prior, local: Local, data: Samples):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
         weight = self._weight(data)
@@ -146,9 +142,7 @@ class Adaptive(Training):
         return change, new_local, {"objective": objective, "loss": losses[0]}
 
     @final
-    def server_step(
-        self, key: Key[Array, ""], server: Prior, uplink: Prior
-    ) -> tuple[Prior, Diagnostics]:
+    def server_step(self, key, server: Prior, uplink: Prior) -> tuple[Prior, Diagnostics]:
         """Add the mean changes; report the mean spread."""
         del key
         # A lossy channel may move the sum out of the bounds.

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
@@ -62,13 +62,13 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         """About how many products with the client's matrix so many rounds take."""
 
     @final
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_fits("rank", self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     @final
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's matrix A_i A_iᵀ, or the samples behind it, whichever is cheaper."""
         # A second moment whose number of samples is one is the sum.
         one = jnp.ones_like(data.count)
@@ -86,14 +86,12 @@ class HoldsBasis(Eigensolver):
     """An eigensolver whose server holds the components alone, and whose clients get them."""
 
     @final
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
+    def first_message(self, key, data: Member, start) -> Sum | None:
         """The samples' energy if the stopping rule needs it."""
         return energy_message(data, self.stop)
 
     @final
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Member, start: Start
-    ) -> Server:
+    def server_init(self, key, first: Array | None, like, start) -> Server:
         """The first components."""
         return first_state(key, first, like, self.rank, start)
 

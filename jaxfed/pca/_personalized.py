@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, final
 
 import equinox as eqx
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_flag, check_name, check_positive
@@ -113,7 +113,7 @@ class PersonalizedPCA(Algorithm, HasBases):
         self.global_step_size = hyperparameter(global_step_size)
 
     @final
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment, and its curvature where a step size comes from it."""
         factor = 0.5 if self.likelihood == "half" else 1.0
         automatic = self.solver == "gradient" and self.step_size is None

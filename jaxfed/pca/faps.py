@@ -29,7 +29,7 @@ from jaxfed.pca._consensus import (
     measures,
     residual_variance,
 )
-from jaxfed.pca.components import Frame, RandomKey, Start, deflate
+from jaxfed.pca.components import Frame, deflate
 from jaxfed.pca.subspace_iteration import Accelerated
 
 # Rule (25): every PERIOD rounds the penalty grows, unless the distance between the subspaces of
@@ -140,7 +140,7 @@ class FAPS(Accelerated, HoldsBasis):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> Consensus:
+    def client_init(self, key, downlink: Frame, data: Member, start) -> Consensus:
         """X_i = Z, with its multiplier."""
         norm = data.moment.largest_eigenvalue()
         return Consensus(
@@ -153,9 +153,7 @@ class FAPS(Accelerated, HoldsBasis):
 
     # --- a round (Algorithm 1) -----------------------------------------------------------------
 
-    def client_step(
-        self, key: RandomKey, downlink: Frame, local: Consensus, data: Member
-    ) -> tuple[Sum, Consensus, Diagnostics]:
+    def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
         """Solve the local problem a little, renew the multiplier, send Q_i Z."""
         z, moment, penalty = downlink, data.moment, local.penalty
         x, steps = self._solve(local, z, data)
@@ -172,9 +170,7 @@ class FAPS(Accelerated, HoldsBasis):
         uplink = Masked(product, captured if gradient is None else None, gradient)
         return Sum(uplink), Consensus(x, w, *self._adapted(local, z), local.age + 1), diagnostics
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Masked
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
         """One step of subspace iteration on the sum of the Q_i."""
         product, captured, gradient = uplink
         violation = None

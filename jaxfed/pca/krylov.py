@@ -30,7 +30,7 @@ from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
 from jaxfed.pca._consensus import Member, check_arguments, norm, positive, relative_change
-from jaxfed.pca.components import Frame, RandomKey, Start
+from jaxfed.pca.components import Frame, RandomKey
 from jaxfed.pca.subspace_iteration import Accelerated
 
 # Columns that the server remembers by default. More save hardly a round on spectra that decay, and
@@ -128,11 +128,11 @@ class BlockLanczos(Accelerated):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum:
+    def first_message(self, key, data: Member, start) -> Sum:
         """The energy and the number of the samples."""
         return Sum(Totals(data.moment.trace, data.count))
 
-    def server_init(self, key: RandomKey, first: Totals, like: Member, start: Start) -> Memory:
+    def server_init(self, key, first: Totals, like, start) -> Memory:
         """A first block, random but for a warm start, and an empty memory."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if start is None:
@@ -153,7 +153,7 @@ class BlockLanczos(Accelerated):
             totals=first,
         )
 
-    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Frame, data: Member, start) -> None:
         """Clients keep nothing."""
 
     # --- a round -------------------------------------------------------------------------------
@@ -162,18 +162,14 @@ class BlockLanczos(Accelerated):
         """The next block."""
         return server.block
 
-    def client_step(
-        self, key: RandomKey, downlink: Frame, local: None, data: Member
-    ) -> tuple[Sum, None, Diagnostics]:
+    def client_step(self, key, downlink: Frame, local: None, data: Member):
         """One product with the client's matrix."""
         product = data.moment.mv(downlink)
         # The server alone knows the components, and its objective replaces this one in the history.
         # The energy in the block is free; an error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
-    def server_step(
-        self, key: RandomKey, server: Memory, uplink: Frame
-    ) -> tuple[Memory, Diagnostics]:
+    def server_step(self, key, server: Memory, uplink: Frame) -> tuple[Memory, Diagnostics]:
         """Rayleigh-Ritz with one block more, and the next block."""
         # After convergence, more rounds would only add rounding, also to derivatives.
         new = lax.cond(

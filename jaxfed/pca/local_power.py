@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
 from jaxfed.pca._consensus import (
@@ -25,7 +24,7 @@ from jaxfed.pca._consensus import (
     measures,
     residual_variance,
 )
-from jaxfed.pca.components import Frame, RandomKey, Start
+from jaxfed.pca.components import Frame
 from jaxfed.pca.subspace_iteration import Accelerated
 
 
@@ -104,18 +103,16 @@ class LocalPower(Accelerated):
 
     # --- start ---------------------------------------------------------------------------------
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
+    def first_message(self, key, data: Member, start) -> Sum | None:
         """The samples' energy if the stopping rule needs it."""
         return energy_message(data, self.stop)
 
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Member, start: Start
-    ) -> PowerServer:
+    def server_init(self, key, first: Array | None, like, start) -> PowerServer:
         """The first components, and the most local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
         return PowerServer(first_state(key, first, like, self.rank, start), steps)
 
-    def client_init(self, key: RandomKey, downlink: Broadcast, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Broadcast, data: Member, start) -> None:
         """Clients keep nothing."""
 
     # --- a round -------------------------------------------------------------------------------
@@ -124,9 +121,7 @@ class LocalPower(Accelerated):
         """The components, and how many products to make."""
         return Broadcast(server.common.shared, server.steps)
 
-    def client_step(
-        self, key: RandomKey, downlink: Broadcast, local: None, data: Member
-    ) -> tuple[tuple[Sum | Gather, Sum], None, Diagnostics]:
+    def client_step(self, key, downlink: Broadcast, local: None, data: Member):
         """As many products with the client's matrix as the server asks for."""
         z, steps = downlink
         first = data.moment.mv(z)
@@ -151,11 +146,8 @@ class LocalPower(Accelerated):
         return (message, Sum(captured)), local, {"objective": residual_variance(data, captured)}
 
     def server_step(
-        self,
-        key: RandomKey,
-        server: PowerServer,
-        uplink: tuple[Frame | Aligned, Float[Array, ""]],
-    ) -> tuple[PowerServer, Diagnostics]:
+        self, key, server: PowerServer, uplink: tuple[Frame | Aligned, Float[Array, ""]]
+    ):
         """An orthonormal basis of the aligned sum; half the local steps."""
         (common, steps), (product, captured) = server, uplink
         if isinstance(product, Aligned):

@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.pca.components import (
     Frame,
-    Start,
     beside,
     best_local,
     captured,
@@ -51,7 +49,7 @@ class _OneRank(OneExchange):
         self.rank = rank
 
     @final
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank that does not fit."""
         check_fits("rank", self.rank, clients)
 
@@ -147,7 +145,7 @@ class OneShot(OneExchange, HasRemarks):
         check_name("method", method, METHODS)
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for ranks that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
 

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.common.checks import check_count, check_flag, check_name, check_positive
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.contract.reduction import Max
@@ -27,7 +27,6 @@ from jaxfed.pca._reduced import Reduced
 from jaxfed.pca.components import (
     RETRACTIONS,
     Rows,
-    Start,
     activated,
     beside,
     best_local,
@@ -155,7 +154,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _width(self) -> int:
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for ranks or a warm start that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         if isinstance(self.local_rank, tuple):

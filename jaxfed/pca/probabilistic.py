@@ -7,15 +7,15 @@ they are called local and global training.
 from typing import Literal, NamedTuple
 
 import equinox as eqx
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_name
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment
-from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start, moment_received
+from jaxfed.pca.components import Frame, Rows, check_start, moment_received
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,
@@ -60,29 +60,27 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, None, self.rank)
 
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment, and its curvature where the step size comes from it."""
         automatic = self.step_size is None
         return member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
 
-    def server_init(self, key: RandomKey, first: None, like: Member, start: Start) -> None:
+    def server_init(self, key, first: None, like, start) -> None:
         """Nothing is shared."""
 
     def downlink(self, server: None) -> None:
         """Nothing is sent."""
 
-    def client_init(self, key: RandomKey, downlink: None, data: Member, start: Start) -> Rows:
+    def client_init(self, key, downlink: None, data: Member, start) -> Rows:
         """A warm start's components, or random ones."""
         return first_local(self.rank, key, data, start)
 
-    def client_step(
-        self, key: RandomKey, downlink: None, local: Rows, data: Member
-    ) -> tuple[None, Rows, Diagnostics]:
+    def client_step(self, key, downlink: None, local: Rows, data: Member):
         """A gradient step."""
         noise = self.noise_variance.astype(local.dtype)
         objective = negative_log_likelihood(data.moment, local, noise)
@@ -90,7 +88,7 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
         moved = stepped(local, gradient, self.step_size, data.curvature)
         return None, moved, {"objective": objective}
 
-    def server_step(self, key: RandomKey, server: None, uplink: None) -> tuple[None, Diagnostics]:
+    def server_step(self, key, server: None, uplink: None) -> tuple[None, Diagnostics]:
         """Nothing changes."""
         return server, {}
 
@@ -148,25 +146,23 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         self.rank, self.start, self.noise_variance = rank, start, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment."""
         return member(data, self.noise_variance, self.rank, rounds)
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
         """The second moment for the pooled start, or the curvature where the step size needs it."""
         first = pooled_message(data, self.start, start)
         if self.step_size is None and not first:
             first["curvature"] = data.precision * data.moment.largest_eigenvalue()
         return first
 
-    def server_init(
-        self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
-    ) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
         """The components, and the curvature where the step size comes from it."""
         shared, curvature = first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
@@ -180,21 +176,17 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         """The components."""
         return server.shared
 
-    def client_init(self, key: RandomKey, downlink: Rows, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Rows, data: Member, start) -> None:
         """No local components."""
 
-    def client_step(
-        self, key: RandomKey, downlink: Rows, local: None, data: Member
-    ) -> tuple[Rows, None, Diagnostics]:
+    def client_step(self, key, downlink: Rows, local: None, data: Member):
         """The likelihood's gradient."""
         noise = self.noise_variance.astype(downlink.dtype)
         objective = negative_log_likelihood(data.moment, downlink, noise)
         gradient = likelihood_gradient(data.moment, downlink, data.precision)
         return gradient, local, {"objective": objective}
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Rows
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Rows) -> tuple[Server, Diagnostics]:
         """A step along the mean gradient."""
         moved = stepped(server.shared, uplink, self.step_size, server.curvature)
         return server._replace(shared=moved), {}
