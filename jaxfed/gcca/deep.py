@@ -171,8 +171,6 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             if not isinstance(leaf, Tracer) and not finite(leaf):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
-    # --- start ---------------------------------------------------------------------------------
-
     def first_message(self, key, data: View, start) -> Scores:
         """The scores of the first network."""
         return self._first(key, data, start)[1]
@@ -200,8 +198,6 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             arrays = eqx.filter(start.local, eqx.is_array)
         network = eqx.combine(arrays, frame_of(self.network, features, dtype)[1])
         return network, scores_of(network, data.values)
-
-    # --- a round -------------------------------------------------------------------------------
 
     def downlink(self, server: Scores) -> Scores:
         """The representation."""
@@ -249,8 +245,6 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
     def server_step(self, key, server: Scores, uplink: Scores) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix of mean zero closest to the scores' mean."""
         return _closest(uplink, self.proximal.astype(server.dtype) * server), {}
-
-    # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink: Scores, local: Learner, data: View) -> PyTree:
         """The view's network."""

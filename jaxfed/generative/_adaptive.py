@@ -60,12 +60,9 @@ class Adaptive(Training):
     def __init__(self):
         """Set up the algorithm."""
 
-    # --- start ---------------------------------------------------------------------------------
-
     @final
     def server_init(self, key, first: None, like, start) -> Prior:
         """The initial global model, with the same spread for every weight."""
-        del key, first, like
         mean = parameters_of(self.arrays if start is None else start.shared)
         return Prior(mean, jax.tree.map(lambda w: jnp.full_like(w, self.initial_spread), mean))
 
@@ -77,7 +74,6 @@ class Adaptive(Training):
     @final
     def client_init(self, key, downlink: Prior, data: Samples, start) -> Local:
         """The personal model: the warm start's if it has one, else the global model."""
-        del key, data
         personal = downlink.mean
         if start is not None and jax.tree.leaves(start.local):
             personal = parameters_of(start.local)
@@ -88,8 +84,6 @@ class Adaptive(Training):
             jnp.zeros((), jnp.int32),
             jax.tree.map(jnp.zeros_like, personal) if self._collects else None,
         )
-
-    # --- a round -------------------------------------------------------------------------------
 
     @final
     def client_step(self, key, downlink: Prior, local: Local, data: Samples):
@@ -144,15 +138,12 @@ class Adaptive(Training):
     @final
     def server_step(self, key, server: Prior, uplink: Prior) -> tuple[Prior, Diagnostics]:
         """Add the mean changes; report the mean spread."""
-        del key
         # A lossy channel may move the sum out of the bounds.
         mean, spread = (jax.tree.map(jnp.add, *pair) for pair in zip(server, uplink, strict=True))
         spread = bounded(spread, self.bounds)
         leaves = jax.tree.leaves(spread)
         average = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
         return Prior(mean, spread), {"spread": jnp.asarray(average)}
-
-    # --- parts of a round ----------------------------------------------------------------------
 
     @property
     def _collects(self) -> bool:
@@ -203,12 +194,9 @@ class Adaptive(Training):
             return scaled_to_norm(gradient, threshold)
         return scaled_to_largest(gradient, threshold, each=each)
 
-    # --- result --------------------------------------------------------------------------------
-
     @final
     def client_result(self, downlink: Prior, local: Local, data: Samples) -> PyTree:
         """The personal model's arrays."""
-        del downlink, data
         return self.whole(local.personal)
 
     @final

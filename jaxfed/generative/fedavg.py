@@ -125,7 +125,6 @@ class FedAvg(Training):
 
     def server_init(self, key, first: None, like, start) -> Server:
         """The initial parameters."""
-        del key, first, like
         parameters = parameters_of(self.arrays if start is None else start.shared)
         optimizer = self.server_optimizer
         return Server(parameters, None if optimizer is None else optimizer.init(parameters))
@@ -136,7 +135,6 @@ class FedAvg(Training):
 
     def client_init(self, key, downlink: PyTree, data: Samples, start) -> PyTree:
         """The seed of all random draws in fine-tuning; None without fine-tuning."""
-        del downlink, data, start
         return jax.random.bits(key, (), jnp.uint32) if self.fine_tuning_steps else None
 
     def client_step(self, key, downlink: PyTree, local: PyTree, data: Samples):
@@ -146,7 +144,6 @@ class FedAvg(Training):
 
     def server_step(self, key, server: Server, uplink: PyTree) -> tuple[Server, Diagnostics]:
         """Add the mean change, or let the optimizer take a step."""
-        del key
         parameters, state = server
         if self.server_optimizer is not None:
             gradient = jax.tree.map(jnp.negative, uplink)

@@ -14,9 +14,8 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.common.checks import check_name, check_positive
 from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
-from jaxfed.core.contract.bases import Bases
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.components import Frame, Rows, check_start
+from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,
@@ -179,10 +178,6 @@ class AdaptivePCA(PersonalizedPCA):
         """The shared components and the prior's variance."""
         return Message(server.shared, server.prior_variance)
 
-    def client_init(self, key, downlink: Message, data: Member, start) -> Rows:
-        """Local components: a warm start's, random, or the shared ones."""
-        return self._first_local(key, downlink.shared, data, start)
-
     def client_step(self, key, downlink: Message, local: Rows, data: Member):
         """The step of `HierarchicalPCA`, and the distance that the variance is learned from."""
         sent, moved, diagnostics = self._step(*downlink, local, data)
@@ -202,18 +197,6 @@ class AdaptivePCA(PersonalizedPCA):
         )
         shared = SOLVERS[self.solver].shared_step(shared, uplink.shared)
         return Server(shared, variance, hyper_prior), {"prior_variance": variance}
-
-    def client_result(self, downlink: Message, local: Rows, data: Member) -> Frame:
-        """The local components, turned towards the shared ones."""
-        return self._turned(downlink.shared, local)
-
-    def shared_result(self, server: Server) -> Frame:
-        """The shared components."""
-        return server.shared.T
-
-    def bases(self, server: Server, local: Rows) -> Bases:
-        """The components, all of which rotate together."""
-        return Bases(shared=(server.shared.T,), along=(local.T,))
 
     def _dimension(self, features: int) -> int:
         free = features - self.rank if self.dimension == "subspace" else features

@@ -138,8 +138,6 @@ class FAPS(Accelerated, HoldsBasis):
     def _products(self, rounds: int) -> int:
         return rounds * (self.local_steps + 2 if self.local_solver == "fixed" else 4)
 
-    # --- start ---------------------------------------------------------------------------------
-
     def client_init(self, key, downlink: Frame, data: Member, start) -> Consensus:
         """X_i = Z, with its multiplier."""
         norm = data.moment.largest_eigenvalue()
@@ -150,8 +148,6 @@ class FAPS(Accelerated, HoldsBasis):
             distance=jnp.zeros_like(norm),
             age=jnp.zeros((), jnp.int32),
         )
-
-    # --- a round (Algorithm 1) -----------------------------------------------------------------
 
     def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
         """Solve the local problem a little, renew the multiplier, send Q_i Z."""
@@ -242,8 +238,6 @@ class FAPS(Accelerated, HoldsBasis):
             (jnp.zeros((), bool), initial, first, jnp.zeros((), jnp.int32)),
         )
         return x, steps
-
-    # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
         """No local components."""

@@ -18,9 +18,8 @@ from typing import Literal
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.contract.algorithm import Diagnostics
-from jaxfed.core.contract.bases import Bases
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.components import Frame, Rows, check_start
+from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import Member, check_proper_rank, first_shared, pooled_message
 
 
@@ -106,10 +105,6 @@ class HierarchicalPCA(PersonalizedPCA):
         """The shared components."""
         return server
 
-    def client_init(self, key, downlink: Rows, data: Member, start) -> Rows:
-        """Local components: a warm start's, random, or the shared ones."""
-        return self._first_local(key, downlink, data, start)
-
     def client_step(self, key, downlink: Rows, local: Rows, data: Member):
         """A step with the local components, then the message that moves the shared ones."""
         return self._step(downlink, self.prior_variance.astype(downlink.dtype), local, data)
@@ -117,15 +112,3 @@ class HierarchicalPCA(PersonalizedPCA):
     def server_step(self, key, server: Rows, uplink: Array) -> tuple[Rows, Diagnostics]:
         """Retract the mean of the copies, or take the eigenvectors of the mean projector."""
         return SOLVERS[self.solver].shared_step(server, uplink), {}
-
-    def client_result(self, downlink: Rows, local: Rows, data: Member) -> Frame:
-        """The local components, turned towards the shared ones."""
-        return self._turned(downlink, local)
-
-    def shared_result(self, server: Rows) -> Frame:
-        """The shared components."""
-        return server.T
-
-    def bases(self, server: Rows, local: Rows) -> Bases:
-        """The components, all of which rotate together."""
-        return Bases(shared=(server.T,), along=(local.T,))

@@ -126,8 +126,6 @@ class BlockLanczos(Accelerated):
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
         return min(wanted, -(-features // self.rank))
 
-    # --- start ---------------------------------------------------------------------------------
-
     def first_message(self, key, data: Member, start) -> Sum:
         """The energy and the number of the samples."""
         return Sum(Totals(data.moment.trace, data.count))
@@ -155,8 +153,6 @@ class BlockLanczos(Accelerated):
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> None:
         """Clients keep nothing."""
-
-    # --- a round -------------------------------------------------------------------------------
 
     def downlink(self, server: Memory) -> Frame:
         """The next block."""
@@ -283,8 +279,6 @@ class BlockLanczos(Accelerated):
         for _ in range(2):  # once leaves rounding errors as large as the part projected out
             block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
         return block
-
-    # --- result --------------------------------------------------------------------------------
 
     def shared_result(self, server: Memory) -> Frame:
         """The best components within the memory, Q V, one product further."""

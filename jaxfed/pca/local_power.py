@@ -101,8 +101,6 @@ class LocalPower(Accelerated):
     def _products(self, rounds: int) -> int:
         return rounds
 
-    # --- start ---------------------------------------------------------------------------------
-
     def first_message(self, key, data: Member, start) -> Sum | None:
         """The samples' energy if the stopping rule needs it."""
         return energy_message(data, self.stop)
@@ -114,8 +112,6 @@ class LocalPower(Accelerated):
 
     def client_init(self, key, downlink: Broadcast, data: Member, start) -> None:
         """Clients keep nothing."""
-
-    # --- a round -------------------------------------------------------------------------------
 
     def downlink(self, server: PowerServer) -> Broadcast:
         """The components, and how many products to make."""
@@ -173,8 +169,6 @@ class LocalPower(Accelerated):
             return product @ polar(overlap)
 
         return jax.vmap(aligned)(clients.product, clients.basis).sum(0)
-
-    # --- result --------------------------------------------------------------------------------
 
     def shared_result(self, server: PowerServer) -> Frame:
         """The components."""

@@ -181,8 +181,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             active = (jnp.arange(self._width) < rank).astype(moment.trace.dtype)
         return Member(moment, unshrunk, active)
 
-    # --- start ---------------------------------------------------------------------------------
-
     def first_message(self, key, data, start):
         """What the server needs for its start: deflated moments, and the largest eigenvalue."""
         moment, unshrunk, active = data
@@ -228,8 +226,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk
         return best_local(moment, downlink.shared.T, self._width, active).T
-
-    # --- a round (Algorithm 2) -----------------------------------------------------------------
 
     def downlink(self, server):
         """The shared components, and the curvature unless the step size is a constant."""
@@ -277,8 +273,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             assert self.step_size is not None
             return self.step_size.astype(gradient.dtype) * gradient
         return ratio(gradient, curvature)
-
-    # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink, local, data):
         """The local components, deflated by the final shared ones and retracted."""
