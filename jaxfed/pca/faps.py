@@ -24,9 +24,6 @@ from jaxfed.pca._consensus import (
     HoldsBasis,
     Member,
     Server,
-    check_arguments,
-    kkt_violation,
-    measures,
     residual_variance,
 )
 from jaxfed.pca.components import Frame, deflate
@@ -117,7 +114,7 @@ class FAPS(Accelerated, HoldsBasis):
                 unknown, a penalty, its growth or a tolerance is not positive and finite, or a
                 tolerance is given that the rule does not use.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         rules = {"fixed": (5, None), "relative_change": (500, 1e-2)}
         rules["sufficient_decrease"] = (500, 0.5)
         check_name("local_solver", local_solver, tuple(rules))
@@ -129,7 +126,6 @@ class FAPS(Accelerated, HoldsBasis):
         check_positive("penalty", penalty)
         check_positive("penalty_growth", penalty_growth, optional=True)
         check_positive("local_tol", local_tol, optional=True)
-        self.rank, self.stop = rank, stop
         self.penalty = hyperparameter(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
@@ -169,12 +165,10 @@ class FAPS(Accelerated, HoldsBasis):
     def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
         """One step of subspace iteration on the sum of the Q_i."""
         product, captured, gradient = uplink
-        violation = None
         if gradient is not None:
             captured = jnp.vdot(server.shared, gradient)
-            violation = kkt_violation(server, gradient)
         assert captured is not None
-        measured = measures(server, captured, violation)
+        measured = self._measures(server, captured, gradient)
         return Server(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:

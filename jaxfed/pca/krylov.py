@@ -29,7 +29,7 @@ from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import Member, check_arguments, norm, positive, relative_change
+from jaxfed.pca._consensus import Member, norm, positive, relative_change
 from jaxfed.pca.components import Frame, RandomKey
 from jaxfed.pca.subspace_iteration import Accelerated
 
@@ -114,10 +114,10 @@ class BlockLanczos(Accelerated):
             ValueError: if `rank` is not a positive whole number, `memory` is one below three, or
                 `stop` is unknown.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         if memory is not None:
             check_count("memory", memory, least=3)
-        self.rank, self.stop, self.memory = rank, stop, memory
+        self.memory = memory
 
     def _products(self, rounds: int) -> int:
         return min(rounds, 16)  # far fewer rounds than are allowed will do

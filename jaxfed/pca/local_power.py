@@ -14,16 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxfed.core.common.checks import check_count, check_name
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.pca._consensus import (
-    Member,
-    Server,
-    check_arguments,
-    energy_message,
-    first_state,
-    kkt_violation,
-    measures,
-    residual_variance,
-)
+from jaxfed.pca._consensus import Measured, Member, Server, residual_variance
 from jaxfed.pca.components import Frame
 from jaxfed.pca.subspace_iteration import Accelerated
 
@@ -50,7 +41,7 @@ class PowerServer(NamedTuple):
     steps: Int[Array, ""]
 
 
-class LocalPower(Accelerated):
+class LocalPower(Accelerated, Measured):
     r"""Principal components of all samples together by local power iterations.
 
     In a round with q local steps client i starts at the common Z, makes q products with
@@ -92,23 +83,18 @@ class LocalPower(Accelerated):
             ValueError: if `rank` or `local_steps` is not a positive whole number, or a name is
                 unknown.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         check_count("local_steps", local_steps)
         check_name("alignment", alignment, ("none", "sign", "procrustes"))
-        self.rank, self.stop = rank, stop
         self.local_steps, self.alignment = local_steps, alignment
 
     def _products(self, rounds: int) -> int:
         return rounds
 
-    def first_message(self, key, data: Member, start) -> Sum | None:
-        """The samples' energy if the stopping rule needs it."""
-        return energy_message(data, self.stop)
-
     def server_init(self, key, first: Array | None, like, start) -> PowerServer:
         """The first components, and the most local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
-        return PowerServer(first_state(key, first, like, self.rank, start), steps)
+        return PowerServer(self._first(key, first, like, start), steps)
 
     def client_init(self, key, downlink: Broadcast, data: Member, start) -> None:
         """Clients keep nothing."""
@@ -148,11 +134,8 @@ class LocalPower(Accelerated):
         (common, steps), (product, captured) = server, uplink
         if isinstance(product, Aligned):
             product = self._aligned_sum(product)
-        violation = kkt_violation(common, product)
-        if violation is not None:
-            # A sum of repeated local products is not A Aᵀ Z.
-            violation = jnp.where(steps > 1, jnp.inf, violation)
-        measured = measures(common, captured, violation)
+        # A sum of repeated local products is not A Aᵀ Z.
+        measured = self._measures(common, captured, product, exact=steps <= 1)
         common = Server(orthonormalize(product), captured, common.energy)
         return PowerServer(common, jnp.maximum(steps // 2, 1)), measured
 

@@ -21,9 +21,6 @@ from jaxfed.pca._consensus import (
     HoldsBasis,
     Member,
     Server,
-    check_arguments,
-    kkt_violation,
-    measures,
     residual_variance,
 )
 from jaxfed.pca.components import RETRACTIONS, Frame
@@ -65,9 +62,9 @@ class SubspaceIteration(HoldsBasis, HasBases):
         Raises:
             ValueError: if `rank` is not a positive whole number, or a name is unknown.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         check_name("retraction", retraction, tuple(RETRACTIONS))
-        self.rank, self.stop, self.retraction = rank, stop, retraction
+        self.retraction = retraction
 
     def _products(self, rounds: int) -> int:
         return rounds
@@ -84,7 +81,7 @@ class SubspaceIteration(HoldsBasis, HasBases):
     def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
         """An orthonormal basis of the sum."""
         captured = jnp.vdot(server.shared, uplink)
-        measured = measures(server, captured, kkt_violation(server, uplink))
+        measured = self._measures(server, captured, uplink)
         shared = RETRACTIONS[self.retraction](uplink)
         return Server(shared, captured, server.energy), measured
 
