@@ -1,9 +1,4 @@
-"""Checks, products and derivatives shared by the polar and the QR factor of a tall matrix.
-
-Both write `W = Q R` with orthonormal columns in `Q`. They differ in the kind of `R` (symmetric
-positive semidefinite, or upper triangular with a positive diagonal), hence in which rotation of `Q`
-within its span keeps `R` of that kind, and in nothing else.
-"""
+"""Checks and products that the polar factor, the QR factor and other decompositions share."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import check_name, checked_array, refuse
+from jaxfed._checks import check_name, checked_array
 from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
 from jaxfed.linalg.precision import client_matmul
 
@@ -205,14 +200,6 @@ def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
     return checked_array("w", w, "m n", whole=False)
 
 
-def checked_tall(w: Float[ArrayLike, "d r"]) -> Float[Array, "d r"]:
-    """The same for a matrix that also has to be tall, d >= r >= 1."""
-    matrix = checked_matrix(w)
-    if matrix.shape[0] < matrix.shape[1]:
-        raise refuse("w", "a matrix (d, r) with d >= r", w)
-    return matrix
-
-
 def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     """The method, by default the first one; a `ValueError` if there is none of that name."""
     if method is None:
@@ -221,35 +208,15 @@ def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     return method
 
 
-def differentiable(
-    values: Callable[..., Factors],
-    rotation: Callable[[Array, Array], Array],
-) -> Callable[..., Factors]:
-    """Give a factorization its derivative, in both modes and of every order.
+def factor_alone(factors: Callable[..., Factors]) -> Callable[[Array, str], Array]:
+    """The first factor by itself, in the type of the matrix; half precisions in single.
 
-    Args:
-        values: `(w, method) -> (Q, R^{-1})` with `W = Q R`; itself never differentiated.
-        rotation: `(R^{-1}, N) -> Omega`, the antisymmetric matrix that keeps `dR` of its kind,
-            where `N = Q^T dW R^{-1}`; linear in `N`, differentiable and transposable.
-
-    Returns:
-        `values` with its derivative rule.
+    Compiled by itself, so that a program that needs it in several places traces it once.
     """
 
-    # W = Q R gives dW = dQ R + Q dR, where Q^T dQ = Omega is antisymmetric because Q^T Q = I. With
-    # A = dW R^{-1} and N = Q^T A,
-    #     dR R^{-1}  = N - Omega,
-    #     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
-    #     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
-    # Q and R^{-1} are results of this same rule, so it can be differentiated again.
-    def rule(primals, tangents, method):
-        (w,), (dw,) = primals, tangents
-        q, inverse = factor(w, method=method)
-        bounded = for_derivatives(inverse)
-        a = matmul(dw, bounded)
-        n = matmul(q.T, a)
-        k = rotation(bounded, n) - n
-        return (q, inverse), (a + matmul(q, k), matmul(bounded, k))
+    @partial(jax.jit, static_argnums=1)
+    def factor(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
+        full = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+        return factors(full, method=method)[0].astype(w.dtype)
 
-    factor = per_platform(values, rule)
     return factor

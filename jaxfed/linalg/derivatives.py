@@ -52,7 +52,6 @@ _ruled.multiple_results = True
 
 @_ruled.def_impl
 def _values(*operands, rule, count):
-    del rule
     return list(operands[:count])
 
 
@@ -103,7 +102,6 @@ def constant(x: Num[Array, "*shape"], name: str, orders: int = 1) -> Num[Array, 
     """
 
     def rule(value, operand, change):
-        del operand, change
         if not orders:
             raise NotImplementedError(f"{name}: derivatives of this order are not available")
         return constant(value, name, orders - 1), jnp.zeros_like(value)

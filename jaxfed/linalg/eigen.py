@@ -51,7 +51,7 @@ def top_eigenvectors(matrix: Float[ArrayLike, "d d"], rank: int) -> Eigen:
             1 to d.
     """
     matrix = checked_square("matrix", matrix)
-    checked_rank(rank, len(matrix))
+    check_whole("rank", rank, most=len(matrix))
     return _top(matrix, rank)
 
 
@@ -66,11 +66,6 @@ def checked_square(name: str, matrix: Float[ArrayLike, "d d"]) -> Float[Array, "
     if square.shape[0] != square.shape[1]:
         raise refuse(name, "a square matrix", square)
     return square
-
-
-def checked_rank(rank: int, largest: int) -> None:
-    """Raise a `ValueError` for a rank outside 1, ..., largest."""
-    check_whole("rank", rank, most=largest)
 
 
 eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
@@ -96,7 +91,6 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
         return values[:rank], vectors[:, :rank]
 
     def decompose(bad, values, vectors):
-        del vectors
         values, vectors = eigh(jnp.where(bad, matrix, values[0]), bad)
         return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
@@ -187,7 +181,6 @@ def _rule(primals, tangents, rank):
 
 
 def _resolvent(matrix, found, y):
-    del matrix
     dropped, reciprocals = found.others
     return matmul(dropped, reciprocals * matmul(dropped.T, y))
 
@@ -247,7 +240,6 @@ def _along(image: Image, of: PyTree, by: PyTree, x: Array) -> Array:
 
 def _at(of: PyTree, found: Decomposition, *, image: Image, resolvent: Resolvent):
     """`UᵀSU` and U."""
-    del of, image, resolvent
     return jnp.diag(found.values), found.vectors
 
 

@@ -6,11 +6,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import check_factor, checked_array
+from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
+from jaxfed.linalg.eigen import checked_square, top_eigenvectors
 from jaxfed.linalg.precision import client_matmul, data_matmul
 
 
@@ -142,7 +142,7 @@ class Moment(eqx.Module):
         Raises:
             ValueError: if `rank` is not from 1 to d, or `beside` no matrix of d rows.
         """
-        checked_rank(rank, self.dim)
+        check_whole("rank", rank, most=self.dim)
         if beside is not None:
             beside = checked_array("beside", beside, f"{self.dim} b")
         if self.dense is not None or len(self._rows) >= self.dim:

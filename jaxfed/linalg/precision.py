@@ -85,7 +85,6 @@ def _without_the_matrix_unit(a: Array, b: Array, *, precision: lax.Precision) ->
 def _by_outer_products(
     maps: Maps, a: Float[Array, "... m k"], b: Float[Array, "... k n"], *, precision: lax.Precision
 ) -> Float[Array, "... m n"] | None:
-    del precision  # processors have only one
     if not maps or not all(any(which) for which in zip(*maps, strict=True)):
         return None  # one side is the same for all clients: one large product is faster
     sizes = sizes_of(maps, [a, b])

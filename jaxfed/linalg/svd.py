@@ -60,7 +60,7 @@ def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[A
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 
-_decomposed = one_by_one(
+decomposed = one_by_one(
     lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)),
     tpu=_jacobi.svd,
     cuda=_jacobi.svd_of_projected,
@@ -68,7 +68,7 @@ _decomposed = one_by_one(
 
 
 def _values(w: Float[Array, "m n"]) -> Triples:
-    left, singular, right = _decomposed(w)
+    left, singular, right = decomposed(w)
     return left, singular, right
 
 
