@@ -15,7 +15,7 @@ from jaxfed.core.clients.checks import check_tables, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
 from jaxfed.core.clients.source import is_source
-from jaxfed.core.common.checks import check_flag, is_list
+from jaxfed.core.common.checks import check_flag, check_list
 from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import ratio
@@ -26,6 +26,8 @@ RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
+
+MATRICES = "(entities, features) matrices, one per view"
 
 
 @final
@@ -189,7 +191,7 @@ class Views(Clients):
                 features or with different numbers of entities, and data that are not real
                 floating point numbers of one type or not finite. The message names the view.
         """
-        _check_list("arrays", arrays)
+        check_list("arrays", arrays, MATRICES)
         check_flag("center", center)
         views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
         check_tables("arrays", views, "view", 1, "entities", "features")
@@ -216,7 +218,7 @@ class Views(Clients):
             ValueError: for matrices that are not sparse, indices outside of a matrix, and as
                 `from_arrays` does.
         """
-        _check_list("matrices", matrices)
+        check_list("matrices", matrices, MATRICES)
         check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         check_tables("matrices", lists, "view", 1, "entities", "features")
@@ -246,16 +248,6 @@ class Views(Clients):
     def features(self) -> int:
         """Number of features of the widest view."""
         return self.data.shape[1]
-
-
-def _check_list(name: str, given: object) -> None:
-    if not is_list(given):
-        raise ValueError(
-            f"{name}: wanted a list of (entities, features) matrices, one per view, "
-            f"got {type(given).__name__}"
-        )
-    if len(given) == 0:
-        raise ValueError(f"{name}: at least one view is needed, got an empty list")
 
 
 def _as_list(matrix: Any, name: str) -> Any:

@@ -106,22 +106,18 @@ class Adaptive(Training):
             loss, gradient = jax.value_and_grad(self.loss_of)(personal, data, rows, key)
             if not self._proximal:
                 gradient = plus(gradient, weight, self._pull(personal, mean, precision))
-            personal, state = descend(
-                self.optimizer, self.step_size, self._clipped(gradient, self.clip), state, personal
-            )
+            gradient = self._clipped(gradient, self.clip)
+            personal, state = descend(self.optimizer, self.step_size, gradient, state, personal)
             if self._proximal:
                 # Both models step towards each other outside of the optimizer.
                 personal = proximal_map(personal, mean, precision, self.step_size * weight)
                 change = jax.tree.map(jnp.subtract, personal, mean)
                 mean = plus(mean, self.global_step_size, change)
-                return (personal, state, mean, global_state, collected), loss
-            mean, global_state = descend(
-                self.global_optimizer,
-                self.global_step_size,
-                self._clipped(self._global_gradient(personal, mean, precision), self.clip),
-                global_state,
-                mean,
-            )
+            else:
+                slope = self._clipped(self._global_gradient(personal, mean, precision), self.clip)
+                mean, global_state = descend(
+                    self.global_optimizer, self.global_step_size, slope, global_state, mean
+                )
             return (personal, state, mean, global_state, collected), loss
 
         start = local.personal, local.optimizer, downlink.mean, local.global_optimizer, collected

@@ -233,11 +233,6 @@ def common_local(result: Personalized) -> tuple[str, ...]:
     )
 
 
-def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
-    """Variance within the span of an orthonormal basis, tr(BᵀSB)."""
-    return moment.quadratic(basis)
-
-
 def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:
     """The variance that is left, at least zero in spite of rounding."""
     return jnp.maximum(moment.trace - captured, 0)

@@ -17,7 +17,6 @@ from jaxfed.pca.components import (
     Frame,
     beside,
     best_local,
-    captured,
     change_within,
     check_fits,
     common_local,
@@ -74,7 +73,7 @@ class Local(_OneRank):
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return uncaptured(data, captured(data, local))
+        return uncaptured(data, data.quadratic(local))
 
 
 class Pooled(_OneRank):
@@ -99,7 +98,7 @@ class Pooled(_OneRank):
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return uncaptured(data, captured(data, downlink))
+        return uncaptured(data, data.quadratic(downlink))
 
 
 class OneShot(OneExchange, HasRemarks):
@@ -185,7 +184,7 @@ class OneShot(OneExchange, HasRemarks):
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return uncaptured(data, captured(data, downlink) + captured(data, local))
+        return uncaptured(data, data.quadratic(downlink) + data.quadratic(local))
 
     def remarks(self, result, history):
         """Whether the local components are common to all clients."""

@@ -2,17 +2,12 @@
 
 For given shared components the best local components are known: the top eigenvectors of the
 client's second moment deflated by the shared ones. What is left is a function of the shared
-subspace alone,
+subspace alone, F of `jaxfed.pca._reduced`. Its gradient takes one thin message per client and
+round, of which the server needs only the mean. The server takes Barzilai-Borwein steps uphill,
+safeguarded by a non-monotone line search; a round is one evaluation.
 
-    F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
-
-whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U: one thin message per
-client and round, of which the server needs only the mean. The server takes Barzilai-Borwein steps
-uphill, safeguarded by a non-monotone line search; a round is one evaluation.
-
-Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
-projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A feasible method for
-optimization with orthogonality constraints, Algorithm 1 and equation 18.
+Source: the steps are those of Wen & Yin (2013), A feasible method for optimization with
+orthogonality constraints, Algorithm 1 and equation 18; for the rest see `jaxfed.pca._reduced`.
 """
 
 from typing import NamedTuple
