@@ -284,11 +284,7 @@ def check_views(
 ) -> None:
     """Raise a `ValueError` for clients without views, or more components than entities.
 
-    Args:
-        clients: the clients.
-        rank: number of components.
-        name: of the argument.
-        dense: what needs dense views, such as "networks need"; None where sparse ones will do.
+    `dense` is what refuses sparse views, such as "networks need".
     """
     data = clients.data if isinstance(clients, Clients) else clients
     if is_source(data):

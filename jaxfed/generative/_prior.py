@@ -66,10 +66,7 @@ def scaled_to_norm(gradient: PyTree, threshold: Float[Array, ""]) -> PyTree:
 def scaled_to_largest(gradient: PyTree, threshold: Float[Array, ""], *, each: bool) -> PyTree:
     """Scale a gradient down so that its largest absolute entry is at most the threshold.
 
-    Args:
-        gradient: arrays.
-        threshold: the largest entry allowed.
-        each: scale each array by its own largest entry instead of all arrays alike.
+    All arrays alike, or each by its own largest entry.
     """
     sizes = jax.tree.map(lambda g: jnp.max(jnp.abs(g)), gradient)
     if not each:

@@ -193,7 +193,9 @@ def perturbed(
 ) -> tuple[Eigen, Eigen]:
     """Eigenvalues and eigenvectors U of a symmetric matrix S, and the changes of both, for a rule.
 
-    The change of U is the Z with `UᵀZ = 0` that solves the equation of perturbation theory
+    S is made `of` arrays that change `by` others. `image` and `resolvent` are always the same
+    functions: products with S, and with the inverse of lambda - S. The change of U is the Z with
+    `UᵀZ = 0` that solves the equation of perturbation theory
 
         (I - UUᵀ)(Z UᵀSU - S Z - dS U) = 0.
 
@@ -201,13 +203,6 @@ def perturbed(
     out, since no function of the subspace depends on it. Second derivatives are those of the
     equation, and never of a decomposition, which would divide by differences of the eigenvalues
     left out, often zero.
-
-    Args:
-        of: the arrays that determine S.
-        by: their change.
-        found: the decomposition.
-        image: products with S, always the same function.
-        resolvent: products with the inverse of lambda - S, always the same function.
     """
     inner, vectors = _turning(of, found, image=image, resolvent=resolvent)
     moved = _along(image, of, by, vectors)

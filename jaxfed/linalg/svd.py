@@ -51,12 +51,7 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
 
 
 def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[Array, " k"]:
-    """Which singular values of a matrix are more than the rounding of the largest.
-
-    Args:
-        singular: the singular values, in descending order.
-        shape: the matrix's shape.
-    """
+    """Which singular values, descending, are more than the rounding of the largest."""
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 

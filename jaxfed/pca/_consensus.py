@@ -114,13 +114,10 @@ class Measured(Eigensolver):
         product: Frame | None,
         exact: Bool[Array, ""] | bool = True,
     ) -> Diagnostics:
-        """What the server knows about the components that entered a round.
+        """What the server knows about the components Z that entered a round, with f(Z).
 
-        Args:
-            server: the state before the round, with the components Z.
-            captured: f(Z).
-            product: A Aᵀ Z, for the scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F².
-            exact: whether it is that product; else the violation is infinite.
+        The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² comes from the product A Aᵀ Z; where
+        the product is not exactly that, it is infinite.
         """
         if product is None or server.energy is None:
             change = relative_change(server.captured, captured)

@@ -172,12 +172,7 @@ class FAPS(Accelerated, HoldsBasis):
         return Server(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
-        """The next round's penalty by rule (25), and the distance to compare with next.
-
-        Args:
-            local: the client's state before the round.
-            z: the server's components before the round.
-        """
+        """The next round's penalty by rule (25), and the distance to compare with next."""
         if self.penalty_growth is None:
             return local.penalty, local.distance
         # By a residual, since inner products keep no digit of a small distance; without derivative,

@@ -253,14 +253,10 @@ class BlockLanczos(Accelerated):
     def _next(
         self, key: RandomKey, basis: Array, rest: Frame, scale: Array, left: Int[Array, ""]
     ) -> Frame:
-        """The next block: an orthonormal basis of the residuals, orthogonal to the memory.
+        """The next block: an orthonormal basis of the residuals W, orthogonal to Q.
 
-        Args:
-            key: random key.
-            basis: Q.
-            rest: W.
-            scale: the largest eigenvalue known.
-            left: number of dimensions outside the basis; columns beyond that are zero.
+        The largest eigenvalue known is the scale of noise. Columns beyond the dimensions that are
+        left outside of the basis are zero.
         """
         eps = jnp.finfo(rest.dtype).eps
         # Rotated so that noise comes last, since the first columns of a QR factor do not depend on

@@ -152,13 +152,8 @@ def member(
 ) -> Member:
     """One client's prepared data.
 
-    Args:
-        data: the client's data.
-        noise_variance: s.
-        rank: r.
-        rounds: of the run, which decide whether the moment is kept as a matrix.
-        factor: on the precision.
-        curvature: whether a step size is derived from the curvature.
+    The precision is multiplied by `factor`, and `curvature` is whether a step size is derived from
+    it.
     """
     moment = moment_of(data, rank=rank, rounds=rounds)
     weight = factor * precision(moment.count, noise_variance.astype(moment.trace.dtype))
