@@ -22,18 +22,8 @@ from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.common.processes import finite
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
-from jaxfed.gcca._networks import (
-    Maker,
-    applied,
-    arrays_of,
-    check_network,
-    described,
-    frame_of,
-    loss,
-    scores_of,
-    split,
-    with_statistics,
-)
+from jaxfed.gcca import _networks as networks
+from jaxfed.gcca._networks import Maker
 from jaxfed.gcca.views import RandomKey, Scores, Start, View, Views, check_shape, check_views
 from jaxfed.linalg import polar
 
@@ -155,7 +145,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         batch = entities if self.batch_size is None else self.batch_size
-        arrays = check_network(self.network, clients.data, batch, self.rank)
+        arrays = networks.check_network(self.network, clients.data, batch, self.rank)
         if start is None:
             return
         check_shape("shared", start.shared, (entities, self.rank))
@@ -164,7 +154,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if start.local is not None and local != wanted:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
-                f"{described(wanted)}, got {described(local)}"
+                f"{networks.described(wanted)}, got {networks.described(local)}"
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
             # On the host, since JAX would trace it within a traced function.
@@ -187,17 +177,17 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if self.batch_size is not None:
             entities = jnp.arange(len(scores), dtype=jnp.int32)
             order = jax.random.permutation(jax.random.split(key)[1], entities)
-        state = self.optimizer.init(split(network)[0])
+        state = self.optimizer.init(networks.split(network)[0])
         return Learner(eqx.filter(network, eqx.is_array), state, order, scores)
 
     def _first(self, key: RandomKey, data: View, start: Start) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
         if start is None or start.local is None:
-            arrays = arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
+            arrays = networks.arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
         else:
             arrays = eqx.filter(start.local, eqx.is_array)
-        network = eqx.combine(arrays, frame_of(self.network, features, dtype)[1])
-        return network, scores_of(network, data.values)
+        network = eqx.combine(arrays, networks.frame_of(self.network, features, dtype)[1])
+        return network, networks.scores_of(network, data.values)
 
     def downlink(self, server: Scores) -> Scores:
         """The representation."""
@@ -206,7 +196,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
     def client_step(self, key, downlink: Scores, local: Learner, data: View):
         """Train the network towards the representation; send its scores."""
         values = data.values
-        frame = frame_of(self.network, values.shape[-1], values.dtype)[1]
+        frame = networks.frame_of(self.network, values.shape[-1], values.dtype)[1]
         objective = jnp.sum((local.scores - downlink) ** 2) / 2
         batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
 
@@ -214,13 +204,13 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
-            parameters, rest = split(network)
-            gradient, statistics = jax.grad(loss, has_aux=True)(parameters, rest, *batch)
+            parameters, rest = networks.split(network)
+            gradient, statistics = jax.grad(networks.loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
             # The optimizer is static; its step size becomes traced by this factor.
             updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
             parameters = optax.apply_updates(parameters, updates)
-            network = with_statistics(eqx.combine(parameters, rest), statistics)
+            network = networks.with_statistics(eqx.combine(parameters, rest), statistics)
             return (eqx.filter(network, eqx.is_array), state), None
 
         def epoch(carry, _):
@@ -228,7 +218,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
         carry = local.arrays, local.optimizer
         arrays, state = jax.lax.scan(epoch, carry, length=self.inner_epochs)[0]
-        scores = scores_of(eqx.combine(arrays, frame), values)
+        scores = networks.scores_of(eqx.combine(arrays, frame), values)
         return scores, Learner(arrays, state, local.order, scores), {"objective": objective}
 
     def _batches(self, order: Int[Array, " entities"] | None, *tables: Array) -> tuple[Array, ...]:
@@ -273,10 +263,10 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         """
         check_views(views, 1, "views", dense="networks need")
         values = views.data.values
-        networks = {len(leaf) for leaf in jax.tree.leaves(local)}
-        if networks != {len(values)}:
-            raise ValueError(f"local, views: {networks} networks and {len(values)} views")
-        arrays, frame = frame_of(self.network, values.shape[-1], values.dtype)
+        owners = {len(leaf) for leaf in jax.tree.leaves(local)}
+        if owners != {len(values)}:
+            raise ValueError(f"local, views: {owners} networks and {len(values)} views")
+        arrays, frame = networks.frame_of(self.network, values.shape[-1], values.dtype)
         shapes = jax.tree.map(lambda x: x.shape[1:], eqx.filter(local, eqx.is_array))
         if shapes != jax.tree.map(lambda x: x.shape, arrays):
             raise ValueError(
@@ -284,7 +274,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             )
 
         def one(arrays, values):
-            return applied(eqx.combine(arrays, frame), values)
+            return networks.applied(eqx.combine(arrays, frame), values)
 
         return jax.vmap(one)(eqx.filter(local, eqx.is_array), values)
 
@@ -293,16 +283,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
         As the server would take it from the networks' scores: orthonormal, with columns of mean
         zero. Times the root of the number of entities it is of one scale for any number of them.
-
-        Args:
-            local: the networks' arrays, `result.local`.
-            views: the same views of the same or other entities.
-
-        Returns:
-            The representation.
-
-        Raises:
-            ValueError: as `outputs` does.
+        Arguments and errors are those of `outputs`.
         """
         return _closest(self.outputs(local, views).mean(0))
 

@@ -17,9 +17,9 @@ from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import Moment, polar
-from jaxfed.pca import likelihood as law
+from jaxfed.pca import likelihood
 from jaxfed.pca.components import Frame, Rows
-from jaxfed.pca.likelihood import Member, Number, Scalar, aligned
+from jaxfed.pca.likelihood import Member, Number, Scalar, aligned, check_settings
 
 
 class Solver(NamedTuple):
@@ -34,19 +34,19 @@ class Solver(NamedTuple):
 
 
 def _descend(data, local, shared, variance, step_size):
-    gradient = law.likelihood_gradient(data.moment, local, data.precision)
-    gradient = gradient + law.distance_gradients(shared, local)[1] / variance
+    gradient = likelihood.likelihood_gradient(data.moment, local, data.precision)
+    gradient = gradient + likelihood.distance_gradients(shared, local)[1] / variance
     curvature = None if data.curvature is None else data.curvature + 1 / variance
-    return law.stepped(local, gradient, step_size, curvature)
+    return likelihood.stepped(local, gradient, step_size, curvature)
 
 
 def _descended_copy(shared, local, variance, step_size):
     ratio = 1 if step_size is None else step_size.astype(variance.dtype) / variance
-    return shared - ratio * law.distance_gradients(shared, local)[0]
+    return shared - ratio * likelihood.distance_gradients(shared, local)[0]
 
 
 def _best_local(data, local, shared, variance, step_size):
-    joint = law.joint_moment(data.moment, data.precision, shared.T, variance)
+    joint = likelihood.joint_moment(data.moment, data.precision, shared.T, variance)
     return aligned(joint.top(len(local))[1].T, shared)
 
 
@@ -87,7 +87,7 @@ class PersonalizedPCA(Algorithm, HasBases):
         start,
         align: bool,
     ) -> None:
-        law.check_settings(rank, noise_variance, step_size)
+        check_settings(rank, noise_variance, step_size)
         check_positive("prior_variance", prior_variance)
         check_positive("global_step_size", global_step_size, optional=True)
         check_name("solver", solver, tuple(SOLVERS))
@@ -106,7 +106,7 @@ class PersonalizedPCA(Algorithm, HasBases):
         """The client's second moment, and its curvature where a step size comes from it."""
         factor = 0.5 if self.likelihood == "half" else 1.0
         automatic = self.solver == "gradient" and self.step_size is None
-        return law.member(
+        return likelihood.member(
             data, self.noise_variance, self.rank, rounds, factor=factor, curvature=automatic
         )
 
@@ -114,7 +114,11 @@ class PersonalizedPCA(Algorithm, HasBases):
     def client_init(self, key, downlink: Any, data: Member, start) -> Rows:
         """Local components: a warm start's, random, or the shared ones."""
         from_shared = self.start == "pooled" if start is None else start.local is None
-        return shared_of(downlink) if from_shared else law.first_local(self.rank, key, data, start)
+        return (
+            shared_of(downlink)
+            if from_shared
+            else likelihood.first_local(self.rank, key, data, start)
+        )
 
     @final
     def _step(
@@ -123,8 +127,8 @@ class PersonalizedPCA(Algorithm, HasBases):
         """A step with the local components, then the message that moves the shared ones."""
         local = aligned(local, shared) if self.align else local
         noise = self.noise_variance.astype(local.dtype)
-        distance = law.squared_distance(shared, local)
-        objective = law.negative_log_likelihood(data.moment, local, noise)
+        distance = likelihood.squared_distance(shared, local)
+        objective = likelihood.negative_log_likelihood(data.moment, local, noise)
         objective = objective + distance / (2 * variance)
         solver = SOLVERS[self.solver]
         moved = solver.local_step(data, local, shared, variance, self.step_size)

@@ -15,9 +15,9 @@ from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparamete
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment
-from jaxfed.pca import likelihood as law
+from jaxfed.pca import likelihood
 from jaxfed.pca.components import Frame, Rows, check_start, moment_received
-from jaxfed.pca.likelihood import Member, Scalar
+from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
 
 
 class _Descent(Algorithm, HasBases):
@@ -28,8 +28,8 @@ class _Descent(Algorithm, HasBases):
     rank: int = eqx.field(static=True)
 
     @final
-    def _set(self, rank: int, noise_variance: law.Number, step_size: law.Number | None) -> None:
-        law.check_settings(rank, noise_variance, step_size)
+    def _set(self, rank: int, noise_variance: Number, step_size: Number | None) -> None:
+        check_settings(rank, noise_variance, step_size)
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
         self.step_size = hyperparameter(step_size)
 
@@ -37,8 +37,8 @@ class _Descent(Algorithm, HasBases):
     def _evaluated(self, frame: Rows, data: Member) -> tuple[Rows, Scalar]:
         """The likelihood's gradient, and the objective."""
         noise = self.noise_variance.astype(frame.dtype)
-        objective = law.negative_log_likelihood(data.moment, frame, noise)
-        return law.likelihood_gradient(data.moment, frame, data.precision), objective
+        objective = likelihood.negative_log_likelihood(data.moment, frame, noise)
+        return likelihood.likelihood_gradient(data.moment, frame, data.precision), objective
 
 
 class LocalProbabilisticPCA(_Descent):
@@ -66,13 +66,13 @@ class LocalProbabilisticPCA(_Descent):
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
-        law.check_proper_rank(self.rank, clients)
+        likelihood.check_proper_rank(self.rank, clients)
         check_start(start, clients, None, self.rank)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment, and its curvature where the step size comes from it."""
         automatic = self.step_size is None
-        return law.member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
+        return likelihood.member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
 
     def server_init(self, key, first: None, like, start) -> None:
         """Nothing is shared."""
@@ -82,12 +82,12 @@ class LocalProbabilisticPCA(_Descent):
 
     def client_init(self, key, downlink: None, data: Member, start) -> Rows:
         """A warm start's components, or random ones."""
-        return law.first_local(self.rank, key, data, start)
+        return likelihood.first_local(self.rank, key, data, start)
 
     def client_step(self, key, downlink: None, local: Rows, data: Member):
         """A gradient step."""
         gradient, objective = self._evaluated(local, data)
-        moved = law.stepped(local, gradient, self.step_size, data.curvature)
+        moved = likelihood.stepped(local, gradient, self.step_size, data.curvature)
         return None, moved, {"objective": objective}
 
     def server_step(self, key, server: None, uplink: None) -> tuple[None, Diagnostics]:
@@ -146,23 +146,23 @@ class GlobalProbabilisticPCA(_Descent):
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
-        law.check_proper_rank(self.rank, clients)
+        likelihood.check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment."""
-        return law.member(data, self.noise_variance, self.rank, rounds)
+        return likelihood.member(data, self.noise_variance, self.rank, rounds)
 
     def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
         """The second moment for the pooled start, or the curvature where the step size needs it."""
-        first = law.pooled_message(data, self.start, start)
+        first = likelihood.pooled_message(data, self.start, start)
         if self.step_size is None and not first:
             first["curvature"] = data.precision * data.moment.largest_eigenvalue()
         return first
 
     def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
         """The components, and the curvature where the step size comes from it."""
-        shared, curvature = law.first_shared(self.rank, key, first, like, start), None
+        shared, curvature = likelihood.first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
             # A mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")
@@ -184,7 +184,7 @@ class GlobalProbabilisticPCA(_Descent):
 
     def server_step(self, key, server: Server, uplink: Rows) -> tuple[Server, Diagnostics]:
         """A step along the mean gradient."""
-        moved = law.stepped(server.shared, uplink, self.step_size, server.curvature)
+        moved = likelihood.stepped(server.shared, uplink, self.step_size, server.curvature)
         return server._replace(shared=moved), {}
 
     def shared_result(self, server: Server) -> Frame:
