@@ -16,6 +16,7 @@ from jaxfed.generative._prior import (
     Prior,
     bounded,
     proximal_map,
+    pull,
     regularizer,
     scaled_to_largest,
     scaled_to_norm,
@@ -89,7 +90,8 @@ class Adaptive(Training):
     def client_step(self, key, downlink: Prior, local: Local, data: Samples):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
-        weight = self._weight(data)
+        prior_weight = 1 / data.count if self.prior_weight is None else self.prior_weight
+        weight = prior_weight.astype(data.count.dtype)
         # A coarse channel may round a spread to zero.
         downlink = downlink._replace(spread=bounded(downlink.spread, self.bounds))
         spread, collected = self._spread(local, downlink)
@@ -105,7 +107,7 @@ class Adaptive(Training):
             key = jax.random.fold_in(loss_key, index)
             loss, gradient = jax.value_and_grad(self.loss_of)(personal, data, rows, key)
             if not self._proximal:
-                gradient = plus(gradient, weight, self._pull(personal, mean, precision))
+                gradient = plus(gradient, weight, pull(personal, mean, precision))
             gradient = self._clipped(gradient, self.clip)
             personal, state = descend(self.optimizer, self.step_size, gradient, state, personal)
             if self._proximal:
@@ -149,11 +151,6 @@ class Adaptive(Training):
     def _proximal(self) -> bool:
         return self.prior_step == "proximal"
 
-    def _weight(self, data: Samples) -> Float[Array, ""]:
-        if self.prior_weight is None:
-            return 1 / data.count
-        return self.prior_weight.astype(data.count.dtype)
-
     def _spread(self, local: Local, prior: Prior) -> tuple[PyTree, PyTree]:
         """σ_i, and the collected gradient that remains for later rounds."""
         gradient = spread_gradient(local.personal, prior, self.hyper_prior)
@@ -172,15 +169,11 @@ class Adaptive(Training):
             return spread, None
         return spread, jax.tree.map(lambda g: jnp.where(awake, 0, g), gradient)
 
-    def _pull(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
-        """∂R/∂θ."""
-        return jax.tree.map(lambda w, m, p: (w - m) * p, personal, mean, precision)
-
     def _global_gradient(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
         """∂R/∂μ, or what the published code uses instead."""
         if self.preset == "published":
             return jax.tree.map(lambda w, m: 2 * (m - w), personal, mean)
-        return jax.tree.map(jnp.negative, self._pull(personal, mean, precision))
+        return jax.tree.map(jnp.negative, pull(personal, mean, precision))
 
     def _clipped(self, gradient: PyTree, threshold: Array | None, *, each: bool = False) -> PyTree:
         """The gradient clipped by norm or, in the published code, by its largest entry."""

@@ -28,6 +28,11 @@ def regularizer(personal: PyTree, prior: Prior, hyper_prior: Float[Array, ""]) -
     return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(one, personal, *prior)))
 
 
+def pull(personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
+    """∂R/∂θ = (θ - μ)/σ², for each scalar weight."""
+    return jax.tree.map(lambda w, m, p: (w - m) * p, personal, mean, precision)
+
+
 def spread_gradient(personal: PyTree, prior: Prior, hyper_prior: Float[Array, ""]) -> PyTree:
     """∂R/∂σ = 1/σ - (2ξ + (θ - μ)²)/σ³, for each scalar weight."""
 

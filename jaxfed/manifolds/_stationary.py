@@ -27,7 +27,9 @@ def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
 
     def rule(point, arrays, changes):
         point = with_rule(point, arrays, rule)
-        moving = jax.tree.map(lambda c, x: None if c is None else x, changes, arrays, is_leaf=_none)
+        moving = jax.tree.map(
+            lambda c, x: None if c is None else x, changes, arrays, is_leaf=lambda c: c is None
+        )
 
         def of(moved):
             return slope(point, eqx.combine(moved, arrays, others), point)
@@ -41,10 +43,6 @@ def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
         return point, found
 
     return with_rule(point, arrays, rule)
-
-
-def _none(x: object) -> bool:
-    return x is None
 
 
 def conjugate_gradients(product: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
