@@ -154,13 +154,9 @@ def one_by_one(
     there are threads, in runs on several devices or in independent operations of one program, all
     of them wait for ever.
 
-    Args:
-        library: from one matrix, or a tree of arrays, to a tuple of arrays.
-        others: the same on a platform, `tpu` or `cuda`; see `jaxfed.linalg._jacobi`.
-
-    Returns:
-        `(matrix, wanted=None) -> arrays`. Where `wanted` is False the arrays are arbitrary, and
-        take a processor no time.
+    The library goes from one matrix, or a tree of arrays, to a tuple of arrays; so do others on
+    their platforms, `tpu` or `cuda` (see `jaxfed.linalg._jacobi`). The result takes `(matrix,
+    wanted=None)`: where `wanted` is False the arrays are arbitrary, and take a processor no time.
     """
     decompose = per_platform(library, None, None, **others) if others else library
 

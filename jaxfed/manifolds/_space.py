@@ -81,9 +81,9 @@ def project(
 
 
 def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool = True) -> None:
-    """Raise a `ValueError` for shapes that cannot be on their manifolds, or points `on` none.
+    """Raise a `ValueError` for shapes that cannot be on their manifolds, or points that are off them.
 
-    Traced points pass.
+    Traced points pass, and so do all with `on=False`.
     """
 
     def check(path: KeyPath, x: ArrayLike, name: str) -> None:
