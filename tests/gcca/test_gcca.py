@@ -432,7 +432,7 @@ X = np.ones((6, 3), np.float32)
 @pytest.mark.parametrize(
     ("views", "message"),
     [
-        ([], "at least one view"),
+        ([], "at least one"),
         (X, "a list of"),
         ([X, X[:5]], r"arrays\[1\]: has 5 entities where arrays\[0\] has 6"),
         ([X, X[:, :0]], r"arrays\[1\]: a view needs at least one feature"),
@@ -453,7 +453,7 @@ S = scipy.sparse.csr_array(X)
 @pytest.mark.parametrize(
     ("matrices", "message"),
     [
-        ([], "at least one view"),
+        ([], "at least one"),
         (S, "a list of"),
         ([S, X], r"matrices\[1\]: wanted a matrix of scipy.sparse or a BCOO, got ndarray"),
         ([S, S[:5]], r"matrices\[1\]: has 5 entities where matrices\[0\] has 6"),
