@@ -34,7 +34,7 @@ def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     return attribute
 
 
-def public_names(module: str) -> Callable[[], list[str]]:
+def public_names(module: str, *constants: str) -> Callable[[], list[str]]:
     """A module's `__dir__`, which shows its public names alone.
 
     These are `__all__` where it has one, and else what the module and those within it define; not
@@ -42,6 +42,7 @@ def public_names(module: str) -> Callable[[], list[str]]:
 
     Args:
         module: the module's `__name__`.
+        constants: public values that are neither classes nor functions.
     """
 
     def names() -> list[str]:
@@ -51,7 +52,7 @@ def public_names(module: str) -> Callable[[], list[str]]:
             for name, member in members.items()
             if not name.startswith("_") and getattr(member, "__module__", "").startswith(module)
         )
-        return sorted(members.get("__all__", own))
+        return sorted(members.get("__all__", [*own, *constants]))
 
     return names
 
