@@ -1,6 +1,5 @@
 """Public names: what a namespace shows, what is imported on demand, and who called the package."""
 
-import contextlib
 import os
 import pkgutil
 import sys
@@ -59,8 +58,11 @@ def public_names(module: str, *constants: str) -> Callable[[], list[str]]:
 
 def caller() -> int:
     """The `stacklevel` of a warning that points to the line that called this package."""
-    # A context manager that is used as a decorator calls from within its own module.
-    level, frame, inside = 1, sys._getframe(1), (os.path.dirname(__file__), contextlib.__file__)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+    level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__)
+    # A context manager used as a decorator, and a type checker, call from their own modules.
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(package)
+        or frame.f_globals.get("__name__", "").startswith(("contextlib", "jaxtyping"))
+    ):
         level, frame = level + 1, frame.f_back
     return level

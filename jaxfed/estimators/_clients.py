@@ -66,12 +66,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     n_features_in_: int
 
     @abc.abstractmethod
-    def _columns(self) -> int:
-        """The number of scores of a sample."""
-
-    @abc.abstractmethod
-    def _spare(self) -> int:
-        """The minimum number of features beyond the number of scores."""
+    def _sizes(self) -> tuple[int, int]:
+        """The number of scores of a sample, and the fewest features that this needs."""
 
     @abc.abstractmethod
     def _learned(self, run: Callable[..., Solution], tables: list[Table]) -> Learned:
@@ -102,8 +98,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         for name in ("rounds", *self._ranks()):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
-        wanted = self._columns() + self._spare()
-        X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=wanted)
+        self._n_features_out, least = self._sizes()
+        X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=least)
         if groups is None:
             _warn("got none, so all samples are treated as one client's", "fit")
         labels = np.zeros(len(X), int) if groups is None else _labels(groups, X)
@@ -121,7 +117,6 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
         self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
         self._beside = beside
-        self._n_features_out = self._columns()
         self.n_iter_, self.summary_ = solution.rounds, solution.summary()
         bases = np.stack([self._basis(basis) for basis in local])
         self.noise_variance_ = noise_outside(bases, tables)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from jaxfed._checks import check_count, checked_path, refuse
 from jaxfed._optional import require
 
-#: SHA-256 of `inception-2015-12-05.pt` as it is published.
+#: SHA-256 of `inception-2015-12-05.pt` as published.
 _INCEPTION = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
 
 
@@ -21,28 +21,28 @@ def inception_features(
 ) -> Callable[[Shaped[np.ndarray, "n h w ..."]], Float[np.ndarray, "n d"]]:
     """Features of Inception-v3, by which published FID and KID are measured.
 
-    The network is not part of this library and never downloaded. Wanted is the TorchScript file
-    `inception-2015-12-05.pt` that belongs to StyleGAN2-ADA, a copy of the TensorFlow network of the
-    first FID: it takes images `(n, 3, h, w)` of bytes, scales them to 299 x 299 itself, and called
-    with `return_features=True` gives 2048 numbers each. A file of another network will do if it is
-    called in this way, and its SHA-256 is given: such a file is a program, which PyTorch runs, and
-    is not opened unless it is the one that was meant.
+    The network is not part of this library and never downloaded. The default is the TorchScript
+    file `inception-2015-12-05.pt` of StyleGAN2-ADA, a copy of the TensorFlow network of the first
+    FID. It takes images `(n, 3, h, w)` of bytes, scales them to 299 x 299 itself, and returns 2048
+    numbers for each if called with `return_features=True`. Another network that is called in this
+    way may take its place. Such a file is a program, so it is opened only if its SHA-256 is the
+    given one.
 
     Args:
-        path: of the file.
+        path: the file.
         batch_size: images at a time.
-        sha256: of the file, in hexadecimal digits; by default that of the file above.
+        sha256: the file's SHA-256 in hexadecimal digits.
 
     Returns:
-        A function of images `(n, h, w)`, `(n, h, w, 1)` or `(n, h, w, 3)`, bytes or between 0 and 1
-        (what is beyond is clipped), on the host: not to be traced.
+        A function of images `(n, h, w)`, `(n, h, w, 1)` or `(n, h, w, 3)`, bytes or numbers from 0
+        to 1 (others are clipped). It runs on the host and cannot be traced.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ImportError: if PyTorch is not installed.
-        ValueError: if the file has another SHA-256, or is no TorchScript; and, by the function, for
-            images of other shapes, not finite ones, and a network that does not give one row an
-            image.
+        ValueError: if the file has another SHA-256 or is not TorchScript. The function raises it
+            for images of another shape, NaN or infinity, and a network that does not return one row
+            for each image.
 
     Source:
         Heusel et al. (2017), GANs trained by a two time-scale update rule converge to a local Nash
@@ -60,7 +60,7 @@ def inception_features(
         raise ValueError(f"{path}: wanted a file of SHA-256 {sha256.lower()}, got {found}")
     torch = require("torch", extra="inception")
     try:
-        # What was checked, and not what the file may hold by now.
+        # The bytes that were checked: the file may have changed since.
         network = torch.jit.load(io.BytesIO(stored), map_location="cpu").eval()
     except RuntimeError as error:
         raise ValueError(f"{path}: not a TorchScript file ({error})") from error
@@ -85,8 +85,8 @@ def inception_features(
                 found = network(torch.from_numpy(batch), return_features=True).numpy()
                 if found.ndim != 2 or len(found) != len(batch):
                     raise ValueError(
-                        f"{path}: wanted one row of features an image, got shape {found.shape} for "
-                        f"{len(batch)} images"
+                        f"{path}: wanted one row of features for each of {len(batch)} images, got "
+                        f"shape {found.shape}"
                     )
                 parts.append(found)
         return np.concatenate(parts)

@@ -41,7 +41,6 @@ def convergence(
         ValueError: if an entry is not in the history, or bits are asked for on both axes.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     _figure.check_named("history", history, "arrays")
     if not quantities:
         raise refuse("quantities", "names of the history, at least one", quantities)

@@ -41,7 +41,6 @@ def components(
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax, panels=True)
     check_count("columns", columns)
     arrays = {
         name: _figure.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
@@ -106,7 +105,6 @@ def separation(
         ValueError: if shapes do not match, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax, panels=True)
     samples = _figure.host("original", original, 2, "samples of shape (samples, features)")
     parts = {
         name: _figure.host(name, part, 2, f"numbers of shape {samples.shape}")

@@ -39,7 +39,6 @@ def scree(
             positive.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     _figure.check_named("variances", variances, "variances")
     wanted = "variances of shape (components,) or (clients, components)"
     curves = {}
@@ -95,7 +94,6 @@ def variance_shares(
         ValueError: if shares are not three arrays of one length, or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     parts = [
         100 * _figure.host(f"shares.{name}", part, 1, "a share for each client")
         for name, part in zip(EnergyShares._fields, shares, strict=True)
