@@ -1,4 +1,4 @@
-"""Public names: what a namespace shows, what is imported on demand, and who called the package."""
+"""Namespaces that import on demand and show public names alone, and the caller of a warning."""
 
 import os
 import pkgutil
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that imports what is asked for.
+    """A module's `__getattr__`, which imports a name when it is first used.
 
     Hide it from type checkers by `if not TYPE_CHECKING`, or they take every misspelt name of the
     module for one of these.
@@ -33,15 +33,14 @@ def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     return attribute
 
 
-def public_names(module: str, *constants: str) -> Callable[[], list[str]]:
+def public_names(module: str) -> Callable[[], list[str]]:
     """A module's `__dir__`, which shows its public names alone.
 
-    These are `__all__` where it has one, and else what the module and those within it define; not
-    what they import, and no modules.
+    These are `__all__` if it has one, and otherwise the functions and classes that the module and
+    its submodules define.
 
     Args:
         module: the module's `__name__`.
-        constants: public values that are neither classes nor functions.
     """
 
     def names() -> list[str]:
@@ -51,7 +50,7 @@ def public_names(module: str, *constants: str) -> Callable[[], list[str]]:
             for name, member in members.items()
             if not name.startswith("_") and getattr(member, "__module__", "").startswith(module)
         )
-        return sorted(members.get("__all__", [*own, *constants]))
+        return sorted(members.get("__all__", own))
 
     return names
 

@@ -18,7 +18,6 @@ import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.gcca import DeepMaxVar
 from jaxfed.models import Perceptron
-from papers.synthetic import nonlinear_views_synthetic
 from tests.references import deep_gcca as reference
 
 RANK, HIDDEN, ENTITIES, FEATURES = 2, 6, 24, (3, 5, 4)
@@ -402,7 +401,7 @@ def test_any_module_is_a_network(key):
 
 
 def test_the_three_views_of_two_classes(key):
-    data = nonlinear_views_synthetic(key, entities=2001, noise=0.0)
+    data = jf.data.nonlinear_views_synthetic(key, entities=2001, noise=0.0)
     assert [x.shape for x in data.views] == [(2001, 2)] * 3
     np.testing.assert_array_equal(data.labels[:4], [0, 1, 0, 1])
     one = np.asarray(data.labels) == 1
@@ -412,13 +411,16 @@ def test_the_three_views_of_two_classes(key):
     assert np.abs(x).max() < 3
     np.testing.assert_allclose(np.linalg.norm(third[~one], axis=1), 2, rtol=1e-5)
     np.testing.assert_allclose(np.cov(third[one].T), np.eye(2), atol=0.15)
-    noisy = nonlinear_views_synthetic(key, entities=2001)
+    noisy = jf.data.nonlinear_views_synthetic(key, entities=2001)
     changes = [np.asarray(a - b) for a, b in zip(noisy.views, data.views, strict=True)]
     changes[2] = changes[2][~one]
     np.testing.assert_allclose([c.std() for c in changes], 0.1, rtol=0.1)
     # Only the class is in common: within one, angles of different views are independent.
     angles = [np.arctan2(v[:, 1], v[:, 0])[~one] for v in (data.views[0], data.views[2])]
     assert abs(np.corrcoef(np.cos(angles))[0, 1]) < 0.1
+    for options in ({"entities": 1}, {"noise": -1.0}, {"noise": np.nan}):
+        with pytest.raises(ValueError, match=f"^{next(iter(options))}: wanted"):
+            jf.data.nonlinear_views_synthetic(key, **options)
 
 
 def test_classes_that_a_line_divides_and_classes_that_none_does():

@@ -25,13 +25,11 @@ from jaxfed.data.synthetic.perpca import PerPCAData as PerPCAData
 from jaxfed.data.synthetic.perpca import perpca_synthetic as perpca_synthetic
 from jaxfed.data.synthetic.video import ImageSequence as ImageSequence
 from jaxfed.data.synthetic.video import image_sequence_synthetic as image_sequence_synthetic
-from jaxfed.data.text import SPOKEN_FILLERS as SPOKEN_FILLERS
+from jaxfed.data.synthetic.views import NonlinearViews as NonlinearViews
+from jaxfed.data.synthetic.views import nonlinear_views_synthetic as nonlinear_views_synthetic
 from jaxfed.data.text import bag_of_words as bag_of_words
 from jaxfed.data.text import english_stop_words as english_stop_words
-from jaxfed.data.text import paragraphs as paragraphs
 from jaxfed.data.text import read_text as read_text
-from jaxfed.data.text import repair_mojibake as repair_mojibake
-from jaxfed.data.text import strip_transcript as strip_transcript
 from jaxfed.data.views import read_views as read_views
 
-__dir__ = _names.public_names(__name__, "SPOKEN_FILLERS")
+__dir__ = _names.public_names(__name__)

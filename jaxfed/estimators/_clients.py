@@ -191,8 +191,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             if law is None:
                 (label, *_) = _labels(groups, X)[rows]
                 raise ValueError(
-                    f"groups: {label!r} was not there in fit; call personalize(X, groups) to "
-                    "learn its components"
+                    f"groups: {label!r} was not in fit; learn its components by "
+                    "personalize(X, groups)"
                 )
             found[rows] = X[rows][:, : law.basis.shape[1]] @ law.basis.T
         return found + self.mean_
@@ -251,10 +251,10 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if samples or groups are invalid.
         """
         check_is_fitted(self)
-        if (said := self._other_type(_labels(groups, X))) is not None:
-            raise ValueError(f"groups: {said}")
-        X, parts = self._parted(X, groups)
         labels = _labels(groups, X)
+        if fault := self._other_type(labels):
+            raise ValueError(f"groups: {fault}")
+        X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
         self.groups_ = np.array(sorted(known))
@@ -283,26 +283,27 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X = checked_samples(self, X, reset=False)
         return X - self.mean_.astype(X.dtype), list(self._laws_of(X, groups))
 
-    def _other_type(self, labels: np.ndarray) -> str | None:
+    def _other_type(self, labels: np.ndarray) -> str:
         """The error for labels of another type than in `fit`: 0 and "0" are different labels."""
-        wanted, got = _kind(self.groups_), _kind(labels)
-        return None if wanted == got else f"wanted {wanted}, as in fit, got {got}"
+        wanted, got = (
+            "numbers" if each.dtype.kind in "biuf" else "names" for each in (self.groups_, labels)
+        )
+        return "" if wanted == got else f"wanted {wanted}, as in fit, got {got}"
 
     def _laws_of(self, X: Table, groups: ArrayOrFrame | None) -> Iterator[Group]:
         if groups is None:
             if len(self.groups_) > 1 and self.local_components_.shape[1]:
                 text = (
                     f"got none, so samples belong to none of the {len(self.groups_)} clients and "
+                    "have no local scores"
                 )
-                _warn(text + "have no local scores", "transform", "score")
+                _warn(text, "transform", "score")
             yield Group(np.arange(len(X)), self._law)
             return
         labels, places = np.unique(_labels(groups, X), return_inverse=True)
-        if (said := self._other_type(labels)) is not None:
-            warnings.warn(
-                f"groups: {said}, so all samples belong to clients that were not there",
-                stacklevel=caller(),
-            )
+        if fault := self._other_type(labels):
+            message = f"groups: {fault}, so all samples belong to clients that were not in fit"
+            warnings.warn(message, stacklevel=caller())
         known = dict(zip(self.groups_, self._laws, strict=True))
         for i, label in enumerate(labels):
             yield Group(np.flatnonzero(places == i), known.get(label))
@@ -325,10 +326,6 @@ def _labels(groups: ArrayOrFrame | None, X: ArrayOrFrame) -> np.ndarray:
             labels = np.asarray(labels.tolist())
     check_consistent_length(X, labels)
     return labels
-
-
-def _kind(labels: np.ndarray) -> str:
-    return "numbers" if labels.dtype.kind in "biuf" else "names"
 
 
 def _warn(what: str, *methods: str) -> None:

@@ -256,14 +256,14 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
         return _Attempt(size, False, held, 0.0, None, costs, held)
     options = Options(run.rounds, stops=False)
     program = programs(**compiler_options(run.algorithm, run.clients, place.platform))(whole_run)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         found = compiled(program, problem, start, None, options, target=place)
     except Exception as error:
         used = _used(str(error))
         if used is None:
             raise
-        return _Attempt(size, False, used, time.perf_counter() - begun, None, costs, held)
+        return _Attempt(size, False, used, time.perf_counter() - started, None, costs, held)
     needed = _memory(found).total
     fits = None if place.memory is None else needed <= place.memory
     return _Attempt(size, fits, needed, found.seconds, found, costs, held)

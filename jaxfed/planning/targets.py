@@ -131,9 +131,9 @@ def compiled(function: Any, *arguments: Any, target: Target) -> Compiled:
         sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or everywhere)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     lowered = function.trace(*jax.tree.map(placed, arguments)).lower(
         lowering_platforms=(target.platform,)
     )
     options = GPU_OPTIONS if target.platform == "cuda" else {}
-    return Compiled(lowered.compile(compiler_options=options), time.perf_counter() - begun)
+    return Compiled(lowered.compile(compiler_options=options), time.perf_counter() - started)

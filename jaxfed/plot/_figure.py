@@ -1,4 +1,4 @@
-"""What all plots share: figures and axes, colours, and checks of what is drawn."""
+"""Helpers of all plots: figures and axes, colours, and checks of arrays and names."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

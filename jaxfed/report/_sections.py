@@ -204,10 +204,10 @@ def _components(given: Given, picture: Any) -> Section | None:
 def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:
     """Principal axes if there are samples, else the components unchanged."""
     basis = np.asarray(components)
-    kept = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
-    if samples is None or not kept.shape[1]:
+    present = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
+    if samples is None or not present.shape[1]:
         return basis
-    return principal_axes(kept, samples)
+    return principal_axes(present, samples)
 
 
 def _clients(given: Given, picture: Any) -> Section | None:

@@ -15,9 +15,9 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxfed import channel as channels
+from jaxfed.data import NonlinearViews
 from jaxfed.gcca import DeepMaxVar, Views
 from jaxfed.models import Perceptron
-from papers.synthetic import NonlinearViews
 
 RANK, BITS, ENTITIES, BATCH = 2, 3, 10_000, 1000
 # One of each for all runs, which are then compiled once.

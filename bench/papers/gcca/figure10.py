@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxfed import fit
+from jaxfed.data import nonlinear_views_synthetic
 from jaxfed.metrics import spectral_clustering_accuracy
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs
 from papers.gcca import _deep as deep
 from papers.report import Found, Labels
 from papers.runs import Seeds
-from papers.synthetic import nonlinear_views_synthetic
 
 CLUSTERED, GAMMA = 1000, 5.0  # new entities to cluster, and the width of their affinities
 

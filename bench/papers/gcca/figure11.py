@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfed import Personalized, Solution, fit
 from jaxfed import channel as channels
+from jaxfed.data import NonlinearViews, nonlinear_views_synthetic
 from jaxfed.gcca import DeepMaxVar, Views
 from jaxfed.linalg import polar
 from jaxfed.metrics import svm_accuracy
@@ -16,7 +17,6 @@ from papers.gcca import _deep as deep
 from papers.gcca._linear import saved
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
-from papers.synthetic import NonlinearViews, nonlinear_views_synthetic
 
 RATIO, SHARE = "compression ratio", "share of the bits sent"
 GOAL = 0.9

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxfed._checks import (
-    check_flag,
     check_name,
     check_whole,
     checked_dtype,
@@ -144,7 +143,6 @@ def perpca_synthetic(
             f"got {shared_rank} + {local_rank}"
         )
     check_name("local", local, ("window", "random"))
-    check_flag("rotate", rotate)
     if window is not None and local != "window":
         raise ValueError(f"window: wanted None with local='random', got {shown(window)}")
     if groups is not None and local != "random":
