@@ -74,6 +74,7 @@ def personalized_projection(
     clients = _clients(samples)
     samples = clients.data.values
     result = _result(algorithm, clients, warm_start, adjoint, rounds=rounds, key=key, tol=tol)
+    # Shared and local components are orthogonal, so their projections add up.
     projected = jnp.zeros_like(samples)
     if result.shared is not None:
         projected += samples @ result.shared @ result.shared.T
@@ -258,6 +259,7 @@ def _result(
 ) -> Personalized:
     """The result of a solve, whose warm start may be in any precision."""
     if warm_start is not None:
+        # Runs compute in single precision at least, also for samples in half precision.
         dtype = jnp.promote_types(clients.data.values.dtype, jnp.float32)
         warm_start = jax.tree.map(
             lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, warm_start

@@ -193,6 +193,7 @@ def partition_dirichlet(
             proportions = rng.dirichlet(np.full(clients, alpha))
         if not np.isclose(proportions.sum(), 1):
             proportions = np.eye(clients)[rng.integers(clients)]
+        # Rounding the ends instead of the shares makes the shares add up.
         ends = np.round(np.cumsum(proportions) * len(members)).astype(int)
         for share, part in zip(shares, np.split(members, ends[:-1]), strict=True):
             share.append(part)

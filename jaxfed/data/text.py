@@ -98,6 +98,7 @@ def bag_of_words(
         raise ValueError(
             f"min_count, vocabulary: no word occurs {min_count} times besides the stop words"
         )
+    # Counters hold few words of a long vocabulary: fill in those that are there.
     place = {word: k for k, word in enumerate(vocabulary)}
 
     arrays = []

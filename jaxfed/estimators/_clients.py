@@ -119,6 +119,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._beside = beside
         self.n_iter_, self.summary_ = solution.rounds, solution.summary()
         bases = np.stack([self._basis(basis) for basis in local])
+        # One variance for all clients: a client with few samples cannot estimate its own.
         self.noise_variance_ = noise_outside(bases, tables)
         self._laws = [
             Normal.fitted(basis, x, self.noise_variance_)
@@ -127,7 +128,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         # Samples without a client are scored by the shared components alone.
         together = np.concatenate(tables)
         self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
-        if len(tables) == 1:
+        if len(tables) == 1:  # whose client is known without groups
             (self._law,) = self._laws
         total = np.mean([np.sum(x**2) / len(x) for x in tables])
         variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
@@ -157,6 +158,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
         for rows, law in parts:
             basis = (self._new_law(X[rows]) if law is None else law).basis
+            # Samples without a client have fewer scores; the others stay zero.
             scores[rows, : basis.shape[1]] = X[rows] @ basis
         return scores
 
@@ -256,6 +258,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise ValueError(f"groups: {fault}")
         X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
+        # As in `fit`, labels are sorted and everything else follows their order.
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
         self.groups_ = np.array(sorted(known))
         self._laws = [known[label] for label in self.groups_]

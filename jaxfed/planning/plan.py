@@ -237,6 +237,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
             algorithm, clients, run.rounds, key, warm_start, channels, participants, mapped
         )
 
+    # Shapes stand in for arrays throughout, so that nothing is computed or held in memory here.
     key = jax.eval_shape(lambda: jax.random.key(0))
     problem, start = jax.eval_shape(made, run.algorithm, run.clients, key, run.warm_start)
     costs = jax.eval_shape(lambda *both: prepare(both[0], both[1], run.rounds)[2], problem, start)
@@ -245,6 +246,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
     def along(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spread), tree)
 
+    # What belongs to clients is spread over the devices, and everything else is on each of them.
     problem = eqx.tree_at(lambda p: p.clients, problem, along(problem.clients))
     local = None
     if start is not None:
@@ -260,6 +262,7 @@ def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _At
     try:
         found = compiled(program, problem, start, None, options, target=place)
     except Exception as error:
+        # A compiler may refuse a program that does not fit, and print what it would need.
         used = _used(str(error))
         if used is None:
             raise

@@ -79,6 +79,7 @@ def client_map(
     """
     wanted = "local components (clients, features, rank) or points (clients, 2), of two clients"
     points = host_array("clients", clients, wanted)
+    # Three axes are components, which are placed below; two are points.
     points = _figure.host("clients", points, 3 if points.ndim == 3 else 2, wanted)
     if len(points) < 2 or (points.ndim == 2 and points.shape[1] != 2):
         raise refuse("clients", wanted, clients)

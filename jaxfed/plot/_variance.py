@@ -102,6 +102,7 @@ def variance_shares(
     if {len(part) for part in parts} != {clients}:
         raise refuse("shares", "arrays of one length", shares)
     _figure.check_names("names", names, clients)
+    # Bars are drawn from the bottom, so the most shared client comes last.
     order = np.argsort(parts[0], kind="stable")
     written = names is not None and clients <= MOST_NAMES
     bar = 0.2 if written else 0.06

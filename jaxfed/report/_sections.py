@@ -121,6 +121,7 @@ def _data(given: Given) -> Section:
         f"{np.median(counts):,.0f}",
     }
     weights = np.asarray(clients.weights)
+    # Equal weights need no row.
     if len(weights) == len(counts) and np.ptp(weights) > 1e-6 * weights.max():
         rows["weights"] = f"from {weights.min():.3g} to {weights.max():.3g}"
     each = [

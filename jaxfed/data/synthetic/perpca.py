@@ -128,12 +128,8 @@ def perpca_synthetic(
     Source:
         Shi & Kontar (2024), equation 1 and section 7.1.
     """
-    for name, value in (
-        ("clients", clients),
-        ("features", features),
-        ("shared_rank", shared_rank),
-        ("local_rank", local_rank),
-    ):
+    ranks = {"shared_rank": shared_rank, "local_rank": local_rank}
+    for name, value in ({"clients": clients, "features": features} | ranks).items():
         check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     free = features - shared_rank

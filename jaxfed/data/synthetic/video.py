@@ -63,12 +63,8 @@ def image_sequence_synthetic(
     Raises:
         ValueError: if a size is impossible or a blob does not fit into a frame.
     """
-    for name, value in (
-        ("frames", frames),
-        ("height", height),
-        ("width", width),
-        ("blobs", blobs),
-    ):
+    sizes = {"frames": frames, "height": height, "width": width, "blobs": blobs}
+    for name, value in sizes.items():
         check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     check_whole("background_rank", background_rank, least=2)
@@ -80,20 +76,12 @@ def image_sequence_synthetic(
             f"got {radius} in frames of {height} x {width}"
         )
     variance = scale_of("noise_variance", noise_variance, None, dtype)
-    return _image_sequence(
-        key,
-        radius,
-        brightness,
-        variance,
-        shape=(frames, height, width),
-        blobs=blobs,
-        waves=background_rank - 1,
-        dtype=dtype,
-    )
+    shape = frames, height, width
+    return _draw(key, radius, brightness, variance, shape, blobs, background_rank - 1, dtype)
 
 
 @partial(jax.jit, static_argnames=("shape", "blobs", "waves", "dtype"))
-def _image_sequence(key, radius, brightness, variance, *, shape, blobs, waves, dtype):
+def _draw(key, radius, brightness, variance, shape, blobs, waves, dtype):
     frames, height, width = shape
     key_wave, key_phase, key_start, key_angle, key_speed, key_noise = jax.random.split(key, 6)
 
