@@ -14,7 +14,6 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key
 from jaxfed.core.clients.checks import check_tables, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
-from jaxfed.core.clients.source import is_source
 from jaxfed.core.common.checks import check_flag, is_list
 from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.linalg import matmul, svd, transposed_product
@@ -299,7 +298,7 @@ def check_views(
         dense: what needs dense views, such as "networks need"; None where sparse ones will do.
     """
     data = clients.data if isinstance(clients, Clients) else clients
-    if is_source(data):
+    if isinstance(clients, Clients) and not clients.layout.in_memory:
         raise ValueError(
             f"{name}: wanted views in memory, as of Views.from_arrays or Views.from_sparse: each "
             "is one table of all entities, and sources are read by whole clients"

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.clients.source import check_in_memory
 from jaxfed.core.common.checks import (
     check_callable,
     check_count,
@@ -151,7 +150,7 @@ def suggest_ranks(
     check_callable("algorithm", algorithm, "a function of two ranks that makes an algorithm")
     key = checked_key("key", key)
 
-    check_in_memory("suggest_ranks", clients)
+    clients.layout.check_in_memory("suggest_ranks")
     key_split, key_fit = jax.random.split(key)
     fitted, probe = _split(clients.unbucketed(), held_out, key_split)
     moments = _moments(fitted)

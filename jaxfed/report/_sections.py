@@ -12,7 +12,6 @@ from jaxfed import plot
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.clients.source import is_source
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import story
@@ -69,7 +68,7 @@ class Given:
     def samples(self) -> list[np.ndarray] | None:
         """Each client's samples; None if they are not in memory or too many."""
         clients = self.clients
-        if is_source(clients.data) or clients.blocks is not None:
+        if not (clients.layout.in_memory and clients.layout.in_one_process):
             return None
         if self.counts.sum() * clients.features > NUMBERS:
             return None

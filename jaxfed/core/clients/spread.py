@@ -6,18 +6,22 @@ leave over of its blocks is filled up with copies of them, of weight 0.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from jaxfed.core.clients.layout import Layout, check_leading
 from jaxfed.core.common.checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 
-class Layout(NamedTuple):
+class Rows(NamedTuple):
     """Which rows of the arrays are clients: equal blocks, one a device, filled up at their ends.
 
     Attributes:
@@ -44,13 +48,86 @@ class Layout(NamedTuple):
         """Whether a row is a client."""
         return self.numbers < sum(self.blocks)
 
+
+@final
+@dataclass(frozen=True)
+class Spread(Layout):
+    """Arrays whose rows lie on the devices of the process that has the client."""
+
+    data: PyTree
+    blocks: tuple[int, ...]  # how many clients each device has
+    length: int
+    in_memory = True
+    in_one_process = False
+
     @property
-    def rows(self) -> Int[np.ndarray, " clients"]:
-        """Each client's row."""
-        return np.flatnonzero(self.real)
+    def _rows(self) -> Rows:
+        return Rows(self.blocks, self.length // len(self.blocks))
+
+    def sketch(self):
+        return self.data
+
+    def identity(self):
+        return self.data
+
+    def take(self, indices):
+        raise refuse("clients", "those of one process, for take()", self.blocks)
+
+    @property
+    def numbers(self):
+        return self._rows.numbers
+
+    def rows(self, clients):
+        real = self._rows.real
+        # A slice moves nothing.
+        return slice(clients) if real.all() else jnp.asarray(np.flatnonzero(real))
+
+    def with_all_rows(self, tree, clients):
+        return tree
+
+    def without_more_rows(self, tree, clients):
+        return tree  # they stay where they lie
+
+    def in_rows(self, values):
+        real = np.flatnonzero(self._rows.real)
+        return jnp.zeros(self.length, values.dtype).at[real].set(values)
+
+    def own_rows(self, array):
+        check_leading(array, self.length)
+        like, real, block = jax.tree.leaves(self.data)[0], self._rows.real, self._rows.length
+        starts = sorted({shard.index[0].start or 0 for shard in like.addressable_shards})
+        mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
+        if not isinstance(array, jax.Array) or is_here(array):
+            return np.asarray(array)[np.concatenate(mine)]
+        # Where it lies otherwise, as a result of a user's own function may, all processes move it.
+        along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
+        if not array.sharding.is_equivalent_to(along, array.ndim):
+            array = jax.device_put(array, along)
+        parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+        return np.concatenate(
+            [
+                np.asarray(parts[start])[rows - start]
+                for start, rows in zip(starts, mine, strict=True)
+            ]
+        )
+
+    def check_backend(self, backend):
+        wanted = backend.sharding
+        fits = wanted is not None and backend.multiple == len(self.blocks)
+        for leaf in jax.tree.leaves(self.data):
+            if fits and not isinstance(leaf, Tracer):
+                fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+        if not fits:
+            raise ValueError(
+                "backend: wanted the one that the clients were made with, by default shard(), "
+                f"since they lie on {len(self.blocks)} devices, got {backend!r}"
+            )
+
+    def check_in_memory(self, what):
+        pass
 
 
-class Spread(NamedTuple):
+class Everybody(NamedTuple):
     """Arrays of all processes' clients.
 
     Attributes:
@@ -71,7 +148,7 @@ def spread(
     sharding: NamedSharding,
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
-) -> Spread:
+) -> Everybody:
     """The arrays of all processes' clients, of which each gives and keeps its own.
 
     What is exchanged are the clients' ids and weights, and the shapes of their data.
@@ -115,10 +192,10 @@ def spread(
     total = sum(each.sum() for each in raw)
     if not total > 0:
         raise ValueError("weights: wanted some above zero, got only zeros in all processes")
-    layout = Layout(*_blocks(places, list(map(len, raw))))
+    layout = Rows(*_blocks(places, list(map(len, raw))))
     numbers = _in_rows(_numbered(everybody), places, layout).astype(np.int32)
     shares = _in_rows([each / total for each in raw], places, layout) * layout.real
-    return Spread(
+    return Everybody(
         jax.tree.map(lambda leaf: _laid(leaf, places, layout, sharding), data),
         _everywhere(numbers, sharding),
         _everywhere(shares.astype(clients.weights.dtype), sharding),
@@ -211,7 +288,7 @@ def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(blocks), length
 
 
-def _sources(places: Sequence[int], layout: Layout) -> list[tuple[int, np.ndarray]]:
+def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]]:
     """For each block its process, and which of that one's clients its rows are."""
     counts = [0] * (max(places) + 1)
     for owner, size in zip(places, layout.blocks, strict=True):
@@ -226,13 +303,13 @@ def _sources(places: Sequence[int], layout: Layout) -> list[tuple[int, np.ndarra
 
 
 def _in_rows(
-    values: Sequence[np.ndarray], places: Sequence[int], layout: Layout
+    values: Sequence[np.ndarray], places: Sequence[int], layout: Rows
 ) -> Float[np.ndarray, " rows"]:
     """All processes' clients' numbers, in the order of the rows."""
     return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
 
 
-def _laid(leaf: Array, places: Sequence[int], layout: Layout, sharding: NamedSharding) -> Array:
+def _laid(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedSharding) -> Array:
     """This process's rows on its devices, one block after the other."""
     values, sources = np.asarray(leaf), _sources(places, layout)
 
@@ -250,40 +327,3 @@ def _everywhere(values: np.ndarray, sharding: NamedSharding) -> Array:
     """The same values on all devices of all processes."""
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.make_array_from_callback(values.shape, whole, lambda index: values[index])
-
-
-def own_rows(array: Any, like: Any, layout: Layout) -> np.ndarray:
-    """The rows of this process's clients, in the order in which these were given.
-
-    Args:
-        array: with a leading axis of rows.
-        like: an array of the clients' data, which says where rows lie; None where all are here.
-        layout: of the clients.
-
-    Raises:
-        ValueError: if the array has another leading axis.
-    """
-    real = layout.real
-    if np.shape(array)[:1] != (len(real),):
-        raise ValueError(
-            f"tree: wanted arrays with a leading axis of {len(real)}, that of the clients with "
-            f"those that fill up devices, got shape {np.shape(array)}"
-        )
-    if like is None:
-        return np.asarray(array)
-    starts = {shard.index[0].start or 0 for shard in like.addressable_shards}
-    mine = [np.arange(start, start + layout.length) for start in sorted(starts)]
-    mine = [rows[real[rows]] for rows in mine]
-    if not isinstance(array, jax.Array) or is_here(array):
-        return np.asarray(array)[np.concatenate(mine)]
-    # Where it lies otherwise, as a result of a user's own function may, all processes move it.
-    along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
-    if not array.sharding.is_equivalent_to(along, array.ndim):
-        array = jax.device_put(array, along)
-    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate(
-        [
-            np.asarray(parts[start])[rows - start]
-            for start, rows in zip(sorted(starts), mine, strict=True)
-        ]
-    )

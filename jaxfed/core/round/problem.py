@@ -33,17 +33,12 @@ class Problem(eqx.Module):
     @property
     def positions(self) -> Int[np.ndarray, " rows"]:
         """Each row's client, counted from 0; `size` and more for rows that fill up devices."""
-        if self.clients.blocks is None:
-            return np.arange(len(self.clients.ids))
         return self.clients.layout.numbers
 
     @property
     def rows(self) -> slice | Int[Array, " clients"]:
         """Each client's row."""
-        clients = self.clients
-        # A slice moves nothing.
-        full = clients.blocks is None or self.size == len(clients.ids)
-        return slice(self.size) if full else jnp.asarray(clients.layout.rows)
+        return self.clients.layout.rows(self.size)
 
     @property
     def everybody(self) -> bool:
@@ -63,16 +58,11 @@ class Problem(eqx.Module):
 
     def cut(self, tree: PyTree) -> PyTree:
         """Arrays as the clients were given: those of several processes stay where they lie."""
-        if self.clients.blocks is not None:
-            return tree
-        return jax.tree.map(lambda x: x[: self.size], tree)
+        return self.clients.layout.without_more_rows(tree, self.size)
 
     def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
         """One number a client, and 0 for rows that fill up devices."""
-        rows = len(self.clients.ids)
-        if self.clients.blocks is None:
-            return jnp.pad(values, (0, rows - self.size))
-        return jnp.zeros(rows, values.dtype).at[self.clients.layout.rows].set(values)
+        return self.clients.layout.in_rows(values)
 
 
 class ClientState(NamedTuple):

@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from jaxfed.core.backends.backend import collect
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.buckets import each_first, filled, is_buckets, layout_of, picked, unlike
+from jaxfed.core.common.buckets import each_first, filled, layout_of, picked, unlike
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client
 from jaxfed.core.round.messages import first_contribution, round_contribution
@@ -78,8 +78,7 @@ def members_of(problem: Problem, start: Personalized | None) -> Member:
     """All clients of a run, with their parts of a warm start."""
     clients, positions = problem.clients, jnp.asarray(problem.positions)
     local = None if start is None else start.local
-    if clients.blocks is None:
-        local = jax.tree.map(lambda x: x[positions % problem.size], local)
+    local = clients.layout.with_all_rows(local, problem.size)
     return Member(clients.data, clients.ids, clients.weights, positions, local)
 
 
@@ -160,7 +159,7 @@ def results(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> 
 def prepared(problem: Problem, rounds: int) -> Problem:
     """Pad the clients to what the backend needs and let the algorithm prepare their data."""
     clients, multiple = problem.clients, problem.backend.multiple
-    if len(clients.ids) % multiple or is_buckets(clients.data):
+    if any(len(jax.tree.leaves(part)[0]) % multiple for part in clients.parts):
         # Copies of real clients with weight 0: zeros could make NaN in a derivative.
         data, whose = filled(clients.data, problem.size, multiple)
         weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
@@ -182,7 +181,7 @@ def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
         return client.prepare(problem, data, client_id, rounds)
 
     own = clients.data, clients.ids
-    if is_buckets(clients.data):
+    if len(clients.parts) > 1:
         return problem.backend.map(prepare, None, own)
     made: tuple[Any, list[int | None]] = None, []
 

@@ -11,10 +11,8 @@ from jaxtyping import Array, Key, PyTree, UInt32
 
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
-from jaxfed.core.clients.checks import check_ids
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.source import is_source
-from jaxfed.core.common.buckets import each_first, is_buckets
+from jaxfed.core.common.buckets import each_first
 from jaxfed.core.common.checks import (
     LARGEST,
     check_callable,
@@ -76,22 +74,12 @@ def problem_of(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
-    if clients.blocks is None:
-        check_ids(clients.ids)
+    clients.check_ids()
     check_rounds(rounds)
     wire, participants, start = _surroundings(channels, participants, mapped, warm_start)
-    _check_layout(clients, mapped)
+    clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
-    if is_source(clients.data) and (mapped.apart or not mapped.gathers):
-        raise ValueError(
-            "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
-            f"blocks go to one device, got {mapped!r}"
-        )
-    if mapped.apart and is_buckets(clients.data):
-        raise refuse(
-            "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
-        )
     problem = Problem(algorithm, clients, *wire.channels, participants, mapped, key, len(clients))
     if isinstance(warm_start, Solution):
         start = by_id(warm_start, problem)
@@ -130,22 +118,6 @@ def check_host_alone(*given: PyTree) -> None:
         raise ValueError(
             "fit: wanted arguments with values, since it runs from the host, got traced ones; "
             "use rollout within jit, vmap and grad"
-        )
-
-
-def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
-    """Refuse a backend that would move the clients of several processes."""
-    if clients.blocks is None:
-        return
-    wanted = mapped.sharding
-    fits = wanted is not None and mapped.multiple == len(clients.blocks)
-    for leaf in jax.tree.leaves(clients.data):
-        if fits and not isinstance(leaf, Tracer):
-            fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
-    if not fits:
-        raise ValueError(
-            "backend: wanted the one that the clients were made with, by default shard(), since "
-            f"they lie on {len(clients.blocks)} devices, got {mapped!r}"
         )
 
 

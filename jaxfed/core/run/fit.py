@@ -7,7 +7,6 @@ from jaxtyping import Array, Key
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.energies import energies, warn_of_large
-from jaxfed.core.clients.source import is_source
 from jaxfed.core.common.processes import watched
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.participation import Participation
@@ -111,7 +110,7 @@ def fit(
     )
     check_loop(tol, metrics, metrics_every)
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    if algorithm.energy_weighted and not is_source(clients.data):
+    if algorithm.energy_weighted and clients.layout.in_memory:
         warn_of_large(energies(clients), clients)
 
     interrupted = progress or checkpoint is not None or callbacks or best is not None
@@ -133,6 +132,6 @@ def fit(
 def runner_of(problem: Problem) -> LocalRunner:
     """What runs the clients of a problem, by where they are and how the backend wants them."""
     compiled = programs(**compiler_options(problem.algorithm, problem.clients))
-    if is_source(problem.clients.data):
+    if not problem.clients.layout.in_memory:
         return Streamed(problem, compiled)
     return Separate(problem, compiled) if problem.backend.apart else OneProgram(problem, compiled)

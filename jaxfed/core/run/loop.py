@@ -134,8 +134,7 @@ def metrics_of(problem: Problem, metrics: Metrics | None, state: State) -> dict[
     if metrics is None:
         return {}
     shared, local = result_of(problem, state, WHOLE)
-    if problem.clients.blocks is not None:
-        local = jax.tree.map(lambda x: x[problem.rows], local)
+    local = jax.tree.map(lambda x: x[problem.rows], local)
     return evaluated(metrics, Personalized(shared, local))
 
 

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed.core.clients.energies import warn_of_large
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.clients.source import Block, Reader, States, read_ahead, rows
+from jaxfed.core.clients.source import Block, Reader, read_ahead
+from jaxfed.core.clients.states import States, rows
 from jaxfed.core.common.buckets import first_of, unlike
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized

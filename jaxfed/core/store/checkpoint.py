@@ -19,7 +19,6 @@ from jaxtyping import ArrayLike, PyTree
 
 from jaxfed._names import caller
 from jaxfed._optional import require
-from jaxfed.core.clients.source import identified
 from jaxfed.core.common.checks import check_count, checked_path
 from jaxfed.core.common.files import reason, uninterrupted
 from jaxfed.core.common.processes import exchanged, is_here, spans
@@ -233,7 +232,7 @@ def fingerprint(
         processes: over how many processes it is spread.
         **arguments: the others, by name.
     """
-    clients = identified(clients)
+    clients = clients.identity()
     computation = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
     return {
         "processes": [str(processes), ""],

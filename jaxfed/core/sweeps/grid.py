@@ -21,7 +21,6 @@ from jaxfed._optional import require
 from jaxfed._versions import versions
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked, vmap
-from jaxfed.core.clients.checks import check_ids
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import (
     check_callable,
@@ -130,8 +129,7 @@ def sweep(
     check_passed_on(arguments)
     if block is not None:
         check_count("block", block)
-    if data.blocks is None:
-        check_ids(data.ids)
+    data.check_ids()
     several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
     _check_masks(arguments, several[0] or several[1], keys)
     return _swept((algorithm, data, keys), several, rounds, block, arguments)
