@@ -93,34 +93,35 @@ def _meaning(
 ) -> list[str]:
     """What this means for privacy, in sentences."""
     channels = [release.channel for release, _ in releases]
+    noisy = all(channel.noise() is not None for channel in channels)
     if all(channel.private for channel in channels):
-        said = []
+        sentences = []
         if all(channel.one_time for channel in channels):
-            said.append("Masks hid single messages: the server could read only their sum.")
-        if all(channel.noise() is not None for channel in channels):
-            said.append("Messages were clipped and carried noise.")
-        return [" ".join([*said, _guarantee(solution, channels)])]
+            sentences.append("Masks hid single messages: the server could read only their sum.")
+        if noisy:
+            sentences.append("Messages were clipped and carried noise.")
+        return [" ".join([*sentences, _guarantee(solution, noisy)])]
     unprotected = [when for release, when in releases if not release.channel.private]
-    said = [
+    sentences = [
         f"Messages {' and '.join(dict.fromkeys(unprotected))} were not protected: whoever runs the "
         "server could read each client's. jaxfed.channel.secure_sum hides single messages; "
         "jaxfed.channel.gaussian limits what can be inferred from them."
     ]
     rules = {part.rule for part in messages}
     if rules & {"Gram", "Symmetric"}:
-        said.append(
+        sentences.append(
             "A client's second moment, or a factor of it, reveals the variances and covariances of "
             "its features; for a client with few samples it may reveal the samples."
         )
     if "Gather" in rules:
-        said.append(
+        sentences.append(
             "Gathered messages cannot be hidden in a sum, because the server needs each one."
         )
-    return [*said, "There is no guarantee of differential privacy for this run."]
+    return [*sentences, "There is no guarantee of differential privacy for this run."]
 
 
-def _guarantee(solution: Solution, channels: list[Channel]) -> str:
-    if any(channel.noise() is None for channel in channels):
+def _guarantee(solution: Solution, noisy: bool) -> str:
+    if not noisy:
         return "There is no guarantee of differential privacy for this run: sums had no noise."
     try:
         epsilon = spent(solution, delta=DELTA)
