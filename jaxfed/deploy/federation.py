@@ -12,18 +12,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Key
 
 from jaxfed import participation
-from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round import client
 from jaxfed.core.round.problem import Problem, State
 from jaxfed.core.round.shapes import Kind
 from jaxfed.core.run.arguments import check_together
-from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.runner import programs
 from jaxfed.core.wire.wire import Wire
-from jaxfed.deploy.data import shaped, sketched
+from jaxfed.deploy.data import clients_from, shapes_from
 from jaxfed.deploy.masks import least_threshold
-from jaxfed.deploy.run import Run, problem_of_run
+from jaxfed.deploy.run import Run, problem_of_run, programs_for
 from jaxfed.deploy.shapes import shapes_of
 
 
@@ -51,8 +48,8 @@ class Member(NamedTuple):
     id: int
     raw: float  # its weight before all are made to sum to one
     late: bool  # whether it joined after the first messages
-    base: int  # the last round of it that the server has heard; 0: none
-    samples: int | None = None  # how many it has told
+    base: int  # the last round whose answer has arrived; 0: none
+    samples: int | None = None  # None where its data are not samples
 
 
 class Federation:
@@ -65,11 +62,11 @@ class Federation:
         planned: the same with the participation that was asked for.
         programs: those of `backend.separate()`.
         kind: shapes of one member's prepared data.
-        shapes: of all that travels and is kept.
+        shapes: of everything that is sent and saved.
     """
 
     def __init__(self, asked: Settings, run: Run, dtype: str, members: Sequence[Member]):
-        """Make it.
+        """Set up the run.
 
         Args:
             asked: the settings.
@@ -83,23 +80,20 @@ class Federation:
         self._asked, self.run, self.dtype = asked, run._replace(size=len(members)), dtype
         raw = np.asarray([member.raw for member in members])
         ids = jnp.asarray([member.id for member in members], jnp.int32)
-        shares = jnp.asarray(raw / raw.sum(), dtype)
+        weights = jnp.asarray(raw / raw.sum(), dtype)
         counts = [member.samples for member in members]
-        self._clients = sketched(run.like, ids, shares, counts)
+        self._clients = clients_from(run.like, ids, weights, counts)
         asked.algorithm.check(self._clients, asked.start)
-        problem = problem_of_run(asked.algorithm, asked.wire, self.run, dtype)
-        self.problem = eqx.tree_at(
-            lambda p: (p.clients.ids, p.clients.weights, p.participation), problem,
-            (ids, shares, asked.participants),
-        )  # fmt: skip
+        self.planned = eqx.tree_at(
+            lambda p: (p.clients.ids, p.clients.weights, p.participation),
+            problem_of_run(asked.algorithm, asked.wire, self.run, dtype),
+            (ids, weights, asked.participants),
+        )
         # With a deadline nobody knows beforehand who takes part.
-        self.planned = self.problem
-        if asked.deadline is not None:
-            self.problem = self.heard_from(np.ones(len(members), bool))
-        data = shaped(run.like)
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
-        whole = Clients(one, jnp.zeros(1, jnp.int32), shares[:1])
-        self.programs = programs(**compiler_options(asked.algorithm, whole))
+        everybody = np.ones(len(members), bool)
+        self.problem = self.planned if asked.deadline is None else self.with_only(everybody)
+        data = shapes_from(run.like)
+        self.programs = programs_for(asked.algorithm, data, weights)
         prepared = jax.eval_shape(
             lambda data: client.prepare(self.problem.for_client, data, ids[0], asked.rounds), data
         )
@@ -112,23 +106,26 @@ class Federation:
         Raises:
             ValueError: naming it.
         """
-        asked = self._asked
+        asked, wire = self._asked, self._asked.wire
         asked.participants.check(self.run.size)
-        # The channels as they were given, with their masks.
-        wire = asked.wire
+        # With the channels as they were given: `planned` has them without their masks.
         given = replace(
-            self.planned, clients=self._clients, uplink=wire.up, downlink=wire.down,
-            first_uplink=wire.first_up, first_downlink=wire.first_down,
-        )  # fmt: skip
+            self.planned,
+            clients=self._clients,
+            uplink=wire.up,
+            downlink=wire.down,
+            first_uplink=wire.first_up,
+            first_downlink=wire.first_down,
+        )
         check_together(given, asked.start, asked.rounds)
-        if asked.wire.up.private and asked.tol is not None:
+        if wire.up.private and asked.tol is not None:
             raise ValueError(
                 "tol: wanted None, since clients that hide their messages tell no objective"
             )
 
-    def heard_from(self, there: Bool[np.ndarray, " members"]) -> Problem:
-        """The run of a round in which these take part."""
-        return replace(self.problem, participation=participation.mask(there))
+    def with_only(self, present: Bool[np.ndarray, " members"]) -> Problem:
+        """The run of a round in which these members take part."""
+        return replace(self.planned, participation=participation.mask(present))
 
     @property
     def threshold(self) -> int:
@@ -136,7 +133,7 @@ class Federation:
         return max(least_threshold(self.run.size), -(-2 * self.run.size // 3))
 
 
-def longer(state: State, like: State) -> State:
+def enlarged(state: State, like: State) -> State:
     """The server's state with room for more clients.
 
     Raises:

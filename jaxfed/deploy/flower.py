@@ -39,7 +39,7 @@ from jaxfed.core.run.compiling import enable_compilation_cache
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
-from jaxfed.deploy.messages import message_of, packet_of, reply_of
+from jaxfed.deploy.messages import packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server
 from jaxfed.linalg.precision import precise
@@ -137,7 +137,7 @@ def server_app(
             algorithm, wire, _shared(warm_start, config), clients, rounds, seed, participants,
             shares, tol, deadline, least, patience, Path(config.get("out", place)).absolute(),
         )  # fmt: skip
-        Server(settings, Exchange(grid, message_of, packet_of)).solve()
+        Server(settings, Exchange(grid)).solve()
 
     return app
 

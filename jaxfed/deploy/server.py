@@ -1,4 +1,4 @@
-"""The server on its own machine: rounds with whoever answers, and a state that outlives it."""
+"""The server of a run: it goes on where it was interrupted, and writes what was learned."""
 
 import logging
 import secrets
@@ -16,7 +16,7 @@ from jaxfed.core.run.host_loop import HostLoop, Requests, Saver
 from jaxfed.core.run.loop import Options
 from jaxfed.core.run.solution import DivergenceError, Solution
 from jaxfed.core.store.saved import Saved, write
-from jaxfed.deploy.data import common, shaped
+from jaxfed.deploy.data import common, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, Member, Settings
 from jaxfed.deploy.progress import Progress
@@ -56,10 +56,14 @@ class Server:
         if missing := self.remote.finish_models(solution.state):
             LOG.warning("clients %s were not there to make their own models", missing)
         saved = Saved(
-            Personalized(solution.result.shared, None), self._history(solution),
-            int(solution.rounds), "converged" if self._converged(solution) else "round_limit",
-            repr(self.settings.algorithm), len(self.remote.members), versions(),
-        )  # fmt: skip
+            result=Personalized(solution.result.shared, None),
+            history=self._history(solution),
+            rounds=int(solution.rounds),
+            status="converged" if self._converged(solution) else "round_limit",
+            algorithm=repr(self.settings.algorithm),
+            clients=len(self.remote.members),
+            versions=versions(),
+        )
         write(self.settings.out / "solution.npz", saved)
         return saved
 
@@ -76,7 +80,7 @@ class Server:
             ValueError: naming what does not, a `RefusedError` where the client is named too.
         """
         client, asked = said["id"], self.settings
-        shaped(said["data"])
+        shapes_from(said["data"])
         checked_dtype("weights", said["weights"])
         if said["samples"] is not None:
             check_count("samples", said["samples"])
@@ -88,17 +92,15 @@ class Server:
                 )
         for name, number in versions().items():
             if said["versions"].get(name) != number:
-                LOG.warning(
-                    "client %d has %s %s, the server %s: numbers may differ in their last digits",
-                    client, name, said["versions"].get(name), number,
-                )  # fmt: skip
+                words = f"client {client} has {name} {said['versions'].get(name)}, the server"
+                LOG.warning(f"{words} {number}: numbers may differ in their last digits")
         if any(member.id == client for member in self.remote.members):
             wanted = self.remote.federation.run.like
             if common({-1: wanted, client: said["data"]}) != wanted:
                 raise RefusedError(f"data: client {client} has more than it had at the start")
 
     def _begun(self) -> HostLoop:
-        """The loop before its first round, once all clients are there and have said what they do.
+        """The loop before its first round, once all clients are there.
 
         Raises:
             FloatingPointError: if a first message is not finite.
@@ -136,15 +138,16 @@ class Server:
         self.remote.use(Federation(self.settings, run, dtype, members), members)
         return self.remote.federation.shapes.state
 
-    # --- what is said and kept -----------------------------------------------------------------
+    # --- what is logged and saved --------------------------------------------------------------
 
     def _log(self, solution: Solution) -> None:
         objective = float(solution.history["objective"][-1])
-        LOG.info(
-            "round %d of %d: %d clients%s",
-            solution.rounds, self.settings.rounds, len(self.remote.present[-1]),
-            "" if np.isnan(objective) else f", objective {objective:.6g}",
-        )  # fmt: skip
+        words = "" if np.isnan(objective) else f", objective {objective:.6g}"
+        number, clients = (
+            f"round {solution.rounds} of {self.settings.rounds}",
+            self.remote.present[-1],
+        )
+        LOG.info(f"{number}: {len(clients)} clients{words}")
 
     def _diverged(self, state: State) -> FloatingPointError:
         failure = state.failure
@@ -157,7 +160,7 @@ class Server:
 
     def _history(self, solution: Solution) -> dict[str, np.ndarray]:
         remote, history = self.remote, solution.history
-        if self.settings.wire.up.private:  # what clients have told in no round is no entry
+        if self.settings.wire.up.private:  # clients then send no diagnostics
             private = remote.federation.shapes.diagnostics
             history = {
                 name: values
@@ -187,7 +190,14 @@ class _ToStore(Saver):
     def save(self, progress: host_loop.Progress, history: Mapping[str, np.ndarray]) -> None:
         """Write all that the server goes on from."""
         remote = self._server.remote
-        Progress(
-            remote.federation.run, remote.federation.dtype, remote.members, progress.state,
-            self._costs, remote.payloads, dict(history), remote.present,
-        ).save(self._server.store, self._server._description())  # fmt: skip
+        saved = Progress(
+            run=remote.federation.run,
+            dtype=remote.federation.dtype,
+            members=remote.members,
+            state=progress.state,
+            costs=self._costs,
+            payloads=remote.payloads,
+            history=dict(history),
+            present=remote.present,
+        )
+        saved.save(self._server.store, self._server._description())

@@ -1,4 +1,4 @@
-"""Shapes of all that travels in a run and of all that is kept, by which bytes are read."""
+"""Shapes of everything that is sent and saved in a run, by which bytes are read."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jaxfed.core.round.shapes import Kind, member_shapes
 
 
 class Shapes(NamedTuple):
-    """`jax.ShapeDtypeStruct` in place of arrays."""
+    """What is sent and saved, with `jax.ShapeDtypeStruct` in place of arrays."""
 
     first: PyTree  # payloads: of a first message, the first downlink, an uplink and a downlink
     first_down: PyTree
