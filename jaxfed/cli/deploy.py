@@ -46,7 +46,6 @@ def command() -> Command:
                 "data, and the settings of a run, in a few lines to be changed.",
                 run_new,
                 {"": new},
-                is_configurable=False,
                 summary="write an app folder",
             ),
             "try": Command(
@@ -55,7 +54,6 @@ def command() -> Command:
                 "starts a new process, so a round takes seconds.",
                 run_try,
                 {"": trial},
-                is_configurable=False,
                 summary="run an app folder on this machine alone",
             ),
         },

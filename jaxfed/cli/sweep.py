@@ -32,19 +32,12 @@ PICTURE = "sweep.png"
 
 
 class Source(NamedTuple):
-    """Where clients come from, and how the error of what they learn is measured.
+    """Where clients come from, and how the error of what they learn is measured."""
 
-    Attributes:
-        errors: `errors(prior_variance, samples, clients, seed)`, by the name of the method.
-        samples: largest number of samples of a client.
-        clients: number of clients.
-        label: says what is measured.
-    """
-
-    errors: Callable
-    samples: int
-    clients: int
-    label: str
+    errors: Callable  # `errors(prior_variance, samples, clients, seed)`, by the name of the method
+    samples: int  # largest number of samples of a client
+    clients: int  # number of clients
+    label: str  # says what is measured
 
 
 VARIANCE = "variances of the components around the shared ones, also those of simulated clients"

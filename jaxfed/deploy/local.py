@@ -20,16 +20,12 @@ ANSWERING = 180.0  # and for one of Flower's commands
 
 
 class Options(NamedTuple):
-    """Options of Flower's processes: by default neither encryption nor authentication.
+    """Options of Flower's processes: by default neither encryption nor authentication."""
 
-    Attributes:
-        link: options of the SuperLink.
-        nodes: options of each SuperNode; all the same if there is one entry.
-        connection: the line of Flower's configuration by which its commands reach the SuperLink.
-    """
-
-    link: Sequence[str] = ("--insecure",)
+    link: Sequence[str] = ("--insecure",)  # options of the SuperLink
+    # Options of each SuperNode; all the same if there is one entry.
     nodes: Sequence[Sequence[str]] = (("--insecure",),)
+    # The line of Flower's configuration by which its commands reach the SuperLink.
     connection: str = "insecure = true"
 
 

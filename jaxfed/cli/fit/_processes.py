@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import jax
 
@@ -36,17 +36,11 @@ OPTIONS = [
 
 
 class Together(NamedTuple):
-    """The part of this process in a run of all processes.
+    """The part of this process in a run of all processes."""
 
-    Attributes:
-        processes: how many there are.
-        process: the number of this one.
-        out: what `--out` names, the folder of the processes' folders.
-    """
-
-    processes: int
-    process: int
-    out: Path
+    processes: int  # how many there are
+    process: int  # the number of this one
+    out: Path  # what `--out` names, the folder of the processes' folders
 
     @classmethod
     def join(cls, arguments: argparse.Namespace) -> Self:
@@ -81,15 +75,6 @@ class Together(NamedTuple):
         """Return the first process's folder of results, given this one's."""
         return folder if self.processes == 1 else Folder(self.out / "process0")
 
-    def each(self, name: str, attempt: Callable[[], Any]) -> list[Any]:
-        """Collect what every process returns; an error in one is an error in all.
-
-        Args:
-            name: the option that the error is about.
-            attempt: returns what JSON can hold.
-        """
-        return [attempt()] if self.processes == 1 else attempted(name, attempt)
-
     def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
         """Read this process's data, and refuse clients whose files several processes have read."""
         problems: list[Problem] = []
@@ -99,7 +84,7 @@ class Together(NamedTuple):
             return problems[0].names
 
         readers: dict[str, int] = {}
-        for process, names in enumerate(self.each("--data", attempt)):
+        for process, names in enumerate(attempted("--data", attempt)):
             for name in names:
                 if name in readers:
                     raise ValueError(
@@ -118,7 +103,7 @@ class Together(NamedTuple):
                 if self.process == 0:
                     stack.enter_context(make())
 
-            self.each(name, enter)
+            attempted(name, enter)
             yield
 
     def spread(self, clients: Clients, mapping: backend.Backend) -> Clients:
