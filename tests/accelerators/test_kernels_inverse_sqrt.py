@@ -11,12 +11,12 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ptx
 import pytest
 from jaxfed_kernels import LARGEST_RANK, inverse_sqrt, inverse_sqrt_cuda, inverse_sqrt_reference
-from tpu_compiler import array, compiled
 
 from jaxfed.linalg import polar
+from tests.accelerators import ptx
+from tests.accelerators.tpu_compiler import array, compiled
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def for_an_h100(request, tmp_path, environment):
 
 @pytest.mark.timeout(600)
 def test_stays_in_registers_on_an_h100(for_an_h100):
-    """For all that it takes; what is larger it refuses, see tests/test_kernels.py."""
+    """For all that it takes; what is larger it refuses, see tests/kernels/test_kernels.py."""
     report = for_an_h100[2]
     assert re.findall(r"(\d+) bytes spill (?:stores|loads)", report) == ["0", "0"]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
 from jaxfed_kernels import second_moment, second_moment_reference
-from tpu_compiler import array, compiled
 
 import jaxfed as jf
 from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment
+from tests.accelerators.tpu_compiler import array, compiled
 
 pytestmark = pytest.mark.slow
 

@@ -1,13 +1,14 @@
 """A million clients on one TPU: the notebook compiled for the chip that it is written for."""
 
 import json
-from pathlib import Path
 
 import jax
 import pytest
-from tpu_compiler import array, chip, compiled
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "million_clients.ipynb"
+from tests.accelerators.tpu_compiler import array, chip, compiled
+from tests.helpers import ROOT
+
+NOTEBOOK = ROOT / "notebooks" / "million_clients.ipynb"
 MEMORY = 15.75 * 2**30  # of a v5e, what programs may use
 
 

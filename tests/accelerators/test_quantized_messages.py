@@ -6,10 +6,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
-from tpu_compiler import array, chip, compiled
 
 import jaxfed as jf
 from jaxfed.core.wire import quantization
+from tests.accelerators.tpu_compiler import array, chip, compiled
 
 # Clients, features, rank.
 SHAPES = [(50, 784, 5), (1000, 64, 8), (16, 1024, 16), (100_000, 32, 3)]

@@ -1,0 +1,614 @@
+"""Commands beside `jaxfed fit`, and what all have: help, options from files, completion, tables."""
+
+import contextlib
+import inspect
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.cli import SUMMARIES, _report, load, main, parse
+from jaxfed.cli._options import descriptions
+from jaxfed.cli.fit import ALGORITHMS, pca
+from jaxfed.core.common.files import locked
+from tests.cli.command_line import fit, loaded, refused, run, value, written
+from tests.helpers import ROOT
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("data"))
+
+
+# --- demo ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "notes.txt").write_text("what was here before")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["demo", "--out", str(folder), "--force"]) == 0
+    return folder, out.getvalue(), err.getvalue()
+
+
+def test_demo_compares_the_methods_on_held_out_images(demo):
+    folder, printed, _ = demo
+    arrays, summary = loaded(folder)
+    held_out = {row["method"]: row["residual, held out"] for row in summary["table"]}
+    assert held_out["PerPCA"] < held_out["OneShot"] < min(held_out["Local"], held_out["Pooled"])
+    assert all(method in printed for method in ("Local", "Pooled", "OneShot", "PerPCA"))
+    assert arrays["shared"].shape == (64, 10) and arrays["local"].shape == (50, 64, 2)
+    assert sorted({len(classes) for classes in summary["classes"]}) == [1, 2]
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readme_shows_what_the_demo_prints(demo):
+    readme = (ROOT / "README.md").read_text()
+    for row in loaded(demo[0])[1]["table"]:
+        (line,) = re.findall(rf"^\| {row['method']}: .*$", readme, re.M)
+        printed = [float(cell) for cell in line.split("|")[2:4]]
+        computed = [row["residual, training"], row["residual, held out"]]
+        # One digit is printed; processors differ by less than 1e-5.
+        np.testing.assert_allclose(printed, computed, atol=0.05 + 1e-3)
+
+
+def test_without_a_terminal_there_is_no_progress_bar(demo):
+    assert demo[2] == ""
+
+
+def test_demo_overwrites_only_its_own_and_only_when_told_to(demo, capsys):
+    folder, *_ = demo
+    assert (folder / "notes.txt").read_text() == "what was here before"
+    before = (folder / "result.json").read_bytes()
+    line = refused(capsys, main(["demo", "--out", str(folder)]))
+    assert line.startswith("jaxfed: --out") and "--force" in line
+    assert (folder / "result.json").read_bytes() == before
+
+
+# --- sweep -----------------------------------------------------------------------------------
+
+SWEEP = ["sweep", "hierarchical", "--rank", "2", "--rounds", "3"]
+SMALL = [*SWEEP, "--features", "6", "--clients", "5", "--seeds", "2", "--block", "1"]
+METHODS = ("Local", "Pooled", "HierarchicalPCA")
+
+
+def test_sweep_simulated_clients(tmp_path, capsys):
+    options = ["--prior-variance", "0.01", "1", "--samples", "4", "9"]
+    assert main([*SMALL, *options, "--out", str(tmp_path / "out")]) == 0
+    arrays, summary = loaded(tmp_path / "out")
+    np.testing.assert_allclose(arrays["prior_variance"], [0.01, 1])
+    assert [arrays[name].tolist() for name in ("samples", "clients", "seed")] == [
+        [4, 9],
+        [5],
+        [0, 1],
+    ]
+    errors = {name: arrays[f"error {name}"] for name in METHODS}
+    assert all(values.shape == (2, 2, 1, 2) for values in errors.values())
+    assert all(values.min() >= 1 - 1e-6 for values in errors.values())
+    # Sharing helps where clients are alike; more samples help each client alone.
+    assert np.all(errors["Pooled"][0] < errors["Local"][0])
+    local = errors["Local"].mean(axis=(0, 3))
+    assert local[1] < local[0]
+    assert len(summary["table"]) == 4
+    row = summary["table"][1]
+    assert (row["prior variance"], row["samples"], row["clients"]) == (0.01, 9, 5)
+    found = errors["HierarchicalPCA"][0, 1, 0]
+    np.testing.assert_allclose(row["HierarchicalPCA"], found.mean(), rtol=1e-6)
+    np.testing.assert_allclose(row["HierarchicalPCA, sd"], found.std(ddof=1), rtol=1e-4)
+    assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{row['HierarchicalPCA']:.4g} ± " in capsys.readouterr().out
+
+
+def test_sweep_your_own_files(data, tmp_path, capsys):
+    options = ["--data", str(data), "--prior-variance", "0.1", "--clients", "4", "8"]
+    out = tmp_path / "out"
+    assert main([*SWEEP, *options, "--seeds", "1", "--center", "--out", str(out)]) == 0
+    arrays, summary = loaded(out)
+    assert arrays["samples"].tolist() == [22]  # 27 less a fifth
+    # Four clients alone do not change when others join, and each has a fifth held out.
+    fit("local", data, tmp_path / "local", "--rank", 2, "--center")
+    wanted = value(loaded(tmp_path / "local")[1], "error on held-out")
+    np.testing.assert_allclose(arrays["error Local"][0, 0, 1, 0], wanted, rtol=1e-4)
+    assert summary["table"][0]["Local, sd"] is None
+    errors = [arrays[f"error {name}"] for name in METHODS]
+    assert np.min(errors) > 0 and np.max(errors) < 100
+    capsys.readouterr()
+    assert "not empty" in refused(capsys, main([*SWEEP, *options, "--out", str(out)]))
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    variances = [str(0.01 * (i + 1)) for i in range(100)]
+    options = [*SMALL, "--samples", "4", "9", "--prior-variance", *variances]
+    command = [sys.executable, "-m", "jaxfed", *options, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (out / "checkpoint" / "00000003.npz").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "result.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in (out / "checkpoint").glob("[0-9]*.npz")}
+    assert 4 <= len(kept) < 400
+    capsys.readouterr()
+
+    # Not with other points, another model or other data.
+    assert main([*options, "3.0", "--out", str(out)]) == 2
+    assert "holds another grid; its axes" in capsys.readouterr().err
+    assert main([*options, "--rounds", "4", "--out", str(out)]) == 2
+    assert "holds a grid of another computation" in capsys.readouterr().err
+
+    # Not while another process is at it, whatever is said.
+    with locked(out / "checkpoint", "folder"):
+        assert main([*options, "--force", "--out", str(out)]) == 2
+        assert "is in use by process" in capsys.readouterr().err
+
+    assert main([*options, "--out", str(out)]) == 0
+    assert "Taking up the sweep" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert main([*options, "--out", str(whole)]) == 0
+    assert (out / "result.npz").read_bytes() == (whole / "result.npz").read_bytes()
+    assert main([*options, "--out", str(out)]) == 2  # complete
+    (out / "result.json").unlink()
+    assert main([*options, "3.0", "--force", "--out", str(out)]) == 0  # another one's
+    assert len(loaded(out)[0]["prior_variance"]) == 101
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prior-variance", "0.1", "-1"], "prior_variance: wanted"),
+        (["--prior-variance", "0.1", "--seeds", "0"], "--seeds: wanted a positive"),
+        (["--prior-variance", "0.1", "--samples", "0", "4"], "--samples: wanted numbers from 1"),
+        (["--prior-variance", "0.1", "--rank", "6"], "rank: wanted less than the features"),
+        (["--prior-variance", "0.1", "--block", "0"], "block: wanted a whole number of at least 1"),
+        (["--prior-variance", "0.1", "--noise-variance", "0"], "noise_variance: wanted"),
+        (["--prior-variance", "0.1", "--data", "nowhere"], "nowhere"),
+        (["--prior-variance", "0.1", "--data", "nowhere", "--held-out", "0"], "--held-out: wanted"),
+    ],
+)
+def test_mistakes_of_a_sweep_are_told_in_one_line(tmp_path, capsys, options, message):
+    assert main([*SMALL, *options, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("jaxfed: ") and message in line
+    assert not (tmp_path / "out" / "result.npz").exists()
+
+
+# --- personalize -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """Five clients with one shared and one own direction, a result of four, the fifth's folder."""
+    folder = tmp_path_factory.mktemp("personalize")
+    rng = np.random.default_rng(0)
+    shared = np.linalg.qr(rng.normal(size=(6, 1)))[0].T
+    for name in ("old", "new"):
+        (folder / name).mkdir()
+    for i in range(5):
+        own = np.linalg.qr(rng.normal(size=(6, 1)))[0].T
+        x = 3 * rng.normal(size=(30, 1)) @ shared + 2 * rng.normal(size=(30, 1)) @ own + 5
+        x += 0.1 * rng.normal(size=x.shape)
+        np.save(folder / ("new" if i == 4 else "old") / f"c{i}.npy", x.astype(np.float32))
+    command = ["fit", "oneshot", "--shared-rank", "1", "--local-rank", "1", "--center"]
+    command += ["--held-out", "0", "--data", str(folder / "old"), "--out", str(folder / "fit")]
+    assert main(command) == 0
+    return folder
+
+
+def test_new_clients_get_components_of_their_own(learned, tmp_path, capsys):
+    command = ["personalize", str(learned / "fit"), "--data", str(learned / "new"), "--out"]
+    assert main([*command, str(tmp_path / "out")]) == 0
+    assert "c4" in capsys.readouterr().out
+    before, after = (jf.load(path / "result.npz") for path in (learned / "fit", tmp_path / "out"))
+    np.testing.assert_array_equal(after.result.shared, before.result.shared)
+    samples = np.load(learned / "new" / "c4.npy")
+    samples = samples - samples.mean(axis=0)
+    # The best direction beside the shared one, which is the top eigenvector of what it leaves.
+    rest = samples - samples @ before.result.shared @ before.result.shared.T
+    best = np.linalg.svd(rest)[2][0]
+    assert after.result.local.shape == (1, 6, 1) and after.clients == 1
+    np.testing.assert_allclose(abs(best @ after.result.local[0, :, 0]), 1, atol=1e-5)
+    (row,) = json.loads((tmp_path / "out" / "result.json").read_text())["table"]
+    left = np.sum((rest - np.outer(rest @ best, best)) ** 2) / np.sum(samples**2)
+    np.testing.assert_allclose(row["in neither (%)"], 100 * left, rtol=1e-2)
+    # What was written is a result itself.
+    options = ["--data", str(learned / "new"), "--out", str(tmp_path / "scores")]
+    assert main(["transform", str(tmp_path / "out"), *options]) == 0
+    assert main(["info", str(tmp_path / "out")]) == 0
+    assert main([*command, str(tmp_path / "two"), "--local-rank", "2"]) == 0
+    assert jf.load(tmp_path / "two" / "result.npz").result.local.shape == (1, 6, 2)
+
+
+def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
+    with np.load(learned / "fit" / "result.npz") as stored:
+        arrays = dict(stored)
+
+    def attempt(**others):
+        np.savez(tmp_path / "other.npz", **(arrays | others))
+        command = ["personalize", str(tmp_path / "other.npz"), "--data", str(learned / "new")]
+        capsys.readouterr()
+        return refused(capsys, run(*command, "--out", tmp_path / "out"))
+
+    around = np.repeat(arrays["shared"][None], 4, axis=0)
+    assert "by a prior that is not in it" in attempt(local=around)
+    header = json.loads(str(arrays["header"]))
+    for part, message in (("shared", "no shared components"), ("local", "--local-rank: wanted")):
+        without = json.dumps(header | {"parts": header["parts"] | {part: None}})
+        assert message in attempt(header=np.asarray(without))
+    assert "wanted what jaxfed fit wrote of the PCA family" in attempt(features=np.arange(3))
+    assert not (tmp_path / "out").exists()
+
+
+# --- deploy --------------------------------------------------------------------------------------
+
+
+def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):
+    flwr = pytest.importorskip("flwr.supercore.object_ref")
+    app = tmp_path / "app"
+    settings = ["--set", "shared_rank=2", "local_rank=1", "variant=polar"]
+    command = ["deploy", "new", str(app), "--algorithm", "PerPCA"]
+    assert main([*command, *settings, "--rounds", "7"]) == 0
+    assert "federation/app.py" in capsys.readouterr().out
+    for component in ("server", "client"):
+        assert flwr.validate(f"federation.app:{component}", project_dir=app)[0]
+    names = {}
+    exec((app / "federation" / "app.py").read_text(), names)
+    made = names["make_algorithm"]({})
+    assert made.shared_rank == 2 and made.variant == "polar"
+    np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))
+    assert len(names["make_data"]({"data": str(tmp_path / "own.npy")})) == 1
+    assert "empty" in refused(capsys, main([*command, *settings]))
+    command[2] = str(tmp_path / "other")
+    assert "local_rank=VALUE" in refused(capsys, main([*command, "--set", "shared_rank=2"]))
+    assert "one of" in refused(capsys, main([*command, "--set", "rank=2"]))
+    command[-1] = "kmeans"
+    assert "algorithm: wanted one of" in refused(capsys, main(command))
+    trial = ["deploy", "try", "--app", str(app), "--data", str(tmp_path)]
+    assert "file for each of 3 nodes, got 1" in refused(capsys, main(trial))
+
+
+@pytest.fixture
+def app(tmp_path, capsys, monkeypatch):
+    """An app folder, data for one node, and the command that tries it as far as Flower."""
+    local = pytest.importorskip("jaxfed.deploy.local")
+
+    def start(*arguments):
+        raise ValueError("Flower starts")
+
+    def forget():
+        for name in [name for name in sys.modules if name.split(".")[0] == "federation"]:
+            del sys.modules[name]
+
+    monkeypatch.setattr(local, "Local", start)
+    folder = tmp_path / "app"
+    main(["deploy", "new", str(folder), "--algorithm", "pooled", "--set", "rank=2"])
+    np.save(tmp_path / "own.npy", np.ones((4, 6), np.float32))
+    capsys.readouterr()
+    path = list(sys.path)
+
+    def trial():
+        code = main(
+            ["deploy", "try", "--app", str(folder), "--data", str(tmp_path), "--nodes", "1"]
+        )
+        forget()
+        assert sys.path == path
+        return code, capsys.readouterr().err
+
+    forget()
+    return folder, trial
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("federation/app.py", "make_data)", "make_data, channel=jf.channel.secure_sum())",
+         "TypeError: secure_sum() missing 1 required positional argument: 'clients'"),
+        ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
+        ("federation/app.py", "server =", "service =", "no attribute 'server'"),
+        ("federation/app.py", "def ", "deaf ", "SyntaxError: invalid syntax"),
+        ("pyproject.toml", "serverapp =", "serverap =", "KeyError: 'serverapp'"),
+        ("pyproject.toml", "[tool.flwr.app.components]", "[components]", "KeyError: 'components'"),
+    ],
+    ids=("argument", "module", "name", "syntax", "component", "table"),
+)  # fmt: skip
+def test_deploy_imports_an_app_before_it_starts_flower(app, file, old, new, words):
+    folder, trial = app
+    path = folder / file
+    path.write_text(path.read_text().replace(old, new))
+    code, said = trial()
+    assert code == 2 and f"app: wanted one that can be imported, got {folder}" in said
+    assert words in said and "Flower starts" not in said
+
+
+def test_deploy_starts_flower_for_an_app_that_can_be_imported(app):
+    code, said = app[1]()
+    assert code == 2 and "Flower starts" in said
+
+
+def test_an_app_holds_no_path_of_the_machine_that_wrote_it(tmp_path, app, monkeypatch):
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    assert main(["deploy", "new", ".", "--algorithm", "pooled", "--set", "rank=2"]) == 0
+    for folder in (app[0], tmp_path / "new"):
+        for path in (folder / "pyproject.toml", folder / "federation" / "app.py"):
+            assert str(tmp_path) not in path.read_text()
+        with (folder / "pyproject.toml").open("rb") as file:
+            out = tomllib.load(file)["tool"]["flwr"]["app"]["config"]["out"]
+        assert out == f"{folder.name}/out"
+
+
+# --- --config --------------------------------------------------------------------------------
+
+
+FIT = ["fit", "perpca", "--data", "d", "--out", "o"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        (tmp_path / "options.toml").write_text(text)
+        return ["--config", str(tmp_path / "options.toml")]
+
+    return write
+
+
+def test_options_come_from_a_file_and_the_command_line_counts_first(config):
+    text = 'shared-rank = 2\nlocal-rank = 1\ntol = 1e-6\nshrinkage = true\ncenter = "common"\n'
+    found = parse([*FIT, *config(text), "--local-rank", "3", "--tol=0.5"])
+    assert (found.shared_rank, found.local_rank, found.tol) == (2, 3, 0.5)
+    assert found.shrinkage and found.center == "common" and not found.report
+    # What is required may be in the file as well, and the option stand anywhere.
+    more = 'data = "d"\nout = "o"\nshrinkage = false\n'
+    found = parse(["fit", "perpca", *config(text.replace("shrinkage", "force") + more)])
+    assert (str(found.data), found.force, found.shrinkage) == ("d", True, False)
+
+
+def test_lists_and_negative_numbers_are_taken(config):
+    text = 'prior-variance = [0.1, 1]\nseeds = -3\nout = "-odd"\n'
+    found = parse(["sweep", "hierarchical", *config(text)])
+    assert found.prior_variance == [0.1, 1.0] and found.seeds == -3 and str(found.out) == "-odd"
+    found = parse(["sweep", "hierarchical", *config(text), "--prior-variance", "7"])
+    assert found.prior_variance == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shared_rank = 2", r"options\.toml has 'shared_rank', wanted some of .*shared-rank"),
+        ("rnds = 2", r"options\.toml has 'rnds', wanted some of"),
+        ("config = 'other'", "has 'config', wanted"),
+        ("help = true", "has 'help', wanted"),
+        ("[fit]\nrounds = 2", "has 'fit', wanted"),
+        ("shrinkage = 1", "has shrinkage = 1, wanted true or false"),
+        ("rounds = [1, 2]", r"has rounds = \[1, 2\], wanted one value"),
+        ("rounds = true", "has rounds = True, wanted a number or a text"),
+        ("rounds = 2020-01-01", "has rounds = datetime"),
+        ("rounds = ", "is no TOML file"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_file(config, capsys, text, message):
+    assert re.search(rf"^jaxfed: --config: .*{message}", refused(capsys, run(*FIT, *config(text))))
+
+
+def test_a_value_of_the_wrong_kind_is_told_as_on_the_command_line(config, capsys):
+    with pytest.raises(SystemExit):
+        main([*FIT, *config('rounds = "many"\nshared-rank = 1\nlocal-rank = 1')])
+    assert "argument --rounds: invalid int value: 'many'" in capsys.readouterr().err
+    assert "nowhere.toml" in refused(capsys, run(*FIT, "--config", "nowhere.toml"))
+
+
+# --- completion ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    pytest.importorskip("shtab")
+    path = tmp_path_factory.mktemp("completion") / "jaxfed.bash"
+    command = [sys.executable, "-m", "jaxfed", "completion", "bash"]
+    path.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return path
+
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+$(complete -p jaxfed | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.slow
+def test_bash_completes_commands_options_and_choices(script, tmp_path):
+    def offered(*words):
+        command = ["bash", "-c", COMPLETE, "bash", str(script), "jaxfed", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return set(done.stdout.split())
+
+    assert offered("") == set(SUMMARIES)
+    assert offered("fit", "per") == {"perpca"}
+    assert offered("fit", "perpca", "--shared") == {"--shared-rank"}
+    assert offered("fit", "perpca", "--variant", "") == {"tangent", "polar"}
+    assert "--config" in offered("sweep", "hierarchical", "--co")
+    (tmp_path / "data.npy").touch()
+    assert "data.npy" in offered("fit", "perpca", "--data", "dat")
+
+
+def test_without_shtab_one_is_told_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert "jaxfed[cli]" in refused(capsys, run("completion", "bash"))
+
+
+# --- help and tables -------------------------------------------------------------------------
+
+
+def leaves(command, words=()):
+    """The commands that do something, by the words that ask for them."""
+    if not command.commands:
+        return {words: command}
+    found = {}
+    for word, each in command.commands.items():
+        found |= leaves(each, (*words, word))
+    return found
+
+
+@pytest.fixture(scope="module")
+def described():
+    found = {}
+    for name in SUMMARIES:
+        found |= leaves(load(name), (name,))
+    return found
+
+
+def test_every_exported_algorithm_has_a_command(described):
+    exported = {
+        found
+        for family in (jf.pca, jf.gcca, jf.generative)
+        for found in vars(family).values()
+        if isinstance(found, type) and issubclass(found, jf.Algorithm)
+    }
+    # Any model by any loss: there is no file that either could come from.
+    exported.remove(jf.generative.AdaptiveTraining)
+    assert exported == {made for each in ALGORITHMS.values() for made in each}
+    assert {words[1] for words in described if words[0] == "fit"} == set(ALGORITHMS)
+
+
+LINEAR = [*pca.ALGORITHMS, "gcca", "mvlsa"]  # the others have models, which are no numbers
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_the_settings_of_an_algorithm_are_those_of_its_class(described, name, capsys):
+    made = ALGORITHMS[name][0]
+    with pytest.raises(SystemExit):
+        main(["fit", name, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    groups = described["fit", name].options.values()
+    options = {option.flag: option.keywords for group in groups for option in group}
+    about, parameters = descriptions(made), inspect.signature(made).parameters
+    assert about.keys() == parameters.keys()
+    for setting in about.keys() - {"training"}:  # which is deprecated
+        flag = f"--{setting.replace('_', '-')}"
+        assert flag in shown
+        if parameters[setting].default is not inspect.Parameter.empty:
+            assert options[flag]["default"] == parameters[setting].default
+        assert setting == "start" or " ".join(about[setting].split()[:2]) in shown, setting
+
+
+def test_every_command_and_every_option_says_what_it_is(described):
+    silent = [" ".join(words) for words, command in described.items() if not command.description]
+    for words, command in described.items():
+        for option in itertools.chain(*command.options.values()):
+            # A default alone says nothing.
+            if not re.sub(r"^;? ?default: .*", "", option.keywords["help"]).strip():
+                silent.append(" ".join((*words, option.flag)))
+    assert not silent, "\n".join(silent)
+
+
+def test_a_terminal_gets_a_table_by_rich_and_a_pipe_plain_text(monkeypatch):
+    pytest.importorskip("rich")
+    rows = [{"client": "[red]a[/red]", "share (%)": 12.5}, {"client": "b", "share (%)": None}]
+
+    def printed(terminal):
+        file = io.StringIO()
+        file.isatty = lambda: terminal
+        monkeypatch.setattr(sys, "stdout", file)
+        _report.show(rows)
+        return file.getvalue()
+
+    assert printed(False) == _report.table(rows) + "\n"
+    drawn = printed(True)
+    assert "─" in drawn and "[red]a[/red]" in drawn and re.search(r"12\.5", drawn)
+    monkeypatch.setattr(_report, "find_spec", lambda name: None)
+    assert printed(True) == _report.table(rows) + "\n"
+
+
+def test_help_is_there_at_once():
+    """The processor's time; nothing that is heavy is imported."""
+    command = "import sys, jaxfed.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    command += "import os; print(sum(os.times()[:2]), 'jax' in sys.modules, 'rich' in sys.modules)"
+    times = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", command], capture_output=True, text=True, env=dict(os.environ)
+        )
+        seconds, *heavy = done.stdout.split()[-3:]
+        assert heavy == ["False", "False"]
+        times.append(float(seconds))
+    assert min(times) < 0.5
+
+
+COMMANDS = [[], *([name] for name in SUMMARIES), ["fit", "perpca"], ["deploy", "new"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    assert " ".join(["usage: jaxfed", *command]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["unknown"], ["fit"], ["fit", "perpca"], ["demo", "-x"]])
+def test_wrong_usage(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert stop.value.code == 2
+    assert "usage: jaxfed" in capsys.readouterr().err
+
+
+def test_reproduce_is_a_command(capsys):
+    assert "no-such-target" in refused(capsys, main(["reproduce", "no-such-target"]))
+
+
+def test_tables_are_aligned():
+    rows = [{"method": "Local", "error": 1234.5678}, {"method": "Pooled", "error": None}]
+    assert _report.table(rows).splitlines() == [
+        "method  error",
+        "------  -----",
+        "Local    1235",
+        "Pooled",
+    ]
+
+
+def test_tables_move_no_cursor():
+    rows = [{"client\x1b[2J": "a\nb", "error": 1.0}]
+    assert _report.table(rows).splitlines()[::2] == [
+        r"client\x1b[2J  error",
+        "a\\nb               1",
+    ]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_garbage_swallows_is_heeded(monkeypatch, capsys, number, code):
+    class Garbage:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def run(_):
+        Garbage()
+        time.sleep(5)
+        return 0
+
+    monkeypatch.setattr("jaxfed.cli.info.run", run)
+    # A shell has what it starts in the background ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["info", "result"]) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

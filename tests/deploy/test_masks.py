@@ -1,0 +1,256 @@
+"""What hides messages on separate machines: masks by key agreement, drop-out, noise."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from tests.examples import draw_samples
+
+pytest.importorskip("flwr")
+from flwr.app import Context, RecordDict
+
+from jaxfed.deploy import exchange, masked, masks, remote
+from jaxfed.deploy.messages import message_of, packet_of
+from tests.deploy.federation import Federation, check_equal
+
+ALGORITHM = jf.pca.SubspaceIteration(2)
+BITS, BOUND = 24, 100.0
+HIDDEN = jf.Wire(jf.channel.secure_sum(5, bits=BITS, bound=BOUND), jf.channel.lossless())
+OPEN = jf.Wire(jf.channel.lossless(), jf.channel.lossless())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(exchange, "PAUSE", 0.0)
+
+
+class Overheard(Federation):
+    """A federation, and what each client sent as it was before and after the masks."""
+
+    def __init__(self, *arguments, lost=(), **options):
+        super().__init__(*arguments, trouble=self.answer, **options)
+        self.lost, self.kinds = lost, []
+
+    def answer(self, node, message, answer):
+        packet = packet_of(message)
+        self.kinds.append((packet.words["kind"], node))
+        key = packet.words["kind"], packet.words.get("round", 0), node - 100
+        return [] if key in self.lost else [answer]
+
+
+@pytest.fixture
+def unmasked(monkeypatch):
+    """The payloads before the masks, by the clients' order of sending."""
+    seen, real = [], masked.NodeMasks.masked
+
+    def noted(self, channel, payload, *shares):
+        seen.append((channel.numbers(payload), jf.channel.to_bytes(payload)))
+        return real(self, channel, payload, *shares)
+
+    monkeypatch.setattr(masked.NodeMasks, "masked", noted)
+    return seen
+
+
+def test_shares_give_a_secret_back_from_the_threshold_on():
+    secret = masks.Keys.draw().masking
+    shares = masks.split(secret, 4, [0, 2, 5, 7, 9])
+    assert masks.join([shares[i] for i in (9, 0, 5, 2)]) == secret
+    with pytest.raises(ValueError):
+        masks.join([shares[i] for i in (9, 0, 5)])
+
+
+def test_agreed_secrets_are_those_of_two():
+    one, other, third = masks.Keys.draw(), masks.Keys.draw(), masks.Keys.draw()
+    agreed = masks.agree(one.masking, other.public[1], "x")
+    assert agreed == masks.agree(other.masking, one.public[1], "x")
+    assert agreed != masks.agree(third.masking, one.public[1], "x")
+    assert agreed != masks.agree(one.masking, other.public[1], "y")
+    encrypted = masks.encrypt(agreed, b"share")
+    assert masks.decrypt(agreed, encrypted) == b"share"
+    with pytest.raises(ValueError, match="changed"):
+        masks.decrypt(agreed, encrypted[:-5] + b"AAAA=")
+
+
+def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
+    caplog.set_level("INFO", "jaxfed.deploy")
+    clients = draw_samples()
+    federation = Overheard(tmp_path, ALGORITHM, clients, channel=HIDDEN)
+    saved = federation.run(2)
+    solution = federation.fit(2)
+    np.testing.assert_array_equal(saved.result.shared, solution.result.shared)
+    # Objectives are hidden too; bits are those of the messages.
+    assert saved.history.keys() == solution.history.keys() - {"objective"} | {"present"}
+    assert "objective" not in saved.summary() and "nan" not in saved.summary()
+    assert "round 2 of 2: 5 clients" in caplog.text
+    assert "objective" not in caplog.text and "nan" not in caplog.text
+    np.testing.assert_array_equal(saved.history["bits_up"], solution.history["bits_up"])
+    received = b"".join(federation.grid.seen)
+    assert len(unmasked) == 10
+    # No machine keeps the secrets of a round that is over.
+    assert len(list((tmp_path / "nodes").glob("*/client-0/masks/*.json"))) == 1
+    for _, plain in unmasked:
+        assert len(plain) == 12 * BITS // 8 and plain not in received
+    # The same search finds them where there are no masks.
+    bare = Federation(tmp_path / "open", ALGORITHM, clients, channel=OPEN)
+    sent = []
+
+    def trouble(node, message, answer):
+        packet = packet_of(answer)
+        sent.extend(packet.parts[:1] if packet.words["kind"] == "round" else [])
+        return [answer]
+
+    bare.grid.trouble = trouble
+    bare.run(1)
+    received = b"".join(bare.grid.seen)
+    assert sent and all(plain in received for plain in sent)
+
+
+def test_every_weighted_part_is_a_mean_over_those_who_are_left():
+    x = np.ones(3, np.float32)
+    parts = [
+        jf.reduction.Mean(x), jf.reduction.Sum(x), jf.reduction.Symmetric({"a": x, "b": x}),
+        jf.reduction.Symmetric(x, weighted=False),
+    ]  # fmt: skip
+    assert masked.means_of(parts) == (True, False, True, True, False)
+
+
+def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monkeypatch):
+    sums = []
+    real = remote.masked_sum
+
+    def noted(*arguments, **options):
+        heard, total = real(*arguments, **options)
+        sums.append((heard, total))
+        return heard, total
+
+    monkeypatch.setattr(remote, "masked_sum", noted)
+    federation = Overheard(
+        tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN, lost={("round", 2, 3)}
+    )
+    saved = federation.run(3, deadline=0.01, patience=5.0)
+    np.testing.assert_array_equal(saved.history["participants"], [5, 4, 5])
+    order = [node for kind, node in federation.kinds if kind == "round"]
+    for number, (heard, total) in enumerate(sums):
+        sent = {order[i] - 100: unmasked[i][0] for i in range(5 * number, 5 * number + 5)}
+        assert heard == [i for i in range(5) if (number, i) != (1, 3)]
+        exact = sum((sent[i] for i in heard), np.zeros_like(total))
+        np.testing.assert_array_equal((exact - total) % 2**BITS, 0)
+    # Means are over those who are left: as without masks, but for the rounding.
+    table = np.ones((3, 5), bool)
+    table[1, 3] = False
+    near = jf.fit(
+        ALGORITHM, draw_samples(), rounds=3, key=jax.random.key(3),
+        participation=jf.participation.mask(table),
+    )  # fmt: skip
+    projectors = [np.asarray(x @ x.T) for x in (saved.result.shared, near.result.shared)]
+    np.testing.assert_allclose(*projectors, atol=1e-3)
+
+
+def test_fewer_than_the_threshold_are_refused(tmp_path):
+    lost = {("round", 1, i) for i in (1, 2)}
+    federation = Overheard(tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN, lost=lost)
+    with pytest.raises(TimeoutError, match="round 1: wanted answers of at least 4 clients, got 3"):
+        federation.run(2, deadline=0.01, patience=0.1)
+
+
+def test_a_client_tells_one_share_of_each(tmp_path):
+    federation = Overheard(tmp_path, ALGORITHM, draw_samples(), channel=HIDDEN)
+    asked = []
+    push = federation.grid.push_messages
+
+    def noted(messages):
+        asked.extend(m for m in messages if packet_of(m).words["kind"] == "unmask")
+        return push(messages)
+
+    federation.grid.push_messages = noted
+    federation.run(1)
+    packet = packet_of(asked[0])
+    node = federation.grid.nodes[asked[0].metadata.dst_node_id]
+
+    def ask(survivors):
+        changed = packet._replace(words={**packet.words, "survivors": survivors})
+        message = message_of(changed, 0, "unmasking")
+        return node[0](message, Context(1, 0, dict(node[1]), RecordDict(), {}))
+
+    ask([0, 1, 2, 3, 4])  # once more, as after a lost answer
+    with pytest.raises(ValueError, match="one was told"):
+        ask([0, 1, 2, 3])
+    with pytest.raises(ValueError, match="at least 4 clients"):
+        ask([0, 1])
+
+
+def test_noise_is_drawn_where_nobody_else_has_the_key(tmp_path):
+    noisy = jf.Wire(jf.channel.gaussian(1.0, 0.5), jf.channel.lossless())
+    clients = draw_samples()
+    one = Federation(tmp_path / "one", ALGORITHM, clients, channel=noisy).run(1)
+    other = Federation(tmp_path / "other", ALGORITHM, clients, channel=noisy).run(1)
+    # Of one key that the server has, the same noise would come.
+    assert not np.array_equal(one.result.shared, other.result.shared)
+    lossless = Federation(tmp_path / "open", ALGORITHM, clients, channel=OPEN)
+    check_equal(lossless, lossless.run(1), lossless.fit(1))
+
+
+def test_two_questions_never_share_noise(tmp_path):
+    """A server that falls back a round asks with an equal head, and another body."""
+    # Clipped to nothing under noise of deviation 1: what is sent is the noise.
+    ways = jf.Wire(jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
+    told, lost, stops = [], [], True
+
+    def trouble(node, message, answer):
+        asked = packet_of(message)
+        number = asked.words.get("round")
+        if node in lost:
+            return []
+        if number and node == 101:
+            told.append((asked, packet_of(answer)))
+        if stops and number == 3 and node == 100:  # the last that is asked
+            raise KeyboardInterrupt
+        return [answer]
+
+    federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=ways, trouble=trouble)
+    hurried = {"deadline": 0.01, "patience": 5.0}
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(3, **hurried)
+    (tmp_path / "out" / "server" / "000002.npz").write_bytes(b"damaged")
+    stops, lost = False, [104]
+    federation.run(3, **hurried)
+    by_round = {n: [x for x in told if x[0].words["round"] == n] for n in (1, 2, 3)}
+    assert [len(found) for found in by_round.values()] == [1, 2, 2]
+    # What was asked before is answered as before,
+    (asked, answer), (again, same) = by_round[2]
+    assert asked == again and answer == same
+    # and what was not, under noise of its own.
+    (asked, answer), (other, another) = by_round[3]
+    assert asked.head == other.head and asked.body != other.body
+    noises = [np.frombuffer(x.parts[0], np.float32) for x in (answer, another)]
+    assert np.abs(noises[0] - noises[1]).max() > 0.1
+
+
+def test_noise_is_another_where_the_state_is(tmp_path):
+    """Whoever has a client go back may ask as before: it starts from another state."""
+    ways = jf.Wire(jf.channel.gaussian(1e-3, 1e3), jf.channel.lossless())
+    told = {}
+
+    def trouble(node, message, answer):
+        if node == 101:
+            told[packet_of(message).words.get("round")] = message, packet_of(answer)
+        return [answer]
+
+    federation = Federation(tmp_path, ALGORITHM, draw_samples(), channel=ways, trouble=trouble)
+    federation.run(2)
+    app, config = federation.grid.nodes[101]
+
+    def ask(number, changed):
+        packet = packet_of(told[number][0])
+        parts = [bytes(part) for part in packet.parts]
+        if changed:
+            parts[-1] = np.flip(np.frombuffer(parts[-1], np.float32)).tobytes()
+        message = message_of(packet._replace(parts=parts), 0, "round")
+        return packet_of(app(message, Context(1, 0, dict(config), RecordDict(), {})))
+
+    ask(2, changed=True)
+    assert ask(2, changed=False) == told[2][1]
+    ask(1, changed=True)
+    ask(2, changed=True)
+    assert ask(2, changed=False) != told[2][1]

@@ -1,0 +1,581 @@
+"""Examples of every exported algorithm, with settings that are refused, and data for each family.
+
+A new algorithm is found through the package's exports; it only needs an entry in `EXAMPLES`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfed as jf
+
+FEATURES, CLIENTS, ROUNDS, ROUNDS_OF_TRAINING = 6, 5, 150, 20
+COUNTS = (12, 9, 10, 12, 7)
+ENTITIES, WIDTHS = 9, (6, 4, 5, 6, 3)
+
+
+TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
+LATENT = 2
+WEIGHTS = 2 * FEATURES * LATENT + FEATURES + LATENT  # of the networks below
+
+# One object each, as other ones would be compiled anew.
+SGD, MOMENTUM, ADAM = optax.sgd(1.0), optax.sgd(0.5, momentum=0.5), optax.adam(1e-2, eps_root=1e-8)
+NETWORK = functools.partial(jf.models.Perceptron, outputs=LATENT, hidden=(4,))
+
+
+def autoencoder():
+    """A network that is trained."""
+    return jf.models.Autoencoder(FEATURES, LATENT, key=jax.random.key(0))
+
+
+def fedavg(**options):
+    """Federated averaging of it."""
+    options = {"local_steps": 2, "step_size": 0.02} | options
+    return jf.generative.FedAvg(autoencoder(), jf.models.reconstruction_loss, SGD, **options)
+
+
+def adaptive(make=jf.generative.AdaptiveAutoencoder, **options):
+    """Training of it under a learned prior, so fast that all of it matters."""
+    rates = {"step_size": 0.02, "global_step_size": 0.01, "spread_step_size": 0.01}
+    common = {"local_steps": 2, "hyper_prior": 0.01, "initial_spread": 0.5, "lazy_rounds": 1}
+    return make(autoencoder(), **(rates | common | options))
+
+
+class Example(NamedTuple):
+    """An algorithm, and what it sends."""
+
+    make: Callable[[int], jf.Algorithm]  # from the number of clients
+    # Numbers in a client's first message, in a round's uplink and in its downlink. With the
+    # samples below a second moment is smaller than the samples behind it.
+    cost: tuple[float, float, float]
+
+
+class Examples(NamedTuple):
+    """How an algorithm is made, and how it must not be."""
+
+    good: dict[str, Example]
+    refused: dict[str, Callable[[], jf.Algorithm]]  # by the argument that the message names
+
+
+EXAMPLES = {
+    jf.pca.PerPCA: Examples(
+        good={
+            "tangent": Example(lambda _: jf.pca.PerPCA(2, 2, step_size=0.05), (TRIANGLE, 12, 12)),
+            "polar": Example(
+                lambda _: jf.pca.PerPCA(2, 1, variant="polar", retraction="qr", decay=0.7),
+                (TRIANGLE + 1, 13, 13),
+            ),
+            "ranks": Example(
+                lambda m: jf.pca.PerPCA(1, tuple(2 - i % 3 for i in range(m)), start="random"),
+                (1, 6, 7),
+            ),
+            "shrinkage": Example(
+                lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1), (TRIANGLE, 6, 6)
+            ),
+        },
+        refused={
+            "shared_rank": lambda: jf.pca.PerPCA(0, 2),
+            "local_rank": lambda: jf.pca.PerPCA(2, 0),
+            "step_size": lambda: jf.pca.PerPCA(2, 2, step_size=-0.1),
+            "decay": lambda: jf.pca.PerPCA(2, 2, decay=float("nan")),
+            "variant": lambda: jf.pca.PerPCA(2, 2, variant="tangential"),
+            "retraction": lambda: jf.pca.PerPCA(2, 2, retraction="cayley"),
+            "start": lambda: jf.pca.PerPCA(2, 2, start="zeros"),
+        },
+    ),
+    jf.pca.VarProPerPCA: Examples(
+        good={"": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 13, 12))},
+        refused={
+            "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
+            "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
+        },
+    ),
+    jf.pca.OneShot: Examples(
+        good={
+            "projector": Example(lambda _: jf.pca.OneShot(2, 2), (24, 0, 12)),
+            "spectrum": Example(lambda _: jf.pca.OneShot(1, 2, method="spectrum"), (18, 0, 6)),
+            "local_first": Example(
+                lambda _: jf.pca.OneShot(2, 2, method="local_first"), (TRIANGLE, 0, 12)
+            ),
+        },
+        refused={
+            "shared_rank": lambda: jf.pca.OneShot(True, 2),
+            "local_rank": lambda: jf.pca.OneShot(2, -2),
+            "method": lambda: jf.pca.OneShot(2, 2, method="mean"),
+        },
+    ),
+    jf.pca.Pooled: Examples(
+        good={"": Example(lambda _: jf.pca.Pooled(2), (TRIANGLE, 0, 12))},
+        refused={"rank": lambda: jf.pca.Pooled(0)},
+    ),
+    jf.pca.SubspaceIteration: Examples(
+        good={
+            "": Example(lambda _: jf.pca.SubspaceIteration(2), (0, 12, 12)),
+            "kkt": Example(lambda _: jf.pca.SubspaceIteration(2, stop="kkt"), (1, 12, 12)),
+        },
+        refused={
+            "rank": lambda: jf.pca.SubspaceIteration(0),
+            "stop": lambda: jf.pca.SubspaceIteration(2, stop="gradient"),
+        },
+    ),
+    # The number of local steps goes down as a whole number of 32 bits, half one of the others.
+    jf.pca.LocalPower: Examples(
+        good={
+            "": Example(lambda _: jf.pca.LocalPower(2), (0, 13, 12.5)),
+            "procrustes": Example(
+                lambda _: jf.pca.LocalPower(2, alignment="procrustes", stop="kkt"), (1, 25.5, 12.5)
+            ),
+        },
+        refused={
+            "rank": lambda: jf.pca.LocalPower(2.0),
+            "local_steps": lambda: jf.pca.LocalPower(2, local_steps=0),
+            "alignment": lambda: jf.pca.LocalPower(2, alignment="polar"),
+            "stop": lambda: jf.pca.LocalPower(2, stop="rounds"),
+        },
+    ),
+    jf.pca.FAPS: Examples(
+        good={
+            "": Example(lambda _: jf.pca.FAPS(2), (0, 13, 12)),
+            "kkt": Example(
+                lambda _: jf.pca.FAPS(2, local_steps=2, penalty_growth=None, stop="kkt"),
+                (1, 24, 12),
+            ),
+        },
+        refused={
+            "rank": lambda: jf.pca.FAPS(-1),
+            "penalty": lambda: jf.pca.FAPS(2, penalty=0.0),
+            "penalty_growth": lambda: jf.pca.FAPS(2, penalty_growth=float("nan")),
+            "local_solver": lambda: jf.pca.FAPS(2, local_solver="newton"),
+            "local_steps": lambda: jf.pca.FAPS(2, local_steps=0),
+            "local_tol": lambda: jf.pca.FAPS(2, local_solver="relative_change", local_tol=-1.0),
+            "stop": lambda: jf.pca.FAPS(2, stop=True),
+        },
+    ),
+    # First the energy and the number of the samples.
+    jf.pca.BlockLanczos: Examples(
+        good={"": Example(lambda _: jf.pca.BlockLanczos(2), (2, 12, 12))},
+        refused={
+            "rank": lambda: jf.pca.BlockLanczos(True),
+            "memory": lambda: jf.pca.BlockLanczos(2, memory=2),
+            "stop": lambda: jf.pca.BlockLanczos(2, stop="tol"),
+        },
+    ),
+    jf.pca.HierarchicalPCA: Examples(
+        good={
+            "": Example(lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1), (TRIANGLE, 12, 12)),
+            "eigenvectors": Example(
+                lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="eigenvectors"),
+                (TRIANGLE, 12, 12),
+            ),
+            "printed": Example(
+                lambda _: jf.pca.HierarchicalPCA(
+                    2,
+                    0.2,
+                    0.1,
+                    likelihood="half",
+                    start="random",
+                    align=False,
+                    step_size=1e-3,
+                    global_step_size=0.1,
+                ),
+                (0, 12, 12),
+            ),
+        },
+        refused={
+            "rank": lambda: jf.pca.HierarchicalPCA(0, 0.2, 0.1),
+            "noise_variance": lambda: jf.pca.HierarchicalPCA(2, 0.0, 0.1),
+            "prior_variance": lambda: jf.pca.HierarchicalPCA(2, 0.2, float("inf")),
+            "step_size": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, step_size=-1.0),
+            "global_step_size": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, global_step_size=0),
+            "solver": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="newton"),
+            "likelihood": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, likelihood="fact1"),
+            "start": lambda: jf.pca.HierarchicalPCA(2, 0.2, 0.1, start="zeros"),
+        },
+    ),
+    jf.pca.LocalProbabilisticPCA: Examples(
+        good={"": Example(lambda _: jf.pca.LocalProbabilisticPCA(2, 0.2), (0, 0, 0))},
+        refused={
+            "rank": lambda: jf.pca.LocalProbabilisticPCA(0, 0.2),
+            "noise_variance": lambda: jf.pca.LocalProbabilisticPCA(2, 0.0),
+            "step_size": lambda: jf.pca.LocalProbabilisticPCA(2, 0.2, step_size=-1.0),
+        },
+    ),
+    jf.pca.GlobalProbabilisticPCA: Examples(
+        good={
+            "": Example(lambda _: jf.pca.GlobalProbabilisticPCA(2, 0.2), (TRIANGLE, 12, 12)),
+            "random": Example(
+                lambda _: jf.pca.GlobalProbabilisticPCA(2, 0.2, start="random"), (1, 12, 12)
+            ),
+        },
+        refused={
+            "rank": lambda: jf.pca.GlobalProbabilisticPCA(2.0, 0.2),
+            "noise_variance": lambda: jf.pca.GlobalProbabilisticPCA(2, -1.0),
+            "step_size": lambda: jf.pca.GlobalProbabilisticPCA(2, 0.2, step_size=0.0),
+            "start": lambda: jf.pca.GlobalProbabilisticPCA(2, 0.2, start="local_first"),
+        },
+    ),
+    jf.pca.AdaptivePCA: Examples(
+        good={
+            "": Example(lambda _: jf.pca.AdaptivePCA(2, 0.2), (TRIANGLE + 1, 13, 13)),
+            "gradient": Example(
+                lambda _: jf.pca.AdaptivePCA(
+                    2, 0.2, hyper_prior=0.1, spread="gradient", dimension="frame"
+                ),
+                (TRIANGLE, 13, 13),
+            ),
+            "log": Example(
+                lambda _: jf.pca.AdaptivePCA(2, 0.2, spread="log", solver="eigenvectors"),
+                (TRIANGLE + 1, 13, 13),
+            ),
+        },
+        refused={
+            "prior_variance": lambda: jf.pca.AdaptivePCA(2, 0.2, 0.0),
+            "hyper_prior": lambda: jf.pca.AdaptivePCA(2, 0.2, hyper_prior=-1.0),
+            "spread": lambda: jf.pca.AdaptivePCA(2, 0.2, spread="newton"),
+            "spread_step_size": lambda: jf.pca.AdaptivePCA(2, 0.2, spread_step_size=0.0),
+            "dimension": lambda: jf.pca.AdaptivePCA(2, 0.2, dimension="grassmann"),
+        },
+    ),
+    jf.pca.EmpiricalBayesPCA: Examples(
+        good={"": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13))},
+        refused={
+            "rank": lambda: jf.pca.EmpiricalBayesPCA(1.5, 0.2),
+            "noise_variance": lambda: jf.pca.EmpiricalBayesPCA(2, -0.2),
+        },
+    ),
+    jf.pca.Local: Examples(
+        good={"": Example(lambda _: jf.pca.Local(2), (0, 0, 0))},
+        refused={"rank": lambda: jf.pca.Local(1.5)},
+    ),
+    # The scores of nine entities.
+    jf.gcca.MaxVar: Examples(
+        good={
+            "": Example(lambda _: jf.gcca.MaxVar(2), (18, 18, 18)),
+            "exact": Example(
+                lambda _: jf.gcca.MaxVar(2, solver="exact", ridge=0.1, proximal=0.1), (18, 18, 18)
+            ),
+            "batch": Example(
+                lambda _: jf.gcca.MaxVar(2, batch_size=5, inner_steps=2), (18, 18, 18)
+            ),
+        },
+        refused={
+            "rank": lambda: jf.gcca.MaxVar(2.0),
+            "solver": lambda: jf.gcca.MaxVar(2, solver="newton"),
+            "inner_steps": lambda: jf.gcca.MaxVar(2, inner_steps=0),
+            "batch_size": lambda: jf.gcca.MaxVar(2, solver="exact", batch_size=2),
+            "ridge": lambda: jf.gcca.MaxVar(2, ridge=-0.1),
+            "proximal": lambda: jf.gcca.MaxVar(2, proximal=float("inf")),
+        },
+    ),
+    jf.gcca.MVLSA: Examples(
+        good={"": Example(lambda _: jf.gcca.MVLSA(2, view_rank=3), (27, 0, 18))},
+        refused={
+            "rank": lambda: jf.gcca.MVLSA(0),
+            "view_rank": lambda: jf.gcca.MVLSA(2, view_rank=True),
+        },
+    ),
+    jf.gcca.DeepMaxVar: Examples(
+        good={
+            "": Example(
+                lambda _: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=2, step_size=0.05, inner_epochs=2),
+                (18, 18, 18),
+            ),
+            "batch": Example(
+                lambda _: jf.gcca.DeepMaxVar(
+                    NETWORK, ADAM, rank=2, batch_size=4, inner_epochs=1, proximal=0.1
+                ),
+                (18, 18, 18),
+            ),
+        },
+        refused={
+            "network": lambda: jf.gcca.DeepMaxVar("perceptron", SGD, rank=2),
+            "optimizer": lambda: jf.gcca.DeepMaxVar(NETWORK, 0.1, rank=2),
+            "rank": lambda: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=0),
+            "inner_epochs": lambda: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=2, inner_epochs=0),
+            "batch_size": lambda: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=2, batch_size=2.0),
+            "step_size": lambda: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=2, step_size=-1.0),
+            "proximal": lambda: jf.gcca.DeepMaxVar(NETWORK, SGD, rank=2, proximal=float("nan")),
+        },
+    ),
+    # The changes of the weights, and the weights.
+    jf.generative.FedAvg: Examples(
+        good={
+            "": Example(lambda _: fedavg(), (0, WEIGHTS, WEIGHTS)),
+            "batch": Example(
+                lambda _: fedavg(
+                    batch_size=3, proximal=0.1, fine_tuning_steps=3, server_optimizer=MOMENTUM
+                ),
+                (0, WEIGHTS, WEIGHTS),
+            ),
+        },
+        refused={
+            "model": lambda: jf.generative.FedAvg(len, len, SGD, local_steps=1),
+            "local_steps": lambda: fedavg(local_steps=0),
+            "batch_size": lambda: fedavg(batch_size=2.5),
+            "fine_tuning_steps": lambda: fedavg(fine_tuning_steps=-1),
+            "step_size": lambda: fedavg(step_size=float("inf")),
+            "proximal": lambda: fedavg(proximal=-0.1),
+        },
+    ),
+    # Both the weights and their spreads.
+    jf.generative.AdaptiveTraining: Examples(
+        good={
+            "": Example(
+                lambda _: adaptive(
+                    jf.generative.AdaptiveTraining,
+                    loss=jf.models.reconstruction_loss,
+                    clip=0.5,
+                    spread_clip=None,
+                    prior_weight=0.2,
+                    bounds=(0.1, 0.6),
+                ),
+                (0, 2 * WEIGHTS, 2 * WEIGHTS),
+            ),
+        },
+        refused={
+            "hyper_prior": lambda: adaptive(hyper_prior=0.0),
+            "initial_spread": lambda: adaptive(initial_spread=200.0),
+            "prior_weight": lambda: adaptive(prior_weight=-1.0),
+            "lazy_rounds": lambda: adaptive(lazy_rounds=-1),
+            "clip": lambda: adaptive(clip=0.0),
+            "spread_clip": lambda: adaptive(spread_clip=float("nan")),
+            "bounds": lambda: adaptive(bounds=(1.0, 0.1)),
+            "spread_step_size": lambda: adaptive(spread_step_size=-1.0),
+            "global_step_size": lambda: adaptive(global_step_size=float("inf")),
+            "preset": lambda: adaptive(preset="paper"),
+        },
+    ),
+    jf.generative.AdaptiveAutoencoder: Examples(
+        good={
+            "": Example(lambda _: adaptive(), (0, 2 * WEIGHTS, 2 * WEIGHTS)),
+            "published": Example(
+                lambda _: adaptive(jf.generative.AdaptiveAutoencoder.published, batch_size=3),
+                (0, 2 * WEIGHTS, 2 * WEIGHTS),
+            ),
+        },
+        refused={
+            "model": lambda: jf.generative.AdaptiveAutoencoder(len),
+            "batch_size": lambda: adaptive(batch_size=0),
+            "local_steps": lambda: adaptive(local_steps=0),
+            "step_size": lambda: adaptive(step_size=float("nan")),
+        },
+    ),
+    jf.generative.AdaptiveDiffusion: Examples(
+        good={
+            "": Example(
+                lambda _: adaptive(
+                    jf.generative.AdaptiveDiffusion, optimizer=ADAM, global_optimizer=SGD
+                ),
+                (0, 2 * WEIGHTS, 2 * WEIGHTS),
+            ),
+        },
+        refused={
+            "decay_after": lambda: jf.generative.AdaptiveDiffusion(autoencoder(), decay_after=0),
+        },
+    ),
+}
+
+# Here a client's components are near the shared ones and not beside them.
+OVERLAPPING = (jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA)
+
+GOOD = {
+    f"{kind.__name__}{'-' if name else ''}{name}": example
+    for kind, examples in EXAMPLES.items()
+    for name, example in examples.good.items()
+}
+REFUSED = [
+    pytest.param(make, argument, id=f"{kind.__name__}-{argument}")
+    for kind, examples in EXAMPLES.items()
+    for argument, make in examples.refused.items()
+]
+# These compile for ten seconds and more. At least one algorithm of each family is not among them.
+LONG = {
+    jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA, jf.pca.VarProPerPCA,
+    jf.pca.LocalProbabilisticPCA, jf.pca.GlobalProbabilisticPCA, jf.pca.FAPS, jf.pca.LocalPower,
+    jf.pca.BlockLanczos,
+    jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.generative.AdaptiveTraining,
+    jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
+}  # fmt: skip
+
+
+def first_example(slow=frozenset()):
+    """The first of each algorithm; those of these are slow."""
+    names = {k: next(n for n in GOOD if n.split("-")[0] == k.__name__) for k in EXAMPLES}
+    marks = {True: [pytest.mark.slow], False: []}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks[kind in slow]) for kind, name in names.items()]
+    )
+
+
+def draw_samples(seed=0):
+    """Clients of different lengths, each with two directions in common and two of its own."""
+    rng = np.random.default_rng(seed)
+    shared = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [3.0, 2.5]
+    arrays = []
+    for n in COUNTS:
+        own = np.linalg.qr(rng.normal(size=(FEATURES, 2)))[0] * [2.0, 1.5]
+        signal = rng.normal(size=(n, 2)) @ shared.T + rng.normal(size=(n, 2)) @ own.T
+        arrays.append(signal + 0.3 * rng.normal(size=(n, FEATURES)))
+    return jf.Clients.from_samples(arrays)
+
+
+def draw_views(seed=0):
+    """Views of different widths with two dimensions in common."""
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(ENTITIES, 2))
+    signals = (latent @ rng.normal(size=(2, d)) for d in WIDTHS)
+    return jf.gcca.Views.from_arrays([x + 0.3 * rng.normal(size=x.shape) for x in signals])
+
+
+def more_features(views):
+    """With more zeros than the widest view needs."""
+    values = jnp.pad(views.data.values, [(0, 0), (0, 0), (0, 4)])
+    return eqx.tree_at(lambda v: v.data.values, views, values)
+
+
+def unexplained(algorithm, result, values):
+    """Of samples: what is in no component."""
+    del algorithm
+    missed = values
+    for components in result:
+        if components is not None:
+            missed = missed - values @ components @ jnp.swapaxes(components, -1, -2)
+    return (missed**2).sum()
+
+
+def unaligned(algorithm, result, values):
+    """Of views: how far they are from the representation."""
+    del algorithm
+    return ((values @ result.local - result.shared) ** 2).sum()
+
+
+def missed_by_networks(algorithm, result, values):
+    """Of samples: what the shared network does not reconstruct."""
+    network = algorithm.model_of(result.shared)
+    return ((jax.vmap(jax.vmap(network))(values) - values) ** 2).sum()
+
+
+def energy_of_outputs(algorithm, result, values):
+    """Of other entities of the same views: that of the mean of what the networks give."""
+    views = eqx.tree_at(lambda v: v.data.values, draw_views(), values)
+    return (algorithm.outputs(result.local, views).mean(0) ** 2).sum()
+
+
+def spans(result):
+    """Of components, free of the choice of bases."""
+    return jax.tree.map(lambda w: w @ jnp.swapaxes(w, -1, -2), result)
+
+
+def check_components(algorithm, result):
+    """Orthonormal columns, of the rows that there are."""
+    for part, leading in zip(result, ((), (CLIENTS,)), strict=True):
+        assert part is None or part.shape[:-1] == (*leading, FEATURES)
+    check_orthonormal(algorithm, result)
+
+
+def check_scores(algorithm, result):
+    """Orthonormal scores of the entities, and a map for each view."""
+    assert result.shared.shape == (ENTITIES, algorithm.rank)
+    assert result.local.shape == (CLIENTS, FEATURES, algorithm.rank)
+    check_orthonormal(algorithm, result._replace(local=None))
+
+
+def check_orthonormal(algorithm, result):
+    """That components are orthonormal, those of a client to the shared ones too."""
+    tolerance = 1e-5 if jax.tree.leaves(result)[0].dtype == np.float32 else 1e-12
+    shared, local = result
+    groups = [shared] if local is None else list(local)
+    if local is not None and shared is not None:
+        beside = not isinstance(algorithm, OVERLAPPING)
+        groups = [np.concatenate([shared, own], 1) for own in local] if beside else [*local, shared]
+    for group in groups:
+        w = np.asarray(group, np.float64)
+        gram = w.T @ w
+        # A client with fewer components than others has columns of zeros in their place.
+        used = np.diag(gram) > 0.5
+        assert np.linalg.norm(gram - np.diag(used)) <= tolerance * w.shape[1]
+        fewer = isinstance(getattr(algorithm, "local_rank", None), tuple)
+        assert used[: algorithm.shared_rank].all() if fewer else used.all()
+    if isinstance(getattr(algorithm, "local_rank", None), tuple):
+        ranks = np.linalg.norm(local, axis=1).round().sum(axis=1)
+        assert tuple(ranks) == algorithm.local_rank
+
+
+def shapes(tree, *axes):
+    """Of the arrays in a tree, with leading axes."""
+    return [(*axes, *leaf.shape) for leaf in jax.tree.leaves(tree)]
+
+
+def check_networks(algorithm, result):
+    """That there is a shared network and, but for federated averaging alone, one a client."""
+    assert shapes(result.shared) == shapes(algorithm.arrays)
+    alone = getattr(algorithm, "fine_tuning_steps", 1) == 0
+    assert shapes(result.local) == ([] if alone else shapes(algorithm.arrays, CLIENTS))
+
+
+def check_networks_of_views(algorithm, result):
+    """That there is a representation and a network for each view."""
+    assert result.shared.shape == (ENTITIES, algorithm.rank)
+    check_orthonormal(algorithm, result._replace(local=None))
+    network = eqx.filter(NETWORK(FEATURES, key=jax.random.key(0)), eqx.is_array)
+    assert shapes(result.local) == shapes(network, CLIENTS)
+
+
+def narrow_samples():
+    """With fewer features than components."""
+    return jf.Clients.from_samples(np.ones((CLIENTS, 4, 1), np.float32))
+
+
+def narrow_views():
+    """With fewer entities than components."""
+    return jf.gcca.Views.from_arrays([np.ones((1, 4), np.float32)] * CLIENTS)
+
+
+class Family(NamedTuple):
+    """What data a family of algorithms takes, and what it learns."""
+
+    draw: Callable[..., jf.Clients]  # from a seed
+    check: Callable[..., None]  # of an algorithm and its result
+    essence: Callable[..., tuple]  # of a result: the shared part and the local ones
+    loss: Callable[..., jax.Array]  # of an algorithm, its result and other values
+    narrow: Callable[[], jf.Clients]
+    refusal: str  # of the narrow clients, by an algorithm with two components
+    pad: Callable[[jf.Clients], jf.Clients] | None = None
+    rounds: int = ROUNDS
+
+
+FAMILIES = {
+    jf.pca: Family(
+        draw_samples, check_components, spans, unexplained,
+        narrow_samples, r"rank.* do not fit into 1 features",
+    ),
+    jf.gcca: Family(
+        draw_views, check_scores, spans, unaligned,
+        narrow_views, r"rank: 2 .* do not fit 1 entities", more_features,
+    ),
+    jf.generative: Family(
+        draw_samples, check_networks, lambda result: result, missed_by_networks,
+        narrow_samples, r"loss: it fails for this model", rounds=ROUNDS_OF_TRAINING,
+    ),
+}  # fmt: skip
+# What learns something else than the others of its package.
+OTHERS = {
+    jf.gcca.DeepMaxVar: FAMILIES[jf.gcca]._replace(
+        check=check_networks_of_views, essence=lambda result: (spans(result.shared), result.local),
+        loss=energy_of_outputs, rounds=ROUNDS_OF_TRAINING,
+    ),
+}  # fmt: skip
+
+
+def family(algorithm):
+    """That of an algorithm."""
+    kind = type(algorithm)
+    (found,) = [f for package, f in FAMILIES.items() if kind in vars(package).values()]
+    return OTHERS.get(kind, found)

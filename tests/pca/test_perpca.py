@@ -1,0 +1,228 @@
+"""Agreement with plain float64 NumPy, and with the paper's two ways of writing the method."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from tests.references import perpca as reference
+
+FEATURES, SHARED, LOCAL, ROUNDS, STEP = 6, 1, 2, 50, 0.03
+COUNTS = (20, 9, 14, 11, 30, 17)
+CLIENTS = len(COUNTS)
+RANKS = {"equal": LOCAL, "unequal": (2, 1, 2, 0, 1, 2)}
+TOLERANCE = 1e-8
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@functools.cache
+def draw():
+    """Samples of clients with a strong direction in common and others of their own."""
+    rng = np.random.default_rng(0)
+    shared = np.linalg.qr(rng.normal(size=(FEATURES, SHARED)))[0] * 3.0
+    samples = []
+    for n in COUNTS:
+        own = np.linalg.qr(rng.normal(size=(FEATURES, LOCAL)))[0] * [2.0, 1.5]
+        signal = rng.normal(size=(n, SHARED)) @ shared.T + rng.normal(size=(n, LOCAL)) @ own.T
+        samples.append(signal + 0.3 * rng.normal(size=(n, FEATURES)))
+    return samples
+
+
+def first(ranks):
+    """A common start, not feasible: the reference's list of frames, and the library's array."""
+    rng = np.random.default_rng(1)
+    each = (ranks,) * CLIENTS if isinstance(ranks, int) else ranks
+    shared = reference.qr_positive(rng.normal(size=(FEATURES, SHARED)))
+    frames = [rng.normal(size=(FEATURES, rank)) for rank in each]
+    local = np.zeros((CLIENTS, FEATURES, max(each)))
+    for padded, frame in zip(local, frames, strict=True):
+        padded[:, : frame.shape[1]] = frame
+    return shared, frames, jf.Personalized(jnp.asarray(shared), jnp.asarray(local))
+
+
+@functools.partial(jax.jit, static_argnames="rounds")
+def run(algorithm, clients, rounds, warm_start, participation):
+    return jf.rollout(
+        algorithm, clients, rounds=rounds, key=jax.random.key(0),
+        warm_start=warm_start, participation=participation,
+    )  # fmt: skip
+
+
+def solve(algorithm, samples, *, rounds=ROUNDS, warm_start=None, participation=None):
+    return run(algorithm, jf.Clients.from_samples(samples), rounds, warm_start, participation)
+
+
+def agree(result, shared, frames):
+    for part, frame in ((result.shared, shared), *_pairs(result.local, frames)):
+        if part is None:  # what the algorithm does not learn has no columns in the reference
+            assert frame.shape[1] == 0
+        else:
+            projector = reference.projector(frame)
+            np.testing.assert_allclose(part @ part.T, projector, atol=TOLERANCE)
+
+
+def _pairs(local, frames):
+    return zip([None] * len(frames) if local is None else local, frames, strict=True)
+
+
+def polar_step_with_qr(samples, shared, frames, participants):
+    """Choice 2 of Algorithm 2 with QR everywhere but in the joint step.
+
+    QR there would make the shared copy depend on nothing but itself.
+    """
+    moments = [reference.moment(y) for y in samples]
+    frames = list(frames)
+
+    def deflated(frame):
+        return reference.qr_positive(frame - shared @ (shared.T @ frame))
+
+    for present in participants:
+        copies = []
+        for i in present:
+            w = np.hstack([shared, deflated(frames[i])])
+            w = reference.polar(w + STEP * moments[i] @ w)
+            copies.append(w[:, :SHARED])
+            frames[i] = w[:, SHARED:]
+        shared = reference.qr_positive(sum(copies))
+    return shared, [deflated(frame) for frame in frames]
+
+
+@pytest.mark.parametrize(("ranks", "some"), [("equal", False), ("equal", True), ("unequal", True)])
+@pytest.mark.parametrize("retraction", ["polar", "qr"])
+@pytest.mark.parametrize("variant", ["tangent", "polar"])
+def test_every_variant(variant, retraction, ranks, some):
+    samples, ranks = draw(), RANKS[ranks]
+    shared, frames, start = first(ranks)
+    present = np.random.default_rng(2).random((ROUNDS, CLIENTS)) < (0.5 if some else 1.1)
+    present[np.arange(ROUNDS), np.arange(ROUNDS) % CLIENTS] = True
+    participants = [np.flatnonzero(row) for row in present]
+    # Who is absent at first has deflated its start by the shared components before the rounds.
+    frames = [v - shared @ (shared.T @ v) for v in frames]
+
+    if (variant, retraction) == ("polar", "qr"):
+        wanted = polar_step_with_qr(samples, shared, frames, participants)
+    else:
+        wanted = reference.perpca(
+            samples, shared, frames, step_size=STEP, rounds=ROUNDS, variant=variant,
+            retraction=retraction, participants=participants,
+        )[:2]  # fmt: skip
+    solution = solve(
+        jf.pca.PerPCA(SHARED, ranks, step_size=STEP, variant=variant, retraction=retraction),
+        samples,
+        warm_start=start,
+        participation=jf.participation.mask(present) if some else None,
+    )
+    agree(solution.result, *wanted)
+
+
+def test_algorithm_1_is_the_polar_variant():
+    samples = draw()
+    shared, frames, start = first(LOCAL)
+    wanted = reference.algorithm1(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, variant="polar")
+    agree(solve(algorithm, samples, warm_start=start).result, *wanted)
+
+
+@pytest.mark.parametrize("retraction", ["polar", "qr"])
+def test_the_objective(retraction):
+    """The library's is what is left of the variance, the reference's half of what is captured."""
+    samples = draw()
+    shared, frames, start = first(LOCAL)
+    wanted = reference.perpca(
+        samples, shared, frames, step_size=STEP, rounds=ROUNDS, retraction=retraction
+    ).objective
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP, retraction=retraction)
+    objective = solve(algorithm, samples, warm_start=start).history["objective"]
+    total = np.mean([np.trace(reference.moment(y)) for y in samples])
+    # An entry is evaluated where its round begins, the reference's where it ends.
+    np.testing.assert_allclose(objective[1:], total - 2 * wanted[:-1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_decay(ranks):
+    """The step shrinks for the rounds after one that began with a larger mean objective."""
+    samples, ranks = draw(), RANKS[ranks]
+    shared, frames, start = first(ranks)
+    step = 0.5  # too large for a descent without decay
+    algorithm = jf.pca.PerPCA(SHARED, ranks, step_size=step, decay=0.6)
+    solution = solve(algorithm, samples, warm_start=start)
+
+    steps, last = [], np.inf
+    for _ in range(ROUNDS):
+        entered = [reference.polar(v - shared @ (shared.T @ v)) for v in frames]
+        value = reference.reconstruction_errors(samples, shared, entered).mean()
+        shared, frames, *_ = reference.perpca(samples, shared, frames, step_size=step, rounds=1)
+        step = 0.6 * step if value > last else step
+        last = value
+        steps.append(step)
+    np.testing.assert_allclose(solution.history["step_size"], steps, rtol=1e-12)
+    assert 0 < steps[-1] < steps[0]
+    agree(solution.result, shared, frames)
+
+
+def test_the_automatic_step_is_one_over_the_largest_eigenvalue():
+    samples = draw()
+    shared, frames, start = first(LOCAL)
+    step = 1 / max(np.linalg.eigvalsh(reference.moment(y))[-1] for y in samples)
+    wanted = reference.perpca(samples, shared, frames, step_size=step, rounds=ROUNDS)
+    solution = solve(jf.pca.PerPCA(SHARED, LOCAL), samples, warm_start=start)
+    np.testing.assert_allclose(solution.history["step_size"], step, rtol=1e-10)
+    agree(solution.result, *wanted[:2])
+
+
+def test_its_own_start():
+    samples = draw()
+    shared, frames = reference.local_first(samples, SHARED, LOCAL)
+    wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
+    agree(solve(jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP), samples).result, *wanted[:2])
+
+
+def test_local_components_that_are_missing_in_a_warm_start_are_the_best_ones():
+    samples = draw()
+    shared, *_ = first(LOCAL)
+    frames = [reference.best_local(reference.moment(y), shared, LOCAL) for y in samples]
+    wanted = reference.perpca(samples, shared, frames, step_size=STEP, rounds=ROUNDS)
+    start = jf.Personalized(jnp.asarray(shared), None)
+    algorithm = jf.pca.PerPCA(SHARED, LOCAL, step_size=STEP)
+    agree(solve(algorithm, samples, warm_start=start).result, *wanted[:2])
+
+
+NOTHING = np.zeros((FEATURES, 0))
+# Short clients keep their samples, long ones their second moment: both ways to the same numbers.
+LENGTHS = {"long": None, "short": 3}
+ONE_SHOT = {
+    "Local": (
+        lambda: jf.pca.Local(3), lambda samples: (NOTHING, reference.local_pca(samples, 3)),
+    ),
+    "Pooled": (
+        lambda: jf.pca.Pooled(3),
+        lambda samples: (reference.pooled_pca(samples, 3), CLIENTS * [NOTHING]),
+    ),
+    "projector": (
+        lambda: jf.pca.OneShot(1, 2), lambda samples: reference.one_shot_projector(samples, 1, 2),
+    ),
+    "spectrum": (
+        lambda: jf.pca.OneShot(1, 2, method="spectrum"),
+        lambda samples: reference.one_shot_spectrum(samples, 1, 2),
+    ),
+    "local_first": (
+        lambda: jf.pca.OneShot(1, 2, method="local_first"),
+        lambda samples: reference.local_first(samples, 1, 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_one_shot_algorithms(name, length):
+    make, wanted = ONE_SHOT[name]
+    samples = [y[: LENGTHS[length]] for y in draw()]
+    solution = solve(make(), samples, rounds=1)
+    shared, frames = wanted(samples)
+    agree(solution.result, shared, frames)
+    errors = reference.reconstruction_errors(samples, shared, frames)
+    np.testing.assert_allclose(solution.history["objective"], [errors.mean()], atol=1e-10)

@@ -1,0 +1,192 @@
+"""What README and documentation show runs, and says of itself what is so."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.helpers import ROOT, blocks
+
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path for path in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(path.parts)
+)
+ALONE = {"estimators", "install"}  # the others go on from the first fit
+GALLERY = DOCS / "gallery"  # run when the documentation is built, tests/project/test_docs.py
+
+
+def executed(page, namespace, capsys):
+    """Run a page's blocks one after the other; return what each printed, by its source."""
+    printed = {}
+    for source in blocks(page):
+        exec(compile(source, str(page), "exec"), namespace)
+        printed[source] = capsys.readouterr().out.splitlines()
+    return printed
+
+
+@pytest.fixture(scope="module")
+def first_fit(tmp_path_factory):
+    """The names that the README's first block leaves behind."""
+    namespace = {}
+    source = blocks(README)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("first"))
+        exec(compile(source, str(README), "exec"), namespace)
+        assert Path("components.png").stat().st_size > 0
+    assert namespace["shared"].shape == (64, 10) and namespace["local"].shape == (40, 64, 2)
+    return namespace
+
+
+@pytest.fixture
+def run(first_fit, tmp_path, monkeypatch, capsys):
+    """Run a page; return its names and a function that finds what a block printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def of(name):
+        page = DOCS / f"{name}.md"
+        namespace = {} if page.stem in ALONE else dict(first_fit)
+        printed = executed(page, namespace, capsys)
+        return namespace, lambda part: next(out for code, out in printed.items() if part in code)
+
+    return of
+
+
+# What the text says of some of them.
+def consensus(names, lines):
+    assert lines("BlockLanczos") == [f"{names['together'].rounds} (64, 5)"]
+    assert names["together"].rounds < 20
+
+
+def bits(names, lines):
+    error, share = map(float, lines("quantize"))
+    assert error == pytest.approx(1, abs=0.02) and share < 0.15
+
+
+def devices(names, lines):
+    objectives = [float(line) for line in lines("chunked")]
+    assert objectives == pytest.approx([objectives[0]] * 4, rel=1e-5)
+
+
+def sweeps(names, lines):
+    assert names["swept"].history["objective"].shape == (3, 10)
+
+
+def models(names, lines):
+    *energies, shape = lines("AdaptiveAutoencoder")
+    tuned, adapted = (float(line.split()[-1]) for line in energies)
+    assert tuned == pytest.approx(0.76, abs=0.01) and adapted == pytest.approx(0.79, abs=0.01)
+    assert shape == "(1797, 5)"
+
+
+def fitted(names, lines):
+    assert lines("explained_variance")[0] == "(10,) (40, 2) (40,)"
+    assert names["newcomer"].local.shape == (1, 64, 2)
+
+
+def derivatives(names, lines):
+    assert names["report"].residual < 1e-3
+    assert names["tuned"].loss[-1] < names["tuned"].loss[0]
+
+
+def data(names, lines):
+    assert lines("from_samples") == ["Clients(3 clients: 8 to 35 samples of 5 features, float32)"]
+    assert names["names"] == ["client0", "client1", "client2"]
+
+
+def inside(names, lines):
+    assert names["losses"][-1] < 0.05 < 0.5 < names["losses"][0]
+
+
+FUNCTIONS = (bits, consensus, data, derivatives, devices, fitted, inside, models, sweeps)
+SAID = {f.__name__: f for f in FUNCTIONS}
+# Those that compile much.
+LONG = {"derivatives", "estimators", "inside", "models", "sharing", "sweeps", "views"}
+SHOWN = [
+    pytest.param(
+        page.relative_to(DOCS).with_suffix("").as_posix(),
+        marks=[pytest.mark.slow] * (page.stem in LONG),
+    )
+    for page in PAGES
+    if blocks(page) and page.parent != GALLERY
+]
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_every_python_block_of_the_documentation_runs(page, run):
+    names, lines = run(page)
+    SAID.get(Path(page).name, lambda names, lines: None)(names, lines)
+
+
+def test_every_python_block_of_the_readme_runs(first_fit, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = dict(first_fit)
+    for source in blocks(README)[1:]:
+        exec(compile(source, str(README), "exec"), namespace)
+    assert capsys.readouterr().out.splitlines()[-1] == "(1797, 6)"
+
+
+def test_the_readme_fits_on_a_few_screens():
+    assert len(README.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_extra_has_its_line():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    page = (DOCS / "start/install.md").read_text()
+    assert set(re.findall(r"^\| `pip install 'jaxfed\[(\w+)\]'` \|", page, re.M)) == set(extras)
+
+
+def test_every_algorithm_is_described_whole():
+    import jaxfed as jf
+
+    text = (DOCS / "reference/by_algorithm.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.M)[1:]
+    named = {}
+    for section in sections:
+        title, rest = section.split("\n", 1)
+        rows = set(re.findall(r"^\| ([a-z ]+) \|", rest, re.M))
+        wanted = {"sent", "work", "rounds", "step size", "differentiable in", "pitfalls"}
+        assert rows == wanted, title
+        named |= dict.fromkeys(title.split(", ")) | dict.fromkeys(re.findall(r"`(\w+)`", rest))
+    families = (jf.pca, jf.gcca, jf.generative)
+    algorithms = {
+        name
+        for family in families
+        for name in dir(family)
+        if isinstance(getattr(family, name), type)
+        and issubclass(getattr(family, name), jf.Algorithm)
+    }
+    assert len(algorithms) >= 21 and algorithms <= set(named)
+
+
+def test_every_public_name_is_documented(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.delitem(sys.modules, "public", raising=False)
+    import public
+
+    assert public.undocumented() == []
+    pages = (DOCS / "reference/index.md").read_text()
+    assert all(f"_generated/{module}\n" in pages for module in public.MODULES)
+    # Namespaces show these alone, and not what they import.
+    for name in public.MODULES:
+        module = public.module_named(name)
+        assert all(
+            getattr(module, each).__name__.startswith("jaxfed")
+            for each in dir(module)
+            if isinstance(getattr(module, each), ModuleType)
+        )
+        assert not {*dir(module)} & {"Array", "Any", "Callable", "check_count", "refuse", "require"}
+    # A name that says nothing of itself is seen.
+    monkeypatch.setattr(sys.modules["jaxfed.pca"].PerPCA, "__doc__", None)
+    assert public.undocumented() == ["jaxfed.pca.PerPCA"]
