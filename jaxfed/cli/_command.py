@@ -101,14 +101,13 @@ class Command(NamedTuple):
 
 def _words(option: Option, value: Any) -> list[str]:
     """Write an option and its value as on a command line."""
-    if "action" in option.keywords:
+    flag, keywords = option
+    if "action" in keywords:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r}, wanted true or false")
-        if value:
-            return [option.flag]
-        can_be_negated = option.keywords["action"] is argparse.BooleanOptionalAction
-        return [f"--no-{option.flag[2:]}"] if can_be_negated else []
-    takes_several = option.keywords.get("nargs", "?") != "?"
+        can_be_negated = keywords["action"] is argparse.BooleanOptionalAction
+        return [flag] if value else [f"--no-{flag[2:]}"] * can_be_negated
+    takes_several = keywords.get("nargs", "?") != "?"
     if isinstance(value, list) and not takes_several:
         raise ValueError(f"{value!r}, wanted one value")
     values = value if isinstance(value, list) else [value]
@@ -116,5 +115,5 @@ def _words(option: Option, value: Any) -> list[str]:
         if isinstance(each, bool) or not isinstance(each, int | float | str):
             raise ValueError(f"{each!r}, wanted a number or a text")
     if takes_several:
-        return [option.flag, *map(str, values)]
-    return [f"{option.flag}={values[0]}"]  # one word, as the value may begin with a dash
+        return [flag, *map(str, values)]
+    return [f"{flag}={values[0]}"]  # one word, as the value may begin with a dash

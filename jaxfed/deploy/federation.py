@@ -65,11 +65,11 @@ class Federation:
         shapes: of everything that is sent and saved.
     """
 
-    def __init__(self, asked: Settings, run: Run, dtype: str, members: Sequence[Member]):
+    def __init__(self, settings: Settings, run: Run, dtype: str, members: Sequence[Member]):
         """Set up the run.
 
         Args:
-            asked: the settings.
+            settings: the settings.
             run: whose size may be another.
             dtype: of weights.
             members: in order.
@@ -77,28 +77,30 @@ class Federation:
         Raises:
             ValueError: if the algorithm refuses their data, as in `fit`.
         """
-        self._asked, self.run, self.dtype = asked, run._replace(size=len(members)), dtype
+        self._settings, self.dtype = settings, dtype
+        self.run = run._replace(size=len(members))
         raw = np.asarray([member.raw for member in members])
         ids = jnp.asarray([member.id for member in members], jnp.int32)
         weights = jnp.asarray(raw / raw.sum(), dtype)
         counts = [member.samples for member in members]
         self._clients = clients_from(run.like, ids, weights, counts)
-        asked.algorithm.check(self._clients, asked.start)
+        settings.algorithm.check(self._clients, settings.start)
         self.planned = eqx.tree_at(
             lambda p: (p.clients.ids, p.clients.weights, p.participation),
-            problem_of_run(asked.algorithm, asked.wire, self.run, dtype),
-            (ids, weights, asked.participants),
+            problem_of_run(settings.algorithm, settings.wire, self.run, dtype),
+            (ids, weights, settings.participants),
         )
         # With a deadline nobody knows beforehand who takes part.
         everybody = np.ones(len(members), bool)
-        self.problem = self.planned if asked.deadline is None else self.with_only(everybody)
+        self.problem = self.planned if settings.deadline is None else self.with_only(everybody)
         data = shapes_from(run.like)
-        self.programs = programs_for(asked.algorithm, data, weights)
+        self.programs = programs_for(settings.algorithm, data, weights)
         prepared = jax.eval_shape(
-            lambda data: client.prepare(self.problem.for_client, data, ids[0], asked.rounds), data
+            lambda data: client.prepare(self.problem.for_client, data, ids[0], settings.rounds),
+            data,
         )
         self.kind = Kind.of(prepared, len(members))
-        self.shapes = shapes_of(self.problem, self.kind, asked.start)
+        self.shapes = shapes_of(self.problem, self.kind, settings.start)
 
     def check(self) -> None:
         """Refuse what does not go together, as `fit` does.
@@ -106,8 +108,8 @@ class Federation:
         Raises:
             ValueError: naming it.
         """
-        asked, wire = self._asked, self._asked.wire
-        asked.participants.check(self.run.size)
+        settings, wire = self._settings, self._settings.wire
+        settings.participants.check(self.run.size)
         # With the channels as they were given: `planned` has them without their masks.
         given = replace(
             self.planned,
@@ -117,8 +119,8 @@ class Federation:
             first_uplink=wire.first_up,
             first_downlink=wire.first_down,
         )
-        check_together(given, asked.start, asked.rounds)
-        if wire.up.private and asked.tol is not None:
+        check_together(given, settings.start, settings.rounds)
+        if wire.up.private and settings.tol is not None:
             raise ValueError(
                 "tol: wanted None, since clients that hide their messages tell no objective"
             )

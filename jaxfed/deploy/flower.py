@@ -1,8 +1,8 @@
 """Any algorithm as a Flower app: clients on their own machines, their data and states with them.
 
-The same functions as in `jaxfed.fit`, driven by messages. Each of a client's answers is made by a
-process of its own, which Flower starts and which takes seconds to import JAX: what a round costs
-is latency, and what runs here should need few rounds.
+Server and clients call the functions of `jaxfed.fit`, and exchange messages. For each answer of a
+client Flower starts a process, which takes seconds to import JAX: choose algorithms that need few
+rounds.
 """
 
 import json

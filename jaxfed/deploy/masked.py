@@ -44,34 +44,34 @@ class NodeMasks:
         self.path = folder / f"{attempt}.json"
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}
 
-    def answer(self, asked: Packet) -> Packet:
+    def answer(self, question: Packet) -> Packet:
         """The reply to a question that does not concern the message itself."""
         kinds = {"keys": self._public, "shares": self._shares, "unmask": self._unmask}
-        return kinds[asked.words["kind"]](asked)
+        return kinds[question.words["kind"]](question)
 
-    def _public(self, asked: Packet) -> Packet:
+    def _public(self, question: Packet) -> Packet:
         """Make keys, and delete those of earlier rounds; the public ones."""
-        del asked
+        del question
         if "keys" not in self.known:
             for old in self.path.parent.glob("*.json"):
                 old.unlink()
             self._save(keys=[part.hex() for part in masks.Keys.draw()])
         return Packet({"kind": "keys", "id": self.client}, self._keys().public)
 
-    def _shares(self, asked: Packet) -> Packet:
+    def _shares(self, question: Packet) -> Packet:
         """Shares of the secrets, encrypted for each other client.
 
         Raises:
             ValueError: for a threshold of no more than half of the clients, or keys that are not
                 everybody's.
         """
-        members, threshold = list(asked.words["members"]), asked.words["threshold"]
+        members, threshold = list(question.words["members"]), question.words["threshold"]
         least = masks.least_threshold(len(members))
         if not least <= threshold <= len(members):
             raise ValueError(
                 f"masks: wanted a threshold from {least} to {len(members)}, got {threshold}"
             )
-        publics = list(zip(asked.parts[::2], asked.parts[1::2], strict=True))
+        publics = list(zip(question.parts[::2], question.parts[1::2], strict=True))
         own, by_client = self._keys(), dict(zip(members, publics, strict=True))
         different = len({key for pair in publics for key in pair}) == 2 * len(members)
         if by_client.get(self.client) != own.public or not different:
@@ -113,13 +113,13 @@ class NodeMasks:
         pairs = masks.pair_masks(self.client, keys.masking, publics, self.purpose, len(numbers))
         return channel.with_numbers(payload, numbers + own + pairs)
 
-    def _unmask(self, asked: Packet) -> Packet:
+    def _unmask(self, question: Packet) -> Packet:
         """Of each client one of its shares: of its own seed, or, of who dropped out, of its key.
 
         Raises:
             ValueError: for too few survivors, or a second question with others.
         """
-        survivors = sorted(asked.words["survivors"])
+        survivors = sorted(question.words["survivors"])
         shares = {int(c): bytes.fromhex(text) for c, text in self.known["shares"].items()}
         if len(survivors) < self.known["threshold"] or set(survivors) - shares.keys():
             raise ValueError(
@@ -204,7 +204,8 @@ def masked_sum(
                 )
         return answers
 
-    attempt = secrets.token_hex(8)  # keys are never used for two messages
+    # A round that is asked again gets new keys, since no stream may cover two messages.
+    attempt = secrets.token_hex(8)
     least = len(questions) if everybody else threshold
     asked = {c: question(c, "keys", attempt=attempt) for c in questions}
     keys = answers_to(asked, f"keys of {group}", least, 2)
@@ -217,6 +218,7 @@ def masked_sum(
     asked = {c: question(c, "shares", publics, **words) for c in members}
     shares = answers_to(asked, f"shares of {group}", least, len(members))
     givers = list(shares)
+    # Each survivor of the second exchange gets the shares that are for it, with its question.
     for place, client in enumerate(members):
         if client in shares:
             packet, encrypted = questions[client], [shares[c].parts[place] for c in givers]

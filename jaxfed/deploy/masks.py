@@ -69,6 +69,7 @@ def derive(secret: bytes, purpose: str) -> bytes:
 
 def stream(key: bytes, count: int) -> np.ndarray:
     """So many whole numbers of 32 bits; a key is for one stream."""
+    # A nonce of zeros is safe, since no key is used twice.
     ciphers = _flower("cryptography.hazmat.primitives.ciphers")
     cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None)
     return np.frombuffer(cipher.encryptor().update(bytes(4 * count)), "<u4").astype(np.uint32)
@@ -86,6 +87,7 @@ def pair_masks(
     total = np.zeros(count, np.uint32)
     for other, public in publics.items():
         if other != client:
+            # Both clients must derive the same stream, whichever of them asks.
             low, high = sorted((client, other))
             mask = stream(agree(private, public, f"pair {low} {high} {purpose}"), count)
             total = total + mask if client < other else total - mask

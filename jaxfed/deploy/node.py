@@ -155,9 +155,8 @@ class _NodeRun:
         node, run = self.node, self.run
         check_pads(node.data, run.like)
         each = [node.weights, np.int32(0), *jax.tree.leaves(node.start and node.start.local)]
-        parts = [(run.size, x) for x in each] + [
-            (1, x) for x in jax.tree.leaves(shapes_from(run.like))
-        ]
+        data = jax.tree.leaves(shapes_from(run.like))
+        parts = [(run.size, x) for x in each] + [(1, x) for x in data]
         needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
         if needed > MEMORY:
             raise ValueError(

@@ -96,8 +96,9 @@ class Remote(FromHost):
     def steps(self, problem, state, inclusion, broadcast):
         """The messages of those who answer in time."""
         del broadcast
-        asked, number = self.settings, int(state.round) + 1
-        if asked.deadline is not None:  # the problem has everybody, since nobody knows who answers
+        settings, number = self.settings, int(state.round) + 1
+        # With a deadline the problem has everybody, since nobody knows who will answer.
+        if settings.deadline is not None:
             inclusion = self.call(server.inclusion_of, self.federation.planned, state.round)
         questions = {}
         for place in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
@@ -105,7 +106,7 @@ class Remote(FromHost):
             forms, parts = self._broadcasts(state, member)
             words = {"round": number, "broadcasts": forms}
             questions[member.id] = self._question(place, "round", parts, **words)
-        least = min(asked.at_least or len(questions), len(questions))
+        least = min(settings.at_least or len(questions), len(questions))
         found = self._messages(questions, least, number)
         self.present.append(sorted(found))
         messages = [found.get(member.id) for member in self.members]
@@ -224,12 +225,12 @@ class Remote(FromHost):
 
     def _turnout(self, state: State, there: Sequence[bool]) -> Turnout | None:
         """Who took part after all; None where that is who was asked."""
-        asked, federation = self.settings, self.federation
+        settings, federation = self.settings, self.federation
         problem = self.problem
-        lost_masks = isinstance(asked.wire.up, MaskedChannel) and not all(there)
-        if asked.deadline is None and not lost_masks:
+        lost_masks = isinstance(settings.wire.up, MaskedChannel) and not all(there)
+        if settings.deadline is None and not lost_masks:
             return None
-        if asked.deadline is not None:
+        if settings.deadline is not None:
             problem = federation.with_only(np.asarray(there))
         inclusion = self.call(server.inclusion_of, problem.for_server, state.round)
         if lost_masks:

@@ -79,12 +79,12 @@ class Server:
         Raises:
             ValueError: naming what does not, a `RefusedError` where the client is named too.
         """
-        client, asked = said["id"], self.settings
+        client, settings = said["id"], self.settings
         shapes_from(said["data"])
         checked_dtype("weights", said["weights"])
         if said["samples"] is not None:
             check_count("samples", said["samples"])
-        for name, value in description(asked.algorithm, asked.wire, asked.start).items():
+        for name, value in description(settings.algorithm, settings.wire, settings.start).items():
             if said["run"][name] != value:
                 raise RefusedError(
                     f"{name}: wanted at client {client} the server's, {value}, got "
@@ -105,16 +105,16 @@ class Server:
         Raises:
             FloatingPointError: if a first message is not finite.
         """
-        asked, remote = self.settings, self.remote
-        self.exchange.gather(asked.clients, asked.patience)
+        settings, remote = self.settings, self.remote
+        self.exchange.gather(settings.clients, settings.patience)
         clients, hello = self.exchange.clients(), self.exchange.hello
         like = common({client: hello[client]["data"] for client in clients})
         # No two runs share a name, or states on a client's disk.
-        run = Run(secrets.token_hex(8), asked.rounds, len(clients), like, asked.key)
+        run = Run(secrets.token_hex(8), settings.rounds, len(clients), like, settings.key)
         members = remote.new_members(clients, late=False)
-        remote.use(Federation(asked, run, hello[clients[0]]["weights"], members), members)
+        remote.use(Federation(settings, run, hello[clients[0]]["weights"], members), members)
         remote.federation.check()
-        state, costs = remote.prepare(asked.start, asked.rounds)
+        state, costs = remote.prepare(settings.start, settings.rounds)
         if int(state.failure.round):
             raise self._diverged(state)
         progress = host_loop.Progress.first(state, self.requests)
@@ -143,11 +143,8 @@ class Server:
     def _log(self, solution: Solution) -> None:
         objective = float(solution.history["objective"][-1])
         words = "" if np.isnan(objective) else f", objective {objective:.6g}"
-        number, clients = (
-            f"round {solution.rounds} of {self.settings.rounds}",
-            self.remote.present[-1],
-        )
-        LOG.info(f"{number}: {len(clients)} clients{words}")
+        clients = len(self.remote.present[-1])
+        LOG.info(f"round {solution.rounds} of {self.settings.rounds}: {clients} clients{words}")
 
     def _diverged(self, state: State) -> FloatingPointError:
         failure = state.failure
@@ -172,11 +169,11 @@ class Server:
 
     def _description(self) -> dict[str, str]:
         """What must be the same when the run goes on."""
-        asked = self.settings
-        return description(asked.algorithm, asked.wire, asked.start) | {
-            "participation": repr(asked.participants),
-            "rounds": str(asked.rounds),
-            "deadline": str(asked.deadline is not None),
+        settings = self.settings
+        return description(settings.algorithm, settings.wire, settings.start) | {
+            "participation": repr(settings.participants),
+            "rounds": str(settings.rounds),
+            "deadline": str(settings.deadline is not None),
         }
 
 

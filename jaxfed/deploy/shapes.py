@@ -37,6 +37,7 @@ def shapes_of(problem: Problem, kind: Kind, start: Personalized | None) -> Shape
         kind: shapes of one client's prepared data.
         start: shapes of a warm start, with the local parts of all clients, or None.
     """
+    # In the order of a run, since each part is made from those before.
     run = problem.for_client
     broadcast = jax.eval_shape(partial(before_rounds, problem), start)
     member = member_shapes(kind, start)
