@@ -1,8 +1,7 @@
 """`jaxfed fit ... --processes`: one run in several processes, each with its own clients' files."""
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import jax
 
 from jaxfed import backend
-from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import attempted
@@ -71,10 +69,6 @@ class Together(NamedTuple):
         arguments.out = together.out / f"process{together.process}"
         return together
 
-    def first_folder(self, folder: Folder) -> Folder:
-        """Return the first process's folder of results, given this one's."""
-        return folder if self.processes == 1 else Folder(self.out / "process0")
-
     def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
         """Read this process's data, and refuse clients whose files several processes have read."""
         problems: list[Problem] = []
@@ -93,18 +87,6 @@ class Together(NamedTuple):
                     )
                 readers[name] = process
         return problems[0]
-
-    @contextmanager
-    def in_first(self, name: str, make: Callable[[], AbstractContextManager]) -> Iterator[None]:
-        """Enter a context in the first process; its error there is an error in all."""
-        with ExitStack() as stack:
-
-            def enter() -> None:
-                if self.process == 0:
-                    stack.enter_context(make())
-
-            attempted(name, enter)
-            yield
 
     def spread(self, clients: Clients, mapping: backend.Backend) -> Clients:
         """Return the clients of all processes."""

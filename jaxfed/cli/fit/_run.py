@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -162,8 +162,6 @@ def _begin(
 ) -> Iterator[Callable[[Callable[..., Solution]], Solution]]:
     """Prepare the folder of results, and lock its checkpoint while a run uses it.
 
-    All processes save one checkpoint, in the folder of the first.
-
     Yields:
         A function that calls `jaxfed.fit` with the checkpoint, if there is one.
     """
@@ -172,7 +170,9 @@ def _begin(
         folder.begin()
         yield lambda fit: fit()
         return
-    checkpoint = Checkpoint(together.first_folder(folder).checkpoint, every=every)
+    # All processes save one checkpoint, in the folder of the first.
+    first = folder if together.processes == 1 else Folder(together.out / "process0")
+    checkpoint = Checkpoint(first.checkpoint, every=every)
     resumes = attempted("--out", lambda: folder.interrupted)[0]
     folder.begin(resume=resumes)
     folder.begin_checkpoint()
@@ -189,7 +189,13 @@ def _begin(
             attempted("--out", folder.discard_checkpoint)
             return fit(checkpoint=checkpoint)
 
-    with together.in_first("--out", partial(locked, checkpoint.path, "--out")):
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            if together.process == 0:
+                stack.enter_context(locked(checkpoint.path, "--out"))
+
+        attempted("--out", lock)
         yield attempt
 
 
