@@ -19,7 +19,7 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import SUMMARIES, _report, load, main, parse
 from jaxfed.cli._options import descriptions
-from jaxfed.cli.fit import ALGORITHMS, pca
+from jaxfed.cli.fit import pca
 from jaxfed.core.common.files import locked
 from jaxfed.core.store import saved
 from tests.cli.command_line import fit, loaded, refused, run, value, written
@@ -475,6 +475,17 @@ def described():
     for name in SUMMARIES:
         found |= leaves(load(name), (name,))
     return found
+
+
+# The algorithms that each command below `jaxfed fit` can run.
+ALGORITHMS = {
+    **{name: (entry.algorithm,) for name, entry in pca.ALGORITHMS.items()},
+    "gcca": (jf.gcca.MaxVar, jf.gcca.MVLSA),
+    "mvlsa": (jf.gcca.MVLSA,),
+    "deep-gcca": (jf.gcca.DeepMaxVar,),
+    "autoencoder": (jf.generative.AdaptiveAutoencoder, jf.generative.FedAvg),
+    "diffusion": (jf.generative.AdaptiveDiffusion, jf.generative.FedAvg),
+}
 
 
 def test_every_exported_algorithm_has_a_command(described):
