@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Print which slow tests a change concerns: folders and modules of tests, one a line, for pytest.
 
-The change is what HEAD adds to $CI_BASE, else to the last tag of a version, else to the commit where
-it left `origin/main`. Where there is no such commit, or HEAD is one, nothing tells what changed, and
-all tests are printed. Nothing is printed for a change that no slow test depends on.
+The change is what HEAD adds to $CI_BASE, else to the last tag of a version, else to the commit
+where it left `origin/main`. Where there is no such commit, or HEAD is one, nothing tells what
+changed, and all tests are printed. Nothing is printed where no slow test depends on the change.
 """
 
 import ast
