@@ -180,11 +180,11 @@ def test_a_warm_start_keeps_personal_models(key, x64):
     clients = draw()
     first = solve(adaptive(), clients, key, rounds=4).result
     resting = adaptive(autoencoder(7), step_size=0.0, global_step_size=0.0)
-    found = solve(resting, clients, key, rounds=2, start=first).result
+    found = solve(resting, clients, key, rounds=2, warm_start=first).result
     chex.assert_trees_all_equal(found, first)
     # Without models of their own, clients start at the shared one.
     bare = jf.Personalized(first.shared, ())
-    found = solve(resting, clients, key, rounds=2, start=bare).result
+    found = solve(resting, clients, key, rounds=2, warm_start=bare).result
     alike = jax.tree.map(lambda leaf: np.stack([leaf] * len(COUNTS)), first.shared)
     chex.assert_trees_all_equal(found, jf.Personalized(first.shared, alike))
 

@@ -93,7 +93,7 @@ def test_fine_tuning_is_local_steps_from_the_shared_model(key, x64):
 def test_a_warm_start_goes_on(key, x64):
     clients = draw()
     first = solve(fedavg(), clients, key, rounds=4)
-    second = solve(fedavg(autoencoder(7)), clients, key, rounds=6, start=first.result)
+    second = solve(fedavg(autoencoder(7)), clients, key, rounds=6, warm_start=first.result)
     whole = solve(fedavg(), clients, key)
     chex.assert_trees_all_close(second.result.shared, whole.result.shared, atol=1e-12)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import jaxfed as jf
 from jaxfed.pca import FAPS, BlockLanczos, LocalPower, SubspaceIteration
+from tests import helpers
 from tests.references import consensus as reference
 
 FEATURES, RANK, ROUNDS = 12, 3, 50
@@ -36,19 +37,10 @@ def warm(start):
     return jf.Personalized(jnp.asarray(start), None)
 
 
-# One compiled function for all tests of a shape.
-@functools.partial(jax.jit, static_argnames=("rounds", "stops"))
-def run(algorithm, clients, key, warm_start, rounds, stops, tol):
-    return jf.rollout(
-        algorithm, clients, rounds=rounds, key=key,
-        warm_start=warm_start, tol=tol if stops else None,
-    )  # fmt: skip
-
-
 def solve(algorithm, samples, *, start=None, rounds=ROUNDS, tol=None, weights="equal"):
     start = None if start is None else warm(start)
     clients = jf.Clients.from_samples(samples, weights=weights)
-    return run(algorithm, clients, jax.random.key(0), start, rounds, tol is not None, tol)
+    return helpers.solve(algorithm, clients, rounds=rounds, warm_start=start, tol=tol)
 
 
 def projector(solution):

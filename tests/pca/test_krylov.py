@@ -10,6 +10,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.pca import BlockLanczos
+from tests import helpers
 from tests.references import krylov as reference
 
 FEATURES, RANK, ROUNDS = 24, 3, 30
@@ -30,22 +31,13 @@ def random_start(seed=1, features=FEATURES, rank=RANK):
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(features, rank)))[0]
 
 
-# One compiled function for all tests of a shape: the start is always given.
-@functools.partial(jax.jit, static_argnames=("rounds", "backend"))
-def run(algorithm, clients, start, rounds, backend):
-    warm = jf.Personalized(start, None)
-    return jf.rollout(
-        algorithm, clients, rounds=rounds, key=jax.random.key(0),
-        warm_start=warm, backend=backend,
-    )  # fmt: skip
-
-
 def solve(samples, *, start=None, memory=None, rank=RANK, rounds=ROUNDS, backend=None):
     clients = jf.Clients.from_samples(samples)
+    # Always given, so that tests of a shape share a program.
     start = random_start(features=clients.features, rank=rank) if start is None else start
-    start = jnp.asarray(start, clients.weights.dtype)
-    backend = jf.backend.vmap() if backend is None else backend
-    return run(BlockLanczos(rank, memory=memory), clients, start, rounds, backend)
+    warm = jf.Personalized(jnp.asarray(start, clients.weights.dtype), None)
+    algorithm = BlockLanczos(rank, memory=memory)
+    return helpers.solve(algorithm, clients, rounds=rounds, warm_start=warm, backend=backend)
 
 
 def distance(z, w):
