@@ -163,9 +163,7 @@ def test_targets_on_real_files_say_which_they_want(tmp_path):
         target = papers.find(name)
         if not target.takes("data"):
             continue
-        with pytest.raises(
-            ValueError, match=r"^--data: .* real files.* They come from "
-        ) as refusal:
+        with pytest.raises(ValueError, match=r"^--data: .* real files.* They come from ") as told:
             target(Seeds(1))
         (folder,) = re.findall(r"subfolder (\w+)/", str(told.value))
         data = tmp_path / name
