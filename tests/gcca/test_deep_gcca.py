@@ -557,24 +557,9 @@ def test_sparse_views_are_sent_to_the_linear_method(tmp_path, capsys):
 # --- what it refuses -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"network": "mlp"}, "network: wanted a function"),
-        ({"network": Perceptron(2, 2, key=jax.random.key(0))}, "network: wanted a function"),
-        ({"optimizer": 0.1}, "optimizer: wanted"),
-        ({"rank": 0}, "rank: wanted"),
-        ({"rank": 2.0}, "rank: wanted"),
-        ({"inner_epochs": 0}, "inner_epochs: wanted"),
-        ({"batch_size": -3}, "batch_size: wanted"),
-        ({"step_size": float("nan")}, "step_size: wanted"),
-        ({"step_size": "0.1"}, "step_size: wanted"),
-        ({"proximal": -0.1}, "proximal: wanted"),
-    ],
-)
-def test_bad_hyperparameters_are_refused(options, message):
-    with pytest.raises(ValueError, match=f"^{message}.*got"):
-        deep(**options)
+def test_a_network_is_no_function_that_makes_one(key):
+    with pytest.raises(ValueError, match=r"^network: wanted a function.*got"):
+        deep(Perceptron(2, 2, key=key))
 
 
 @pytest.mark.parametrize(
