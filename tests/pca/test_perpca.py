@@ -83,7 +83,14 @@ def polar_step_with_qr(samples, shared, frames, participants):
     return shared, [deflated(frame) for frame in frames]
 
 
-@pytest.mark.parametrize(("ranks", "some"), [("equal", False), ("equal", True), ("unequal", True)])
+@pytest.mark.parametrize(
+    ("ranks", "some"),
+    [
+        ("equal", False),
+        pytest.param("equal", True, marks=pytest.mark.slow),
+        ("unequal", True),
+    ],
+)
 @pytest.mark.parametrize("retraction", ["polar", "qr"])
 @pytest.mark.parametrize("variant", ["tangent", "polar"])
 def test_every_variant(variant, retraction, ranks, some):
