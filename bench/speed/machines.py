@@ -110,7 +110,7 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
     states, end, first_message_at = app / "out" / "server", time.monotonic() + limit, None
     checked_at = time.monotonic()
     while not (app / "out" / "solution.npz").exists():
-        if first_message_at is None and (states / "000000.npz").exists():
+        if first_message_at is None and (states / "00000000.npz").exists():
             first_message_at = time.monotonic()
         if time.monotonic() > end:
             raise TimeoutError(f"{name}: no end after {limit:g} seconds")

@@ -14,7 +14,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import check_count, checked_key, refuse
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
-from jaxfed.core.store.checkpoint import digest_of
+from jaxfed.core.store.identity import digest_of
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shaped

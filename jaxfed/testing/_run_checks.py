@@ -4,7 +4,6 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from unittest import mock
 
 import equinox as eqx
@@ -184,8 +183,6 @@ class _Interruption(Exception):
 
 
 def check_checkpoint(case: Case) -> None:
-    if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
-        raise Skipped("Orbax is not installed")
     given = case.algorithm, case.clients, case.key
     wanted = chunked(case, *given)
     with tempfile.TemporaryDirectory() as folder:

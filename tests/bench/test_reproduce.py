@@ -21,7 +21,7 @@ import jaxfed as jf
 import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
-from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
+from jaxfed.data import perpca_synthetic
 from papers.intervals import (
     Interval,
     about,
@@ -36,6 +36,7 @@ from papers.intervals import (
 from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
 from papers.report import Cell, Found, Target
 from papers.runs import Seeds, learned, runs
+from papers.synthetic import PERPCA_SETTINGS
 
 SYNTHETIC = [f"perpca/{name}" for name in ("table2", "table3")]
 SYNTHETIC += [f"perpca/figure{number}" for number in (3, 4, 7, 8, 9)]

@@ -122,11 +122,11 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     states = app / "out" / "server"
     with Local(tmp_path / "flower", configs(tmp_path, clients), environment=environment) as local:
         local.begin(app, {"out": str(app / "out")})
-        wait_for(states / "000001.npz", 200)
+        wait_for(states / "00000001.npz", 200)
         local.kill_node(2)
-        wait_for(states / "000002.npz", 200)
+        wait_for(states / "00000002.npz", 200)
         local.start_node(2)
-        wait_for(states / "000004.npz", 200)
+        wait_for(states / "00000004.npz", 200)
         local.kill_server()
         saved = finish(local, local.begin(app, {"out": str(app / "out")}), app / "out", 300)
     present = np.asarray(saved.history["present"])
@@ -151,7 +151,7 @@ def test_a_killed_superlink(tmp_path, environment, clients):
         tmp_path / "flower", nodes, secured=keys, database=True, environment=environment
     ) as local:
         first = local.begin(app, {"out": str(app / "out")})
-        wait_for(states / "000001.npz", 300)
+        wait_for(states / "00000001.npz", 300)
         local.kill_link()
         assert all(node.poll() is None for node in local.nodes)
         assert not (app / "out" / "solution.npz").exists()

@@ -79,7 +79,7 @@ def test_terms_against_dense_inverses(samples, frames, x64):
         joint = likelihood.joint_moment(given, jnp.float64(2.0), v, 0.3)
         np.testing.assert_allclose(joint.matrix(), 2 * s + v @ v.T / 0.3, atol=1e-12)
     overlap = reference.sym(v.T @ u)
-    squared = np.sum(np.asarray(likelihood.tangent_part(v.T, u.T)) ** 2)
+    squared = float(likelihood.squared_distance(v.T, u.T))
     np.testing.assert_allclose(squared, RANK - np.sum(overlap**2), rtol=1e-12)
 
 
