@@ -113,7 +113,7 @@ def check_participation(case: Case) -> None:
 
 
 def check_channels(case: Case) -> None:
-    first, downlink, uplink = case.messages()
+    first, downlink, uplink = case.messages
     exact = channel.top_k(1.0)
     for message in (first, downlink, uplink):
         for way in (channel.lossless(), exact):
@@ -154,7 +154,7 @@ def check_channels(case: Case) -> None:
 
 
 def check_bits(case: Case) -> None:
-    first, downlink, uplink = map(length, case.messages())
+    first, downlink, uplink = map(length, case.messages)
     history = case.solve().history
     number = np.arange(1, case.rounds + 1)
     wanted = {"bits_up": 8 * (first + uplink * number), "bits_down": 8 * downlink * number}

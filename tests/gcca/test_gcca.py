@@ -527,16 +527,7 @@ def test_what_sparse_views_cannot_is_refused(key):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jf.gcca.MaxVar(0), "rank"),
-        (lambda: jf.gcca.MaxVar(2, solver="qr"), "solver"),
-        (lambda: jf.gcca.MaxVar(2, solver="exact", batch_size=3), "batch_size"),
-        (lambda: jf.gcca.MaxVar(2, ridge=-1.0), "ridge"),
-        (lambda: jf.gcca.MaxVar(2, inner_steps=0), "inner_steps"),
         (lambda: jf.gcca.MaxVar(2, batch_size=0), "batch_size"),
-        (lambda: jf.gcca.MaxVar(2, proximal=-1.0), "proximal"),
-        (lambda: jf.gcca.MaxVar(2, proximal=float("nan")), "proximal"),
-        (lambda: jf.gcca.MVLSA(True), "rank"),
-        (lambda: jf.gcca.MVLSA(2, view_rank=0), "view_rank"),
         (lambda: jf.gcca.alignment_accuracy(jnp.ones((1, 4, 2))), "scores"),
         (lambda: jf.gcca.subspace_distance(jnp.eye(3), jnp.eye(4)), "other: wanted"),
         (lambda: jf.gcca.bits_per_variable(-1, 3), "rounds"),

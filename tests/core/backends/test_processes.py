@@ -15,7 +15,7 @@ from tests.core.backends.processes import COUNTS, launch
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(600)
-QUICK = "PerPCA-ranks,SubspaceIteration,MVLSA"
+QUICK = "PerPCA-ranks,MVLSA"
 
 
 @pytest.fixture
