@@ -297,6 +297,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     identical(fit(tmp_path), whole)  # the damage is gone
 
 
+def test_a_later_round_that_is_damaged_removes_no_earlier_one(tmp_path):
+    run = jf.Checkpoint(tmp_path, keep=1)
+    run.save({}, 5, {"x": np.ones(2)}, {})
+    (tmp_path / "rounds" / "00000005.npz").write_bytes(b"damaged")
+    run.save({}, 3, {"x": np.ones(2)}, {})
+    assert saved_rounds(tmp_path) == [3, 5]
+
+
 def test_a_folder_of_damage_only_is_refused(tmp_path):
     fit(tmp_path)
     for path in (tmp_path / "rounds").iterdir():
