@@ -122,19 +122,12 @@ def for_derivatives(inverse: Float[Array, "r r"]) -> Float[Array, "r r"]:
 
 
 def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
-    """The result, or where it is bad that of a more expensive method.
+    """The result, or where it is bad that of a more expensive method `(bad, *result) -> result`.
 
     A loop of at most one turn, and not a `lax.cond`: under `jax.vmap` a `cond` runs both branches
-    for all matrices, while this loop runs only if the result of some is bad.
-
-    Args:
-        bad: whether the result is not accurate enough.
-        again: `(bad, *result) -> result`, the expensive method. All it computes must depend on
-            these arguments, or the compiler moves it out of the loop and computes it every time.
-        result: the arrays to replace.
-
-    Returns:
-        Arrays like `result`.
+    for all matrices, while this loop runs only if the result of some is bad. All that the method
+    computes must depend on its arguments, or the compiler moves it out of the loop and computes it
+    every time.
     """
 
     def turn(state):

@@ -19,13 +19,8 @@ def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
 
     Forming it takes 2 n d² operations, once; a product with a d x r matrix then takes 2 d² r
     instead of 4 n d r. With fewer than d / 2 samples that never pays. The large product runs about
-    twice as fast as the thin ones, which halves the number of rounds to break even.
-
-    Args:
-        samples: number of samples n of a client.
-        features: number of features d.
-        rank: number of columns r of the thin matrices.
-        rounds: number of products.
+    twice as fast as the thin ones, which halves the number of rounds to break even: products with
+    matrices of `rank` columns.
     """
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features

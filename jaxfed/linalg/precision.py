@@ -58,13 +58,9 @@ def client_matmul(
 ) -> Float[Array, "m n"]:
     """The product of two matrices of one client, mapped over many clients by `jax.vmap`.
 
-    Args:
-        a: the left one.
-        b: the right one.
-        precision: of the product.
-        once: whether only one operation uses the product. Then a processor adds outer products of
-            small matrices, in a quarter to two thirds of the time; the compiler repeats the sum in
-            every operation that uses it.
+    If only one operation uses the product, `once`, a processor adds outer products of small
+    matrices, in a quarter to two thirds of the time; the compiler repeats the sum in every
+    operation that uses it.
     """
     k, n = b.shape
     if once and (k <= 5 or (k <= 16 and n <= 512)):

@@ -81,7 +81,7 @@ def project(
 
 
 def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool = True) -> None:
-    """Raise a `ValueError` for shapes that cannot be on their manifolds, or points that are off them.
+    """Raise a `ValueError` for shapes that cannot be on their manifolds, or points off them.
 
     Traced points pass, and so do all with `on=False`.
     """
