@@ -1,1 +1,7 @@
 """Scripts that make tables of the documentation and of `bench/RESULTS.md`, other than times."""
+
+import sys
+from pathlib import Path
+
+# The papers' experiments are the package `papers`, for `jaxfed reproduce` as well.
+sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -22,7 +22,7 @@ import optax
 
 import jaxfed as jf
 from bench.common import machine, table
-from bench.papers import synthetic
+from papers import synthetic
 
 CLIENTS, FEATURES, RANK, ROUNDS = 10, 30, 3, 150
 C = jf.channel

@@ -16,9 +16,9 @@ import numpy as np
 
 import jaxfed as jf
 from bench.common import choose, machine, table
-from bench.papers.synthetic import PERPCA_SETTINGS
 from jaxfed.cli import demo
 from jaxfed.data import perpca_synthetic
+from papers.synthetic import PERPCA_SETTINGS
 
 Row = dict[str, object]
 

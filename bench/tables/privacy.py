@@ -16,8 +16,8 @@ import numpy as np
 
 import jaxfed as jf
 from bench.common import machine
-from bench.papers.synthetic import spectrum_synthetic
 from jaxfed import privacy
+from papers.synthetic import spectrum_synthetic
 
 FEATURES, RANK, CLIENTS, SAMPLES, DECAY = 100, 10, 8, 500, 1.02
 ROUNDS, RESTARTS, CLIENT, SEED = 40, 10, 1, 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed._checks import check_count, check_number, checked_array, refuse
 
@@ -94,15 +94,15 @@ class Perceptron(eqx.Module):
         )
         self.momentum = momentum
 
-    def __call__(self, samples: Float[Array, "*n features"]) -> Float[Array, "*n outputs"]:
+    def __call__(self, samples: Float[ArrayLike, "*n features"]) -> Float[Array, "*n outputs"]:
         """The outputs of one sample or of many, using the running statistics."""
-        values = samples
+        values = jnp.asarray(samples)
         for i, moments in enumerate(self.statistics):
             values = self._normalized(i, self._linear(i, values), moments)
         return self._linear(len(self.statistics), values)
 
     def in_training(
-        self, batch: Float[Array, "b features"]
+        self, batch: Float[ArrayLike, "b features"]
     ) -> tuple[Float[Array, "b outputs"], tuple[Moments, ...]]:
         """The outputs of a batch, using its own statistics, and the new running statistics.
 
@@ -111,6 +111,7 @@ class Perceptron(eqx.Module):
         Raises:
             ValueError: if the batch has fewer than two samples, and thus no variance.
         """
+        batch = jnp.asarray(batch)
         if batch.ndim != 2 or (self.statistics and len(batch) < 2):
             raise refuse("batch", "at least two samples for batch normalization", batch)
         values, statistics = batch, []

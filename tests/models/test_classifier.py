@@ -49,10 +49,8 @@ def test_features_tell_samples_from_worse_ones(trained, digits):
     chex.assert_shape(features, (len(others), 64))
     assert (features >= 0).all()
     last = trained.model.last
-    np.testing.assert_allclose(
-        trained.size * features @ last.weight.T + last.bias,
-        jax.vmap(trained.model)(others), rtol=1e-4, atol=1e-4,
-    )  # fmt: skip
+    found, wanted = features @ last.weight.T, jax.vmap(trained.model)(others)
+    np.testing.assert_allclose(trained.size * found + last.bias, wanted, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(jnp.mean(trained.features(digits[0][0]) ** 2), 1, rtol=1e-4)
     noise = 8 * jax.random.normal(jax.random.key(1), others.shape)
     for distance in (jf.metrics.frechet_distance, jf.metrics.kernel_distance):
@@ -83,10 +81,8 @@ def test_training_is_a_pure_function(key):
     images = jax.random.normal(key, (12, 13, 13))
     labels, keys = jnp.arange(12) % 3, jax.random.split(key)
     several = jax.vmap(lambda key: small(key, images, labels))(keys)
-    chex.assert_trees_all_close(
-        jax.tree.map(lambda leaf: leaf[1], several), small(keys[1], images, labels),
-        rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
+    second = jax.tree.map(lambda leaf: leaf[1], several)
+    chex.assert_trees_all_close(second, small(keys[1], images, labels), rtol=1e-4, atol=1e-5)
     assert (several.losses[0] != several.losses[1]).all()
 
 

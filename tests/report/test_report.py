@@ -83,11 +83,8 @@ class Parts(html.parser.HTMLParser):
 
 def test_the_page_has_all_sections_and_says_what_ran(page, solution):
     parts = Parts(page)
-    sections = [
-        "data", "choice-of-ranks", "convergence", "components", "clients", "costs",
-        "what-was-revealed",
-    ]  # fmt: skip
-    assert [name for name in parts.text if name] == sections
+    wanted = "data choice-of-ranks convergence components clients costs what-was-revealed"
+    assert [name for name in parts.text if name] == wanted.split()
     assert "PerPCA(shared_rank=1, local_rank=1)" in parts.text[""]
     assert "20 to 23, median 22" in parts.text["data"] and "a & b" in parts.text["data"]
     last = solution.history["objective"][-1]
@@ -124,14 +121,11 @@ def test_pictures_are_in_the_colours_of_the_page(page):
 
 
 def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
-    ranks = jf.pca.ranks.RankTable(
-        *np.array([[1, 2], [1, 1]]), error=np.array([0.25, 0.2]), misalignment=np.array([0.5, 0.4]),
-        held_out=True, suggested=(2, 1),
-    )  # fmt: skip
-    page = jf.report.html(
-        solution, clients, ranks=ranks, metadata=["n", "n", "s", "s"], label="<b>region</b>",
-        table=[{"quantity": "<i>error</i>", "value": 0.125}], title="A & B",
-    )  # fmt: skip
+    tried = np.array([1, 2]), np.array([1, 1]), np.array([0.25, 0.2]), np.array([0.5, 0.4])
+    ranks = jf.pca.ranks.RankTable(*tried, held_out=True, suggested=(2, 1))
+    table = [{"quantity": "<i>error</i>", "value": 0.125}]
+    options = {"metadata": ["n", "n", "s", "s"], "label": "<b>region</b>", "title": "A & B"}
+    page = jf.report.html(solution, clients, ranks=ranks, table=table, **options)
     parts = Parts(page)
     assert "2 shared and 1 local components were suggested" in parts.text["choice-of-ranks"]
     (marked,) = re.findall(r'<tr class="marked">(.*?)</tr>', page)
@@ -152,7 +146,7 @@ def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
         (jf.pca.FAPS(1), {("product", False, "Sum"), ("captured", False, "Sum")}),
     ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_what_was_sent_is_what_the_algorithm_declares(clients, algorithm, wanted):
     solution = jf.fit(algorithm, clients, rounds=1, key=KEY)
     parts = sent(solution, clients)
@@ -265,15 +259,20 @@ def browsed(folder, page, *options, size=(900, 2000)):
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     (folder / "page.html").write_text(page, encoding="utf-8")
+    quiet = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
+        --disable-background-networking --disable-component-update --disable-sync
+        --disable-default-apps --hide-scrollbars --enable-logging=stderr"""
     command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--disable-default-apps", "--hide-scrollbars", "--enable-logging=stderr",
-        f"--user-data-dir={folder / 'profile'}", f"--log-net-log={folder / 'net.json'}",
+        CHROMIUM,
+        *quiet.split(),
+        f"--user-data-dir={folder / 'profile'}",
+        f"--log-net-log={folder / 'net.json'}",
         "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own questions get no answer
-        f"--window-size={size[0]},{size[1]}", f"--screenshot={folder / 'page.png'}", *options,
+        f"--window-size={size[0]},{size[1]}",
+        f"--screenshot={folder / 'page.png'}",
+        *options,
         (folder / "page.html").as_uri(),
-    ]  # fmt: skip
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     console = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
     # What the browser asks by itself has no origin.

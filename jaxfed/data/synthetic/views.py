@@ -49,7 +49,8 @@ def nonlinear_views_synthetic(
     """
     check_whole("entities", entities, least=2)
     check_factor("noise", noise, single=True)
-    key, kind = checked_key("key", key), checked_dtype("dtype", dtype or jnp.result_type(float))
+    key = checked_key("key", key)
+    kind = jnp.result_type(float) if dtype is None else checked_dtype("dtype", dtype)
     keys = jax.random.split(key, 7)
     labels = jnp.arange(entities, dtype=jnp.int32) % 2
     one = labels == 1
