@@ -22,7 +22,8 @@ from jaxfed.cli.fit.pca import read
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.rollout import rollout
 from jaxfed.core.store.checkpoint import CheckpointError
-from jaxfed.core.sweeps.grid import grid, stack
+from jaxfed.core.sweeps.grid import grid
+from jaxfed.core.sweeps.sweep import stack
 
 if TYPE_CHECKING:
     from xarray import Dataset

@@ -30,6 +30,7 @@ from jaxfed.core.round.problem import (
     for_round,
 )
 from jaxfed.core.round.shapes import Kind
+from jaxfed.core.store.arrays import named, rebuilt
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
@@ -40,7 +41,7 @@ from jaxfed.deploy.masks import KEY
 from jaxfed.deploy.messages import Packet
 from jaxfed.deploy.run import Run, description, problem_of_run, programs_for
 from jaxfed.deploy.shapes import shapes_of
-from jaxfed.deploy.store import Store
+from jaxfed.deploy.store import states
 
 # Bytes of this machine; Windows does not tell.
 MEMORY = (
@@ -132,7 +133,7 @@ class _NodeRun:
             position=jnp.asarray(words["position"], jnp.int32),
             start=None if node.start is None else node.start.local,
         )
-        self.store = Store(self.folder)
+        self.store = states(self.folder)
         everybody: Personalized | None = None
         if node.start is not None:
             local = jax.tree.map(
@@ -182,7 +183,7 @@ class _NodeRun:
         first = self.programs(client.first_message)(problem, broadcast, self.member)
         payload, _ = self._masked(self.node.wire.first_up, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
-        Store(self.folder / "first").save(0, {}, known)
+        states(self.folder / "first").save(0, {}, named("first", known))
         words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
         return Packet(words, [channel.to_bytes(payload)])
 
@@ -191,10 +192,9 @@ class _NodeRun:
         number, base = asked.words["round"], asked.words["base"]
         question = _digest(asked.head, asked.body.hex())
         # A server that was interrupted asks again, and gets the same answer.
-        kept = self.store.load(number)
-        if kept is not None and kept.words["question"] == question:
-            *_, body = kept.leaves
-            return Packet.read(kept.words["head"], body.tobytes())
+        saved = self.store.load(number)
+        if saved is not None and saved.header["question"] == question:
+            return Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
         broadcasts = asked.parts[: len(asked.words["broadcasts"])]
         before, state, downlink = self._state(base, asked._replace(parts=broadcasts))
         done = jnp.asarray(number - 1, jnp.int32)
@@ -212,14 +212,13 @@ class _NodeRun:
         if not hidden:  # an objective may tell as much as the message that is hidden
             parts.append(channel.to_bytes(message.diagnostics))
         reply = Packet(words, parts)
-        last = self._last(downlink)
-        body = np.frombuffer(reply.body, np.uint8)
         self.store.save(
             number,
             {"question": question, "history": history, "head": reply.head},
-            (after, last, body),
+            named("state", (after, self._last(downlink)))
+            | {"reply": np.frombuffer(reply.body, np.uint8)},
         )
-        self.store.forget_before(base)
+        self.store.remove_before(base)
         return reply
 
     def finish(self, asked: Packet) -> Packet:
@@ -262,15 +261,15 @@ class _NodeRun:
         """Its state after a round: of what questions it came, the state, and the downlink then."""
         history, state, downlink = "", None, None
         if base:
-            kept = self.store.load(base)
-            if kept is None:
+            saved = self.store.load(base)
+            if saved is None:
                 raise ValueError(
                     f"its state of round {base} is not in {self.folder}; an update was lost: give "
                     "this machine the folder it had, or start a new run"
                 )
-            whole = kept._replace(leaves=kept.leaves[:-1])
-            state, downlink = whole.tree((self.shapes.client, self._last(self.shapes.downlink)))
-            history = kept.words["history"]
+            like = self.shapes.client, self._last(self.shapes.downlink)
+            state, downlink = rebuilt("state", saved.arrays, like)
+            history = saved.header["history"]
         for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
             if state is None:
@@ -297,9 +296,9 @@ class _NodeRun:
 
     def _first_state(self, downlink: PyTree) -> ClientState:
         first = None
-        kept = Store(self.folder / "first").load(0)
-        if kept is not None and self.problem.uplink.cumulative:
-            first = kept.tree(self.shapes.decoded)
+        saved = states(self.folder / "first").load(0)
+        if saved is not None and self.problem.uplink.cumulative:
+            first = rebuilt("first", saved.arrays, self.shapes.decoded)
         broadcast = self._before_rounds(self.problem, downlink)
         return self.programs(client.first_state)(self.problem, broadcast, self.member, first)
 

@@ -17,7 +17,7 @@ from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.runner import Programs, programs
-from jaxfed.core.store.checkpoint import digest_of
+from jaxfed.core.store.identity import digest_of
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.wire import Wire
 from jaxfed.deploy.data import shapes_from

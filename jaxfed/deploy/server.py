@@ -22,7 +22,7 @@ from jaxfed.deploy.federation import Federation, Member, Settings
 from jaxfed.deploy.progress import Progress
 from jaxfed.deploy.remote import Remote
 from jaxfed.deploy.run import Run, description
-from jaxfed.deploy.store import Store
+from jaxfed.deploy.store import states
 
 LOG = logging.getLogger("jaxfed.deploy")
 
@@ -34,7 +34,7 @@ class Server:
         """Begin, or go on where an interrupted server has saved its last round."""
         self.settings, self.exchange = settings, exchange
         self.remote = Remote(settings, exchange)
-        self.store = Store(settings.out / "server")
+        self.store = states(settings.out / "server")
         exchange.accept = self._accept
         self.requests = Requests(
             settings.rounds, settings.tol, Options(1, settings.tol is not None), (self._log,)

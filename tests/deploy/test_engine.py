@@ -115,11 +115,11 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     with Local(tmp_path / "flower", configs(tmp_path, clients), environment=environment) as local:
         local.start()
         local.begin(app, {"out": str(app / "out")})
-        wait_for(states / "000001.npz", 200)
+        wait_for(states / "00000001.npz", 200)
         kill(local.nodes[2])
-        wait_for(states / "000002.npz", 200)
+        wait_for(states / "00000002.npz", 200)
         local.start_nodes(2)
-        wait_for(states / "000004.npz", 200)
+        wait_for(states / "00000004.npz", 200)
         # The server's own process crashes; the SuperLink stays.
         for pid in family(local.link.pid):
             with contextlib.suppress(OSError):
@@ -149,7 +149,7 @@ def test_a_killed_superlink(tmp_path, environment, clients):
     with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
         start_secured(local)
         first = local.begin(app, {"out": str(app / "out")})
-        wait_for(states / "000001.npz", 300)
+        wait_for(states / "00000001.npz", 300)
         kill(local.link)
         assert all(node.poll() is None for node in local.nodes.values())
         assert not (app / "out" / "solution.npz").exists()

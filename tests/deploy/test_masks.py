@@ -212,7 +212,7 @@ def test_two_questions_never_share_noise(tmp_path):
     hurried = {"deadline": 0.01, "patience": 5.0}
     with pytest.raises(KeyboardInterrupt):
         federation.run(3, **hurried)
-    (tmp_path / "out" / "server" / "000002.npz").write_bytes(b"damaged")
+    (tmp_path / "out" / "server" / "00000002.npz").write_bytes(b"damaged")
     stops, lost = False, [104]
     federation.run(3, **hurried)
     by_round = {n: [x for x in told if x[0].words["round"] == n] for n in (1, 2, 3)}

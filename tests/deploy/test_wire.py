@@ -319,7 +319,7 @@ def test_what_a_node_keeps_is_its_owners_alone(node, tmp_path, monkeypatch, ther
     finally:
         os.umask(before)
     kept = {path.name for path in (tmp_path / "nodes").rglob("*")}
-    assert {"000002.npz", "000000.npz", "secret", "result.npz", "ab.json"} <= kept
+    assert {"00000002.npz", "00000000.npz", "secret", "result.npz", "ab.json"} <= kept
     (run, other) = (tmp_path / "nodes").iterdir()
     assert modes(run) | modes(other) == {(True, 0o700), (False, 0o600)}
     # A folder that somebody made stays as it is.

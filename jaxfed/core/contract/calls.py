@@ -6,29 +6,17 @@ Each is traced once for all programs of a process that call it on the same shape
 from collections.abc import Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Key, PyTree
 
+from jaxfed.core.common.returned import alike as alike
+from jaxfed.core.common.returned import check_alike, check_arrays, described
+from jaxfed.core.common.returned import is_number as is_number
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 
 # What a run's history has of itself.
 RESERVED = ("participants", "bits_up", "bits_down")
-
-
-def alike(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees have the same structure, shapes and types."""
-    return jax.tree.structure(one) == jax.tree.structure(other) and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
-
-
-def is_number(leaf: Any) -> bool:
-    """Whether JAX can trace it."""
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
 def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
@@ -37,9 +25,7 @@ def arrays_of(algorithm: Algorithm, function: str, value: Any) -> PyTree:
     Raises:
         ValueError: for a tree of anything else; the message names the function.
     """
-    for leaf in jax.tree.leaves(value):
-        if not is_number(leaf):
-            raise ValueError(f"{_wanted(algorithm, function)} arrays, got {leaf!r}")
+    check_arrays(_wanted(algorithm, function), value)
     return jax.tree.map(jnp.asarray, value)
 
 
@@ -77,18 +63,12 @@ def client_step(
     """
     name = "client_step"
     result = algorithm.client_step(key, downlink, local, data)
-    if not isinstance(result, tuple) or len(result) != 3:
-        raise ValueError(
-            f"{_wanted(algorithm, name)} (uplink, local, diagnostics), got {_described(result)}"
-        )
+    _check_results(algorithm, name, ("uplink", "local", "diagnostics"), local, result)
     uplink, after = (arrays_of(algorithm, name, part) for part in result[:2])
     diagnostics = _diagnostics(algorithm, name, result[2])
     if "objective" not in diagnostics or diagnostics["objective"].ndim:
-        raise ValueError(
-            f"{_wanted(algorithm, name)} a scalar 'objective' among the diagnostics, got "
-            f"{_described(diagnostics)}"
-        )
-    _check_state(algorithm, name, "client_init", local, after)
+        raise _wrong(algorithm, name, "a scalar 'objective' among the diagnostics", diagnostics)
+    check_alike(f"{_wanted(algorithm, name)} a state like that of client_init,", local, after)
     return uplink, after, diagnostics
 
 
@@ -104,12 +84,9 @@ def server_step(
     """
     name = "server_step"
     result = algorithm.server_step(key, server, uplink)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(
-            f"{_wanted(algorithm, name)} (server, diagnostics), got {_described(result)}"
-        )
+    _check_results(algorithm, name, ("server", "diagnostics"), server, result)
     after = arrays_of(algorithm, name, result[0])
-    _check_state(algorithm, name, "server_init", server, after)
+    check_alike(f"{_wanted(algorithm, name)} a state like that of server_init,", server, after)
     return after, _diagnostics(algorithm, name, result[1])
 
 
@@ -119,31 +96,30 @@ def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: P
     return algorithm.client_result(downlink, local, data)
 
 
-def _check_state(
-    algorithm: Algorithm, name: str, first: str, before: PyTree, after: PyTree
+def _check_results(
+    algorithm: Algorithm, function: str, names: tuple[str, ...], state: PyTree, result: Any
 ) -> None:
-    if not alike(before, after):
-        raise ValueError(
-            f"{_wanted(algorithm, name)} a state like that of {first}, {_described(before)}, got "
-            f"{_described(after)}"
-        )
+    """Check that a function returned a tuple of so many parts.
+
+    A state of as many fields that is returned alone is no such tuple: its parts would be blamed.
+    """
+    alone = jax.tree.structure(result) == jax.tree.structure(state)
+    if not isinstance(result, tuple) or len(result) != len(names) or alone:
+        raise _wrong(algorithm, function, f"({', '.join(names)})", result)
 
 
-def _diagnostics(algorithm: Algorithm, name: str, given: Any) -> dict[str, Array]:
+def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, Array]:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise ValueError(f"{_wanted(algorithm, name)} diagnostics by name, got {_described(given)}")
-    for taken in RESERVED:
-        if taken in given:
-            raise ValueError(
-                f"{_wanted(algorithm, name)} diagnostics with names of their own, got {taken!r}, "
-                "which the run's history has of itself"
-            )
-    return arrays_of(algorithm, name, dict(given))
+        raise _wrong(algorithm, function, "diagnostics by name", given)
+    if taken := [name for name in RESERVED if name in given]:
+        wanted = f"diagnostics with other names than the history's own {', '.join(RESERVED)}"
+        raise _wrong(algorithm, function, wanted, taken)
+    return arrays_of(algorithm, function, dict(given))
 
 
 def _wanted(algorithm: Algorithm, function: str) -> str:
     return f"algorithm: wanted of {type(algorithm).__name__}.{function}"
 
 
-def _described(tree: PyTree) -> str:
-    return " ".join(eqx.tree_pformat(tree).split())
+def _wrong(algorithm: Algorithm, function: str, wanted: str, given: Any) -> ValueError:
+    return ValueError(f"{_wanted(algorithm, function)} {wanted}, got {described(given)}")

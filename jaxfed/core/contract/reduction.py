@@ -1,7 +1,7 @@
-"""How the clients' messages are reduced: to means, sums, maxima and mean products, or gathered.
+"""Reductions of the clients' messages: means, sums, maxima, mean products, and gathering.
 
 An algorithm wraps each part of its message in one of these classes; a bare array is a mean. The
-server gets the same structure, reduced.
+server receives the same structure, reduced.
 """
 
 import abc
@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from jaxfed.core.common.returned import check_alike, check_arrays, described
+
 
 class Part(eqx.Module):
-    """A part of a message that says how the parts of all clients are put together.
+    """A part of a message, with the way in which those of all clients are brought together.
 
-    One that is no `Reduction` is gathered: the server gets every client's contribution, along a new
-    leading axis.
+    Unless it is a `Reduction` it is gathered: the server receives every client's contribution,
+    along a new leading axis.
     """
 
     value: eqx.AbstractVar[PyTree]
@@ -40,14 +42,11 @@ class Part(eqx.Module):
 
 
 class Reduction(Part):
-    """A part that is reduced over clients: a commutative monoid of partial results.
-
-    A subclass outside of this library has the same rights as those within.
-    """
+    """A part that is reduced over clients, by a commutative monoid of partial results."""
 
     @abc.abstractmethod
     def over_clients(self) -> Self:
-        """The partial result of many contributions, which lie along a leading axis."""
+        """The partial result of contributions along a leading axis."""
 
     @abc.abstractmethod
     def neutral(self) -> Self:
@@ -55,18 +54,18 @@ class Reduction(Part):
 
     @abc.abstractmethod
     def combined(self, other: Any) -> Self:
-        """Two partial results of one kind, put together."""
+        """The partial result of two."""
 
     @staticmethod
     @abc.abstractmethod
     def over_devices(parts: list["Reduction"], axis: str) -> list["Reduction"]:
-        """The results of all devices' partial results along a mapped axis, in one step."""
+        """The results of several partial results over a mapped axis of devices, at once."""
 
     def to_combine(self) -> "Reduction":
-        """This partial result in the form that `combined` and `over_devices` take.
+        """This partial result, in the form that `combined` and `over_devices` take.
 
-        Itself by default; a reduction whose partial results have a cheaper form as long as there is
-        nothing to combine them with returns the other one here.
+        By default itself. A partial result that needs no combining may have a cheaper form, which
+        is converted here.
         """
         return self
 
@@ -132,11 +131,12 @@ class Sum(Additive):
 
 @final
 class Gram(Additive):
-    """The weighted mean of the products `F Fᵀ`, `(d, d)`, of thin factors `F`, `(d, k)`.
+    """The weighted mean of products `F Fᵀ`, `(d, d)`, of thin factors `F`, `(d, k)`.
 
-    Clients send the factors; no client's product is ever formed, only their mean. Without weights
-    it is the plain sum. With `thin=True` that is not formed either where the factors of all clients
-    have at most d / 2 columns: the server gets them side by side, `(d, m k)`, a factor of the mean.
+    Clients send the factors; only the mean of the products is ever formed. Without weights it is
+    the plain sum. With `thin=True`, and at most d / 2 columns in the factors of all clients
+    together, it is not formed either: the server receives them side by side, `(d, m k)`, a factor
+    of the mean.
     """
 
     value: PyTree
@@ -155,13 +155,13 @@ class Gram(Additive):
         return jax.tree.map(lambda x: jnp.where(present, _scaled(scale, x), 0), self)
 
     def over_clients(self) -> Self:
-        """The sum of the products, as one product of all factors side by side, or these."""
+        """The sum of the products, or the factors side by side."""
         factor = jax.tree.map(_side_by_side, self)
         few = all(2 * x.shape[1] <= x.shape[0] for x in jax.tree.leaves(factor))
         return factor if self.thin and few else factor._product()
 
     def to_combine(self) -> "Gram":
-        """The sum of the products: factors do not add up."""
+        """The sum of the products, since factors cannot be added."""
         return self._product() if self.thin else self
 
     def _product(self) -> "Gram":
@@ -170,10 +170,10 @@ class Gram(Additive):
 
 @final
 class Symmetric(Additive):
-    """The weighted mean of symmetric matrices, `(d, d)`, that travel as their upper triangles.
+    """The weighted mean of symmetric matrices, `(d, d)`, which travel as their upper triangles.
 
-    It goes together with `Gram`: each client may send the smaller of the two. Without weights it is
-    the plain sum.
+    The result is that of `Gram`, so that each client may send the smaller of the two. Without
+    weights it is the plain sum.
     """
 
     value: PyTree  # vectors of d (d + 1) / 2 numbers, row by row
@@ -203,7 +203,7 @@ class Max(Reduction):
     value: PyTree
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
-        """The part, or the lowest value there is from an absent client."""
+        """The part, or the type's lowest value from an absent client."""
         return jax.tree.map(lambda x: jnp.where(weight > 0, x, _lowest(x.dtype)), self)
 
     def over_clients(self) -> Self:
@@ -211,7 +211,7 @@ class Max(Reduction):
         return jax.tree.map(lambda x: x.max(0), self)
 
     def neutral(self) -> Self:
-        """The lowest values there are."""
+        """The type's lowest values."""
         return jax.tree.map(lambda x: jnp.full(x.shape, _lowest(x.dtype)), self)
 
     def combined(self, other: Any) -> Self:
@@ -228,8 +228,8 @@ class Max(Reduction):
 class Gather(Part):
     """All clients' parts, side by side along a new leading axis, zeros from absent clients.
 
-    The server sees every single one, so it cannot be had under secure aggregation. A round of a
-    fixed number of participants gathers theirs alone.
+    The server sees every client's, so that secure aggregation is impossible. With a fixed number of
+    participants only theirs are gathered.
     """
 
     value: PyTree
@@ -255,8 +255,17 @@ def plain(message: PyTree) -> PyTree:
 
 
 def contributions(message: PyTree, weight: Float[Array, ""]) -> PyTree[Part]:
-    """ONE client's share of the reduced message; `weight` is 0 for an absent client."""
-    return jax.tree.map(lambda x: x.contribution(weight), wrapped(message), is_leaf=is_part)
+    """ONE client's share of the reduced message; `weight` is 0 for an absent client.
+
+    Raises:
+        ValueError: if a part's share is not of its class, or has anything but arrays.
+    """
+
+    def one(part: Part) -> Part:
+        share = part.contribution(weight)
+        return _returned(part, "contribution", share, type(part))
+
+    return each(one, wrapped(message))
 
 
 def is_linear(message: PyTree) -> bool:
@@ -266,23 +275,13 @@ def is_linear(message: PyTree) -> bool:
 
 
 def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Part]]:
-    """What is reduced and what is gathered, each with None in the other's places."""
-
-    def chosen(reduced: bool) -> PyTree:
-        return jax.tree.map(
-            lambda x: x if isinstance(x, Reduction) is reduced else None, parts, is_leaf=is_part
-        )
-
-    return chosen(True), chosen(False)
+    """The reduced parts and the gathered ones, each with None in place of the others."""
+    return eqx.partition(parts, lambda x: isinstance(x, Reduction), is_leaf=is_part)
 
 
 def joined(reduced: PyTree[Reduction], gathered: PyTree[Part]) -> PyTree[Part]:
-    """The whole again; inverse of `separated`."""
-    return jax.tree.map(
-        lambda a, b: b if a is None else a,
-        reduced, gathered,
-        is_leaf=lambda node: node is None or is_part(node),
-    )  # fmt: skip
+    """Inverse of `separated`."""
+    return eqx.combine(reduced, gathered, is_leaf=is_part)
 
 
 def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
@@ -290,24 +289,83 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
     return jax.tree.map(function, *parts, is_leaf=is_part)
 
 
+# --- a reduction's functions, held to the contract where they are traced -------------------------
+
+
+def over_clients(parts: PyTree[Reduction]) -> PyTree[Reduction]:
+    """The partial results of many contributions, which lie along a leading axis.
+
+    Raises:
+        ValueError: if one is not a reduction of arrays.
+    """
+    return each(lambda x: _returned(x, "over_clients", x.over_clients(), Reduction), parts)
+
+
+def neutral(parts: PyTree[Reduction]) -> PyTree[Reduction]:
+    """The partial results of no client, from the shapes of any.
+
+    Raises:
+        ValueError: if one has other shapes or types.
+    """
+    return each(lambda x: _like(x, "neutral", x.neutral()), parts)
+
+
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Two partial results of one message."""
-    return each(lambda a, b: a.combined(b), to_combine(total), to_combine(part))
+    """Two partial results of one message.
+
+    Raises:
+        ValueError: if one depends on the number of clients in its shape, or their combination has
+            other shapes or types.
+    """
+
+    def one(a: Reduction, b: Reduction) -> Reduction:
+        _like(a, "over_clients", b, " from any number of clients")
+        return _like(a, "combined", a.combined(b))
+
+    return each(one, to_combine(total), to_combine(part))
 
 
 def to_combine(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Partial results in the form that can be combined."""
-    return each(lambda x: x.to_combine(), parts)
+    """Partial results in the form that can be combined.
+
+    Raises:
+        ValueError: if one is not a reduction of arrays.
+    """
+    return each(lambda x: _returned(x, "to_combine", x.to_combine(), Reduction), parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
-    """The results of all devices' partial results; parts of one kind travel together."""
+    """The results of all devices' partial results; parts of one kind travel together.
+
+    Raises:
+        ValueError: if there are not as many results, or one has other shapes or types.
+    """
     leaves, structure = jax.tree.flatten(to_combine(parts), is_leaf=is_part)
     for rule in dict.fromkeys(type(part).over_devices for part in leaves):
         places = [i for i, part in enumerate(leaves) if type(part).over_devices is rule]
-        for i, result in zip(places, rule([leaves[i] for i in places], axis), strict=True):
-            leaves[i] = result
+        alike = [leaves[i] for i in places]
+        results = rule(list(alike), axis)
+        if not isinstance(results, list) or len(results) != len(alike):
+            raise ValueError(
+                f"{type(alike[0]).__name__}.over_devices: wanted a list of {len(alike)}, got "
+                f"{described(results)}"
+            )
+        for i, part, result in zip(places, alike, results, strict=True):
+            leaves[i] = _like(part, "over_devices", result)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _returned(part: Part, function: str, result: Any, kind: type) -> Any:
+    where = f"{type(part).__name__}.{function}: wanted"
+    if not isinstance(result, kind):
+        raise ValueError(f"{where} a {kind.__name__}, got {described(result)}")
+    check_arrays(where, result)
+    return result
+
+
+def _like(part: Part, function: str, result: Any, why: str = "") -> Any:
+    check_alike(f"{type(part).__name__}.{function}: wanted", part, result, why)
+    return result
 
 
 def _scaled(factor: Float[Array, ""], x: Array) -> Array:
@@ -331,7 +389,7 @@ def _total(x: Shaped[Array, "m ..."]) -> Shaped[Array, "..."]:
 
 
 def _side_by_side(factors: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
-    # Their one product is the sum of the clients' own, which are never formed.
+    # The product of this wide matrix with itself is the sum of the clients' products.
     return jnp.moveaxis(factors, 0, 1).reshape(factors.shape[1], -1)
 
 
@@ -341,7 +399,7 @@ def _gram(wide: Float[Array, "d columns"]) -> Float[Array, "d d"]:
 
 def unfolded(triangle: Float[Array, " size"]) -> Float[Array, "d d"]:
     """The symmetric matrix of which this is the upper triangle, row by row."""
-    # d (d + 1) / 2 = size
+    # The root of d (d + 1) / 2 = size.
     dim = int(((8 * triangle.size + 1) ** 0.5 - 1) / 2)
     rows, columns = jnp.triu_indices(dim)
     upper = jnp.zeros((dim, dim), triangle.dtype).at[rows, columns].set(triangle)

@@ -1,16 +1,13 @@
-"""What a message goes through on its way, and what that costs.
+"""A channel: what a message becomes on its way, and the bits of what travels.
 
-A channel encodes a message into the payload that really travels, and decodes from nothing but
-that payload; bits are counted from the payload. A channel may keep memory at both ends (for
-difference coding); the memory of the aggregating end is fed with aggregates only.
-
-There are three: one for the uplinks of the rounds, one for their downlinks, and one for the
-exchange before the rounds, the first messages and the first downlink.
+A channel encodes a message into a payload and decodes from nothing but that payload, whose bits are
+counted. It may remember earlier messages at both ends, for difference coding; the server then
+remembers aggregates only.
 """
 
 import abc
 import math
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import equinox as eqx
 import jax
@@ -23,35 +20,30 @@ from jaxfed.linalg.derivatives import with_rule
 
 
 class Context(NamedTuple):
-    """What a client knows of its place among the others."""
+    """What a channel may know of the client that it is bound to."""
 
-    position: Int[Array, ""]  # clients that are only there to fill up devices come last
+    position: Int[Array, ""]  # among all clients; copies that only fill up devices come last
     weight: Float[Array, ""]  # its share in a mean
-    secret: Key[Array, ""]  # what all clients have in common and the server has not
+    secret: Key[Array, ""]  # known to all clients and not to the server
     round: Int[Array, ""]  # 0 before the first
 
 
 class Channel(eqx.Module):
-    """One direction of the wire."""
+    """What messages go through in one direction.
+
+    Pure functions of one message. A subclass writes `encode` and `decode`; the other functions have
+    defaults, for a channel without memory.
+    """
 
     cumulative: ClassVar[bool] = False
-    """Whether a message can only be understood by who has received all earlier ones."""
+    """Whether decoding a message requires all earlier ones."""
     settles: ClassVar[bool] = False
-    """Whether messages that no longer change arrive, after some rounds, as they are."""
+    """Whether messages that stop changing arrive without loss after some rounds."""
     private: ClassVar[bool] = False
     """Whether it hides what a client sends. It is then for uplinks alone."""
 
     one_time: ClassVar[bool] = False
-    """Whether it hides nothing from who sees two runs with one key."""
-
-    @abc.abstractmethod
-    def memory(self, message: PyTree) -> PyTree:
-        """The sender's first memory.
-
-        Args:
-            message: for a cumulative channel, what the receiver has already, zeros if that is
-                nothing of this kind; else only its shapes count.
-        """
+    """Whether using a key in two runs destroys its protection."""
 
     @abc.abstractmethod
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -59,63 +51,78 @@ class Channel(eqx.Module):
 
     @abc.abstractmethod
     def decode(self, payload: PyTree) -> PyTree:
-        """What the payload says, from nothing but the payload; reduced like the message."""
-
-    @abc.abstractmethod
-    def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-        """What was decoded, with the derivative that this channel has; see `straight_through`.
-
-        Args:
-            decoded: what `decode` gives.
-            message: what was sent.
-            memory: the sender's memory before.
-        """
-
-    @abc.abstractmethod
-    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
-        """The message, from the decoded payload or the reduction of many.
-
-        Args:
-            decoded: what was decoded.
-            last: for a cumulative channel the message before; else anything.
-        """
+        """What the payload says; over clients it is reduced as the message would be."""
 
     # --- with defaults -------------------------------------------------------------------------
 
-    def check(self, clients: ClientsLike, participants: int | None, message: PyTree) -> None:
-        """Refuse a run in which this channel cannot be the uplink.
+    def memory(self, message: PyTree) -> PyTree:
+        """The sender's first memory; None by default.
 
         Args:
-            clients: whom the run is with.
+            message: for a cumulative channel, what the receiver has already, or zeros. For any
+                other, only its shapes count.
+        """
+        del message
+
+    def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
+        """What was decoded, with a derivative; by default that of `decode` after `encode`.
+
+        Where these round, they have none: see `straight_through`.
+
+        Args:
+            decoded: what `decode` returned.
+            message: what was sent.
+            memory: the sender's memory before.
+        """
+        del message, memory
+        return decoded
+
+    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
+        """The message, like the one that was sent; by default what was decoded.
+
+        Args:
+            decoded: what was decoded, or the reduction of what all clients' payloads say.
+            last: the message before, for a cumulative channel; None for any other.
+        """
+        del last
+        return decoded
+
+    def check(self, clients: ClientsLike, participants: int | None, message: PyTree) -> None:
+        """Refuse runs in which this channel cannot be the uplink.
+
+        Args:
+            clients: the clients of the run.
             participants: how many of them take part in each round; None if that varies.
-            message: shapes of one message, and how it is reduced.
+            message: shapes of one message, in its reductions.
 
         Raises:
             ValueError: saying what this channel needs.
         """
 
     def bind(self, context: Context) -> Self:
-        """This channel at one client's place, where it needs to know that."""
+        """This channel for one client; by default all clients have the same."""
         del context
         return self
 
     def noise(self) -> float | None:
-        """The deviation of its Gaussian noise over the norm that messages are clipped to, if any.
+        """Standard deviation of its Gaussian noise over the norm that messages are clipped to.
 
-        It is that of single messages, or, where clients share it, of their sum.
+        That of single messages, or of their sum where clients share the noise. None without noise.
         """
 
     def for_start(self) -> "Channel":
-        """What the exchange before the rounds goes through where nothing else is said."""
+        """The channel of the exchange before the rounds, unless the run names another."""
         return self
 
 
 class Link(eqx.Module):
-    """One direction of a run: its channel, and what the two ends remember.
+    """A channel in use, with the memories of its two ends.
 
-    For the uplink `sender` has a leading axis of clients and `receiver` is the server's, None
-    unless the channel is cumulative. For the downlink `sender` is the server's and `receiver` what
-    the clients have, the last message.
+    Attributes:
+        channel: what messages go through.
+        sender: the senders' memory; for the uplink with a leading axis of clients.
+        receiver: the last message: of the uplink only where the channel is cumulative, else None;
+            of the downlink always.
     """
 
     channel: Channel
@@ -124,11 +131,12 @@ class Link(eqx.Module):
 
 
 def straight_through(value: PyTree, standin: PyTree) -> PyTree:
-    """The value, with the derivative of what it stands for.
+    """A value that is differentiated as if it were another.
 
     Args:
         value: what was computed; no derivative passes through it.
-        standin: arrays of the same shapes and types, such as the mean over all draws.
+        standin: arrays of the same shapes and types, such as the mean over all draws, whose
+            derivatives the result has.
 
     Source: Bengio, Leonard & Courville (2013), Estimating or propagating gradients through
     stochastic neurons.
@@ -138,17 +146,16 @@ def straight_through(value: PyTree, standin: PyTree) -> PyTree:
         inexact = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
         return with_rule(value, standin, rule) if inexact else value
 
+    # The rule is applied to itself, so that there are derivatives of every order.
     def rule(value, standin, change):
         return with_rule(value, standin, rule), change
 
     return jax.tree.map(one, value, standin)
 
 
+@final
 class _Lossless(Channel):
     settles = True
-
-    def memory(self, message):
-        del message
 
     def encode(self, key, message, memory):
         del key
@@ -157,25 +164,20 @@ class _Lossless(Channel):
     def decode(self, payload):
         return payload
 
-    def differentiable(self, decoded, message, memory):
-        del message, memory
-        return decoded
-
-    def receive(self, decoded, last):
-        del last
-        return decoded
-
 
 def lossless() -> Channel:
     """The message itself, in its own precision; derivatives pass."""
     return _Lossless()
 
 
+# --- payloads: their bits and bytes --------------------------------------------------------------
+
+
 class Variable(eqx.Module):
     """A part of a payload of which only the first `used` words travel.
 
-    The rest is there because compiled arrays have fixed shapes. What has no other way to tell where
-    its words end must send their number too; `used` is not sent.
+    Compiled arrays have fixed shapes, so that the buffer is as long as the longest message. `used`
+    does not travel: a decoder that cannot find the end by itself needs it as another part.
     """
 
     words: UInt16[Array, " capacity"]
@@ -183,7 +185,7 @@ class Variable(eqx.Module):
 
 
 def bits(payload: PyTree) -> int | Array:
-    """Bits of a payload, counted from its arrays' shapes and types, and from what of them is used.
+    """Bits of a payload, from the shapes and types of its arrays.
 
     Returns:
         A whole number; an array of one if parts of the payload are of variable length.
@@ -212,7 +214,7 @@ def variable_bytes(payload: PyTree) -> UInt32[Array, ""]:
 
 
 def to_bytes(payload: PyTree) -> bytes:
-    """What travels, one part after the other; it has `bits(payload) / 8` bytes.
+    """The `bits(payload) / 8` bytes that travel, one part after the other.
 
     Args:
         payload: concrete arrays, as of one `encode` outside of compiled functions.
@@ -224,11 +226,11 @@ def to_bytes(payload: PyTree) -> bytes:
 
 
 class Delimited(eqx.Module):
-    """A part of a payload whose decoder can tell where its words of variable length end."""
+    """A part of a payload whose decoder finds the end of its words by itself."""
 
     @abc.abstractmethod
     def end(self) -> UInt32[Array, ""]:
-        """How many words its decoder takes; those behind them may be anything."""
+        """How many words its decoder reads, whatever follows them."""
 
 
 def from_bytes(data: bytes, like: PyTree) -> PyTree:
@@ -268,6 +270,7 @@ def from_bytes(data: bytes, like: PyTree) -> PyTree:
         return Variable(jnp.asarray(words), jnp.uint32(used))
 
     def delimited(like: Delimited) -> Delimited:
+        # Read all that is left as its words, ask the decoder for their end, and go back there.
         nonlocal place
         fixed = [array(x) if not isinstance(x, Variable) else None for x in _parts(like)]
         start, structure = place, jax.tree.structure(like, is_leaf=_is_variable)

@@ -1,15 +1,26 @@
-"""Lower precision, and compressors one after the other."""
+"""Two compressors: rounding to a lower precision, and a chain of compressors."""
+
+from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.common.checks import checked_dtype, refuse
-from jaxfed.core.wire.channel import Channel
-from jaxfed.core.wire.compressor import Compressor, Payload, checked_compressor, compressible
+from jaxfed.core.wire.channel import Channel, Delimited, Variable
+from jaxfed.core.wire.compressor import (
+    Compressor,
+    Payload,
+    checked_compressor,
+    compressed,
+    compressible,
+    decompressed,
+    mean_of,
+)
 from jaxfed.core.wire.quantization import quantize
 
 
@@ -36,8 +47,8 @@ def cast(dtype: DTypeLike) -> Channel:
     """Rounding to a lower precision; the derivative is straight through.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. On processors
-            older than 2012 (without F16C) XLA compiles no `"float16"`.
+        dtype: `"float16"`, `"bfloat16"` or `"float32"`, or these types themselves. XLA cannot
+            compile `"float16"` on processors from before 2012 (without F16C).
 
     Raises:
         ValueError: for any other type.
@@ -48,42 +59,57 @@ def cast(dtype: DTypeLike) -> Channel:
     return _Cast(found)
 
 
+class _Chained(Payload):
+    """The payload of one compressor, some of whose arrays are payloads of the next."""
+
+    parts: list[PyTree]
+    structure: Any = eqx.field(static=True)  # of the first compressor's payload
+
+
 class _Chain(Compressor):
     first: Compressor
     second: Compressor
 
+    def bind(self, context):
+        return replace(self, first=self.first.bind(context), second=self.second.bind(context))
+
     def compress(self, key, array):
         mine, its = jax.random.split(key)
-        payload = self.first.compress(mine, array)
-        leaves, structure = jax.tree.flatten(payload)
-        packed = [
-            self.second.compress(jax.random.fold_in(its, i), leaf) if compressible(leaf) else leaf
-            for i, leaf in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(structure, packed)
+        payload = compressed(self.first, mine, array)
+        # Parts of variable length are taken out whole: of them not all words count.
+        parts, structure = jax.tree.flatten(payload, is_leaf=_is_indivisible)
+        for i, part in enumerate(parts):
+            if not _is_indivisible(part) and compressible(part):
+                parts[i] = compressed(self.second, jax.random.fold_in(its, i), part)
+        return _Chained(array.shape, array.dtype, parts, structure)
 
     def decompress(self, payload):
-        outer = jax.tree.map(
-            lambda x: self.second.decompress(x) if isinstance(x, Payload) else x,
-            payload,
-            is_leaf=lambda x: isinstance(x, Payload) and x is not payload,
-        )
-        return self.first.decompress(outer)
+        assert isinstance(payload, _Chained)
+        parts = [
+            decompressed(self.second, part) if isinstance(part, Payload) else part
+            for part in payload.parts
+        ]
+        return decompressed(self.first, jax.tree.unflatten(payload.structure, parts))
 
     def mean(self, array):
-        return self.second.mean(self.first.mean(array))
+        return mean_of(self.second, mean_of(self.first, array))
 
     def for_start(self):
         return quantize(8)
 
 
-def chain(*compressors: Channel) -> Channel:
-    """Compressors one after the other: each works on the arrays of the payload before.
+def _is_indivisible(part: object) -> bool:
+    return isinstance(part, Variable | Delimited)
 
-    `chain(top_k(0.1), quantize(4))` sends a tenth of the entries, at four bits each.
+
+def chain(*compressors: Channel) -> Channel:
+    """Compressors in a row: each compresses the arrays of the previous one's payload.
+
+    `chain(top_k(0.1), quantize(4))` sends a tenth of the entries, at four bits each. Any channel
+    without memory will do; one that is no `Compressor` gets one array at a time.
 
     Raises:
-        ValueError: if there is none, or one is not a compressor.
+        ValueError: if there is none, or one has memory or hides messages.
     """
     if not compressors:
         raise ValueError("compressors: wanted at least one, got none")

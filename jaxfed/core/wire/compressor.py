@@ -1,17 +1,16 @@
-"""Compressors: channels that turn the arrays of a message into fewer bits.
+"""The base class of compressors: channels that turn each array of a message into fewer bits.
 
-Each maps over the message's floating-point arrays of more than one number; single numbers (a step
-size, an objective) and integers travel as they are. Payloads are really packed: an array of `n`
-codes of `b` bits is `ceil(n b / 8)` bytes. Nothing here has memory: see `jaxfed.channel.difference`
-and `jaxfed.channel.error_feedback` for what makes coarse compression converge.
+Single numbers (a step size, an objective) and integers travel as they are. Payloads are really
+packed: `n` codes of `b` bits are `ceil(n b / 8)` bytes.
 
-Payloads have no derivative. What is decoded is differentiated as what it is on average, straight
-through: for `quantize` with random rounding and for `random_k` that is the derivative of the mean
-over all draws; for the others, which are biased, it is the usual estimator and no more.
+Payloads have no derivative. What is decoded has that of its mean, straight through: for `quantize`
+with random rounding and for `random_k`, of the mean over all draws; for the others, which are
+biased, this is the usual estimator.
 """
 
 import abc
 import math
+from dataclasses import replace
 from typing import final
 
 import equinox as eqx
@@ -22,14 +21,15 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.common.checks import refuse
+from jaxfed.core.common.returned import check_alike, check_arrays
 from jaxfed.core.wire.channel import Channel, straight_through
 
 
 class Payload(eqx.Module):
-    """What travels in place of one array: a subclass adds the arrays that do.
+    """What travels in place of one array, as arrays in fields of a subclass.
 
     Attributes:
-        shape: of the array; like its type it is known to both ends, and is not counted.
+        shape: of the array. Both ends know it and the type, which take no bits.
         dtype: of the array.
     """
 
@@ -41,55 +41,49 @@ class Payload(eqx.Module):
         """How many numbers the array has."""
         return math.prod(self.shape)
 
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        """The array's shape and type."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
 
 class Compressor(Channel):
     """A channel without memory that compresses one array at a time.
 
-    A subclass writes `compress`, `decompress` and `mean`, for one array; what they return is pure
-    and of shapes that depend on shapes alone. `difference`, `error_feedback` and `chain` take any.
+    A subclass writes `compress`, `decompress` and `mean`: pure functions of one array, whose
+    results have shapes that depend on the array's shape alone.
     """
 
     @final
-    def memory(self, message: PyTree) -> None:
-        """None is needed."""
-        del message
-
-    @final
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """The message with its larger arrays compressed."""
+        """The message with its arrays compressed."""
         leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [
-            self.compress(keys[i], leaf) if compressible(leaf) else leaf
+            compressed(self, keys[i], leaf) if compressible(leaf) else leaf
             for i, leaf in enumerate(leaves)
         ]
         return jax.tree.unflatten(structure, packed), memory
 
     @final
     def decode(self, payload: PyTree) -> PyTree:
-        """The message, as far as it can be told."""
+        """The message with its arrays decompressed."""
         return jax.tree.map(
-            lambda x: self.decompress(x) if isinstance(x, Payload) else x,
+            lambda x: decompressed(self, x) if isinstance(x, Payload) else x,
             payload,
             is_leaf=lambda x: isinstance(x, Payload),
         )
 
     @final
     def differentiable(self, decoded: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-        """Straight through, as the mean of what arrives."""
+        """What was decoded, with the derivative of the mean."""
         del memory
-        mean = jax.tree.map(lambda x: self.mean(x) if compressible(x) else x, message)
+        mean = jax.tree.map(lambda x: mean_of(self, x) if compressible(x) else x, message)
         return straight_through(decoded, mean)
 
     @final
-    def receive(self, decoded: PyTree, last: PyTree) -> PyTree:
-        """The decoded message itself."""
-        del last
-        return decoded
-
-    @final
     def through(self, key: Key[Array, ""], message: PyTree) -> tuple[PyTree, PyTree]:
-        """The payload, and what the other end will make of it, which can be differentiated."""
+        """The payload, and what it decodes to, with a derivative."""
         payload, _ = self.encode(key, message, None)
         return payload, self.differentiable(self.decode(payload), message, None)
 
@@ -98,8 +92,8 @@ class Compressor(Channel):
         """What travels in place of one array.
 
         Args:
-            key: a random key, another one for each array, client and round.
-            array: more than one floating-point number, of any shape.
+            key: random key, different for each array, client and round.
+            array: at least two floating-point numbers, of any shape.
         """
 
     @abc.abstractmethod
@@ -108,20 +102,100 @@ class Compressor(Channel):
 
     @abc.abstractmethod
     def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
-        """What becomes of an array on average, or is taken for that: it is differentiated."""
+        """What arrives of an array on average, or stands for that in derivatives."""
 
 
 def compressible(leaf: Array) -> bool:
-    """Whether compressors touch this array: more than one floating-point number."""
+    """Whether an array is compressed: it has at least two floating-point numbers."""
     return jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size > 1
 
 
-def checked_compressor(compressor: Channel) -> Compressor:
-    """Refuse what is not a compressor.
+# --- a compressor's functions, held to the contract where they are traced ------------------------
+
+
+def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
+    """What travels in place of an array.
 
     Raises:
-        ValueError: if it is not one.
+        ValueError: if that is not a payload of arrays, with the array's shape and type.
     """
-    if not isinstance(compressor, Compressor):
-        raise refuse("compressor", "a jaxfed.channel.Compressor, such as quantize(3)", compressor)
-    return compressor
+    where = f"{type(compressor).__name__}.compress: wanted"
+    payload = compressor.compress(key, array)
+    if not isinstance(payload, Payload):
+        raise ValueError(f"{where} a jaxfed.channel.Payload, got {payload!r}")
+    check_arrays(where, payload)
+    check_alike(f"{where} the array's shape and type,", array, payload.like)
+    return payload
+
+
+def decompressed(compressor: Compressor, payload: Payload) -> Float[Array, "..."]:
+    """The array that a payload stands for.
+
+    Raises:
+        ValueError: if it has not the shape and type that were sent.
+    """
+    array = compressor.decompress(payload)
+    where = f"{type(compressor).__name__}.decompress: wanted"
+    check_alike(where, payload.like, array, " as was sent")
+    return array
+
+
+def mean_of(compressor: Compressor, array: Float[Array, "..."]) -> Float[Array, "..."]:
+    """What is differentiated in place of an array.
+
+    Raises:
+        ValueError: if it has not the array's shape and type.
+    """
+    mean = compressor.mean(array)
+    check_alike(f"{type(compressor).__name__}.mean: wanted", array, mean)
+    return mean
+
+
+# --- channels that are no compressors ------------------------------------------------------------
+
+
+class _Whole(Payload):
+    payload: PyTree  # of the channel
+
+
+class _OneByOne(Compressor):
+    """A channel that is no compressor, applied to one array at a time."""
+
+    channel: Channel
+
+    def bind(self, context):
+        return replace(self, channel=self.channel.bind(context))
+
+    def compress(self, key, array):
+        payload, _ = self.channel.encode(key, array, self.channel.memory(array))
+        return _Whole(array.shape, array.dtype, payload)
+
+    def decompress(self, payload):
+        assert isinstance(payload, _Whole)
+        return self.channel.receive(self.channel.decode(payload.payload), None)
+
+    def mean(self, array):
+        # Any draw will do: only the derivative of the mean is used.
+        memory = self.channel.memory(array)
+        payload, _ = self.channel.encode(jax.random.key(0), array, memory)
+        decoded = self.channel.differentiable(self.channel.decode(payload), array, memory)
+        return self.channel.receive(decoded, None)
+
+    def for_start(self):
+        return self.channel.for_start()
+
+
+def checked_compressor(channel: Channel) -> Compressor:
+    """The compressor that a channel is, or that it makes when it gets one array at a time.
+
+    Raises:
+        ValueError: if it has memory or hides messages, or is not a channel.
+    """
+    if isinstance(channel, Compressor):
+        return channel
+    wanted = "a channel without memory that hides nothing, such as quantize(3)"
+    if not isinstance(channel, Channel) or channel.cumulative or channel.private:
+        raise refuse("compressor", wanted, channel)
+    if jax.tree.leaves(channel.memory(jnp.zeros(2))):
+        raise refuse("compressor", wanted, channel)
+    return _OneByOne(channel)

@@ -1,8 +1,8 @@
-"""Entropy coding: symbols written in hardly more bits than their frequencies call for.
+"""Entropy coding of symbols, in hardly more bits than their entropy.
 
-Asymmetric numeral systems (rANS) with the frequencies of the very message, which travel ahead of
-it. Symbols are dealt out to a few independent coders, lanes, which all take a step at a time: both
-ways are a scan of at most `_STEPS` steps, however long the message, and run under `jit` and `vmap`.
+Asymmetric numeral systems (rANS) with the frequencies of the message itself, which travel with it.
+Several independent coders, the lanes, take turns at the symbols, so that encoding and decoding are
+scans of at most `_STEPS` steps, however long the message, and run under `jit` and `vmap`.
 
 Source: Duda (2013), Asymmetric numeral systems; Giesen (2014), Interleaved entropy coders.
 """
@@ -16,15 +16,15 @@ from jaxtyping import Array, Int, UInt8, UInt16, UInt32
 
 from jaxfed.core.wire.channel import Delimited, Variable
 
-_STEPS = 1024  # a lane more costs 16 bits
+_STEPS = 1024  # each further lane costs 16 bits
 _PRECISION = 12  # frequencies are whole multiples of 2^-12
-_LOWEST = 1 << 16  # a coder's state is from here to 2^32, and gives off 16 bits at a time
+_LOWEST = 1 << 16  # a coder's state is from here to 2^32, and emits 16 bits at a time
 
 
 class Stream(Delimited):
-    """Coded symbols: what their decoder needs besides their number and kinds."""
+    """Coded symbols. Their number and that of their kinds are known to the decoder."""
 
-    frequencies: UInt16[Array, " kinds_minus_1"]  # the last one is what is missing to 2^12
+    frequencies: UInt16[Array, " kinds_minus_1"]  # the last follows: their sum is 2^12
     states: UInt32[Array, " lanes"]
     words: Variable
 
@@ -35,20 +35,12 @@ class Stream(Delimited):
 
 
 def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
-    """Write whole numbers below `kinds`.
-
-    Args:
-        codes: the symbols.
-        kinds: how many there may be, 2 to 256.
-
-    Returns:
-        The stream, from which `decode_symbols` makes the same symbols.
-    """
+    """Write symbols, whole numbers below `kinds`, which is at most 256."""
     count = len(codes)
     lanes, steps = _layout(count)
     frequencies = _frequencies(codes, kinds)
     first = jnp.cumsum(frequencies) - frequencies
-    # The padding is never written: its places take no part below.
+    # Steps at the padding leave the coder's state as it is.
     symbols = jnp.pad(codes, (0, steps * lanes - count)).reshape(steps, lanes)
     real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
 
@@ -61,7 +53,7 @@ def encode_symbols(codes: UInt8[Array, " n"], kinds: int) -> Stream:
         high = (low // frequency << _PRECISION) + low % frequency + start
         return jnp.where(real, high, state), (full, word)
 
-    # The last symbol in is the first out.
+    # A decoder finds the symbols in the order opposite to that of encoding.
     blank = jnp.full(lanes, _LOWEST, jnp.uint32)
     states, (full, words) = lax.scan(step, blank, (symbols, real), reverse=True)
     full, words = full.reshape(-1), words.reshape(-1)
@@ -80,12 +72,12 @@ def decode_symbols(stream: Stream, count: int, kinds: int) -> UInt8[Array, " n"]
 def _decoded(
     stream: Stream, count: int, kinds: int
 ) -> tuple[UInt8[Array, " n"], UInt32[Array, ""]]:
-    """The symbols, and how many words they were written in."""
+    """The symbols, and the number of words read for them."""
     lanes, steps = _layout(count)
     frequencies = stream.frequencies.astype(jnp.uint32)
     frequencies = jnp.append(frequencies, (1 << _PRECISION) - frequencies.sum(dtype=jnp.uint32))
     first = jnp.cumsum(frequencies) - frequencies
-    # Which symbol each of the 2^12 places belongs to.
+    # The symbol of each of the 2^12 values of a state's low bits.
     starts = jnp.zeros(1 << _PRECISION, jnp.int32).at[first[1:]].add(1)
     symbol_at = jnp.cumsum(starts).astype(jnp.uint8)
     real = (jnp.arange(steps * lanes) < count).reshape(steps, lanes)
@@ -106,16 +98,17 @@ def _decoded(
 
 
 def _layout(count: int) -> tuple[int, int]:
-    """How many coders take turns, and how often."""
+    """The numbers of lanes and of steps."""
     lanes = -(-count // _STEPS)
     return lanes, -(-count // lanes)
 
 
 def _frequencies(codes: UInt8[Array, " n"], kinds: int) -> UInt32[Array, " kinds"]:
-    """Multiples of 2^-12 near the symbols' frequencies, none of them zero, that sum to one."""
+    """The symbols' frequencies as positive multiples of 2^-12 that sum to one."""
     counts: Int[Array, " kinds"] = jax.vmap(lambda k: (codes == k).sum())(jnp.arange(kinds))
     total = 1 << _PRECISION
-    # Each has one, and the others are divided among them; floors leave some for the largest.
+    # One for each symbol, the others in proportion to the counts. What rounding down leaves goes to
+    # the most frequent symbol, where it costs least.
     shares = (counts / len(codes) * (total - kinds)).astype(jnp.uint32)
     rest = (total - kinds) - shares.sum(dtype=jnp.uint32)
     return (1 + shares).at[jnp.argmax(counts)].add(rest)

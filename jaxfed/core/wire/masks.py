@@ -1,4 +1,4 @@
-"""Pairwise masks, which cancel in the sum over all clients, and channels that use them."""
+"""Pairwise masks, which cancel in the sum over all clients."""
 
 import abc
 
@@ -14,14 +14,14 @@ from jaxfed.core.wire.channel import Channel
 class MaskedChannel(Channel):
     """A channel that hides messages under masks which cancel in their sum.
 
-    Its payloads are whole numbers that are summed modulo 2^32. Within one program the channel adds
-    the masks itself. On separate machines it does not: there `jaxfed.deploy` takes the channel
-    without masks, reads the numbers of a payload, and adds masks from a key agreement.
+    Its payloads are whole numbers, summed modulo 2^32. Within one program the channel adds the
+    masks itself. On separate machines `jaxfed.deploy` uses the channel without masks, and adds
+    masks from a key agreement to the numbers of a payload.
     """
 
     @abc.abstractmethod
     def unmasked(self) -> Channel:
-        """The same channel, which adds no masks."""
+        """The same channel without masks."""
 
     @abc.abstractmethod
     def numbers(self, payload: PyTree) -> UInt32[np.ndarray, " n"]:
@@ -29,7 +29,7 @@ class MaskedChannel(Channel):
 
     @abc.abstractmethod
     def with_numbers(self, payload: PyTree, numbers: UInt32[np.ndarray, " n"]) -> PyTree:
-        """The payload with other numbers in place of its own; inverse of `numbers`."""
+        """The payload with other numbers in place of its own."""
 
 
 def without_masks(channel: Channel) -> Channel:
@@ -42,15 +42,15 @@ def pairwise_mask(
 ) -> UInt32[Array, " n"]:
     """The sum of all masks of one client, modulo 2^32.
 
-    The clients stand in a ring. Each shares a mask with every client at most `reach` places away:
-    it adds the ones it shares with those after it, and subtracts the others.
+    Clients are in a ring. Each shares a mask with every client at most `reach` places away; it adds
+    the masks shared with those after it and subtracts the masks shared with those before it.
 
     Args:
-        key: what all clients have in common, another one for each array and round.
+        key: shared by all clients, different for each array and round.
         position: the client's place in the ring.
-        size: how many numbers.
-        clients: how many stand in the ring.
-        reach: how far apart partners are at most.
+        size: number of entries.
+        clients: number of clients in the ring.
+        reach: largest distance between partners.
     """
 
     def shared(first, second):

@@ -43,9 +43,6 @@ class _Gaussian(Channel):
     def noise(self):
         return self.noise_multiplier
 
-    def memory(self, message):
-        del message
-
     def encode(self, key, message, memory):
         refuse_whole_numbers(message)
         leaves, structure = jax.tree.flatten(message)
@@ -56,7 +53,7 @@ class _Gaussian(Channel):
         return jax.tree.unflatten(structure, hidden), memory
 
     def _hidden(self, key, array, factor):
-        # In half precision the noise itself would have few values, and give away what it hides.
+        # Drawn in half precision, the noise would have too few values to hide anything.
         wide = jnp.promote_types(array.dtype, jnp.float32)
         deviation = self.clip * self.noise_multiplier / self.clients**0.5
         noise = deviation * jax.random.normal(key, array.shape, wide)
@@ -65,21 +62,13 @@ class _Gaussian(Channel):
     def decode(self, payload):
         return payload
 
-    def differentiable(self, decoded, message, memory):
-        del message, memory
-        return decoded
-
-    def receive(self, decoded, last):
-        del last
-        return decoded
-
 
 def _square(array: Array) -> Array:
     return jnp.sum(array.astype(jnp.promote_types(array.dtype, jnp.float32)) ** 2)
 
 
 def _equal(weights: Array) -> bool:
-    # On the host: within a traced function JAX would trace this too.
+    # By NumPy: within a traced function JAX would trace this too.
     known = np.asarray(weights)
     return bool(np.ptp(known) <= 1e-5 * np.max(known))
 
@@ -89,32 +78,31 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
 
     A message, all its arrays together, is scaled down to Euclidean norm \(c\) if it is longer, and
     gets noise of standard deviation \(z c / \sqrt k\) in each entry. With \(k = 1\) every single
-    message is protected, whoever sees it. With more, only the sum of k of them carries noise of
-    \(z c\). That is less noise by far, but protects against nobody who sees single messages: use it
-    as the `inner` of `secure_sum`, or with a server that is trusted to look at sums alone.
-    `jaxfed.privacy.epsilon` says what \(z\) guarantees over the rounds.
+    message is protected against everybody. With more, only the sum of k messages carries noise of
+    \(z c\). This is far less noise, but it does not protect against those who see single messages:
+    use it as the `inner` of `secure_sum`, or with a server that is trusted to see only sums.
+    `jaxfed.privacy.epsilon` computes what \(z\) guarantees over the rounds, and
+    `jaxfed.privacy.spent` what the messages recorded in a solution have cost.
 
-    An uplink only. What clients send before the rounds goes through the same channel, one more
-    message to count for those algorithms that send one, unless the start has a channel of its own.
-    `jaxfed.privacy.spent` makes an account of what a solution says was sent. The noise is that of
+    For uplinks only. First messages, before the rounds, go through the same channel unless
+    `jaxfed.Wire` names another; they then count as one more message. The noise is made of
     floating-point numbers. The derivative is that of the clipped message.
 
-    The run's key is the whole secrecy of the noise. Who knows or guesses it draws the noise again
-    and takes it off, and in two runs with one key the noise is the same, so that what they send
-    differs by exactly what the data do: each run whose messages are to be private needs a key of
-    its own that nobody else has. On separate machines (`jaxfed.deploy`) each draws with a key of
-    its own. JAX's generator is one for simulations; what must be safe wants one for cryptography,
-    and noise whose last bits are safe too.
+    The noise is only as secret as the run's key: whoever knows the key can subtract the noise, and
+    two runs with the same key have the same noise, so that their difference reveals the data's.
+    Use a new secret key for each run. On separate machines (`jaxfed.deploy`) every client has its
+    own key. JAX's random generator is made for simulations; real protection needs a cryptographic
+    one, and noise that is safe to its last bits.
 
     Args:
         clip: \(c\), for the message before it is weighted.
         noise_multiplier: \(z\), per round.
-        clients: k, how many share the noise: the number of those who take part in each round.
-            Their weights must be equal, which is only looked at outside of compiled functions.
+        clients: k, the number of clients that share the noise, which is that of the participants of
+            each round. Their weights must be equal, which is checked outside of compiled functions
+            only.
 
     Raises:
-        ValueError: for a clip or a multiplier that is not a positive number, or a number of clients
-            that is not positive and whole.
+        ValueError: if an argument is not positive, or the number of clients is not whole.
 
     Source: Dwork & Roth (2014), Appendix A; McMahan, Ramage, Talwar & Zhang (2018), Learning
     differentially private recurrent language models.
@@ -126,10 +114,10 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
 
 
 def refuse_whole_numbers(message: PyTree) -> None:
-    """Refuse messages that could not be hidden entirely.
+    """Check that a message can be hidden: it has floating-point numbers only.
 
     Raises:
-        ValueError: for arrays that are not of floating-point numbers.
+        ValueError: if it has others.
     """
     for leaf in jax.tree.leaves(message):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

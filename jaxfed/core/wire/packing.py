@@ -1,4 +1,4 @@
-"""Whole numbers of few bits, packed into bytes."""
+"""Packing whole numbers of few bits into bytes."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from jaxtyping import Array, UInt8, UInt32
 
 
 def grouping(symbols: int) -> tuple[int, int]:
-    """How many symbols of this many kinds are written together, and in how many bits (at most 8).
+    """How many symbols of so many kinds are packed together, and into how many bits, at most 8.
 
-    The fewest bits a symbol, the smallest group among equals: 8 kinds one by one in 3 bits, 5 kinds
-    by threes in 7.
+    The grouping with the fewest bits a symbol, and the smallest of those: 8 kinds one by one into 3
+    bits, 5 kinds by threes into 7.
     """
     groups = [(k, math.ceil(k * math.log2(symbols) - 1e-12)) for k in range(1, 9)]
     return min((g for g in groups if g[1] <= 8), key=lambda g: (g[1] / g[0], g[0]))
 
 
 def pack_symbols(codes: UInt8[Array, " n"], symbols: int) -> UInt8[Array, " bytes"]:
-    """Whole numbers below `symbols`, packed into `ceil(groups * width / 8)` bytes."""
+    """Pack whole numbers below `symbols` into `ceil(groups * width / 8)` bytes."""
     together, width = grouping(symbols)
     if together > 1:
         rows = jnp.pad(codes, (0, -len(codes) % together)).reshape(together, -1)
@@ -38,19 +38,19 @@ def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> 
 
 
 def stays_in_rows(shape: tuple[int, ...], symbols: int) -> bool:
-    """Whether symbols that are written into one byte are in different rows of such an array.
+    """Whether symbols packed into one byte come from different rows of an array of this shape.
 
-    They are where its rows go into equal parts, since each takes a symbol of every part.
+    A byte takes a symbol from each of several equal parts of the entries: these must be whole rows.
     """
     together, width = grouping(symbols)
     return len(shape) > 0 and shape[0] % (together * (8 if width < 8 else 1)) == 0
 
 
 def pack_rows(codes: UInt8[Array, "d ..."], symbols: int) -> UInt8[Array, " bytes"]:
-    """The bytes of `pack_symbols` for all entries of an array, row by row where these stay.
+    """The bytes of `pack_symbols`, for an array of which `stays_in_rows` holds.
 
-    An array's own layout on a TPU has little in common with that of its entries in turn, so that
-    turning one into the other takes several times what the packing does.
+    On a TPU an array lies in memory in tiles. Bringing its entries in turn takes several times as
+    long as packing does.
     """
     together, width = grouping(symbols)
     if together > 1:
@@ -76,7 +76,7 @@ def unpack_rows(
 
 
 def pack_wide(numbers: UInt32[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
-    """The lowest `width` bits, up to 32, of whole numbers: byte after byte of all of them."""
+    """Pack the lowest `width` bits, up to 32, of whole numbers: all first bytes, then the next."""
     return jnp.concatenate(
         [
             _pack((numbers >> low).astype(jnp.uint8) & jnp.uint8(2**some - 1), some)
@@ -99,14 +99,14 @@ def unpack_wide(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt3
 
 
 def _pieces(width: int) -> list[tuple[int, int]]:
-    """The bytes that numbers of so many bits are cut into: where each begins, and its bits."""
+    """The bytes of a number of so many bits: the first bit of each, and how many it has."""
     return [(low, min(8, width - low)) for low in range(0, width, 8)]
 
 
 # Eight codes of `width` bits fill `width` bytes exactly. The k-th code of every group comes from
-# the k-th eighth of the array, so that all is done in whole rows. Where no rest is left nothing is
-# done with it: on machines with one processor jaxlib (up to 0.11 at least) cannot compile programs
-# in which operations on an empty rest and a decomposition meet.
+# the k-th eighth of the array, so that all operations are on long rows. An empty rest must not be
+# packed: on machines with one processor jaxlib (up to 0.11 at least) cannot compile programs that
+# have both operations on empty arrays and matrix decompositions.
 def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
     if width == 8:
         return codes
@@ -132,7 +132,7 @@ def _unpack(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt8[Arr
 
 
 def _bytes(codes: Sequence[Array] | Array, width: int) -> list[Array]:
-    """The bytes that eight codes of so many bits are written into."""
+    """The bytes of eight codes of so many bits."""
     rows = [jnp.zeros_like(codes[0])] * width
     for place in range(8):
         byte, offset = divmod(place * width, 8)

@@ -1,4 +1,4 @@
-"""Rounding of entries to a few levels, at random or to the nearest, and to their signs."""
+"""Two compressors that round: to a few levels, and to signs."""
 
 import math
 from typing import Literal
@@ -42,7 +42,7 @@ class _Quantize(Compressor):
     scale_bits: Literal[16, 32] = eqx.field(static=True)
 
     def compress(self, key, array):
-        # In half precision too few numbers lie between two levels for a chance to be right.
+        # Half precision has too few numbers between two levels for unbiased rounding.
         wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
         largest = self.norm == "max"
         scale = jnp.max(jnp.abs(wide)) if largest else jnp.linalg.norm(wide.reshape(-1))
@@ -78,11 +78,12 @@ class _Quantize(Compressor):
 def _codes(
     x: Float[Array, "..."], factor: Float[Array, ""], seed: UInt32[Array, "2"] | None, levels: int
 ) -> UInt8[Array, "..."]:
-    """Entries times a factor, none then beyond the levels, rounded and counted from the lowest."""
+    """Entries times a factor, rounded to whole numbers and counted from the lowest level."""
     position = x * factor + levels
     chance = 0.5 if seed is None else _hashed(seed, x.shape)
     code = jnp.clip(position.astype(jnp.float32) + chance, 0, 2 * levels)
-    # By way of whole numbers that processors convert to; the packing must not do it all again.
+    # Processors convert to int32 directly, to uint8 not. Without the barrier XLA would compute the
+    # codes again for every byte that the packing takes them for.
     return lax.optimization_barrier(code.astype(jnp.int32).astype(jnp.uint8))
 
 
@@ -114,16 +115,16 @@ def _restored_in_rows(packed, unit, *, shape, levels):
     return _multiples(unpack_rows(packed, shape, 2 * levels + 1), unit, levels)
 
 
-# The same bytes either way. A processor has an array's entries in turn already.
+# The same bytes either way. Only on TPUs is it expensive to turn an array into its entries in turn.
 _quantized = per_platform(_quantized_in_turn, tpu=_quantized_in_rows)
 _restored = per_platform(_restored_in_turn, tpu=_restored_in_rows)
 
 
 def chances(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
-    """Numbers strictly between 0 and 1 to round by: a hash of each place, seeded by the key.
+    """Numbers strictly between 0 and 1 for random rounding: hashes of the places, with a seed.
 
-    The generator behind `jax.random` would take more than nine tenths of the time of encoding, and
-    rounding asks for little: a mean of one half at every place, and no pattern along them.
+    The generator of `jax.random` would take more than nine tenths of the time of encoding. Rounding
+    needs little: a mean of one half at every place, and no pattern along them.
     """
     return _hashed(_seed(key), (count,))
 
@@ -133,12 +134,10 @@ def _seed(key: Key[Array, ""]) -> UInt32[Array, "2"]:
 
 
 def _hashed(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    place = sum(
-        (lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-         for axis, stride in enumerate(strides)),
-        start=jnp.uint32(0),
-    )  # fmt: skip
+    place = jnp.uint32(0)
+    for axis in range(len(shape)):
+        stride = jnp.uint32(math.prod(shape[axis + 1 :]))
+        place = place + lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
     # Fibonacci hashing of the place (Knuth 1973), then a multiplication of MurmurHash3's finalizer.
     x = place * jnp.uint32(0x9E3779B9) + seed[0]
     x = (x ^ (x >> 15) ^ seed[1]) * jnp.uint32(0x85EBCA6B)
@@ -147,7 +146,7 @@ def _hashed(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Float[Array, ".
 
 
 def _rounded_up(scale: Float[Array, ""], dtype) -> Float[Array, ""]:
-    """The next number of a type that is not smaller: what travels must bound all entries."""
+    """The smallest number of a type that is not below a scale, and so bounds all entries too."""
     rounded = scale.astype(dtype)
     above = jnp.nextafter(rounded, jnp.asarray(jnp.inf, dtype))
     return jnp.where(rounded.astype(scale.dtype) < scale, above, rounded)
@@ -163,15 +162,15 @@ def quantize(
     coding: Literal["fixed", "entropy"] = "fixed",
     scale_bits: Literal[16, 32] = 32,
 ) -> Channel:
-    r"""Quantization: each entry becomes one of a few multiples of the scale.
+    r"""Quantization: each entry becomes one of a few multiples of a scale.
 
     With scale \(c\) and \(s\) levels, \(x\) becomes \(\operatorname{sign}(x) \ell c / (s \tau)\)
     where \(\ell\) is \(s|x|/c\) rounded up or down at random, so that the mean is \(x / \tau\).
-    In the largest entry the error is at most \(c / s\): with `difference` and two levels or more it
-    shrinks geometrically at \(\tau = 1\). With one level it does not shrink; a contraction of two
-    makes it. Rounding to the nearest has half that error, shrinks it with any number of levels and
-    has more zeros, but a bias: use it inside `difference` or `error_feedback`. The derivative is
-    straight through, that of \(x / \tau\).
+    The error of an entry is at most \(c / s\). Inside `difference`, it shrinks geometrically with
+    two levels or more at \(\tau = 1\), and with one level only at a contraction of two. Rounding
+    to the nearest has half that error, which shrinks with any number of levels, and more zeros, but
+    it is biased: use it inside `difference` or `error_feedback`. The derivative is straight
+    through, that of \(x / \tau\).
 
     Args:
         bits: per entry at most, 2 to 8, sign included: \(s = 2^{b-1} - 1\).
@@ -181,12 +180,12 @@ def quantize(
         norm: the scale: `"max"`, the largest entry; or `"frobenius"`, which needs many levels.
         contraction: \(\tau \geq 1\), by which decoded values are divided.
         rounding: `"stochastic"` or `"nearest"`.
-        coding: `"fixed"`, as many bits for each symbol, or `"entropy"`: fewer for the frequent
-            ones. Then a payload holds \(2s\) frequencies of 16 bits, and its length is counted anew
-            in each message. It takes many times as long, see `jaxfed.core.wire.entropy`, and
-            pays from some hundreds of entries on.
-        scale_bits: of the scale, 32 or 16 (bfloat16, rounded up, so that errors are at most a
-            hundredth larger), which pays where arrays are small.
+        coding: `"fixed"`, the same number of bits for each symbol, or `"entropy"`, fewer bits for
+            frequent symbols. A payload then includes \(2s\) frequencies of 16 bits, and messages
+            differ in length. It takes many times as long, see `jaxfed.core.wire.entropy`, and saves
+            bits from some hundreds of entries on.
+        scale_bits: bits of the scale, 32 or 16 (bfloat16, rounded up, so that errors are at most a
+            hundredth larger), which saves bits in small arrays.
 
     Returns:
         The channel; a payload is the packed codes and a scale.

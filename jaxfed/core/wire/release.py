@@ -1,4 +1,4 @@
-"""What left the clients in a run, for an account of what it tells of them."""
+"""A record of the messages that clients sent in a run, from which privacy is accounted."""
 
 import equinox as eqx
 from jaxtyping import Array, Float, Int
@@ -8,16 +8,16 @@ from jaxfed.core.wire.channel import Channel
 
 
 class Release(eqx.Module):
-    """Messages of one kind that clients sent.
+    """Messages of one kind, such as first messages or those of the rounds.
 
     Attributes:
-        channel: what each of them went through.
-        participation: who sent them.
-        bits: of one of them, on average, as far as its length is fixed; 0 where nothing is sent.
-        times: how many rounds they were sent in.
+        channel: the channel that they went through.
+        participation: which clients sent them.
+        bits: mean length of one message, of its parts of fixed length; 0 if nothing was sent.
+        times: number of rounds in which they were sent.
         weights: the clients' shares in a mean.
-        stateless: whether each depended on its client's data and the broadcasts alone, and not on
-            what else the client had sent, or when.
+        stateless: whether a message depends on nothing but its client's data and the broadcasts,
+            and not on the client's earlier messages.
     """
 
     channel: Channel

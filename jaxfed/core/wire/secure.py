@@ -18,35 +18,29 @@ from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 from jaxfed.core.common.checks import check_count, check_number, is_whole, refuse
 from jaxfed.core.contract.reduction import Additive, each, is_linear, wrapped
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
+from jaxfed.core.wire.compressor import Payload
 from jaxfed.core.wire.masks import MaskedChannel, pairwise_mask
 from jaxfed.core.wire.noise import refuse_whole_numbers
 from jaxfed.core.wire.packing import pack_wide, unpack_wide
 from jaxfed.core.wire.quantization import chances
 
 
-class _Packed(eqx.Module):
-    """The payload of one array, whose shape and type both ends know."""
-
+@final
+class _Packed(Payload):
     packed: UInt8[Array, " bytes"]
-    shape: tuple[int, ...] = eqx.field(static=True)
-    dtype: np.dtype = eqx.field(static=True)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
 
 
 class _Residues(eqx.Module):
-    """One array as whole numbers, or a sum of them, of which the lowest bits count."""
+    """An array as whole numbers modulo a power of two, or a sum of such arrays."""
 
     values: Array
-    exact: Array | None  # the array itself, for its derivative alone
+    exact: Array | None  # the array itself, which only the derivative needs
     dtype: np.dtype = eqx.field(static=True)
 
 
 @final
 class _SumOfAll(Additive):
-    """The sum over every client, absent or not: one left out would take its masks along."""
+    """The sum over every client, absent or not: masks cancel in nothing less."""
 
     value: PyTree
 
@@ -122,7 +116,7 @@ class _SecureSum(MaskedChannel):
         return jax.tree.map(unpack, payload, is_leaf=_is_packed)
 
     def differentiable(self, decoded, message, memory):
-        # Any draw will do: noise is added, and has no derivative.
+        # Any draw will do: noise is added, and has no derivative. Compilers remove the rest.
         payload, _ = self.inner.encode(jax.random.key(0), message, memory)
         exact = self._shares(self.inner.differentiable(self.inner.decode(payload), message, memory))
 
@@ -135,7 +129,7 @@ class _SecureSum(MaskedChannel):
         arrays = jax.tree.map(self._to_array, decoded, is_leaf=_is_residues)
         return self.inner.receive(arrays, last)
 
-    # --- for masks that are added elsewhere -----------------------------------------------------
+    # --- for masks that `jaxfed.deploy` adds ----------------------------------------------------
 
     def unmasked(self):
         return replace(self, masked=False)
@@ -162,7 +156,7 @@ class _SecureSum(MaskedChannel):
         return each(lambda part: _SumOfAll(part.contribution(weight).value), wrapped(message))
 
     def _mask_key(self) -> Key[Array, ""]:
-        """What the clients, and not the server, know of the masks of this round."""
+        """The key of this round's masks, known to the clients and not to the server."""
         context = self._bound()
         words = jax.random.bits(context.secret, (2,), jnp.uint32)
         key = jax.random.wrap_key_data(words, impl="threefry2x32")
@@ -171,31 +165,30 @@ class _SecureSum(MaskedChannel):
     def _pack(
         self, array: Array, rounding_key: Key[Array, ""], mask_key: Key[Array, ""]
     ) -> _Packed:
-        position = self._bound().position
+        position, size, clients = self._bound().position, array.size, self.clients
         numbers = self._to_whole(rounding_key, lax.stop_gradient(array))
         if self.masked:
-            numbers += pairwise_mask(
-                mask_key, position, array.size, clients=self.clients,
-                reach=(self.neighbours or self.clients) // 2,
-            )  # fmt: skip
-        # A client that only fills up a device sends nothing, and no other has a mask against it.
-        numbers = jnp.where(position < self.clients, numbers, 0)
-        return _Packed(pack_wide(numbers, self.bits), array.shape, np.dtype(array.dtype))
+            reach = (self.neighbours or clients) // 2
+            numbers += pairwise_mask(mask_key, position, size, clients=clients, reach=reach)
+        # Copies of clients that only fill up devices send nothing, and share masks with nobody.
+        numbers = jnp.where(position < clients, numbers, 0)
+        return _Packed(array.shape, np.dtype(array.dtype), pack_wide(numbers, self.bits))
 
     def _to_whole(self, key: Key[Array, ""], array: Array) -> UInt32[Array, " n"]:
         """Whole numbers of at most `levels`, rounded at random, without bias."""
-        # In half precision there are fewer numbers than levels.
+        # Half precision has fewer numbers than there are levels.
         flat = array.reshape(-1).astype(jnp.promote_types(array.dtype, jnp.float32))
         flat = jnp.clip(flat, -self.bound, self.bound)
         scaled = flat * jnp.asarray(self.levels / self.bound, flat.dtype)
         number = jnp.floor(scaled + chances(key, flat.size)).astype(jnp.int32)
-        # Large numbers of single precision round, and must not exceed what the sum has room for.
+        # Single precision may have rounded large numbers up, and the sum has no room for more.
         number = jnp.clip(number, -self.levels, self.levels)
         return lax.bitcast_convert_type(number, jnp.uint32)
 
     def _to_array(self, residues: _Residues) -> Array:
-        """What a sum of whole numbers stands for."""
-        # Remainders above the half stand for negative numbers; the values may be of 64 bits.
+        """The array that a sum of whole numbers stands for."""
+        # Shifted up and down again, residues above the half become the negative numbers that they
+        # stand for. Before, JAX may have summed them in 64 bits.
         left = 32 - self.bits
         top = residues.values.astype(jnp.uint32) << left
         signed = lax.bitcast_convert_type(top, jnp.int32) >> left
@@ -227,39 +220,40 @@ def secure_sum(
 ) -> Channel:
     r"""Pairwise masks: the server learns the sum of all messages and nothing else.
 
-    A client's part of the aggregate, its message times its share of a mean or once for a sum, is
-    rounded at random, without bias, to multiples of \(B / L\), and becomes a whole number modulo
-    \(2^b\). To it each client adds, for each of its partners, random numbers that it shares with
-    that partner alone and that the partner subtracts. A masked message is uniformly distributed;
-    in the sum all masks cancel exactly, whatever the backend. With
+    A client's part of the aggregate is its message for a sum, and its message times its share for a
+    mean. It is rounded at random, without bias, to multiples of \(B / L\), and becomes a whole
+    number modulo \(2^b\). For each of its partners, a client adds random numbers that it shares
+    with that partner alone and that the partner subtracts. A masked message is uniformly
+    distributed; in the sum all masks cancel exactly, on every backend. With
     \(L = \lfloor (2^{b-1} - 1) / m \rfloor\) for m clients no sum overflows.
 
-    For uplinks of sums and means alone. All clients must take part in every round: one that drops
-    out takes its masks along. First messages, before the rounds, go through the same channel unless
-    `jaxfed.Wire` has another for them; an algorithm whose first messages are no sums or means needs
-    that, or a warm start. Derivatives are straight through: those of the exact sum of the clipped
-    parts. A message that is not finite ends the run and is not hidden in the sum. The diagnostics
-    in the history are for the person who runs the experiment; the server of a deployment has none.
+    For uplinks of sums and means only. All clients must take part in every round, because the masks
+    of an absent one do not cancel. First messages, before the rounds, go through the same channel
+    unless `jaxfed.Wire` names another; an algorithm whose first messages are not sums or means
+    needs that, or a warm start. Derivatives are straight through: those of the exact sum of the
+    clipped parts. A message that is not finite ends the run and is not hidden in the sum. The
+    diagnostics in the history are for the person who runs the experiment; the server of a
+    deployment has none.
 
-    The masks are only as secret as the run's key. All pairs' seeds come from it, so that anybody
-    who knows it, here every client, can remove all masks. Masks that are used twice cancel in the
-    difference of two messages, so that each run needs a key of its own (`jaxfed.sweep` refuses to
-    share one). JAX's random numbers are made for simulations. On separate machines
-    (`jaxfed.deploy`) the seeds come from a key agreement between each two clients and the masks
-    from a cryptographic generator, all clients are partners, and some may drop out.
+    The masks are only as secret as the run's key: whoever knows it, here every client, can remove
+    all of them. Masks that are used twice cancel in the difference of two messages, so each run
+    needs its own key (`jaxfed.sweep` refuses to share one). JAX's random numbers are made for
+    simulations. On separate machines (`jaxfed.deploy`) seeds come from a key agreement between each
+    two clients and masks from a cryptographic generator, all clients are partners, and some may
+    drop out.
 
     Args:
-        clients: m, how many there are.
+        clients: m, the number of clients.
         bits: b, of each number, 2 to 32.
         bound: B, the largest magnitude of an entry of a client's part of the aggregate, known to
-            all; entries beyond are clipped. For a mean over m clients of equal weights, that is a
-            bound on the messages over m.
-        neighbours: how many partners a client has, an even number, half of them on either side in
-            a ring of all clients; by default all others. Each costs as many random numbers as a
-            message has entries. A client's message is safe as long as one of its partners does
-            not collude with the server.
-        inner: what a message goes through before it is masked, such as `gaussian(...,
-            clients=clients)`; nothing by default.
+            all; larger entries are clipped. For a mean over m clients of equal weights, it is a
+            bound on messages divided by m.
+        neighbours: number of partners of a client, even, half of them on either side in a ring of
+            all clients; by default all others. Each takes as many random numbers as a message has
+            entries. A client's message is safe as long as one of its partners does not collude with
+            the server.
+        inner: the channel before the masks, such as `gaussian(..., clients=clients)`; by default
+            `lossless()`.
 
     Returns:
         The channel; a payload is the masked numbers, packed at b bits.
@@ -286,7 +280,6 @@ def secure_sum(
         not is_whole(neighbours) or neighbours % 2 or not 2 <= neighbours < clients
     ):
         raise refuse("neighbours", f"an even number of at least 2 and below {clients}", neighbours)
-    neighbours = None if neighbours is None else int(neighbours)
     inner = lossless() if inner is None else inner
     if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, MaskedChannel):
         raise refuse("inner", "a channel without memory at both ends, such as gaussian", inner)

@@ -1,4 +1,4 @@
-"""Few of the entries: the largest, or some that are drawn."""
+"""Two compressors that send few of the entries: the largest, or random ones."""
 
 import math
 
@@ -24,7 +24,7 @@ class _TopK(Compressor):
     def compress(self, key, array):
         del key
         flat = array.reshape(-1)
-        _, indices = jax.lax.top_k(jnp.abs(flat), _kept(flat.size, self.fraction))
+        _, indices = jax.lax.top_k(jnp.abs(flat), _count(flat.size, self.fraction))
         small = jnp.uint16 if flat.size <= 2**16 else jnp.uint32
         return _Sparse(array.shape, array.dtype, flat[indices], indices.astype(small))
 
@@ -39,19 +39,19 @@ class _TopK(Compressor):
         return quantize(8)
 
 
-def _scattered(payload: Payload, values: Array, indices: UInt32[Array, " kept"]) -> Array:
+def _scattered(payload: Payload, values: Array, indices: UInt32[Array, " sent"]) -> Array:
     flat = jnp.zeros(payload.size, payload.dtype)
     return flat.at[indices].set(values.astype(payload.dtype)).reshape(payload.shape)
 
 
 def top_k(fraction: float) -> Channel:
-    """The entries of largest magnitude, each with its place (16 bits up to 65,536 entries, or 32).
+    """The entries of largest magnitude, with their places (16 bits up to 65,536 entries, else 32).
 
     Biased: use it inside `difference` or `error_feedback`. The derivative is straight through, the
-    usual estimator: that of all entries, sent or not.
+    usual estimator: that of all entries, whether sent or not.
 
     Args:
-        fraction: share of an array's entries that are kept, rounded up.
+        fraction: share of an array's entries that are sent, rounded up.
 
     Raises:
         ValueError: if `fraction` is not in (0, 1].
@@ -73,8 +73,8 @@ class _RandomK(Compressor):
     def compress(self, key, array):
         flat = array.reshape(-1)
         seed = jax.random.key_data(key)
-        kept = self._places(seed, flat.size)
-        values = flat[kept]
+        places = self._places(seed, flat.size)
+        values = flat[places]
         return _Drawn(array.shape, array.dtype, values, seed)
 
     def decompress(self, payload):
@@ -84,7 +84,7 @@ class _RandomK(Compressor):
         return _scattered(payload, payload.values * factor, places)
 
     def mean(self, array):
-        share = 1 if self.scaled else _kept(array.size, self.fraction) / array.size
+        share = 1 if self.scaled else _count(array.size, self.fraction) / array.size
         return share * array
 
     def for_start(self):
@@ -92,18 +92,18 @@ class _RandomK(Compressor):
 
     def _places(self, seed, size: int):
         order = jax.random.permutation(jax.random.wrap_key_data(seed), size)
-        return order[: _kept(size, self.fraction)].astype(jnp.uint32)
+        return order[: _count(size, self.fraction)].astype(jnp.uint32)
 
 
 def random_k(fraction: float, *, scaled: bool = True) -> Channel:
-    """Entries drawn at random; the places travel as the seed of the draw.
+    """Random entries; their places travel as the seed of the draw.
 
     The derivative is straight through, that of the mean over all draws.
 
     Args:
-        fraction: share of an array's entries that are kept, rounded up.
-        scaled: multiply by the inverse share, so that the mean is right. Inside `difference` or
-            `error_feedback` do not: what comes back must be a contraction.
+        fraction: share of an array's entries that are sent, rounded up.
+        scaled: multiply by the inverse share, so that the mean is right. Not for use inside
+            `difference` or `error_feedback`, which need contractions.
 
     Raises:
         ValueError: if `fraction` is not in (0, 1].
@@ -119,5 +119,5 @@ def _checked_fraction(fraction: float) -> float:
     return float(fraction)
 
 
-def _kept(size: int, fraction: float) -> int:
+def _count(size: int, fraction: float) -> int:
     return max(1, math.ceil(round(fraction * size, 9)))

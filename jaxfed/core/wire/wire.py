@@ -27,17 +27,16 @@ class Wire(eqx.Module):
         Args:
             up: for uplinks.
             down: for downlinks.
-            first: for the exchange before the rounds, both ways; broadcasts are never hidden, so
-                that a private one is for the first messages alone. By default `up` and `down`
-                choose: `lossless` stays lossless, compressors take eight bits an entry, and private
-                channels stay what they are.
+            first: for the exchange before the rounds, both ways; a private channel is for the
+                first messages only, since broadcasts are not hidden. The default depends on `up`
+                and `down`: compressors take eight bits an entry there, other channels stay as they
+                are.
 
         Raises:
             ValueError: if one of them is not a channel.
         """
-        for name, given in (("up", up), ("down", down), ("first", first)):
-            if name != "first" or given is not None:
-                check_instance(name, given, Channel, "one of jaxfed.channel")
+        for name, given in (("up", up), ("down", down), ("first", up if first is None else first)):
+            check_instance(name, given, Channel, "one of jaxfed.channel")
         self.up, self.down = up, down
         self.first_up = up.for_start() if first is None else first
         self.first_down = down.for_start() if first is None or first.private else first

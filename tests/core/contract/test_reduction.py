@@ -2,9 +2,11 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,8 +190,8 @@ def test_thin_factors_of_one_batch_are_not_multiplied_out(name):
     [
         jf.pca.Pooled(2),
         jf.pca.OneShot(2, 1, method="projector"),
-        jf.pca.OneShot(2, 1, method="spectrum"),
-        jf.pca.OneShot(2, 1, method="local_first"),
+        pytest.param(jf.pca.OneShot(2, 1, method="spectrum"), marks=pytest.mark.slow),
+        pytest.param(jf.pca.OneShot(2, 1, method="local_first"), marks=pytest.mark.slow),
     ],
     ids=["Pooled", "projector", "spectrum", "local first"],
 )
@@ -257,6 +259,83 @@ def test_derivatives_are_finite_differences(name):
     # Nothing passes from who is absent.
     for slope in jax.tree.leaves(slopes[0]):
         assert not np.asarray(slope)[WEIGHTS == 0].any()
+
+
+# --- reductions from outside -----------------------------------------------------------------
+
+
+class Largest(jf.reduction.Reduction):
+    """The largest entries, broken in one function."""
+
+    value: jax.Array
+    function: str = eqx.field(static=True)
+    returned: Callable = eqx.field(static=True)
+
+    def given(self, function, value):
+        return self.returned(value) if self.function == function else value
+
+    def with_value(self, value):
+        return Largest(value, self.function, self.returned)
+
+    def contribution(self, weight):
+        return self.given("contribution", self)
+
+    def over_clients(self):
+        if self.function == "kept apart":
+            return self
+        return self.given("over_clients", self.with_value(self.value.max(0)))
+
+    def neutral(self):
+        return self.given("neutral", self.with_value(jnp.full(self.value.shape, -jnp.inf)))
+
+    def combined(self, other):
+        return self.given("combined", self.with_value(jnp.maximum(self.value, other.value)))
+
+    @staticmethod
+    def over_devices(parts, axis):
+        return parts[0].given("over_devices", jax.lax.pmax(parts, axis))
+
+
+@pytest.mark.parametrize(
+    ("function", "returned", "said"),
+    [
+        ("contribution", lambda x: x.value, r"contribution: wanted a Largest, got f64\[3\]"),
+        ("contribution", lambda x: x.with_value("text"), "contribution: wanted arrays, got 'text'"),
+        ("over_clients", lambda x: x.value, r"over_clients: wanted a Reduction, got f64\[3\]"),
+        (
+            "kept apart",
+            None,
+            r"over_clients: wanted .*f64\[1,3\].* from any number of clients, got .*f64\[2,3\]",
+        ),
+        (
+            "neutral",
+            lambda x: x.with_value(x.value.astype("float32")),
+            r"neutral: wanted .*f64\[3\].* got .*f32\[3\]",
+        ),
+        (
+            "combined",
+            lambda x: x.with_value(x.value[:1]),
+            r"combined: wanted .*f64\[3\].* got .*f64\[1\]",
+        ),
+        ("over_devices", lambda x: x[0], "over_devices: wanted a list of 1, got Largest"),
+        (
+            "over_devices",
+            lambda x: [part.with_value(part.value[None]) for part in x],
+            r"over_devices: wanted .*f64\[3\].* got .*f64\[1,3\]",
+        ),
+    ],
+)
+def test_a_reduction_that_breaks_the_contract_is_named(function, returned, said):
+    def run(own):
+        def work(_, own):
+            part = Largest(own, function, returned)
+            return contributions(part, jnp.ones(())), None
+
+        backend = jf.backend.shard(2, inner=jf.backend.chunked(2))
+        return collect(backend, work, None, own, CLIENTS)[0]
+
+    with pytest.raises(ValueError, match=rf"^Largest\.{said}"):
+        jax.eval_shape(run, jnp.ones((CLIENTS, 3)))
 
 
 # --- traffic ---------------------------------------------------------------------------------

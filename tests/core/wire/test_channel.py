@@ -3,12 +3,14 @@
 import functools
 
 import chex
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfed as jf
+from tests.helpers import gaussian
 
 FEATURES, ROUNDS = 6, 10
 COUNTS = (12, 9, 10, 12, 7)
@@ -16,11 +18,7 @@ CLIENTS, LONGEST = len(COUNTS), max(COUNTS)
 
 
 def draw(dtype=np.float32, counts=COUNTS):
-    rng = np.random.default_rng(0)
-    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
-    return jf.Clients.from_samples(
-        [(rng.normal(size=(n, FEATURES)) * scales).astype(dtype) for n in counts]
-    )
+    return gaussian(counts, dtype=dtype)
 
 
 class Bytes(jf.channel.Channel):
@@ -143,6 +141,69 @@ def test_memory_at_both_ends(way, x64):
     wanted = solve(algorithm, clients, lossless)
     chex.assert_trees_all_close(given.result, wanted.result, atol=1e-9)
     chex.assert_trees_all_close(given.history, wanted.history, rtol=1e-9)
+
+
+class Broken(jf.channel.Channel):
+    """Does nothing to a message but in the function that is broken."""
+
+    function: str = eqx.field(static=True)
+    returned: object = eqx.field(static=True)
+
+    def given(self, function, value):
+        if self.function != function:
+            return value
+        return self.returned(value) if callable(self.returned) else self.returned
+
+    def memory(self, message):
+        return self.given("memory", None)
+
+    def encode(self, key, message, memory):
+        return self.given("encode", (message, memory))
+
+    def decode(self, payload):
+        return self.given("decode", payload)
+
+    def differentiable(self, decoded, message, memory):
+        return self.given("differentiable", decoded)
+
+    def receive(self, decoded, last):
+        return self.given("receive", decoded)
+
+
+@pytest.mark.parametrize(
+    ("function", "returned", "said"),
+    [
+        ("memory", "text", "memory: wanted arrays, got 'text'"),
+        ("encode", None, r"encode: wanted \(payload, memory\), got None"),
+        ("encode", ("text", None), "encode: wanted arrays, got 'text'"),
+        (
+            "encode",
+            lambda x: (x[0], jnp.ones(3)),
+            "encode: wanted a memory like .* None, got ",
+        ),
+        ("decode", "text", "decode: wanted arrays, got 'text'"),
+        ("differentiable", "text", "differentiable: wanted arrays, got 'text'"),
+        (
+            "decode",
+            lambda x: jax.tree.map(lambda x: x[:1], x),
+            r"receive\(decode\(payload\)\): wanted .*f32\[6,2\].* as was sent, got .*f32\[1,2\]",
+        ),
+        (
+            "receive",
+            lambda x: jax.tree.map(lambda x: x.astype("float16"), x),
+            r"receive\(decode\(payload\)\): wanted .*f32\[6,2\].* as was sent, got .*f16\[6,2\]",
+        ),
+        ("receive", lambda x: [x], r"receive\(decode\(payload\)\): wanted .* as was sent, got \["),
+    ],
+)
+@pytest.mark.parametrize("way", ["up", "down", "first"])
+def test_a_channel_that_breaks_the_contract_is_named_before_anything_is_computed(
+    function, returned, said, way
+):
+    lossless = jf.channel.lossless()
+    ways = dict.fromkeys(("up", "down", "first"), lossless) | {way: Broken(function, returned)}
+    with pytest.raises(ValueError, match=rf"^Broken\.{said}"):
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), jf.Wire(**ways))
 
 
 # --- bits: their exact numbers for every algorithm are in test_contract.py -----------------------

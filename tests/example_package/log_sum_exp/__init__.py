@@ -1,0 +1,44 @@
+"""Sums of small probabilities: an example of a reduction for jaxfed in a package of its own."""
+
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+import jaxfed as jf
+
+
+class LogSumExp(jf.reduction.Reduction):
+    """The logarithm of the weighted mean of exponentials, log Σ wᵢ exp(xᵢ), entry by entry.
+
+    Clients send logarithms, of likelihoods for example, whose exponentials would all be zero in
+    floating-point numbers.
+    """
+
+    value: PyTree
+
+    def contribution(self, weight: Float[Array, ""]) -> Self:
+        """The part plus the logarithm of the weight; that of zero from an absent client."""
+        present = weight > 0
+        log_weight = jnp.log(jnp.where(present, weight, 1))
+        return jax.tree.map(
+            lambda x: jnp.where(present, x + log_weight.astype(x.dtype), -jnp.inf), self
+        )
+
+    def over_clients(self) -> Self:
+        """Along the leading axis."""
+        return jax.tree.map(lambda x: jax.nn.logsumexp(x, axis=0), self)
+
+    def neutral(self) -> Self:
+        """The logarithm of zero."""
+        return jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), self)
+
+    def combined(self, other: Self) -> Self:
+        """The logarithm of the sum of two."""
+        return jax.tree.map(jnp.logaddexp, self, other)
+
+    @staticmethod
+    def over_devices(parts: list["LogSumExp"], axis: str) -> list["LogSumExp"]:
+        """Those of all devices are gathered and put together."""
+        return jax.tree.map(lambda x: jax.nn.logsumexp(jax.lax.all_gather(x, axis), axis=0), parts)
