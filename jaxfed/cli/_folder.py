@@ -3,15 +3,18 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxfed.core.common.files import locked, replacing
+from jaxfed.core.common.processes import attempted
 from jaxfed.core.store import checkpoint
+from jaxfed.core.store.checkpoint import CheckpointError
 
+T = TypeVar("T")
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
@@ -85,6 +88,34 @@ class Folder:
                     (self.path / name).unlink(missing_ok=True)
             if listed:
                 self._list({name: entry for name, entry in listed.items() if name == _MARK})
+
+    def resume_or_begin(self, kind: str, *, force: bool) -> Callable[[Callable[[], T]], T]:
+        """Begin a run with checkpoints, or go on with one that was interrupted here.
+
+        Args:
+            kind: what the run is called.
+            force: whether checkpoints of another run may be overwritten.
+
+        Returns:
+            What calls the function that runs, once more if the checkpoints were another run's.
+        """
+        # Processes of one run share the first one's checkpoints, and must do the same with them.
+        resumes = attempted("--out", lambda: self.interrupted)[0]
+        self.begin(resume=resumes)
+        self.begin_checkpoint()
+        if resumes:
+            print(f"Taking up the {kind} that was interrupted in {self.path}.")
+
+        def attempt(run: Callable[[], T]) -> T:
+            try:
+                return run()
+            except CheckpointError:
+                if not (resumes and force):
+                    raise
+                attempted("--out", self.discard_checkpoint)
+                return run()
+
+        return attempt
 
     def begin_checkpoint(self) -> None:
         """Make the folder of checkpoints, which marks that a run has begun."""

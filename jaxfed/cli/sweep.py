@@ -21,7 +21,6 @@ from jaxfed.cli._options import option
 from jaxfed.cli.fit.pca import read
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.rollout import rollout
-from jaxfed.core.store.checkpoint import CheckpointError
 from jaxfed.core.sweeps.grid import grid
 from jaxfed.core.sweeps.sweep import stack
 
@@ -97,30 +96,20 @@ def run(arguments: argparse.Namespace) -> None:
     )
     source = (_simulated if arguments.data is None else _read)(arguments, learn)
     axes = _axes(arguments, source)
-    resumes = folder.interrupted
-    folder.begin(resume=resumes)
-    folder.begin_checkpoint()
+    attempt = folder.resume_or_begin("sweep", force=arguments.force)
     sizes = " x ".join(f"{len(values)} {name.replace('_', ' ')}" for name, values in axes.items())
     print(f"Runs: {sizes}.")
-    if resumes:
-        print(f"Taking up the sweep that was interrupted in {folder.path}.")
     start_time = time.perf_counter()
-    attempt = partial(
-        grid,
-        source.errors,
-        axes,
-        block=arguments.block,
-        progress=_report.on_terminal(),
-        folder=folder.checkpoint,
+    errors = attempt(
+        partial(
+            grid,
+            source.errors,
+            axes,
+            block=arguments.block,
+            progress=_report.on_terminal(),
+            folder=folder.checkpoint,
+        )
     )
-    try:
-        errors = attempt()
-    except CheckpointError:
-        if not (resumes and arguments.force):
-            raise
-        # The blocks are of another sweep, which --force allows to overwrite.
-        folder.discard_checkpoint()
-        errors = attempt()
     seconds = time.perf_counter() - start_time
 
     rows, printed = _table(errors)

@@ -1,4 +1,4 @@
-"""Out of one process: on separate machines (`flower`), and in a cluster (`processes`)."""
+"""Runs on several machines: with Flower (`flower`), or as processes of a cluster (`processes`)."""
 
 from jaxfed import _names
 from jaxfed.deploy import flower as flower

@@ -195,9 +195,9 @@ def client_app(
         if "partition-id" not in own:
             raise ValueError("node configuration: wanted partition-id=NUMBER, got none")
         algorithm = _algorithm(make_algorithm, json.loads(run_config))
-        kept = place or Path(own.get("folder", Path.home() / ".jaxfed"))
+        states = place or Path(own.get("folder", Path.home() / ".jaxfed"))
         start = None if warm_start is None else warm_start(own)
-        return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, kept)
+        return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, states)
 
     @app.train()
     @precise()

@@ -1,4 +1,4 @@
-"""How far a run has come: what the server keeps after each round, and goes on from."""
+"""How far a run has come: what the server saves after each round, and goes on from."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -32,17 +32,20 @@ class Progress(NamedTuple):
     present: list[list[int]]  # ids, by round
 
     def save(self, store: Series, description: Mapping[str, str]) -> None:
-        """Write it, and forget all but the round before.
+        """Write it, and remove what was saved before the last round.
 
         Args:
             store: the server's own.
             description: what must be the same when the run goes on.
         """
         header = {
-            "identity": _identity(description), "run": self.run.words, "members": self.members,
-            "dtype": self.dtype, "costs": {k: int(v) for k, v in vars(self.costs).items()},
+            "identity": _identity(description),
+            "run": self.run.words,
+            "members": self.members,
+            "dtype": self.dtype,
+            "costs": {name: int(cost) for name, cost in vars(self.costs).items()},
             "present": self.present,
-        }  # fmt: skip
+        }
         payloads = {k: np.frombuffer(payload, np.uint8) for k, payload in self.payloads.items()}
         arrays = named("state", self.state)
         arrays |= {f"{_PAYLOAD}{number}": payload for number, payload in payloads.items()}
@@ -53,9 +56,11 @@ class Progress(NamedTuple):
 
     @classmethod
     def load(
-        cls, store: Series, description: Mapping[str, str],
+        cls,
+        store: Series,
+        description: Mapping[str, str],
         like: Callable[[Run, str, list[Member]], State],
-    ) -> Self | None:  # fmt: skip
+    ) -> Self | None:
         """What was saved last and is not damaged; None where nothing is.
 
         Args:
@@ -72,13 +77,18 @@ class Progress(NamedTuple):
         header, arrays = found
         check_same("out", store.folder, "run", header["identity"], _identity(description))
         run, members = Run.read(header["run"]), [Member(*member) for member in header["members"]]
-        state = rebuilt("state", arrays, like(run, header["dtype"], members))
         payloads = {int(k): x.tobytes() for k, x in _after(_PAYLOAD, arrays).items()}
         costs = {k: jnp.uint32(v) if k in _COUNTED else v for k, v in header["costs"].items()}
         return cls(
-            run, header["dtype"], members, state, Costs(**costs), payloads,
-            _after(_HISTORY, arrays), header["present"],
-        )  # fmt: skip
+            run=run,
+            dtype=header["dtype"],
+            members=members,
+            state=rebuilt("state", arrays, like(run, header["dtype"], members)),
+            costs=Costs(**costs),
+            payloads=payloads,
+            history=_after(_HISTORY, arrays),
+            present=header["present"],
+        )
 
 
 def _identity(description: Mapping[str, str]) -> Identity:

@@ -22,7 +22,7 @@ from jaxfed.core.common.processes import attempted
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.checkpoint import Checkpoint, CheckpointError
+from jaxfed.core.store.checkpoint import Checkpoint
 
 REPORT = "report.html"
 
@@ -173,22 +173,7 @@ def _begin(
     # All processes save one checkpoint, in the folder of the first.
     first = folder if together.processes == 1 else Folder(together.out / "process0")
     checkpoint = Checkpoint(first.checkpoint, every=every)
-    resumes = attempted("--out", lambda: folder.interrupted)[0]
-    folder.begin(resume=resumes)
-    folder.begin_checkpoint()
-    if resumes:
-        print(f"Taking up the run that was interrupted in {folder.path}.")
-
-    def attempt(fit: Callable[..., Solution]) -> Solution:
-        try:
-            return fit(checkpoint=checkpoint)
-        except CheckpointError:
-            if not (resumes and arguments.force):
-                raise
-            # The checkpoint is of another run, which --force allows to overwrite.
-            attempted("--out", folder.discard_checkpoint)
-            return fit(checkpoint=checkpoint)
-
+    attempt = folder.resume_or_begin("run", force=arguments.force)
     with ExitStack() as stack:
 
         def lock() -> None:
@@ -196,7 +181,7 @@ def _begin(
                 stack.enter_context(locked(checkpoint.path, "--out"))
 
         attempted("--out", lock)
-        yield attempt
+        yield lambda fit: attempt(partial(fit, checkpoint=checkpoint))
 
 
 def _traffic(*solutions: Solution | None) -> dict[str, int]:
