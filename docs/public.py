@@ -30,6 +30,9 @@ def public_names(name: str) -> dict[str, Any]:
     """What a module offers, by name, without modules."""
     module = module_named(name)
     found = {each: getattr(module, each) for each in dir(module)}
+    if name == "jaxfed.contract":  # the rest of it has its place in the reference elsewhere
+        found = {each: found[each] for each in found if not hasattr(jaxfed, each)}
+        found = {each: found[each] for each in found if not hasattr(jaxfed.adjoint, each)}
     return {each: value for each, value in found.items() if not isinstance(value, ModuleType)}
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxfed import adjoint as adjoint
     from jaxfed import backend as backend
     from jaxfed import channel as channel
+    from jaxfed import contract as contract
     from jaxfed import data as data
     from jaxfed import deploy as deploy
     from jaxfed import estimators as estimators
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from jaxfed.core.common.processes import ProcessError as ProcessError
     from jaxfed.core.contract.algorithm import Algorithm as Algorithm
     from jaxfed.core.contract.algorithm import Personalized as Personalized
+    from jaxfed.core.contract.algorithm import hyperparameter as hyperparameter
     from jaxfed.core.contract.remarks import HasRemarks as HasRemarks
     from jaxfed.core.run.callbacks import Callback as Callback
     from jaxfed.core.run.callbacks import EarlyStopping as EarlyStopping
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
     from jaxfed.core.store.saved import Saved as Saved
     from jaxfed.core.store.saved import load as load
     from jaxfed.core.sweeps.grid import grid as grid
-    from jaxfed.core.sweeps.grid import stack as stack
-    from jaxfed.core.sweeps.grid import sweep as sweep
+    from jaxfed.core.sweeps.sweep import stack as stack
+    from jaxfed.core.sweeps.sweep import sweep as sweep
     from jaxfed.core.sweeps.tune import Tuned as Tuned
     from jaxfed.core.sweeps.tune import tune as tune
     from jaxfed.core.wire.wire import Wire as Wire
@@ -80,10 +82,12 @@ _PLACES = {
     "adjoint": "jaxfed.adjoint",
     "backend": "jaxfed.backend",
     "channel": "jaxfed.channel",
+    "contract": "jaxfed.contract",
     "participation": "jaxfed.participation",
     "reduction": "jaxfed.reduction",
     "Algorithm": "jaxfed.core.contract.algorithm:Algorithm",
     "Personalized": "jaxfed.core.contract.algorithm:Personalized",
+    "hyperparameter": "jaxfed.core.contract.algorithm:hyperparameter",
     "Callback": "jaxfed.core.run.callbacks:Callback",
     "EarlyStopping": "jaxfed.core.run.callbacks:EarlyStopping",
     "Checkpoint": "jaxfed.core.store.checkpoint:Checkpoint",
@@ -92,8 +96,8 @@ _PLACES = {
     "EnergyWarning": "jaxfed.core.clients.energies:EnergyWarning",
     "enable_compilation_cache": "jaxfed.core.run.compiling:enable_compilation_cache",
     "grid": "jaxfed.core.sweeps.grid:grid",
-    "stack": "jaxfed.core.sweeps.grid:stack",
-    "sweep": "jaxfed.core.sweeps.grid:sweep",
+    "stack": "jaxfed.core.sweeps.sweep:stack",
+    "sweep": "jaxfed.core.sweeps.sweep:sweep",
     "personalize": "jaxfed.core.run.personalize:personalize",
     "ProcessError": "jaxfed.core.common.processes:ProcessError",
     "Plan": "jaxfed.planning.plan:Plan",

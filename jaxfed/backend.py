@@ -5,8 +5,10 @@ told apart by their ids and never by their places.
 """
 
 from jaxfed.core.backends.backend import Backend as Backend
+from jaxfed.core.backends.backend import Work as Work
 from jaxfed.core.backends.devices import pmap as pmap
 from jaxfed.core.backends.devices import shard as shard
+from jaxfed.core.backends.one_device import OneDevice as OneDevice
 from jaxfed.core.backends.one_device import auto as auto
 from jaxfed.core.backends.one_device import chunked as chunked
 from jaxfed.core.backends.one_device import separate as separate

@@ -13,3 +13,5 @@ from jaxfed.core.contract.reduction import Part as Part
 from jaxfed.core.contract.reduction import Reduction as Reduction
 from jaxfed.core.contract.reduction import Sum as Sum
 from jaxfed.core.contract.reduction import Symmetric as Symmetric
+from jaxfed.core.contract.reduction import combined as combined
+from jaxfed.core.contract.reduction import over_clients as over_clients

@@ -1,6 +1,6 @@
 """Bad input is refused before anything runs, by a message that names the argument."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -290,6 +290,21 @@ class Own(jf.Algorithm):
         return self.returned() if function == self.function else answer
 
 
+class Pair(NamedTuple):
+    mean: jax.Array
+    count: jax.Array
+
+
+class Fields(Own):
+    """One whose states have as many fields as its steps return results."""
+
+    def server_init(self, key, first, like, start):
+        return Pair(jnp.zeros(3), jnp.zeros(2))
+
+    def client_init(self, key, downlink, data, start):
+        return jnp.ones(1), jnp.ones(1), jnp.ones(1)
+
+
 def own(function, make, message):
     algorithm = Own(function, make)
     return lambda: run(algorithm), f"algorithm: wanted of Own.{function} {message}"
@@ -314,7 +329,13 @@ OWN = {
         "client_step", lambda: (1.0, jnp.ones(2), {"objective": jnp.ones(2)}), "a scalar 'obj"
     ),
     "a name of the history": own(
-        "client_step", lambda: (1.0, jnp.ones(2), GOOD | {"bits_up": 1.0}), "diagnostics with nam"
+        "client_step",
+        lambda: (1.0, jnp.ones(2), GOOD | {"bits_up": 1.0}),
+        "diagnostics with o",
+    ),
+    "a client's state alone": (
+        lambda: run(Fields("client_step", lambda: (jnp.ones(1), jnp.ones(1), jnp.ones(1)))),
+        r"algorithm: wanted of Fields.client_step \(uplink, local, diagnostics\), got \(f32\[1\]",
     ),
     "words": own("client_step", lambda: ("up", jnp.ones(2), GOOD), "arrays, got 'up'"),
     "another state": own(
@@ -323,6 +344,10 @@ OWN = {
     "words at first": own("first_message", lambda: "up", "arrays, got 'up'"),
     "a server's state alone": own(
         "server_step", lambda: jnp.zeros(3), r"\(server, diagnostics\), got f32\[3\]"
+    ),
+    "a server's state of two fields alone": (
+        lambda: run(Fields("server_step", lambda: Pair(jnp.zeros(3), jnp.zeros(2)))),
+        r"algorithm: wanted of Fields.server_step \(server, diagnostics\), got Pair\(",
     ),
     "another server's state": own(
         "server_step", lambda: (jnp.zeros(4), {}), r"a state .*server_init, f32\[3\], got f32\[4\]"

@@ -15,8 +15,6 @@ from jaxtyping import Array, Key
 
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.clients.source import check_in_memory
-from jaxfed.core.common.buckets import over_parts
 from jaxfed.core.common.checks import check_count, check_instance, check_list, checked_key
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
@@ -58,7 +56,7 @@ def split_half(
     check_data(clients)
     if not isinstance(clients.parts[0], Samples):
         raise ValueError("clients: split_half needs samples, second moments cannot be split")
-    check_in_memory("split_half", clients)
+    clients.layout.check_in_memory("split_half")
     counts = clients.counts
     if int(counts.min()) < 2:
         raise ValueError(
@@ -70,7 +68,7 @@ def split_half(
         return Samples(part.values[:, first::2], (part.count + 1 - first) // 2)
 
     halves = [
-        eqx.tree_at(lambda c: c.data, clients, over_parts(partial(half, first), clients.data))
+        eqx.tree_at(lambda c: c.data, clients, clients.layout.over_parts(partial(half, first)))
         for first in (0, 1)
     ]
     disagreement = np.asarray(

@@ -1,5 +1,7 @@
 """`check_algorithm`: checks that an algorithm keeps the contract of `jaxfed.Algorithm`."""
 
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ from jaxtyping import Array, Float, Key
 from jaxfed import _names
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_factor, check_whole
+from jaxfed.core.common.checks import check_factor, check_flag, check_whole
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
@@ -49,6 +51,7 @@ def check_algorithm(
     channels: Mapping[str, Channel | Wire] | None = None,
     backends: Mapping[str, Backend] | None = None,
     checks: Sequence[str] | None = None,
+    progress: bool = False,
     rtol: float = 1e-6,
     atol: float = 1e-6,
 ) -> Report:
@@ -63,22 +66,22 @@ def check_algorithm(
     * `"types"`: results have the data's precision, single or double, and satisfy constraints in it;
     * `"compilation"`: a second call with other numbers compiles nothing, in `rollout` and `fit`;
     * `"host"`: `fit` in chunks of rounds gives the results of `rollout`;
-    * `"vmap"`: runs mapped over algorithms, clients and keys give the results of a loop;
-    * `"gradients"`: derivatives of at most five rounds by hyperparameters and data are finite and
-      not all zero; for deterministic algorithms they equal finite differences;
-    * `"order"`: permuting clients permutes their results and changes nothing else;
-    * `"padding"`: padding and one more client of weight 0 change nothing;
-    * `"backends"`: every backend gives the results of `vmap`;
-    * `"buckets"`: samples in buckets with separate padding give the same results;
-    * `"source"`: samples read block by block give the same results;
     * `"participation"`: absent clients keep their states exactly, or the algorithm refuses;
-    * `"channels"`: at most five rounds through a channel give finite numbers and satisfy
-      constraints, or are refused with a `ValueError` about that argument; a lossless channel
-      changes nothing;
     * `"bits"`: the bits in the history are the lengths of the payloads;
     * `"newcomers"`: `jaxfed.personalize` gives new clients finite models of the same shapes, and a
       warm start finds its clients by their ids;
-    * `"checkpoint"`: an interrupted and resumed run is bit for bit the uninterrupted run.
+    * `"checkpoint"`: an interrupted and resumed run is bit for bit the uninterrupted run;
+    * `"order"`: permuting clients permutes their results and changes nothing else;
+    * `"padding"`: padding and one more client of weight 0 change nothing;
+    * `"vmap"`: runs mapped over algorithms, clients and keys give the results of a loop;
+    * `"gradients"`: derivatives of at most five rounds by hyperparameters and data are finite and
+      not all zero; for deterministic algorithms they equal finite differences;
+    * `"backends"`: every backend gives the results of `vmap`;
+    * `"buckets"`: samples in buckets with separate padding give the same results;
+    * `"source"`: samples read block by block give the same results;
+    * `"channels"`: at most five rounds through a channel give finite numbers and satisfy
+      constraints, or are refused with a `ValueError` about that argument; a lossless channel
+      changes nothing.
 
     Args:
         algorithm: the algorithm to check.
@@ -100,6 +103,7 @@ def check_algorithm(
         channels: channels to run through, under any names; by default one of each kind.
         backends: backends, under any names; by default all that the devices allow.
         checks: names of the checks to run; all by default.
+        progress: print each check's name, and how long it took, to the standard error.
         rtol: relative tolerance of the comparisons.
         atol: absolute tolerance.
 
@@ -111,6 +115,7 @@ def check_algorithm(
         ValueError: if a check is unknown, or there are too few clients or rounds.
     """
     names = CHECKS if checks is None else checks
+    check_flag("progress", progress)
     if unknown := set(names) - set(CHECKS):
         raise ValueError(f"checks: wanted some of {', '.join(CHECKS)}, got {sorted(unknown)}")
     if len(clients) < 3:
@@ -141,11 +146,20 @@ def check_algorithm(
         )
         checked = []
         for name in names:
+            started = time.perf_counter()
+            if progress:
+                print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
             try:
                 _checks.CHECKS[name](case)
                 checked.append(name)
             except _case.Skipped as reason:
                 case.skipped[name] = str(reason)
+            except AssertionError as error:
+                error.add_note(f"This check alone: check_algorithm(..., checks=[{name!r}]).")
+                raise
+            if progress:
+                how = "skipped" if name in case.skipped else "passed"
+                print(f"{how}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return Report(tuple(checked), case.skipped)
 
 

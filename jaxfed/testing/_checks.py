@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.run.rollout import rollout
-from jaxfed.core.sweeps.grid import stack
+from jaxfed.core.sweeps.sweep import stack
 from jaxfed.testing import _run_checks
 from jaxfed.testing._case import Case, Foreign, chunked, combination, more_rows, scaled
 from jaxfed.testing._compare import (
@@ -29,7 +29,7 @@ def check_structure(case: Case) -> None:
     for name in ("state", "result"):
         sentence = f"the {name} has the same shapes and types after one round and after three"
         alike(getattr(three, name), getattr(one, name), sentence)
-    first, downlink, uplink = case.messages()
+    first, downlink, uplink = case.messages
     everything = {"first message": first, "downlink": downlink, "uplink": uplink}
     everything |= {"server": one.server, "local": one.local, "result": one.result}
     for name, tree in everything.items():
@@ -204,22 +204,22 @@ def check_refusals(case: Case) -> None:
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
-    # The cheapest first, so that the commonest mistakes show at once.
+    # The cheapest first, so that the commonest mistakes show at once; channels compile the most.
     "refusals": check_refusals,
     "structure": check_structure,
     "types": check_types,
     "compilation": check_compilation,
     "host": check_host,
-    "vmap": check_vmap,
-    "gradients": check_gradients,
-    "order": check_order,
-    "padding": check_padding,
-    "backends": _run_checks.check_backends,
-    "buckets": _run_checks.check_buckets,
-    "source": _run_checks.check_source,
     "participation": _run_checks.check_participation,
-    "channels": _run_checks.check_channels,
     "bits": _run_checks.check_bits,
     "newcomers": _run_checks.check_newcomers,
     "checkpoint": _run_checks.check_checkpoint,
+    "order": check_order,
+    "padding": check_padding,
+    "vmap": check_vmap,
+    "gradients": check_gradients,
+    "backends": _run_checks.check_backends,
+    "buckets": _run_checks.check_buckets,
+    "source": _run_checks.check_source,
+    "channels": _run_checks.check_channels,
 }

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.core.contract.algorithm import hyperparameter
 from jaxfed.testing import CHECKS, _compare, check_algorithm
 
 FEATURES = 3
@@ -21,7 +20,7 @@ class Average(jf.Algorithm):
     What the tests break is a field, or a method of a subclass.
     """
 
-    step: jax.Array = eqx.field(converter=hyperparameter, default=0.5)
+    step: jax.Array = eqx.field(converter=jf.hyperparameter, default=0.5)
 
     def check(self, clients, start):
         if not isinstance(clients.parts[0], jf.Samples):
@@ -140,6 +139,17 @@ def test_what_does_not_is_told(name):
             kind(), draw(), checks=[name.partition(",")[0]], deterministic=True,
             channels={"top_k(0.5)": jf.channel.top_k(0.5)},
         )  # fmt: skip
+
+
+def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
+    with pytest.raises(AssertionError) as raised:
+        check_algorithm(Trusting(), draw(), progress=True)
+    assert raised.value.__notes__ == [
+        "This check alone: check_algorithm(..., checks=['refusals'])."
+    ]
+    check_algorithm(Average(), draw(), checks=["refusals"], progress=True)
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert shown.startswith("refusals ... refusals ... passed, ") and shown.endswith(" s")
 
 
 def test_compilation_is_seen():

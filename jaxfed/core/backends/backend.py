@@ -1,4 +1,4 @@
-"""What a backend is, and how what it maps is brought together."""
+"""What a backend is: it maps one client's work over all clients and reduces what they send."""
 
 import abc
 from collections.abc import Callable
@@ -6,11 +6,13 @@ from typing import Any, ClassVar, final
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, PyTree
 
 from jaxfed.core.common.buckets import in_order, layout_of, split, unlike
-from jaxfed.core.contract.reduction import Part, Reduction, joined, separated
+from jaxfed.core.common.returned import described
+from jaxfed.core.contract.reduction import Part, Reduction, is_part, joined, separated
 
 AXIS = "clients"
 Device = Any  # type checkers take jax.Device for a variable
@@ -21,7 +23,10 @@ Work = Callable[[PyTree, PyTree], tuple[PyTree[Reduction], PyTree]]
 
 
 class Backend(eqx.Module):
-    """Maps one client's work over all clients and reduces what they send."""
+    """Maps one client's work over all clients and reduces what they send.
+
+    One whose clients are all on one device is shorter as a `jaxfed.backend.OneDevice`.
+    """
 
     apart: ClassVar[bool] = False
     """Whether `fit` is to run each client's work, and the server's, as a program of its own."""
@@ -35,11 +40,6 @@ class Backend(eqx.Module):
     @abc.abstractmethod
     def gathers(self) -> bool:
         """Whether picking out a round's participants is cheaper than masking the others."""
-
-    @property
-    @abc.abstractmethod
-    def processes(self) -> int:
-        """How many processes it spreads clients over."""
 
     @property
     @abc.abstractmethod
@@ -58,8 +58,61 @@ class Backend(eqx.Module):
             parts: rectangular trees, in each leading axis = its clients, at least one.
 
         Returns:
-            The contributions of all, reduced, and what the clients of each part keep.
+            The contributions of all, reduced, and what the clients of each part keep, leading axis
+            = its clients.
         """
+
+    def in_blocks(self, size: int, remembered: tuple[str, ...]) -> "Backend":
+        """The same numbers from at most `size` clients at a time, for derivatives in less memory.
+
+        By default it is this backend itself, which saves none.
+
+        Args:
+            size: clients in a block.
+            remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of the values to store for
+                the backward pass, which computes all others again.
+        """
+        del size, remembered
+        return self
+
+    @property
+    @final
+    def processes(self) -> int:
+        """How many processes it spreads clients over."""
+        if self.sharding is None:
+            return 1
+        return len({device.process_index for device in self.sharding.device_set})
+
+    @final
+    def checked_parts(
+        self, work: Work, shared: PyTree, parts: tuple[PyTree, ...]
+    ) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
+        """What `over_parts` returns.
+
+        Raises:
+            ValueError: if that is not what it promises; the message names the backend's class.
+        """
+        dimensions: Any = None
+
+        def observed(shared: PyTree, own: PyTree):
+            nonlocal dimensions
+            result = work(shared, own)
+            # Numbers of axes alone: the arrays belong to the trace that calls this.
+            dimensions = jax.tree.map(jnp.ndim, result)
+            return result
+
+        result = self.over_parts(observed, shared, parts)
+        total, kept = pair(self, "over_parts", result)
+        if not isinstance(kept, tuple) or len(kept) != len(parts):
+            raise _broken(self, "over_parts", f"a tuple of {len(parts)} as what is kept", kept)
+        for own, one in zip(parts, kept, strict=True):
+            clients = length(own)
+            if any(jnp.shape(leaf)[:1] != (clients,) for leaf in jax.tree.leaves(one)):
+                wanted = f"what is kept with a leading axis of {clients} clients"
+                raise _broken(self, "over_parts", wanted, one)
+        if dimensions is not None:
+            _check_structure(self, dimensions, total, kept)
+        return total, kept
 
     @final
     def map_reduce(
@@ -77,10 +130,11 @@ class Backend(eqx.Module):
             where its shape differs between them).
 
         Raises:
-            ValueError: if contributions of clients in different buckets do not add up.
+            ValueError: if contributions of clients in different buckets do not add up, or if
+                `over_parts` returns anything but what it promises.
         """
-        reduced, kept = self.over_parts(work, shared, split(own))
-        return reduced, in_order(layout_of(own), kept)
+        total, kept = self.checked_parts(work, shared, split(own))
+        return total, in_order(layout_of(own), kept)
 
     @final
     def map(self, work: Callable[[PyTree, PyTree], PyTree], shared: PyTree, own: PyTree) -> PyTree:
@@ -89,9 +143,12 @@ class Backend(eqx.Module):
 
 
 def collect(
-    backend: Backend, work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]],
-    shared: PyTree, own: PyTree, gathering: int | slice | Array,
-) -> tuple[PyTree[Part], PyTree]:  # fmt: skip
+    backend: Backend,
+    work: Callable[[PyTree, PyTree], tuple[PyTree[Part], PyTree]],
+    shared: PyTree,
+    own: PyTree,
+    gathering: int | slice | Array,
+) -> tuple[PyTree[Part], PyTree]:
     """Map work over clients that send contributions of any kind, gathered ones included.
 
     Args:
@@ -115,8 +172,54 @@ def collect(
         # What is gathered stays where it was made, like what the clients keep.
         return summands, (gathered, kept)
 
-    reduced, (gathered, kept) = backend.map_reduce(split, shared, own)
+    total, (gathered, kept) = backend.map_reduce(split, shared, own)
     if layout_of(gathered) is not None:
         raise unlike("gathered")
     which = slice(gathering) if isinstance(gathering, int) else gathering
-    return joined(reduced, jax.tree.map(lambda x: x[which], gathered)), kept
+    return joined(total, jax.tree.map(lambda x: x[which], gathered)), kept
+
+
+def length(own: PyTree) -> int:
+    """How many clients have what is in a tree with a leading axis of clients."""
+    return jax.tree.leaves(own)[0].shape[0]
+
+
+def pair(backend: Backend, method: str, result: Any) -> tuple[PyTree, PyTree]:
+    """What a method of a backend returned, as `(reduced, kept)`.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise _broken(backend, method, "(reduced, kept)", result)
+    return result
+
+
+def _check_structure(
+    backend: Backend, dimensions: Any, total: PyTree, kept: tuple[PyTree, ...]
+) -> None:
+    """Compare what a backend returned with what one client's work returned.
+
+    Args:
+        backend: the backend.
+        dimensions: how many axes each array of `(sent, kept)` had.
+        total: what the backend returned of what was sent.
+        kept: what it returned of what each part's clients kept.
+    """
+    sent, one = dimensions
+    for whole in kept:
+        if jax.tree.structure(whole) != jax.tree.structure(one):
+            raise _broken(backend, "over_parts", "what the work returned as what is kept", whole)
+    wanted, found = (jax.tree.leaves(tree, is_leaf=is_part) for tree in (sent, total))
+    if len(wanted) != len(found) or not all(map(is_part, found)):
+        raise _broken(backend, "over_parts", "what the work sent, reduced over clients", total)
+    for contribution, part in zip(wanted, found, strict=True):
+        # A reduction may return one of another kind, whose arrays are others.
+        axes = [jnp.ndim(x) for x in jax.tree.leaves(part)]
+        if type(part) is type(contribution) and axes != jax.tree.leaves(contribution):
+            raise _broken(backend, "over_parts", "parts without an axis of clients", part)
+
+
+def _broken(backend: Backend, method: str, wanted: str, given: Any) -> ValueError:
+    name = f"{type(backend).__name__}.{method}"
+    return ValueError(f"backend: wanted of {name} {wanted}, got {described(given)}")

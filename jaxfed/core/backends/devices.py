@@ -1,6 +1,6 @@
 """Clients spread over devices, with one all-reduce a round."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import equinox as eqx
@@ -16,13 +16,9 @@ from jaxfed.core.common.meshes import automatic
 from jaxfed.core.contract.reduction import over_devices
 
 
-def _processes(devices: Iterable[Device]) -> int:
-    return len({device.process_index for device in devices})
-
-
 def _on_device(inner: Backend, work: Work, axis: str, shared: PyTree, parts: tuple[PyTree, ...]):
     """What one device does: its own clients by the inner backend, then one all-reduce."""
-    sent, kept = inner.over_parts(work, shared, parts)
+    sent, kept = inner.checked_parts(work, shared, parts)
     return over_devices(sent, axis), kept
 
 
@@ -34,10 +30,6 @@ class _Shard(Backend):
     @property
     def multiple(self):
         return self.mesh.shape[self.axis]
-
-    @property
-    def processes(self):
-        return _processes(self.mesh.devices.flat)
 
     @property
     def sharding(self):
@@ -65,10 +57,6 @@ class _Pmap(Backend):
     @property
     def multiple(self):
         return len(self.devices)
-
-    @property
-    def processes(self):
-        return _processes(self.devices)
 
     @property
     def sharding(self):

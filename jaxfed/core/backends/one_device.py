@@ -1,7 +1,7 @@
 """Clients on one device: at once, one after the other, or in blocks."""
 
+import abc
 import math
-from collections.abc import Callable
 from functools import cache, partial, reduce
 from typing import final
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, PyTree
 
-from jaxfed.core.backends.backend import Backend, Work
+from jaxfed.core.backends.backend import Backend, Work, length, pair
 from jaxfed.core.common.buckets import split, unlike
 from jaxfed.core.common.checks import check_whole
 from jaxfed.core.contract.reduction import (
@@ -25,33 +25,74 @@ from jaxfed.core.contract.reduction import (
 from jaxfed.linalg.platforms import per_platform
 
 
-class _HereAlone(Backend):
-    """Clients that are not spread over devices."""
+class OneDevice(Backend):
+    """A backend whose clients are all on one device.
+
+    The shortest, one client after the other::
+
+        class OneByOne(jf.backend.OneDevice):
+            def map_clients(self, work, shared, own):
+                sent, kept = jax.lax.map(lambda one: work(shared, one), own)
+                return jf.reduction.over_clients(sent), kept
+    """
+
+    @abc.abstractmethod
+    def map_clients(
+        self, work: Work, shared: PyTree, own: PyTree
+    ) -> tuple[PyTree[Reduction], PyTree]:
+        """Run `work` for each client of a rectangular tree.
+
+        Args:
+            work: one client's work, `(shared, own) -> (sent, kept)`.
+            shared: passed to each client as it is.
+            own: leading axis = clients, at least one.
+
+        Returns:
+            What all of them sent, reduced: `jaxfed.reduction.over_clients` of contributions along a
+            leading axis, or `jaxfed.reduction.combined` of two such results. And what they keep, leading axis = clients.
+        """
+
+    @final
+    def over_parts(self, work, shared, parts):
+        """One part after the other, with one result."""
+        results = [pair(self, "map_clients", self.map_clients(work, shared, own)) for own in parts]
+        sent, kept = zip(*results, strict=True)
+        if len(sent) == 1:
+            return sent[0], kept
+        sent = tuple(map(to_combine, sent))
+        if any(_described(one) != _described(sent[0]) for one in sent):
+            raise unlike("sent")
+        return reduce(combined, sent), kept
 
     @property
     @final
     def multiple(self):
-        return 1
-
-    @property
-    @final
-    def processes(self):
+        """One: any number of clients will do."""
         return 1
 
     @property
     @final
     def sharding(self):
+        """None."""
         return None
 
     @property
     @final
     def gathers(self):
+        """True."""
         return True
 
 
-class _Vmap(_HereAlone):
-    def over_parts(self, work, shared, parts):
-        return _in_turn(partial(_at_once, work, shared), parts)
+def _described(tree: PyTree) -> tuple:
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+class _Vmap(OneDevice):
+    def map_clients(self, work, shared, own):
+        return _at_once(work, shared, own)
+
+    def in_blocks(self, size, remembered):
+        return _Chunked(size, remembered)
 
 
 def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
@@ -60,7 +101,7 @@ def _at_once(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction]
 
 
 def _of_all(work: Work, shared: PyTree, own: PyTree) -> tuple[PyTree[Reduction], PyTree]:
-    if _length(own) == 1:  # which takes longer as a batch of one
+    if length(own) == 1:  # which takes longer as a batch of one
         alone = work(shared, jax.tree.map(lambda x: x[0], own))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
     return jax.vmap(work, in_axes=(None, 0))(shared, own)
@@ -75,39 +116,25 @@ def _counted(part: Reduction, which: Bool[Array, " clients"]) -> Reduction:
     return jax.tree.map(chosen, part, neutral(part))
 
 
-def _in_turn(
-    function: Callable[[PyTree], tuple[PyTree[Reduction], PyTree]], parts: tuple[PyTree, ...]
-) -> tuple[PyTree[Reduction], tuple[PyTree, ...]]:
-    """One part after the other, with one result."""
-    sent, kept = zip(*map(function, parts), strict=True)
-    if len(sent) == 1:
-        return sent[0], kept
-    sent = tuple(map(to_combine, sent))
-    if any(_described(each) != _described(sent[0]) for each in sent):
-        raise unlike("sent")
-    return reduce(combined, sent), kept
-
-
-def _described(tree: PyTree) -> tuple:
-    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
-
-
-class _Separate(_HereAlone):
+class _Separate(OneDevice):
     apart = True
 
-    def over_parts(self, work, shared, parts):
-        return _Vmap().over_parts(work, shared, parts)
+    def map_clients(self, work, shared, own):
+        return _at_once(work, shared, own)
+
+    def in_blocks(self, size, remembered):
+        return _Chunked(size, remembered)
 
 
-class _Chunked(_HereAlone):
+class _Chunked(OneDevice):
     size: int = eqx.field(static=True)
     remembered: tuple[str, ...] = eqx.field(static=True, default=())  # for derivatives, by name
 
-    def over_parts(self, work, shared, parts):
-        return _in_turn(partial(self._one, work, shared), parts)
+    def in_blocks(self, size, remembered):
+        return _Chunked(min(size, self.size), remembered)
 
-    def _one(self, work, shared, own):
-        clients = _length(own)
+    def map_clients(self, work, shared, own):
+        clients = length(own)
         if clients <= self.size:
             return _at_once(work, shared, own)
         size = _block(clients, self.size)
@@ -166,19 +193,18 @@ BLOCK_BYTES, BLOCK_CLIENTS, BLOCKS = 2**20, 64, 4
 LANES = 128  # columns of a TPU's tile
 
 
-class _Auto(_HereAlone):
-    def over_parts(self, work, shared, parts):
-        return _in_turn(partial(self._one, work, shared), parts)
+class _Auto(OneDevice):
+    def in_blocks(self, size, remembered):
+        return _Chunked(size, remembered)
 
-    def _one(self, work, shared, own):
-        clients = _length(own)
+    def map_clients(self, work, shared, own):
+        clients = length(own)
         each = sum(x.size // clients * x.dtype.itemsize for x in jax.tree.leaves(own))
         size = BLOCK_BYTES // max(each, 1)
         few = size < BLOCK_CLIENTS or clients < BLOCKS * size
         if few or jax.default_backend() != "cpu":
             return _at_once(work, shared, own)
-        reduced, (kept,) = _Chunked(size).over_parts(work, shared, (own,))
-        return reduced, kept
+        return _Chunked(size).map_clients(work, shared, own)
 
 
 @cache
@@ -196,9 +222,10 @@ def _block(clients: int, most: int) -> int:
 
 
 def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
-    """The same numbers, a tenth of the clients at a time, to keep little for their derivatives.
+    """The same numbers, a tenth of the clients at a time, for derivatives in less memory.
 
-    Clients that are spread over devices stay as they are, and so do a megabyte of data or less.
+    A block has a megabyte of data at least. How a backend takes blocks, or that it does not as
+    those that spread clients over devices, is its own `in_blocks`.
 
     Args:
         backend: how the clients would be mapped.
@@ -206,18 +233,10 @@ def in_blocks(backend: Backend, own: PyTree, *remembered: str) -> Backend:
         remembered: names, as of `jax.ad_checkpoint.checkpoint_name`, of what is kept; all else is
             computed again.
     """
-    if backend.multiple > 1 or backend.processes > 1:
-        return backend
-    sizes = [_length(part) for part in split(own)]
+    sizes = [length(part) for part in split(own)]
     each = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(own)) / sum(sizes)
     size = max(math.ceil(max(sizes) / 10), int(BLOCK_BYTES / max(each, 1)))
-    if isinstance(backend, _Chunked):
-        size = min(size, backend.size)
-    return _Chunked(size, remembered) if size < max(sizes) else backend
-
-
-def _length(own: PyTree) -> int:
-    return jax.tree.leaves(own)[0].shape[0]
+    return backend.in_blocks(size, remembered)
 
 
 def vmap() -> Backend:

@@ -1,4 +1,4 @@
-"""Clients: who takes part, with what data and which weight."""
+"""`Clients`: their data, ids and weights."""
 
 import os
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.devices import shard
+from jaxfed.core.clients.bucketed import Bucketed
 from jaxfed.core.clients.checks import (
     check_ids,
     check_part,
@@ -22,17 +23,11 @@ from jaxfed.core.clients.checks import (
     is_traced,
     shares_of,
 )
+from jaxfed.core.clients.layout import Layout, Padded
 from jaxfed.core.clients.samples import Samples, at_least_single, in_buckets
-from jaxfed.core.clients.source import (
-    Reader,
-    Source,
-    check_in_memory,
-    is_source,
-    sizes_of,
-    sketched,
-)
-from jaxfed.core.clients.spread import Layout, own_rows, spread
-from jaxfed.core.common.buckets import in_order, is_buckets, layout_of, over_parts, parts_of, take
+from jaxfed.core.clients.source import FromSource, Reader, Source, sizes_of
+from jaxfed.core.clients.spread import Spread, spread
+from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
 from jaxfed.core.common.checks import (
     check_count,
     check_instance,
@@ -62,13 +57,21 @@ class Clients(eqx.Module):
     data: PyTree
     ids: Int[Array, " clients"]
     weights: Float[Array, " clients"]
-    # Of those that are spread over processes: how many each device has. The arrays have a row for
-    # each of these and for what fills up devices.
+    # Of clients that are spread over processes: how many each device has, without padding.
     blocks: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         """Refuse ids that do not tell clients apart."""
-        check_ids(self.ids if self.blocks is None else self._real(self.ids))
+        self.check_ids()
+
+    def check_ids(self) -> None:
+        """Refuse ids that do not tell clients apart, as far as they are known.
+
+        Raises:
+            ValueError: for ids that do not differ or are negative.
+        """
+        # Padding has the ids of other rows.
+        check_ids(self.ids if self.blocks is None else self.ids[..., self.layout.rows(len(self))])
 
     @classmethod
     def from_samples(
@@ -229,8 +232,8 @@ class Clients(eqx.Module):
         fewer clients than another. `own` picks out those of this process.
 
         Args:
-            own: this process's clients, made by any constructor; at least one. What they weigh and
-                their ids are not taken over.
+            own: this process's clients, made by any constructor; at least one. Their weights and
+                ids are ignored.
             backend: that of the runs, a `jf.backend.shard(...)`; by default over all devices.
             ids: of this process's clients; by default they are counted through all processes.
             weights: `"equal"`, `"samples"` (by number of samples), or one non-negative number per
@@ -252,9 +255,9 @@ class Clients(eqx.Module):
 
         def given() -> tuple[Clients, Array | None]:
             check_instance("own", own, Clients, "this process's jaxfed.Clients")
-            if own.blocks is not None or is_traced(own.ids):
+            if is_traced(own.ids) or isinstance(own.layout, Spread):
                 raise refuse("own", "clients of this process alone, not traced", own)
-            if is_buckets(own.data) or is_source(own.data):
+            if not isinstance(own.layout, Padded):
                 raise refuse("own", "clients whose samples are in one array, without buckets", own)
             return own, own.data.count if isinstance(own.data, Samples | Moment) else None
 
@@ -275,18 +278,19 @@ class Clients(eqx.Module):
         Raises:
             ValueError: if an array has another leading axis.
         """
-        like = None if self.blocks is None else jax.tree.leaves(self.data)[0]
-        return jax.tree.map(lambda leaf: own_rows(leaf, like, self.layout), tree)
+        return jax.tree.map(self.layout.own_rows, tree)
 
     @property
     def layout(self) -> Layout:
-        """Which rows of the arrays are clients."""
-        rows = self.ids.shape[-1]
-        blocks = (rows,) if self.blocks is None else self.blocks
-        return Layout(blocks, rows // len(blocks))
-
-    def _real(self, array: Array) -> Array:
-        return array[..., self.layout.rows]
+        """How the data are stored."""
+        length = self.ids.shape[-1]
+        if isinstance(self.data, Buckets):
+            return Bucketed(self.data, length)
+        if isinstance(self.data, Source):
+            return FromSource(self.data, length)
+        if self.blocks is not None:
+            return Spread(self.data, self.blocks, length)
+        return Padded(self.data, length)
 
     def __len__(self) -> int:
         return self.ids.shape[-1] if self.blocks is None else sum(self.blocks)
@@ -307,33 +311,31 @@ class Clients(eqx.Module):
 
         Of a source they are the shapes, and the true numbers of samples.
         """
-        return parts_of(self.sketch().data)
+        return self.layout.parts
 
     def sketch(self) -> Self:
         """The same clients, with shapes in place of samples that are in no memory."""
-        if not is_source(self.data):
-            return self
-        return eqx.tree_at(lambda c: c.data, self, sketched(self.data, Samples))
+        return eqx.tree_at(lambda c: c.data, self, self.layout.sketch())
+
+    def identity(self) -> Self:
+        """The same clients, with a digest in place of samples that are in no memory."""
+        return eqx.tree_at(lambda c: c.data, self, self.layout.identity())
 
     @property
     def counts(self) -> Float[Array, " clients"] | Float[np.ndarray, " clients"]:
         """Numbers of samples."""
-        counts = over_parts(lambda part: part.count, self.sketch().data)
+        counts = self.layout.over_parts(lambda part: part.count)
         return in_order(layout_of(counts), parts_of(counts))
 
     def unbucketed(self) -> Self:
         """The same clients with all samples in one array, padded to the longest client."""
-        check_in_memory("unbucketed", self)
-        if not is_buckets(self.data):
+        self.layout.check_in_memory("unbucketed")
+        if len(self.parts) == 1:
             return self
-        longest = self.parts[0].values.shape[-2]
-
-        def whole(part: Samples) -> Samples:
-            missing = longest - part.values.shape[-2]
-            return Samples(jnp.pad(part.values, ((0, 0), (0, missing), (0, 0))), part.count)
-
-        data = over_parts(whole, self.data)
-        return eqx.tree_at(lambda c: c.data, self, in_order(data, data.parts))
+        lengths = self.parts[0].lengths
+        data = self.layout.over_parts(lambda part: part.filled(lengths))
+        data = in_order(layout_of(data), parts_of(data))
+        return eqx.tree_at(lambda c: c.data, self, data)
 
     def take(self, indices: Int[ArrayLike, " chosen"]) -> Self:
         """The clients at these positions, in this order, with their ids; weights sum to one.
@@ -342,17 +344,12 @@ class Clients(eqx.Module):
             ValueError: if positions that are not traced are not those of clients, or are traced and
                 the clients are in buckets, and for clients of several processes.
         """
-        if self.blocks is not None:
-            raise refuse("take", "clients of one process, of which it takes some", self)
         if not is_traced(indices):
             indices = checked_positions(indices, len(self))
-        if is_source(self.data):
-            places = np.asarray(indices) % len(self)
-            data = Source(self.data.reader.taken(places))
-        else:
-            data = take(self.data, indices)
+        data = self.layout.take(indices)
         ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))
-        # Not by the constructor: who is taken twice is refused where it would matter.
+        # Not by the constructor, which refuses equal ids: clients may be taken twice, as long as no
+        # run draws random numbers by their ids.
         chosen = data, ids, weights / weights.sum()
         return eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
 
@@ -391,7 +388,7 @@ class Clients(eqx.Module):
                     "samples: wanted clients made from samples for this, got clients that hold "
                     f"{type(self.parts[0]).__name__}"
                 )
-            check_in_memory("restrict(samples=...)", self)
+            self.layout.check_in_memory("restrict(samples=...)")
             check_part("samples", samples, self.parts[0].values.shape[-2])
-            data = over_parts(lambda part: part.only(samples), data)
+            data = self.layout.over_parts(lambda part: part.only(samples))
         return type(self)(data, self.ids, weights, self.blocks)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.buckets import in_order, layout_of, over_parts, parts_of
+from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.core.common.processes import on_host
 from jaxfed.linalg import Moment
 
@@ -28,8 +28,8 @@ def energies(clients: Clients) -> Float[np.ndarray, " clients"]:
     """Each client's mean squared norm of a sample; zero for data that are not samples."""
     if not all(isinstance(part, Samples | Moment) for part in clients.parts):
         return np.zeros(len(clients))
-    found = over_parts(_of_part, clients.data)
-    return on_host(in_order(layout_of(found), parts_of(found)))[clients.layout.rows]
+    found = clients.layout.over_parts(_of_part)
+    return on_host(in_order(layout_of(found), parts_of(found)))[clients.layout.rows(len(clients))]
 
 
 @jax.jit
@@ -47,7 +47,7 @@ def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> 
         energies: each client's mean squared norm of a sample.
         clients: they name themselves by their ids; those of weight 0 are ignored.
     """
-    rows = clients.layout.rows
+    rows = clients.layout.rows(len(clients))
     ids, weights = np.asarray(clients.ids)[rows], np.asarray(clients.weights)[rows]
     there = weights > 0
     median = np.median(energies[there]) if there.any() else 0.0

@@ -1,24 +1,28 @@
-"""Where the clients of several processes lie: on the devices of the process that has their data.
+"""Clients of several processes, on the devices of the process that has their data.
 
-A device has a block of the arrays' rows, of the same length as all others. What a process's clients
-leave over of its blocks is filled up with copies of them, of weight 0.
+Each device has a block of the arrays' rows, all of one length. Copies of a process's clients, of
+weight 0, pad its blocks.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from jaxfed.core.clients.layout import Layout, check_leading
 from jaxfed.core.common.checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 
-class Layout(NamedTuple):
-    """Which rows of the arrays are clients: equal blocks, one a device, filled up at their ends.
+class Rows(NamedTuple):
+    """Which rows of the arrays are clients: one block per device, each padded to one length.
 
     Attributes:
         blocks: how many clients each device has.
@@ -30,7 +34,7 @@ class Layout(NamedTuple):
 
     @property
     def numbers(self) -> Int[np.ndarray, " rows"]:
-        """Each row's client, counted from 0; the number of all for a row that only fills up."""
+        """Each row's client, counted from 0; the number of clients for padding."""
         first = np.cumsum((0, *self.blocks))
         row = np.arange(self.length)
         parts = [
@@ -44,19 +48,92 @@ class Layout(NamedTuple):
         """Whether a row is a client."""
         return self.numbers < sum(self.blocks)
 
+
+@final
+@dataclass(frozen=True)
+class Spread(Layout):
+    """Arrays whose rows are on the devices of the process that has the client."""
+
+    data: PyTree
+    blocks: tuple[int, ...]  # how many clients each device has
+    length: int
+    in_memory = True
+    in_one_process = False
+
     @property
-    def rows(self) -> Int[np.ndarray, " clients"]:
-        """Each client's row."""
-        return np.flatnonzero(self.real)
+    def _rows(self) -> Rows:
+        return Rows(self.blocks, self.length // len(self.blocks))
+
+    def sketch(self):
+        return self.data
+
+    def identity(self):
+        return self.data
+
+    def take(self, indices):
+        raise refuse("clients", "those of one process, for take()", self.blocks)
+
+    @property
+    def numbers(self):
+        return self._rows.numbers
+
+    def rows(self, clients):
+        real = self._rows.real
+        # A slice moves no data between devices.
+        return slice(clients) if real.all() else jnp.asarray(np.flatnonzero(real))
+
+    def with_all_rows(self, tree, clients):
+        return tree
+
+    def without_more_rows(self, tree, clients):
+        return tree  # to leave each process its own rows
+
+    def in_rows(self, values):
+        real = np.flatnonzero(self._rows.real)
+        return jnp.zeros(self.length, values.dtype).at[real].set(values)
+
+    def own_rows(self, array):
+        check_leading(array, self.length)
+        like, real, block = jax.tree.leaves(self.data)[0], self._rows.real, self._rows.length
+        starts = sorted({shard.index[0].start or 0 for shard in like.addressable_shards})
+        mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
+        if not isinstance(array, jax.Array) or is_here(array):
+            return np.asarray(array)[np.concatenate(mine)]
+        # Users' functions may return arrays with another sharding; then all processes move them.
+        along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
+        if not array.sharding.is_equivalent_to(along, array.ndim):
+            array = jax.device_put(array, along)
+        parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+        return np.concatenate(
+            [
+                np.asarray(parts[start])[rows - start]
+                for start, rows in zip(starts, mine, strict=True)
+            ]
+        )
+
+    def check_backend(self, backend):
+        wanted = backend.sharding
+        fits = wanted is not None and backend.multiple == len(self.blocks)
+        for leaf in jax.tree.leaves(self.data):
+            if fits and not isinstance(leaf, Tracer):
+                fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+        if not fits:
+            raise ValueError(
+                "backend: wanted the one that the clients were made with, by default shard(), "
+                f"since they lie on {len(self.blocks)} devices, got {backend!r}"
+            )
+
+    def check_in_memory(self, what):
+        pass
 
 
-class Spread(NamedTuple):
-    """Arrays of all processes' clients.
+class Everybody(NamedTuple):
+    """The arrays of all processes' clients.
 
     Attributes:
         data: leading axis = rows, each process's on its own devices.
         ids: the same in all processes.
-        weights: the same in all processes; 0 for rows that only fill up.
+        weights: the same in all processes; 0 for padding.
         blocks: how many clients each device has.
     """
 
@@ -71,13 +148,13 @@ def spread(
     sharding: NamedSharding,
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
-) -> Spread:
-    """The arrays of all processes' clients, of which each gives and keeps its own.
+) -> Everybody:
+    """Lay out the clients of all processes; each process keeps the data of its own.
 
-    What is exchanged are the clients' ids and weights, and the shapes of their data.
+    Processes exchange only ids, weights and shapes.
 
     Args:
-        own: gives this process's clients, and their numbers of samples where they have any.
+        own: returns this process's clients and, if they have samples, their numbers.
         sharding: of the leading axis.
         ids: of this process's clients; None for the next numbers.
         weights: `"equal"`, `"samples"`, or this process's clients' weights, of any scale.
@@ -88,7 +165,7 @@ def spread(
     places = owners(sharding)
     held: list[Any] = []
 
-    def told() -> dict[str, Any]:
+    def described() -> dict[str, Any]:
         clients, samples = own()
         if any(np.shape(x)[:1] != (len(clients),) for x in jax.tree.leaves(clients.data)):
             raise refuse("own", "clients in arrays with a row for each, without buckets", clients)
@@ -99,13 +176,13 @@ def spread(
             "lengths": list(getattr(clients.data, "lengths", ())),
         }
 
-    everybody = attempted("own", told)
+    everybody = attempted("own", described)
     (clients,) = held
     if missing := set(range(len(everybody))) - set(places):
         raise ValueError(f"backend: wanted devices of every process, got none of {sorted(missing)}")
     data = clients.data
     if lengths := everybody[0]["lengths"]:
-        # Only as many as all have: what they are is compared below.
+        # Lengths may differ in number; `_compare` refuses such data below.
         each = zip(*(one["lengths"] for one in everybody), strict=False)
         lengths = tuple(max(sizes) for sizes in each)
         data = data.filled(lengths) if len(data.lengths) == len(lengths) else data
@@ -115,10 +192,10 @@ def spread(
     total = sum(each.sum() for each in raw)
     if not total > 0:
         raise ValueError("weights: wanted some above zero, got only zeros in all processes")
-    layout = Layout(*_blocks(places, list(map(len, raw))))
+    layout = Rows(*_blocks(places, list(map(len, raw))))
     numbers = _in_rows(_numbered(everybody), places, layout).astype(np.int32)
     shares = _in_rows([each / total for each in raw], places, layout) * layout.real
-    return Spread(
+    return Everybody(
         jax.tree.map(lambda leaf: _laid(leaf, places, layout, sharding), data),
         _everywhere(numbers, sharding),
         _everywhere(shares.astype(clients.weights.dtype), sharding),
@@ -137,7 +214,7 @@ def _checked_ids(ids: Any, clients: int) -> np.ndarray:
 
 
 def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
-    """This process's clients' weights, of a scale that is the same in all processes."""
+    """This process's clients' weights, on a scale common to all processes."""
     count = len(within)
     if not isinstance(weights, str):
         return checked_weights(weights, count)
@@ -153,7 +230,7 @@ def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
 
 
 def _numbered(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:
-    """Each process's ids; counted through where none are given."""
+    """Each process's ids; consecutive numbers if none are given."""
     given = [one["ids"] for one in everybody]
     if all(isinstance(each, int) for each in given):
         first = np.cumsum([0, *given])
@@ -168,7 +245,7 @@ def _compare(data: PyTree) -> None:
     """Refuse processes whose clients' data are of different kinds, shapes or types."""
     leaves, structure = jax.tree.flatten(data)
     shapes = ", ".join(f"{leaf.dtype}{leaf.shape[1:]}" for leaf in leaves)
-    # A structure has much to say, of which the type alone is for people.
+    # The text of a structure is long; show people its type and compare a digest.
     digest = hashlib.sha256(str(structure).encode()).hexdigest()[:8]
     own = f"{type(data).__name__} {digest} of {shapes} a client"
 
@@ -202,7 +279,7 @@ def owners(sharding: NamedSharding) -> list[int]:
 
 
 def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """How many clients each device has, and the rows of a block."""
+    """How many clients each device has, and the length of a block."""
     length = max(-(-count // places.count(owner)) for owner, count in enumerate(counts))
     blocks, left = [], list(counts)
     for owner in places:
@@ -211,14 +288,14 @@ def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(blocks), length
 
 
-def _sources(places: Sequence[int], layout: Layout) -> list[tuple[int, np.ndarray]]:
-    """For each block its process, and which of that one's clients its rows are."""
+def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]]:
+    """For each block its process, and which of that process's clients its rows are."""
     counts = [0] * (max(places) + 1)
     for owner, size in zip(places, layout.blocks, strict=True):
         counts[owner] += size
     done, found = [0] * len(counts), []
     for owner, size in zip(places, layout.blocks, strict=True):
-        # Copies fill up, since zeros could make NaN in a derivative.
+        # Pad with copies, since zeros could make derivatives NaN.
         rows = done[owner] + np.arange(layout.length)
         found.append((owner, rows % counts[owner]))
         done[owner] += size
@@ -226,19 +303,19 @@ def _sources(places: Sequence[int], layout: Layout) -> list[tuple[int, np.ndarra
 
 
 def _in_rows(
-    values: Sequence[np.ndarray], places: Sequence[int], layout: Layout
+    values: Sequence[np.ndarray], places: Sequence[int], layout: Rows
 ) -> Float[np.ndarray, " rows"]:
     """All processes' clients' numbers, in the order of the rows."""
     return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
 
 
-def _laid(leaf: Array, places: Sequence[int], layout: Layout, sharding: NamedSharding) -> Array:
+def _laid(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedSharding) -> Array:
     """This process's rows on its devices, one block after the other."""
     values, sources = np.asarray(leaf), _sources(places, layout)
 
     def part(index: Any) -> np.ndarray:
         rows = sources[(index[0].start or 0) // layout.length][1]
-        # Of a block that is full, no copy.
+        # A full block needs no copy.
         full = rows[-1] - rows[0] == len(rows) - 1
         return values[rows[0] : rows[-1] + 1] if full else values[rows]
 
@@ -250,40 +327,3 @@ def _everywhere(values: np.ndarray, sharding: NamedSharding) -> Array:
     """The same values on all devices of all processes."""
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.make_array_from_callback(values.shape, whole, lambda index: values[index])
-
-
-def own_rows(array: Any, like: Any, layout: Layout) -> np.ndarray:
-    """The rows of this process's clients, in the order in which these were given.
-
-    Args:
-        array: with a leading axis of rows.
-        like: an array of the clients' data, which says where rows lie; None where all are here.
-        layout: of the clients.
-
-    Raises:
-        ValueError: if the array has another leading axis.
-    """
-    real = layout.real
-    if np.shape(array)[:1] != (len(real),):
-        raise ValueError(
-            f"tree: wanted arrays with a leading axis of {len(real)}, that of the clients with "
-            f"those that fill up devices, got shape {np.shape(array)}"
-        )
-    if like is None:
-        return np.asarray(array)
-    starts = {shard.index[0].start or 0 for shard in like.addressable_shards}
-    mine = [np.arange(start, start + layout.length) for start in sorted(starts)]
-    mine = [rows[real[rows]] for rows in mine]
-    if not isinstance(array, jax.Array) or is_here(array):
-        return np.asarray(array)[np.concatenate(mine)]
-    # Where it lies otherwise, as a result of a user's own function may, all processes move it.
-    along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
-    if not array.sharding.is_equivalent_to(along, array.ndim):
-        array = jax.device_put(array, along)
-    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate(
-        [
-            np.asarray(parts[start])[rows - start]
-            for start, rows in zip(sorted(starts), mine, strict=True)
-        ]
-    )

@@ -61,10 +61,10 @@ class ClientsLike(Protocol):
 class Algorithm(eqx.Module):
     """A federated algorithm: hyperparameters as fields, five pure functions as methods.
 
-    Numeric hyperparameters are traced leaves (`eqx.field(converter=hyperparameter)`), so `jax.vmap`
-    over an algorithm object is a sweep and `jax.grad` with respect to it is a hypergradient; ranks
-    and names are static. Everything that is not the algorithm (compression, participation,
-    devices, the loop) is composed around these methods by `rollout` and `fit`.
+    Numeric hyperparameters are traced leaves, `eqx.field(converter=jf.hyperparameter)`, so that
+    `jax.vmap` over an algorithm object is a sweep and `jax.grad` by it a hypergradient; ranks and
+    names are static. Everything that is not the algorithm (compression, participation, devices,
+    the loop) is composed around these methods by `rollout` and `fit`.
 
     What happens, in this order::
 

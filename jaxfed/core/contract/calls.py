@@ -63,17 +63,11 @@ def client_step(
     """
     name = "client_step"
     result = algorithm.client_step(key, downlink, local, data)
-    if not isinstance(result, tuple) or len(result) != 3:
-        raise ValueError(
-            f"{_wanted(algorithm, name)} (uplink, local, diagnostics), got {described(result)}"
-        )
+    _check_results(algorithm, name, ("uplink", "local", "diagnostics"), local, result)
     uplink, after = (arrays_of(algorithm, name, part) for part in result[:2])
     diagnostics = _diagnostics(algorithm, name, result[2])
     if "objective" not in diagnostics or diagnostics["objective"].ndim:
-        raise ValueError(
-            f"{_wanted(algorithm, name)} a scalar 'objective' among the diagnostics, got "
-            f"{described(diagnostics)}"
-        )
+        raise _wrong(algorithm, name, "a scalar 'objective' among the diagnostics", diagnostics)
     check_alike(f"{_wanted(algorithm, name)} a state like that of client_init,", local, after)
     return uplink, after, diagnostics
 
@@ -90,10 +84,7 @@ def server_step(
     """
     name = "server_step"
     result = algorithm.server_step(key, server, uplink)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(
-            f"{_wanted(algorithm, name)} (server, diagnostics), got {described(result)}"
-        )
+    _check_results(algorithm, name, ("server", "diagnostics"), server, result)
     after = arrays_of(algorithm, name, result[0])
     check_alike(f"{_wanted(algorithm, name)} a state like that of server_init,", server, after)
     return after, _diagnostics(algorithm, name, result[1])
@@ -105,17 +96,30 @@ def client_result(algorithm: Algorithm, downlink: PyTree, local: PyTree, data: P
     return algorithm.client_result(downlink, local, data)
 
 
-def _diagnostics(algorithm: Algorithm, name: str, given: Any) -> dict[str, Array]:
+def _check_results(
+    algorithm: Algorithm, function: str, names: tuple[str, ...], state: PyTree, result: Any
+) -> None:
+    """Check that a function returned a tuple of so many parts.
+
+    A state of as many fields that is returned alone is no such tuple: its parts would be blamed.
+    """
+    alone = jax.tree.structure(result) == jax.tree.structure(state)
+    if not isinstance(result, tuple) or len(result) != len(names) or alone:
+        raise _wrong(algorithm, function, f"({', '.join(names)})", result)
+
+
+def _diagnostics(algorithm: Algorithm, function: str, given: Any) -> dict[str, Array]:
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise ValueError(f"{_wanted(algorithm, name)} diagnostics by name, got {described(given)}")
-    for taken in RESERVED:
-        if taken in given:
-            raise ValueError(
-                f"{_wanted(algorithm, name)} diagnostics with names of their own, got {taken!r}, "
-                "which the run's history has of itself"
-            )
-    return arrays_of(algorithm, name, dict(given))
+        raise _wrong(algorithm, function, "diagnostics by name", given)
+    if taken := [name for name in RESERVED if name in given]:
+        wanted = f"diagnostics with other names than the history's own {', '.join(RESERVED)}"
+        raise _wrong(algorithm, function, wanted, taken)
+    return arrays_of(algorithm, function, dict(given))
 
 
 def _wanted(algorithm: Algorithm, function: str) -> str:
     return f"algorithm: wanted of {type(algorithm).__name__}.{function}"
+
+
+def _wrong(algorithm: Algorithm, function: str, wanted: str, given: Any) -> ValueError:
+    return ValueError(f"{_wanted(algorithm, function)} {wanted}, got {described(given)}")

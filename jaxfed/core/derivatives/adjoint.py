@@ -7,7 +7,8 @@ from jaxfed._optional import require
 from jaxfed.core.common.checks import check_count, check_flag, check_instance, check_positive
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.derivatives.implicit import Report, Settings, differentiable
+from jaxfed.core.derivatives.implicit import Report, differentiable
+from jaxfed.core.derivatives.linear_system import Settings
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.loop import solve
@@ -52,12 +53,8 @@ class _Implicit(Adjoint):
             problem, start, jax.lax.stop_gradient(solution), through, report, settings
         )
 
-
-def with_report(adjoint: Adjoint, report: Report) -> Adjoint:
-    """The same, which reports on its linear system if it has one."""
-    if not isinstance(adjoint, _Implicit):
-        return adjoint
-    return _Implicit(adjoint.algorithm, report, adjoint.settings)
+    def with_report(self, report):
+        return _Implicit(self.algorithm, report, self.settings)
 
 
 def implicit(

@@ -78,7 +78,7 @@ def _transpose(cotangents, *operands, look):
 
 
 def _batch(operands, axes, *, look):
-    count, size = len(operands) // 2, None
+    count = len(operands) // 2
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
     moved = [batching.bdim_at_front(x, a, size) for x, a in zip(operands, axes, strict=True)]
     return _hook.bind(*moved, look=_Batched(look)), [0] * count

@@ -9,18 +9,17 @@ Source: Christianson (1994), Reverse accumulation and attractive fixed points; B
 (2022), Efficient and modular implicit differentiation.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
+import optax
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from jaxfed._optional import require
 from jaxfed.core.backends.backend import collect
 from jaxfed.core.backends.one_device import in_blocks, vmap
 from jaxfed.core.common.buckets import first_of
@@ -30,6 +29,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.bases import Bases, vertical_part
 from jaxfed.core.contract.reduction import contributions, plain, wrapped
 from jaxfed.core.derivatives.cotangent import hooked
+from jaxfed.core.derivatives.linear_system import Settings, or_precision, refused, solved
 from jaxfed.core.round.problem import Problem, State
 from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
@@ -37,8 +37,16 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire import channel
 from jaxfed.linalg.derivatives import DECOMPOSITION, with_rule
 
-LOG = logging.getLogger("jaxfed.adjoint")
 LOSSLESS = channel.lossless()
+MOVES = (
+    "adjoint: wanted a fixed point of the round for an implicit derivative, got one that a round "
+    "moves on; run more rounds, with a smaller tol or of an algorithm that needs fewer (for "
+    "PerPCA, VarProPerPCA), or take jaxfed.adjoint.unrolled()"
+)
+TURNS = (
+    "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
+    "bases are turned, by which a solution has no derivative"
+)
 States = tuple[PyTree, PyTree]  # the server's, and the clients' with their leading axis
 
 
@@ -62,17 +70,6 @@ class Report(eqx.Module):
     rounds: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
     residual: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
     turning: Float[Array, ""] = eqx.field(converter=_real, default=0.0)
-
-
-class Settings(NamedTuple):
-    """How exact everything must be; None where that follows from the precision."""
-
-    tol: float | None
-    max_rounds: int
-    memory: int
-    fixed_point_tol: float | None
-    turning_tol: float
-    throw: bool
 
 
 class _Round(eqx.Module):
@@ -112,14 +109,11 @@ def differentiable(
         settings: tolerances.
     """
     own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
-    problem = replace(
-        problem, algorithm=through, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS,
-        first_downlink=LOSSLESS,
-    )  # fmt: skip
+    ways = ("uplink", "downlink", "first_uplink", "first_downlink")
+    problem = replace(problem, algorithm=through, **dict.fromkeys(ways, LOSSLESS))
     problem = prepared(problem, settings.max_rounds)
     template, _ = begin(problem, start if own else solution.result, WHOLE)
     problem = replace(problem, backend=in_blocks(backend, data, DECOMPOSITION))
-    begun = template.server, template.local
     if own:
         reached = solution.state.server, solution.state.local
     else:
@@ -128,11 +122,12 @@ def differentiable(
         reached = state.server, state.local
     free = _changing(problem, template)
     point = jax.tree.map(lambda x, free: x if free else None, reached, free)
+
     # What no round changes is what it was at first, derivatives included.
-    kept = jax.tree.map(
-        lambda first, last, free: None if free else first if eqx.is_inexact_array(last) else last,
-        begun, reached, free,
-    )  # fmt: skip
+    def unchanged(first, last, free):
+        return None if free else first if eqx.is_inexact_array(last) else last
+
+    kept = jax.tree.map(unchanged, (template.server, template.local), reached, free)
     rest = jax.lax.stop_gradient(replace(template, server=None, local=None))
     point = _fixed_point(
         jax.lax.stop_gradient(point), _Round(problem, rest, kept), report, settings
@@ -178,15 +173,16 @@ def _changing(problem: Problem, state: State) -> States:
         everybody = clients.data, local, clients.weights
         return plain(collect(vmap(), work, downlink, everybody, problem.rows)[0])
 
+    def server_after(server, uplink):
+        return algorithm.server_step(key, server, uplink)[0]
+
     message = jax.eval_shape(received, clients, state.local, downlink)
-    server = _changed(
-        lambda x, uplink: algorithm.server_step(key, x, uplink)[0], state.server, message
-    )
-    local = _changed(
-        lambda x, data, downlink: algorithm.client_step(key, downlink, x, data)[1],
-        own[1], own[0], downlink,
-    )  # fmt: skip
-    return server, local
+    server = _changed(server_after, state.server, message)
+
+    def local_after(local, data, downlink):
+        return algorithm.client_step(key, downlink, local, data)[1]
+
+    return server, _changed(local_after, own[1], own[0], downlink)
 
 
 def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> PyTree:
@@ -220,16 +216,12 @@ def _look(
     select: Callable[[States], Bases], settings: Settings, value: PyTree, cotangent: PyTree
 ) -> PyTree:
     """Refuse a cotangent that asks how bases are turned; what share of it does goes on too."""
-    (states, _), (asked, told) = value, cotangent
-    known, seen = jax.lax.stop_gradient((states, asked))
-    size = _norm(seen)
-    share = _norm(vertical_part(select, known)(seen)) / jnp.where(size > 0, size, 1)
-    asked = _refused(
-        asked, share > settings.turning_tol, settings.throw,
-        "adjoint: wanted a loss that depends on subspaces alone, got one that depends on how their "
-        "bases are turned, by which a solution has no derivative",
-    )  # fmt: skip
-    return asked, told + share.astype(told.dtype)
+    (states, _), (of_states, of_turning) = value, cotangent
+    known, seen = jax.lax.stop_gradient((states, of_states))
+    size = optax.tree.norm(seen)
+    share = optax.tree.norm(vertical_part(select, known)(seen)) / jnp.where(size > 0, size, 1)
+    of_states = refused(of_states, share > settings.turning_tol, settings.throw, TURNS)
+    return of_states, of_turning + share.astype(of_turning.dtype)
 
 
 # --- the linear system ---------------------------------------------------------------------------
@@ -252,134 +244,49 @@ def _moved(
     settings: Settings,
 ) -> tuple[States, States]:
     """The fixed point and its change."""
-    (function, report), (change, told) = by, changes
+    (function, report), (change, report_change) = by, changes
     # With a derivative of its own, for derivatives of this one.
     point = _fixed_point(point, function, report, settings)
     image, derivative = jax.linearize(function, point)
-    vertical = vertical_part(
-        lambda x: _picked(function.problem.algorithm)(eqx.combine(x, _zeros(function.kept))), point
-    )
+    select, others = _picked(function.problem.algorithm), optax.tree.zeros_like(function.kept)
+    vertical = vertical_part(lambda x: select(eqx.combine(x, others)), point)
 
     def horizontal(vector):
-        return _minus(vector, vertical(vector))
+        return optax.tree.sub(vector, vertical(vector))
 
-    gap = jax.lax.stop_gradient(_largest_ratio(horizontal(_minus(image, point)), point))
-    sure = _refused(
-        jnp.ones(()), ~(gap <= _or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6)),
-        settings.throw,
-        "adjoint: wanted a fixed point of the round for an implicit derivative, got one that a "
-        "round moves on; run more rounds, with a smaller tol or of an algorithm that needs fewer "
-        "(for PerPCA, VarProPerPCA), or take jaxfed.adjoint.unrolled()",
-    )  # fmt: skip
+    gap = jax.lax.stop_gradient(_largest_ratio(horizontal(optax.tree.sub(image, point)), point))
+    moves = ~(gap <= or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6))
+    sure = refused(jnp.ones(()), moves, settings.throw, MOVES)
 
     active = _where(change, function)
-    right = _zeros(point)
+    right = optax.tree.zeros_like(point)
     if jax.tree.leaves(active):
         moved = jax.jvp(lambda x: eqx.combine(x, function)(point), (active,), (change,))[1]
         right = horizontal(moved)
-    right, told = _tied((right, eqx.combine(told, _zeros(report))))
+    report_change = eqx.combine(report_change, optax.tree.zeros_like(report))
 
+    # The report is a second block of the system, whose own equation is trivial and whose adjoint's
+    # solution is what there is to report.
     def product(pair):
-        vector, told = pair
-        return _minus(vector, horizontal(derivative(horizontal(vector)))), told
+        vector, reported = pair
+        return optax.tree.sub(vector, horizontal(derivative(horizontal(vector)))), reported
 
-    # The report is a second block, whose own equation is trivial and whose adjoint's solution is
-    # what there is to report.
+    def solve(product, pair):
+        return solved(lambda x: product((x, pair[1]))[0], pair[0], settings)
+
     def forward(product, pair):
-        found, _ = _solved(lambda x: product((x, pair[1]))[0], pair[0], settings)
-        return found, pair[1]
+        return solve(product, pair).solution, pair[1]
 
     def backward(product, pair):
-        found, (rounds, residual) = _solved(lambda x: product((x, pair[1]))[0], pair[0], settings)
-        like = pair[1]
-        return found, Report(
-            rounds.astype(like.rounds.dtype),
-            residual.astype(like.residual.dtype),
-            jnp.zeros_like(like.turning),
-        )
+        found, like = solve(product, pair), pair[1]
+        rounds, residual = found.rounds.astype(like.rounds.dtype), found.residual
+        turning = jnp.zeros_like(like.turning)
+        return found.solution, Report(rounds, residual.astype(like.residual.dtype), turning)
 
+    right = _tied((right, report_change))
     # Tied again for the cotangents, when the backward pass is differentiated backwards.
-    found, _ = _tied(jax.lax.custom_linear_solve(product, (right, told), forward, backward))
+    found, _ = _tied(jax.lax.custom_linear_solve(product, right, forward, backward))
     return point, jax.tree.map(lambda x: sure.astype(x.dtype) * x, found)
-
-
-def _solved(
-    product: Callable[[PyTree], PyTree], right: PyTree, settings: Settings
-) -> tuple[PyTree, tuple[Array, Array]]:
-    """The solution of a linear system, with the rounds that it took and the residual that is left.
-
-    Restarts are those of GMRES(memory); between them the true residual decides.
-    """
-    lineax = require("lineax", extra="adjoint")
-    tol = _or_precision(settings.tol, right, 1e-5, 1e-10)
-    size = _norm(right)
-    scale = jnp.where(size > 0, size, 1)
-    operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
-    length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
-    # Its first step only finds out what the residual is.
-    solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=_norm, restart=length, max_steps=2)
-
-    def unfinished(carry):
-        _, residual, rounds, falling = carry
-        return (residual > tol) & (rounds < settings.max_rounds) & falling
-
-    def cycle(carry):
-        before, old, rounds, _ = carry
-        new = lineax.linear_solve(
-            operator, right, solver, options={"y0": before}, throw=False
-        ).value
-        residual = _norm(_minus(right, product(new))) / scale
-        better = residual < old
-        kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before)
-        # A cycle that leaves more is the last: of ten rounds, two would not leave a half.
-        falling = better & (residual < 0.7 * old)
-        return kept, jnp.minimum(residual, old), rounds + length + 3, falling
-
-    first = _zeros(right), size / scale, jnp.zeros((), jnp.int32), jnp.ones((), bool)
-    found, residual, rounds, _ = jax.lax.while_loop(unfinished, cycle, first)
-    found = _refused(
-        found, ~(residual <= 100 * tol), settings.throw,
-        "adjoint: the linear system of an implicit derivative could not be solved in max_rounds "
-        "rounds; allow more, or more memory, or give another round by through=",
-    )  # fmt: skip
-    return found, (rounds, residual)
-
-
-def _refused(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
-    """NaN in place of what is wrong, and an error when it is computed."""
-
-    def refuse(_):
-        # An error that leaves a compiled program comes below the stack of what runs it.
-        LOG.error(message)
-        raise ValueError(message)
-
-    if throw:
-        wrong |= jax.lax.cond(
-            _anywhere(wrong),
-            lambda wrong: jax.pure_callback(refuse, wrong, wrong, vmap_method="broadcast_all"),
-            jnp.zeros_like,
-            wrong,
-        )
-    return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), tree)
-
-
-@jax.custom_batching.custom_vmap
-def _anywhere(wrong: Bool[Array, ""]) -> Bool[Array, ""]:
-    """The same of one problem; of many at once, whether any is wrong, and the same for all."""
-    return wrong
-
-
-@_anywhere.def_vmap
-def _(size, batched, wrong):
-    del size, batched
-    return _anywhere(jnp.any(wrong)), False
-
-
-def _or_precision(given: float | None, tree: PyTree, single: float, double: float) -> float:
-    if given is not None:
-        return given
-    types = {x.dtype for x in jax.tree.leaves(tree)}
-    return double if types <= {jnp.dtype("float64")} else single
 
 
 def _tied(tree: PyTree) -> PyTree:
@@ -390,24 +297,12 @@ def _tied(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x + nothing.astype(x.dtype), tree)
 
 
-def _zeros(tree: PyTree) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
-def _minus(one: PyTree, other: PyTree) -> PyTree:
-    return jax.tree.map(jnp.subtract, one, other)
-
-
-def _norm(tree: PyTree) -> Float[Array, ""]:
-    return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
-
-
 def _largest_ratio(tree: PyTree, other: PyTree) -> Float[Array, ""]:
     """The largest norm of an array relative to that of its counterpart."""
 
     def ratio(x, y):
-        size = _norm(y)
-        return _norm(x) / jnp.where(size > 0, size, 1)
+        size = optax.tree.norm(y)
+        return optax.tree.norm(x) / jnp.where(size > 0, size, 1)
 
     ratios = jax.tree.leaves(jax.tree.map(ratio, tree, other))
     return jnp.max(jnp.stack([jnp.zeros(()), *ratios]))

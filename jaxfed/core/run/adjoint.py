@@ -6,7 +6,7 @@ from functools import partial
 
 import equinox as eqx
 import jax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.common.checks import check_count, check_flag
 from jaxfed.core.contract.algorithm import Personalized
@@ -28,10 +28,21 @@ class Adjoint(eqx.Module):
 
     @abc.abstractmethod
     def solve(
-        self, problem: Problem, start: Personalized | None, tol: Array | float | None,
+        self,
+        problem: Problem,
+        start: Personalized | None,
+        tol: Array | float | None,
         options: Options,
-    ) -> Solution:  # fmt: skip
+    ) -> Solution:
         """The run."""
+
+    def with_report(self, report: PyTree) -> "Adjoint":
+        """The same, whose backward pass makes `report` a `jaxfed.adjoint.Report`.
+
+        By default it is this adjoint itself, for which there is no linear system to report on.
+        """
+        del report
+        return self
 
 
 class _Unrolled(Adjoint):

@@ -11,10 +11,8 @@ from jaxtyping import Array, Key, PyTree, UInt32
 
 from jaxfed.core.backends import backend
 from jaxfed.core.backends.one_device import vmap
-from jaxfed.core.clients.checks import check_ids
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.source import is_source
-from jaxfed.core.common.buckets import each_first, is_buckets
+from jaxfed.core.common.buckets import each_first
 from jaxfed.core.common.checks import (
     LARGEST,
     check_callable,
@@ -40,7 +38,8 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.loop import prepare
 from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.checkpoint import Checkpoint, digest_of
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.identity import digest_of
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import Wire, checked_wire
 
@@ -76,22 +75,12 @@ def problem_of(
             f"clients: wanted jaxfed.Clients, got {type(clients).__name__}; "
             "build them with Clients.from_samples(arrays)"
         )
-    if clients.blocks is None:
-        check_ids(clients.ids)
+    clients.check_ids()
     check_rounds(rounds)
     wire, participants, start = _surroundings(channels, participants, mapped, warm_start)
-    _check_layout(clients, mapped)
+    clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
-    if is_source(clients.data) and (mapped.apart or not mapped.gathers):
-        raise ValueError(
-            "backend: wanted vmap() or chunked(size) for clients of Clients.from_source, whose "
-            f"blocks go to one device, got {mapped!r}"
-        )
-    if mapped.apart and is_buckets(clients.data):
-        raise refuse(
-            "clients", "none in buckets, as of clients.unbucketed(), for separate()", clients
-        )
     problem = Problem(algorithm, clients, *wire.channels, participants, mapped, key, len(clients))
     if isinstance(warm_start, Solution):
         start = by_id(warm_start, problem)
@@ -109,7 +98,7 @@ def problem_of(
 
 
 def _check_axes(**given: PyTree) -> None:
-    """Refuse arrays on explicit axes of a mesh, with which most operations do not go together."""
+    """Refuse arrays on explicit axes of a mesh, which most operations do not support."""
     for name, tree in given.items():
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, jax.Array) and is_explicit(leaf):
@@ -121,7 +110,7 @@ def _check_axes(**given: PyTree) -> None:
 
 
 def check_host_alone(*given: PyTree) -> None:
-    """Refuse to run from the host where values are not known.
+    """Refuse to run from the host when values are traced.
 
     Raises:
         ValueError: if anything is traced.
@@ -133,27 +122,8 @@ def check_host_alone(*given: PyTree) -> None:
         )
 
 
-def _check_layout(clients: Clients, mapped: backend.Backend) -> None:
-    """Refuse a backend that would move the clients of several processes."""
-    if clients.blocks is None:
-        return
-    wanted = mapped.sharding
-    fits = wanted is not None and mapped.multiple == len(clients.blocks)
-    for leaf in jax.tree.leaves(clients.data):
-        if fits and not isinstance(leaf, Tracer):
-            fits = leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
-    if not fits:
-        raise ValueError(
-            "backend: wanted the one that the clients were made with, by default shard(), since "
-            f"they lie on {len(clients.blocks)} devices, got {mapped!r}"
-        )
-
-
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
-    """Refuse to spread over processes what is not the same in all of them.
-
-    Every process takes the others' share of a computation for one on its own values.
-    """
+    """Refuse arguments that differ between processes, which would silently mix different runs."""
     if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
@@ -166,7 +136,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         leaves = jax.tree.leaves(given)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             continue
-        # What is spread over processes already is one thing.
+        # Arrays that are spread over processes are the same in all of them.
         own = digest_of([leaf for leaf in leaves if not spans(leaf)])
         others = [place for place, one in enumerate(exchanged(own)) if one != own]
         if others:
@@ -180,7 +150,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 def _surroundings(
     channels: Any, participants: Any, mapped: Any, warm_start: Any
 ) -> tuple[Wire, participation.Participation, Personalized | None]:
-    """What is composed around an algorithm, whichever that and its clients are."""
+    """The checked wire, participation and warm start."""
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
     wire = checked_wire(channels)
     participants = EVERYBODY if participants is None else participants
@@ -203,28 +173,30 @@ def checked_start(warm_start: object) -> Personalized | None:
 
 
 def check_passed_on(arguments: Mapping[str, Any]) -> None:
-    """Refuse at once what `rollout` would only refuse while it is traced.
+    """Refuse now what `rollout` would refuse only once it is traced.
 
     Raises:
         ValueError: naming the argument.
     """
     known = arguments.get
     _surroundings(
-        known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
+        known("channel", LOSSLESS),
+        known("participation"),
+        known("backend", VMAP),
         known("warm_start"),
-    )  # fmt: skip
+    )
     check_loop(
         known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
     )
 
 
 def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
-    """Refuse a channel, a participation and an algorithm that do not go together.
+    """Refuse a channel, participation and algorithm that do not work together.
 
     Args:
-        problem: the run; of the clients' data only the shapes count.
+        problem: the run; only the shapes of its clients' data matter.
         start: a warm start.
-        rounds: how many rounds.
+        rounds: number of rounds.
 
     Raises:
         ValueError: saying what is wanted.
@@ -271,18 +243,18 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
 def messages_of(
     problem: Problem, start: Personalized | None, *, rounds: int
 ) -> list[tuple[PyTree, PyTree]]:
-    """One client's first message and uplink in each bucket, for their shapes."""
+    """The first message and the uplink of one client per bucket, for their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
     ready, state, _ = prepare(open_problem, start, rounds)
     algorithm, key = problem.algorithm, problem.key
     own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
-    begun = None if start is None else Personalized(start.shared, own)
+    warm = None if start is None else Personalized(start.shared, own)
     found = []
     for data, local in each_first((ready.clients.data, state.local)):
         uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
-        first = contract.first_message(algorithm, key, data, begun)
+        first = contract.first_message(algorithm, key, data, warm)
         found.append((wrapped(first), wrapped(uplink)))
     return found
 
@@ -298,7 +270,7 @@ def check_rounds(rounds: Any) -> None:
 
 
 def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED) -> None:
-    """Refuse what the traced loop cannot use.
+    """Refuse arguments of the traced loop.
 
     Raises:
         ValueError: naming the argument.
@@ -314,7 +286,7 @@ def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED
 def check_host(
     checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
 ) -> None:
-    """Refuse what `fit` cannot use.
+    """Refuse arguments of `fit` alone.
 
     Raises:
         ValueError: naming the argument.

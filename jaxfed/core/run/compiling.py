@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Ragged
 from jaxfed.core.common.checks import checked_path
 from jaxfed.core.contract.algorithm import Algorithm
 
@@ -53,18 +54,13 @@ def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | 
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
     # short way, which takes half the time (bench/speed/first_call.py); the elementwise work of
     # training networks is not, nor are the sums by index of sparse data.
-    if _numbers(algorithm) <= 10_000 and not _has_lists_of_indices(clients):
+    sparse = any(isinstance(part, Ragged) and part.summed_by_index for part in clients.parts)
+    if _numbers(algorithm) <= 10_000 and not sparse:
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
     # Threads cost more than they bring for products this small.
     if clients.features <= 64 and _numbers(clients.parts) <= 2**15 * len(clients):
         options["xla_cpu_multi_thread_eigen"] = False
     return options
-
-
-def _has_lists_of_indices(clients: Clients) -> bool:
-    leaves = jax.tree.leaves(clients.parts)
-    # Signed, as unsigned ones are pictures.
-    return any(np.ndim(x) > 1 and jax.numpy.issubdtype(x.dtype, np.signedinteger) for x in leaves)
 
 
 def _numbers(tree: PyTree) -> int:

@@ -7,7 +7,6 @@ from jaxtyping import Array, Key
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.energies import energies, warn_of_large
-from jaxfed.core.clients.source import is_source
 from jaxfed.core.common.processes import watched
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.participation import Participation
@@ -24,7 +23,7 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.host_loop import Requests, on_host_solution
 from jaxfed.core.run.loop import Metrics, Options
-from jaxfed.core.run.resume import begun_or_resumed
+from jaxfed.core.run.resume import start_or_resume
 from jaxfed.core.run.runner import LocalRunner, OneProgram, programs
 from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
@@ -97,8 +96,7 @@ def fit(
             a checkpoint that belongs to another run, or for traced arguments.
         DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
             clients and the solution of the round before; a `FloatingPointError`.
-        ImportError: if a progress bar or checkpoints are asked for and their packages are
-            missing.
+        ImportError: if a progress bar is asked for and tqdm is missing.
         jaxfed.ProcessError: if another process of the run has ended.
 
     Warns:
@@ -111,7 +109,7 @@ def fit(
     )
     check_loop(tol, metrics, metrics_every)
     check_host(checkpoint, callbacks, best, chunk_rounds, progress, throw)
-    if algorithm.energy_weighted and not is_source(clients.data):
+    if algorithm.energy_weighted and clients.layout.in_memory:
         warn_of_large(energies(clients), clients)
 
     interrupted = progress or checkpoint is not None or callbacks or best is not None
@@ -126,13 +124,13 @@ def fit(
         if not int(solution.failure.round):
             return with_earlier(warm_start, on_host_solution(solution, int(solution.rounds)))
     requests = Requests(rounds, tol, options, tuple(callbacks), best, progress, throw)
-    loop = begun_or_resumed(runner_of, problem, start, requests, channel, checkpoint)
+    loop = start_or_resume(runner_of, problem, start, requests, channel, checkpoint)
     return with_earlier(warm_start, loop.run())
 
 
 def runner_of(problem: Problem) -> LocalRunner:
     """What runs the clients of a problem, by where they are and how the backend wants them."""
     compiled = programs(**compiler_options(problem.algorithm, problem.clients))
-    if is_source(problem.clients.data):
+    if not problem.clients.layout.in_memory:
         return Streamed(problem, compiled)
     return Separate(problem, compiled) if problem.backend.apart else OneProgram(problem, compiled)

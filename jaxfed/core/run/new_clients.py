@@ -70,7 +70,7 @@ def by_id(solution: Any, problem: Problem) -> Personalized:
     result, known, wanted = solution.result, solution.ids, problem.clients.ids
     if not jax.tree.leaves(result.local) or _alike(known, wanted):
         return result
-    if problem.clients.blocks is not None:
+    if not problem.clients.layout.in_one_process:
         raise ValueError(
             "warm_start: wanted a solution of these very clients, since they lie in several "
             "processes, got one of others; its shared part alone, "

@@ -4,7 +4,6 @@ from jaxtyping import Array, Key
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.source import check_in_memory
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.participation import Participation
 from jaxfed.core.run.adjoint import Adjoint
@@ -63,7 +62,7 @@ def rollout(
         algorithm, clients, rounds, key, warm_start, channel, participation, backend
     )
     check_loop(tol, metrics, metrics_every, adjoint)
-    check_in_memory("rollout", clients)
+    clients.layout.check_in_memory("rollout")
     adjoint.check(problem)
     options = Options(rounds, tol is not None, metrics, metrics_every)
     return with_earlier(warm_start, adjoint.solve(problem, start, tol, options))

@@ -1,6 +1,5 @@
-"""Many runs in one compiled call: sweeps, and labelled grids that can be resumed."""
+"""Labelled grids: a function at every point, compiled once, in blocks that can be resumed."""
 
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,191 +11,36 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Key, PyTree, Shaped
+from jaxtyping import Array, ArrayLike, Shaped
 
 from jaxfed._optional import require
 from jaxfed._versions import versions
 from jaxfed.core.backends.backend import Backend
-from jaxfed.core.backends.one_device import chunked, vmap
-from jaxfed.core.clients.checks import check_ids
-from jaxfed.core.clients.clients import Clients
+from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.common.checks import (
     check_callable,
     check_count,
     check_flag,
     check_instance,
-    check_list,
     check_texts,
     checked_path,
     host_array,
-    is_list,
     is_real,
     refuse,
     shown,
 )
 from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted, on_host, spans, watched
-from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.run.arguments import check_passed_on, check_rounds
-from jaxfed.core.run.rollout import rollout
-from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.checkpoint import digest_of
-from jaxfed.core.store.grid import Store
-from jaxfed.core.wire import channel
-from jaxfed.core.wire.wire import checked_wire
+from jaxfed.core.store.grid import Block, Store
+from jaxfed.core.store.identity import digest_of, digest_of_text
+from jaxfed.core.sweeps.sweep import mapped
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 _VMAP = vmap()
-
-
-def _mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backend) -> PyTree:
-    """A function's results at points, the leading axis of what is given and returned.
-
-    Arrays within the function (of a `Partial`, say) are passed to every device.
-    """
-    arrays, others = eqx.partition(function, eqx.is_array)
-
-    def one(arrays, point):
-        return eqx.combine(arrays, others)(point)
-
-    return backend.map(one, arrays, points)
-
-
-# --- sweeps --------------------------------------------------------------------------------------
-
-
-def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Algorithms, clients or solutions of one structure, stacked along a new leading axis.
-
-    Raises:
-        ValueError: if there are none, or their structures, static fields or shapes differ.
-    """
-    check_list("trees", trees, "algorithms, clients or solutions")
-    structures = {jax.tree.structure(tree) for tree in trees}
-    if len(structures) > 1:
-        raise ValueError(
-            f"stack: ranks and other static fields must agree, got {sorted(map(str, structures))}"
-        )
-    shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(tree)) for tree in trees}
-    if len(shapes) > 1:
-        raise ValueError(f"stack: shapes must agree, got {sorted(shapes)}")
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def sweep(
-    algorithms: Algorithm | Sequence[Algorithm],
-    clients: Clients | Sequence[Clients],
-    *,
-    keys: Key[Array, "*seeds"],
-    rounds: int,
-    block: int | None = None,
-    **arguments: Any,
-) -> Solution:
-    """Run every combination of algorithms, data sets and seeds in one compiled call.
-
-    Runs with the same key draw the same random numbers, which makes them comparable, but not
-    private: two messages with the same Gaussian noise differ by exactly what it was to hide. Sweep
-    over noise in simulations only. Masks are refused where a key would serve twice: they change
-    no result beyond rounding, and a comparison can do without them.
-
-    Args:
-        algorithms: one algorithm, a list of them that differ in their floats only, or one whose
-            floats carry a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
-        clients: one data set, a list of equal shapes, or one with a leading axis.
-        keys: one random key, or several along a leading axis.
-        rounds: rounds of each run.
-        block: how many runs go side by side; all by default. Smaller blocks need less memory.
-        **arguments: passed on to `rollout`.
-
-    Returns:
-        One solution whose leaves carry a leading axis for each of algorithms, data sets and
-        seeds that were several, in this order.
-
-    Raises:
-        ValueError: for algorithms, data sets or keys that do not fit together, masks for which a
-            key would serve twice, and as `rollout` does.
-    """
-    algorithm = _one("algorithms", algorithms, Algorithm)
-    data = _one("clients", clients, Clients)
-    random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    if not random or keys.ndim > 1 or keys.size == 0:
-        raise refuse("keys", "one or several of jax.random.key", keys)
-    check_rounds(rounds)
-    check_passed_on(arguments)
-    if block is not None:
-        check_count("block", block)
-    if data.blocks is None:
-        check_ids(data.ids)
-    several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
-    _check_masks(arguments, several[0] or several[1], keys)
-    return _swept((algorithm, data, keys), several, rounds, block, arguments)
-
-
-def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
-    """Refuse one-time channels where several runs have the same key, as far as keys are known."""
-    wire = checked_wire(arguments.get("channel", channel.lossless()))
-    if not any(way.one_time for way in wire.channels):
-        return
-    if not isinstance(keys, Tracer):
-        known = np.asarray(jax.random.key_data(keys)).reshape(keys.size, -1)
-        shared = shared or len(np.unique(known, axis=0)) < keys.size
-    if shared:
-        raise ValueError(
-            "keys: wanted one for each run under masks, which two runs with one key undo, got some "
-            "that serve several; sweep without masks, or run one by one"
-        )
-
-
-def _one(name: str, given: Any, kind: type) -> Any:
-    """One tree of a kind, or a list of them stacked."""
-    if isinstance(given, kind):
-        return given
-    if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
-        raise refuse(name, f"one or a list of {kind.__name__}", given)
-    return stack(given)
-
-
-@eqx.filter_jit
-def _swept(parts, several, rounds, block, arguments):
-    sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
-
-    def run(parts, number):
-        # The run's place on each axis, the last axis fastest.
-        places = list(jnp.unravel_index(number, sizes)) if sizes else []
-        algorithm, data, key = (
-            _picked(part, places.pop(0)) if many else part
-            for part, many in zip(parts, several, strict=True)
-        )
-        return rollout(algorithm, data, rounds=rounds, key=key, **arguments)
-
-    if not sizes:
-        return run(parts, 0)
-    total = math.prod(sizes)
-    runs = _mapped(Partial(run, parts), jnp.arange(total), chunked(block or total))
-    return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
-
-
-def _picked(tree: PyTree, place: Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
-
-
-def _several(algorithm: Algorithm) -> bool:
-    return any(jnp.ndim(leaf) > 0 for leaf in jax.tree.leaves(algorithm))
-
-
-def _length(tree: PyTree) -> int:
-    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(tree) if jnp.ndim(leaf) > 0}
-    if len(lengths) != 1:
-        raise ValueError(f"algorithms: their floats need one common leading axis, got {lengths}")
-    return lengths.pop()
-
-
-# --- labelled grids ------------------------------------------------------------------------------
 
 
 @watched
@@ -275,8 +119,7 @@ def grid(
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)
     dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
     lowered = _at_point.lower(function, first)  # pyright: ignore[reportFunctionMemberAccess]
-    text = lowered.as_text() + digest_of(function)
-    computation = hashlib.sha256(text.encode()).hexdigest()[:16]
+    computation = digest_of_text(lowered.as_text() + digest_of(function))
     values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
     done = np.zeros(total, bool)
 
@@ -295,10 +138,10 @@ def grid(
             nonlocal store
             if folder is None or not speaks:
                 return
-            store = Store(folder, checked, computation, names, values)
+            store = Store(folder, checked, computation, names)
             stack.enter_context(locked(folder, "folder"))
-            for chosen, found in store.kept():
-                keep(chosen, found)
+            for block in store.load():
+                keep(block.points, block.values)
 
         if several and folder is not None:
             attempted("folder", take_up)
@@ -318,7 +161,7 @@ def grid(
             found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
             if store is not None:
-                store.keep(chosen, found)
+                store.save(Block(chosen, found))
             if bar is not None:
                 bar.update(len(chosen))
         if bar is not None:
@@ -341,7 +184,7 @@ def _at_point(function, point):
     return list(map(str, found)), [_array(name, value) for name, value in found.items()]
 
 
-def _array(name, value):
+def _array(name: str, value: Any) -> Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError):
@@ -356,10 +199,11 @@ def _block(function, points, backend):
     def arrays(function, point):
         return _at_point(function, point)[1]
 
-    return _mapped(Partial(arrays, function), jax.tree.map(jnp.asarray, points), backend)
+    return mapped(Partial(arrays, function), jax.tree.map(jnp.asarray, points), backend)
 
 
-def _checked(axes, function) -> dict[str, np.ndarray]:
+def _checked(axes: Any, function: Any) -> dict[str, np.ndarray]:
+    """The values along each axis, which fit the function's arguments."""
     check_callable("function", function)
     if not isinstance(axes, Mapping) or not axes or not all(isinstance(n, str) for n in axes):
         raise refuse("axes", "values by the name of each axis", axes)

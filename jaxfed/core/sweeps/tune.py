@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
 from jaxfed._optional import require
 from jaxfed.core.clients.clients import Clients
@@ -22,7 +22,7 @@ from jaxfed.core.common.checks import (
     refuse,
 )
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.derivatives.adjoint import implicit, with_report
+from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.derivatives.implicit import Report
 from jaxfed.core.run.adjoint import Adjoint
 from jaxfed.core.run.rollout import rollout
@@ -118,7 +118,7 @@ def tune(
         return rollout(tuned, clients, rounds=rounds, key=key, tol=tol, **given)
 
     def loss(logarithms, report, clients, warm_start):
-        solution = solved(clients, logarithms, warm_start, with_report(adjoint, report))
+        solution = solved(clients, logarithms, warm_start, adjoint.with_report(report))
         return held_out(solution.result), solution
 
     @jax.jit
@@ -134,9 +134,9 @@ def tune(
         clients
     ).result
     logarithms, state = start, optimizer.init(start)
-    visited: list[dict[str, np.ndarray]] = []
-    told: list[tuple[float, float, float]] = []
-    best: tuple[PyTree, Solution] | None = None
+    path: list[dict[str, np.ndarray]] = []
+    losses, run_rounds, adjoint_rounds = [], [], []
+    best = logarithms, None
     bar = require("tqdm.auto", extra="cli").tqdm(total=steps, unit="step") if progress else None
     for number in range(steps):
         at = logarithms
@@ -147,10 +147,11 @@ def tune(
                 f"the held-out loss is {float(value)} and its gradient's length {float(slope)} in "
                 f"step {number + 1}; more rounds, or smaller steps, may help"
             )
-        visited.append({name: np.exp(np.asarray(x)) for name, x in at.items()})
-        told.append((float(value), float(solution.rounds), float(taken)))
-        losses = [one[0] for one in told]
-        if best is None or losses[-1] <= min(losses):
+        path.append({name: np.exp(np.asarray(x)) for name, x in at.items()})
+        losses.append(float(value))
+        run_rounds.append(float(solution.rounds))
+        adjoint_rounds.append(float(taken))
+        if losses[-1] <= min(losses):
             best = at, solution
         if bar is not None:
             bar.update()
@@ -159,9 +160,14 @@ def tune(
             break
     if bar is not None:
         bar.close()
-    assert best is not None
-    path = {name: np.stack([one[name] for one in visited]) for name in start}
-    return Tuned(_with(algorithm, best[0]), best[1], path, *np.asarray(told).T)
+    found, solution = best
+    assert solution is not None  # there is at least one step
+    return Tuned(
+        _with(algorithm, found),
+        solution,
+        {name: np.stack([one[name] for one in path]) for name in start},
+        *map(np.asarray, (losses, run_rounds, adjoint_rounds)),
+    )
 
 
 def _logarithms(algorithm: Algorithm, names: Sequence[str]) -> dict[str, Array]:

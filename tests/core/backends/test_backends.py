@@ -4,6 +4,7 @@ import functools
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import chex
 import equinox as eqx
@@ -184,6 +185,62 @@ def test_auto_takes_blocks_of_many_small_clients_alone(monkeypatch):
     assert not blocks(700)  # another number, as what was traced is kept
 
 
+class OneByOne(jf.backend.OneDevice):
+    """A backend from outside, which may change what it returns before it does."""
+
+    changed: Callable = eqx.field(static=True, default=lambda reduced, kept: (reduced, kept))
+
+    def map_clients(self, work, shared, own):
+        sent, kept = jax.lax.map(lambda one: work(shared, one), own)
+        return self.changed(jf.reduction.over_clients(sent), kept)
+
+
+class Blind(OneByOne):
+    """One that does not reduce what clients send."""
+
+    def map_clients(self, work, shared, own):
+        return jax.vmap(work, in_axes=(None, 0))(shared, own)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_backend_from_outside_has_the_rights_of_ours(inner):
+    mine = jf.backend.shard(2, inner=OneByOne()) if inner else OneByOne()
+    clients = draw()
+    wanted = solve(perpca(), clients, jf.backend.vmap(), half=True)
+    given = solve(perpca(), clients, mine, half=True)
+    chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
+
+
+def first_half(tree):
+    return jax.tree.map(lambda x: x[: len(x) // 2], tree)
+
+
+@pytest.mark.parametrize(
+    ("mine", "message"),
+    [
+        (OneByOne(lambda reduced, kept: kept), r"map_clients \(reduced, kept\), got"),
+        (
+            OneByOne(lambda reduced, kept: (reduced, first_half(kept))),
+            r"over_parts what is kept with a leading axis of 7 clients, got",
+        ),
+        (
+            OneByOne(lambda reduced, kept: (reduced, (kept,))),
+            "over_parts what the work returned as what is kept, got",
+        ),
+        (
+            OneByOne(lambda reduced, kept: (None, kept)),
+            "over_parts what the work sent, reduced over clients, got None",
+        ),
+        (Blind(), r"over_parts parts without an axis of clients, got \w+\(value=f64\[[47]"),
+    ],
+)
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_backend_that_breaks_its_contract_is_named(mine, message, spread):
+    backend = jf.backend.shard(1, inner=mine) if spread else mine
+    with pytest.raises(ValueError, match=f"^backend: wanted of {type(mine).__name__}.{message}"):
+        jf.rollout(jf.pca.PerPCA(1, 1), draw(), rounds=1, key=jax.random.key(0), backend=backend)
+
+
 def test_a_large_chunk_does_not_make_work():
     def flops(backend):
         return solve.lower(perpca(), draw(), backend).cost_analysis()["flops"]
@@ -299,9 +356,17 @@ def explicit(array, *spec):
     return jax.device_put(array, NamedSharding(named, PartitionSpec(*spec)))
 
 
-@pytest.mark.parametrize("spec", [("silos",), (None, "silos")], ids=["clients", "samples"])
-@pytest.mark.parametrize("how", ["fit", "rollout", "shard", "take"])
-def test_samples_on_a_mesh_of_explicit_axes_are_taken(spec, how):
+ALONG_CLIENTS, ALONG_SAMPLES = ("silos",), (None, "silos")
+
+
+@pytest.mark.parametrize(
+    ("how", "spec"),
+    [
+        *((how, ALONG_CLIENTS) for how in ("fit", "rollout", "shard", "take")),
+        ("fit", ALONG_SAMPLES),  # which the others take by the same way
+    ],
+)
+def test_samples_on_a_mesh_of_explicit_axes_are_taken(how, spec):
     values = np.random.default_rng(0).normal(size=(4, 8, FEATURES))
     algorithm, options = jf.pca.PerPCA(1, 1, decay=0.9), {"rounds": 2, "key": jax.random.key(0)}
 

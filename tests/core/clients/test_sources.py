@@ -17,7 +17,7 @@ import jaxfed as jf
 from jaxfed.core.clients.source import read_ahead
 from jaxfed.core.contract.reduction import Mean
 from jaxfed.core.run import streamed
-from jaxfed.core.store.checkpoint import fingerprint
+from jaxfed.core.store.identity import fingerprint
 from tests.core.clients.test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
 
 STATUS = Path("/proc/self/status")
@@ -131,7 +131,7 @@ def test_pages_that_lie_nowhere_else_are_kept(tmp_path):
 def test_pages_are_there_once_they_are_read(tmp_path, monkeypatch, at_once):
     """Whoever reads ahead waits for the disk, and not the program that uses them."""
     if not at_once:
-        monkeypatch.setattr("jaxfed.core.clients.source._POPULATE_READ", -1)  # as on an older Linux
+        monkeypatch.setattr("jaxfed.core.clients.mapped._POPULATE_READ", -1)  # as on an older Linux
     np.save(tmp_path / "all.npy", np.ones((64, 1024, 256), np.float32))
     mapped = np.load(tmp_path / "all.npy", mmap_mode="r")
     clients = jf.Clients.from_source(mapped, block_bytes=32 * mapped[0].nbytes)
@@ -436,7 +436,7 @@ def test_every_client_tells_sources_apart(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
         lowered = SimpleNamespace(as_text=lambda: "")
-        known = fingerprint(None, clients, lowered, key=0, start=None, rounds=1, processes=1)
+        known = fingerprint(clients, lowered, key=0, start=None)
         return known["clients"]
 
     source = make(tmp_path)

@@ -78,6 +78,33 @@ def test_five_hyperparameters_are_tuned_at_once(problem):
     assert together.loss.min() < min(together.loss[0], *alone)
 
 
+class Foreign(jf.adjoint.Adjoint):
+    """An adjoint from outside: the implicit one, of which nothing else here knows."""
+
+    inner: jf.adjoint.Adjoint
+
+    def check(self, problem):
+        self.inner.check(problem)
+
+    def solve(self, problem, start, tol, options):
+        return self.inner.solve(problem, start, tol, options)
+
+    def with_report(self, report):
+        return Foreign(self.inner.with_report(report))
+
+
+@pytest.mark.parametrize("kind", [Foreign, None])
+def test_an_adjoint_from_outside_reports_its_rounds(problem, kind):
+    clients, held_out = problem
+    implicit = jf.adjoint.implicit()
+    tuned = jf.tune(
+        jf.pca.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"), clients, held_out,
+        optax.sgd(0.1), names=["prior_variance"], rounds=200, steps=1, key=jax.random.key(0),
+        adjoint=jf.adjoint.unrolled() if kind is None else kind(implicit),
+    )  # fmt: skip
+    assert (tuned.adjoint_rounds > 0).all() == (kind is not None)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -42,11 +42,10 @@ class KMeans(jf.Algorithm):
         Raises:
             ValueError: if that is not a positive whole number.
         """
-        if not isinstance(clusters, int) or clusters < 1:
-            raise ValueError(f"clusters: wanted a positive whole number, got {clusters!r}")
+        jf.contract.check_count("clusters", clusters)
         self.clusters = clusters
 
-    def check(self, clients: jf.Clients, start: Start) -> None:
+    def check(self, clients: jf.contract.ClientsLike, start: Start) -> None:
         """Refuse data that are not samples, and centres of another shape.
 
         Raises:

@@ -1,6 +1,7 @@
 """Federated k-means keeps the contract on every backend and channel, and finds the clusters."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from federated_kmeans import KMeans
@@ -53,8 +54,24 @@ def test_it_is_lloyds_algorithm():
     assert given.result.local is None
 
 
+def test_a_solution_has_its_derivative():
+    """Each coordinate of a centre is a mean of its cluster's samples."""
+    pytest.importorskip("lineax")
+    samples = jnp.asarray(np.stack([CENTRES + shift for shift in (-0.2, 0.1, 0.3, 0.0)]))
+
+    def total(samples):
+        run = jf.rollout(
+            KMeans(3), jf.Clients.from_samples(samples), rounds=20, key=jax.random.key(0),
+            warm_start=jf.Personalized(jnp.asarray(CENTRES, samples.dtype), None),
+            adjoint=jf.adjoint.implicit(),
+        )  # fmt: skip
+        return run.result.shared.sum()
+
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(samples), 1 / len(samples), rtol=1e-5)
+
+
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"^clusters: wanted a positive whole number, got 0"):
+    with pytest.raises(ValueError, match=r"^clusters: wanted a whole number of at least 1, got 0"):
         KMeans(0)
     start = jf.Personalized(np.zeros((2, 3), np.float32), None)
     with pytest.raises(ValueError, match=r"^warm_start: wanted centres of shape"):

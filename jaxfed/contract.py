@@ -1,0 +1,26 @@
+"""For authors of algorithms: the contract, its optional parts, and checks of arguments.
+
+`jf.Algorithm` and what goes beside it can be imported from here too: `jf.Personalized`,
+`jf.hyperparameter`, `jf.HasRemarks`, and `HasBases`, `Bases` and `DifferentiatedThrough` of
+`jf.adjoint`.
+"""
+
+from jaxfed.core.common.checks import check_count as check_count
+from jaxfed.core.common.checks import check_factor as check_factor
+from jaxfed.core.common.checks import check_flag as check_flag
+from jaxfed.core.common.checks import check_instance as check_instance
+from jaxfed.core.common.checks import check_name as check_name
+from jaxfed.core.common.checks import check_optimizer as check_optimizer
+from jaxfed.core.common.checks import check_positive as check_positive
+from jaxfed.core.common.checks import refuse as refuse
+from jaxfed.core.contract.algorithm import Algorithm as Algorithm
+from jaxfed.core.contract.algorithm import ClientsLike as ClientsLike
+from jaxfed.core.contract.algorithm import Diagnostics as Diagnostics
+from jaxfed.core.contract.algorithm import Personalized as Personalized
+from jaxfed.core.contract.algorithm import hyperparameter as hyperparameter
+from jaxfed.core.contract.bases import Bases as Bases
+from jaxfed.core.contract.fixed_point import DifferentiatedThrough as DifferentiatedThrough
+from jaxfed.core.contract.fixed_point import HasBases as HasBases
+from jaxfed.core.contract.fixed_point import without_batches as without_batches
+from jaxfed.core.contract.one_exchange import OneExchange as OneExchange
+from jaxfed.core.contract.remarks import HasRemarks as HasRemarks

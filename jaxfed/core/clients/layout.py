@@ -1,0 +1,180 @@
+"""Layouts: how the data of clients are stored, and what can be done with them in each case."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from jaxfed.core.backends.backend import Backend
+from jaxfed.core.common.buckets import over_parts, parts_of
+
+
+class Layout(abc.ABC):
+    """How the data of clients are stored. Each layout is a subclass.
+
+    Arrays have one row per client along their leading axis. Several devices need equally many rows
+    each; the rows beyond the clients are copies of weight 0, called padding.
+    """
+
+    in_memory: ClassVar[bool]
+    """Whether the data are arrays that one program can take."""
+
+    in_one_process: ClassVar[bool]
+    """Whether this process has the data of all clients."""
+
+    # --- data ------------------------------------------------------------------------------------
+
+    @final
+    @property
+    def parts(self) -> tuple[PyTree, ...]:
+        """The data, or their shapes, as rectangular trees; the longest clients come first."""
+        return parts_of(self.sketch())
+
+    @abc.abstractmethod
+    def sketch(self) -> PyTree:
+        """The data, or their shapes where they are not in memory."""
+
+    @abc.abstractmethod
+    def identity(self) -> PyTree:
+        """Arrays that differ where the data do: the data, or a digest of them."""
+
+    @final
+    def over_parts(self, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """Apply a function to each rectangular tree, or to its shapes."""
+        return over_parts(function, self.sketch())
+
+    @abc.abstractmethod
+    def take(self, indices: Int[ArrayLike, " chosen"]) -> PyTree:
+        """The data of the clients at these positions.
+
+        Raises:
+            ValueError: if this layout has no such part.
+        """
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def numbers(self) -> Int[np.ndarray, " rows"]:
+        """Each row's client, counted from 0; the number of clients or more for padding."""
+
+    @abc.abstractmethod
+    def rows(self, clients: int) -> slice | Int[Array, " clients"]:
+        """Each client's row; a slice where nothing has to be moved."""
+
+    @abc.abstractmethod
+    def with_all_rows(self, tree: PyTree, clients: int) -> PyTree:
+        """Add padding to arrays with one row per client, such as a warm start."""
+
+    @abc.abstractmethod
+    def without_more_rows(self, tree: PyTree, clients: int) -> PyTree:
+        """Remove padding from arrays, such as a result."""
+
+    @abc.abstractmethod
+    def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
+        """One number per client, and 0 in padding."""
+
+    @abc.abstractmethod
+    def own_rows(self, array: Any) -> np.ndarray:
+        """The rows of this process's clients, in their original order.
+
+        Raises:
+            ValueError: if the array has another leading axis.
+        """
+
+    # --- what goes together ----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def check_backend(self, backend: Backend) -> None:
+        """Refuse a backend that cannot map these clients.
+
+        Raises:
+            ValueError: saying which can.
+        """
+
+    @abc.abstractmethod
+    def check_in_memory(self, what: str) -> None:
+        """Refuse data that are not in memory.
+
+        Raises:
+            ValueError: saying what needs them there.
+        """
+
+
+class OfOneProcess(Layout):
+    """All clients are in this process. Padding comes last."""
+
+    in_one_process = True
+
+    length: int
+    """The number of rows."""
+
+    @final
+    @property
+    def numbers(self):
+        return np.arange(self.length)
+
+    @final
+    def rows(self, clients):
+        return slice(clients)
+
+    @final
+    def with_all_rows(self, tree, clients):
+        whose = jnp.arange(self.length) % clients
+        return jax.tree.map(lambda x: x[whose], tree)
+
+    @final
+    def without_more_rows(self, tree, clients):
+        return jax.tree.map(lambda x: x[:clients], tree)
+
+    @final
+    def in_rows(self, values):
+        return jnp.pad(values, (0, self.length - len(values)))
+
+    @final
+    def own_rows(self, array):
+        check_leading(array, self.length)
+        return np.asarray(array)
+
+
+@final
+@dataclass(frozen=True)
+class Padded(OfOneProcess):
+    """One rectangular tree of arrays in memory."""
+
+    data: PyTree
+    length: int
+    in_memory = True
+
+    def sketch(self):
+        return self.data
+
+    def identity(self):
+        return self.data
+
+    def take(self, indices):
+        return jax.tree.map(lambda x: x[jnp.asarray(indices)], self.data)
+
+    def check_backend(self, backend):
+        pass
+
+    def check_in_memory(self, what):
+        pass
+
+
+def check_leading(array: Any, rows: int) -> None:
+    """Refuse an array without a row for each client.
+
+    Raises:
+        ValueError: naming the leading axis that is wanted.
+    """
+    if np.shape(array)[:1] != (rows,):
+        raise ValueError(
+            f"tree: wanted arrays with a leading axis of {rows}, the clients and their padding, "
+            f"got shape {np.shape(array)}"
+        )

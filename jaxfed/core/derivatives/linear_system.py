@@ -1,0 +1,111 @@
+"""A linear system whose matrix is known by its products alone, and errors of compiled programs."""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxfed._optional import require
+
+LOG = logging.getLogger("jaxfed.adjoint")
+UNSOLVED = (
+    "adjoint: the linear system of an implicit derivative could not be solved in max_rounds "
+    "rounds; allow more, or more memory, or give another round by through="
+)
+
+
+class Settings(NamedTuple):
+    """How exact everything must be; None where that follows from the precision."""
+
+    tol: float | None
+    max_rounds: int
+    memory: int
+    fixed_point_tol: float | None
+    turning_tol: float
+    throw: bool
+
+
+class Solved(NamedTuple):
+    """A solution, the products that it took, and the residual relative to the right-hand side."""
+
+    solution: PyTree
+    rounds: Int[Array, ""]
+    residual: Float[Array, ""]
+
+
+def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Settings) -> Solved:
+    """The solution of `product(x) = right` by GMRES.
+
+    Restarts are those of GMRES(memory); between them the true residual decides.
+    """
+    lineax = require("lineax", extra="adjoint")
+    tol = or_precision(settings.tol, right, 1e-5, 1e-10)
+    size = optax.tree.norm(right)
+    scale = jnp.where(size > 0, size, 1)
+    operator = lineax.FunctionLinearOperator(product, jax.eval_shape(lambda: right))
+    length = min(settings.memory, sum(x.size for x in jax.tree.leaves(right)))
+    # The first of Lineax's steps only finds out what the residual is.
+    solver = lineax.GMRES(rtol=0.0, atol=1e-30, norm=optax.tree.norm, restart=length, max_steps=2)
+
+    def unfinished(carry):
+        found, falling = carry
+        return (found.residual > tol) & (found.rounds < settings.max_rounds) & falling
+
+    def cycle(carry):
+        before, _ = carry
+        options = {"y0": before.solution}
+        new = lineax.linear_solve(operator, right, solver, options=options, throw=False).value
+        residual = optax.tree.norm(optax.tree.sub(right, product(new))) / scale
+        better = residual < before.residual
+        solution = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before.solution)
+        rounds = before.rounds + length + 3
+        # A cycle that leaves more is the last: of ten rounds, two would not leave a half.
+        falling = better & (residual < 0.7 * before.residual)
+        return Solved(solution, rounds, jnp.minimum(residual, before.residual)), falling
+
+    first = Solved(optax.tree.zeros_like(right), jnp.zeros((), jnp.int32), size / scale)
+    found, _ = jax.lax.while_loop(unfinished, cycle, (first, jnp.ones((), bool)))
+    wrong = ~(found.residual <= 100 * tol)
+    return found._replace(solution=refused(found.solution, wrong, settings.throw, UNSOLVED))
+
+
+def refused(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
+    """NaN in place of what is wrong, and an error when it is computed."""
+
+    def refuse(_):
+        # An error that leaves a compiled program comes below the stack of what runs it.
+        LOG.error(message)
+        raise ValueError(message)
+
+    if throw:
+        wrong |= jax.lax.cond(
+            _anywhere(wrong),
+            lambda wrong: jax.pure_callback(refuse, wrong, wrong, vmap_method="broadcast_all"),
+            jnp.zeros_like,
+            wrong,
+        )
+    return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), tree)
+
+
+@jax.custom_batching.custom_vmap
+def _anywhere(wrong: Bool[Array, ""]) -> Bool[Array, ""]:
+    """The same of one problem; of many at once, whether any is wrong, and the same for all."""
+    return wrong
+
+
+@_anywhere.def_vmap
+def _(size, batched, wrong):
+    del size, batched
+    return _anywhere(jnp.any(wrong)), False
+
+
+def or_precision(given: float | None, tree: PyTree, single: float, double: float) -> float:
+    """A tolerance as given, or one for the precision of a tree's numbers."""
+    if given is not None:
+        return given
+    types = {x.dtype for x in jax.tree.leaves(tree)}
+    return double if types <= {jnp.dtype("float64")} else single

@@ -1,0 +1,162 @@
+"""Many runs in one compiled call, over algorithms, data sets and seeds."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import Partial
+from jaxtyping import Array, Key, PyTree
+
+from jaxfed.core.backends.backend import Backend
+from jaxfed.core.backends.one_device import chunked
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.checks import check_count, check_list, is_list, refuse
+from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.run.arguments import check_passed_on, check_rounds
+from jaxfed.core.run.rollout import rollout
+from jaxfed.core.run.solution import Solution
+from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import checked_wire
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """Algorithms, clients or solutions of one structure, stacked along a new leading axis.
+
+    Raises:
+        ValueError: if there are none, or their structures, static fields or shapes differ.
+    """
+    check_list("trees", trees, "algorithms, clients or solutions")
+    structures = {jax.tree.structure(tree) for tree in trees}
+    if len(structures) > 1:
+        raise ValueError(
+            f"stack: ranks and other static fields must agree, got {sorted(map(str, structures))}"
+        )
+    shapes = {tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(tree)) for tree in trees}
+    if len(shapes) > 1:
+        raise ValueError(f"stack: shapes must agree, got {sorted(shapes)}")
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def sweep(
+    algorithms: Algorithm | Sequence[Algorithm],
+    clients: Clients | Sequence[Clients],
+    *,
+    keys: Key[Array, "*seeds"],
+    rounds: int,
+    block: int | None = None,
+    **arguments: Any,
+) -> Solution:
+    """Run every combination of algorithms, data sets and seeds in one compiled call.
+
+    Runs with the same key draw the same random numbers, which makes them comparable, but not
+    private: two messages with the same Gaussian noise differ by exactly what it was to hide. Sweep
+    over noise in simulations only. Masks are refused where a key would serve twice: they change
+    no result beyond rounding, and a comparison can do without them.
+
+    Args:
+        algorithms: one algorithm, a list of them that differ in their floats only, or one whose
+            floats carry a leading axis (`jax.vmap(lambda s: PerPCA(2, 3, step_size=s))(steps)`).
+        clients: one data set, a list of equal shapes, or one with a leading axis.
+        keys: one random key, or several along a leading axis.
+        rounds: rounds of each run.
+        block: how many runs go side by side; all by default. Smaller blocks need less memory.
+        **arguments: passed on to `rollout`.
+
+    Returns:
+        One solution whose leaves carry a leading axis for each of algorithms, data sets and
+        seeds that were several, in this order.
+
+    Raises:
+        ValueError: for algorithms, data sets or keys that do not fit together, masks for which a
+            key would serve twice, and as `rollout` does.
+    """
+    algorithm = _one("algorithms", algorithms, Algorithm)
+    data = _one("clients", clients, Clients)
+    random = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not random or keys.ndim > 1 or keys.size == 0:
+        raise refuse("keys", "one or several of jax.random.key", keys)
+    check_rounds(rounds)
+    check_passed_on(arguments)
+    if block is not None:
+        check_count("block", block)
+    data.check_ids()
+    several = (_several(algorithm), data.ids.ndim == 2, keys.ndim == 1)
+    _check_masks(arguments, several[0] or several[1], keys)
+    return _swept((algorithm, data, keys), several, rounds, block, arguments)
+
+
+def _check_masks(arguments: dict[str, Any], shared: bool, keys: Key[Array, "*seeds"]) -> None:
+    """Refuse one-time channels where several runs have the same key, as far as keys are known."""
+    wire = checked_wire(arguments.get("channel", channel.lossless()))
+    if not any(way.one_time for way in wire.channels):
+        return
+    if not isinstance(keys, Tracer):
+        known = np.asarray(jax.random.key_data(keys)).reshape(keys.size, -1)
+        shared = shared or len(np.unique(known, axis=0)) < keys.size
+    if shared:
+        raise ValueError(
+            "keys: wanted one for each run under masks, which two runs with one key undo, got some "
+            "that serve several; sweep without masks, or run one by one"
+        )
+
+
+def _one(name: str, given: Any, kind: type) -> Any:
+    """One tree of a kind, or a list of them stacked."""
+    if isinstance(given, kind):
+        return given
+    if not is_list(given) or not given or not all(isinstance(each, kind) for each in given):
+        raise refuse(name, f"one or a list of {kind.__name__}", given)
+    return stack(given)
+
+
+@eqx.filter_jit
+def _swept(parts, several, rounds, block, arguments):
+    sizes = [_length(part) for part, many in zip(parts, several, strict=True) if many]
+
+    def run(parts, number):
+        # The run's place on each axis, the last axis fastest.
+        places = list(jnp.unravel_index(number, sizes)) if sizes else []
+        algorithm, data, key = (
+            _picked(part, places.pop(0)) if many else part
+            for part, many in zip(parts, several, strict=True)
+        )
+        return rollout(algorithm, data, rounds=rounds, key=key, **arguments)
+
+    if not sizes:
+        return run(parts, 0)
+    total = math.prod(sizes)
+    runs = mapped(Partial(run, parts), jnp.arange(total), chunked(block or total))
+    return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), runs)
+
+
+def _picked(tree: PyTree, place: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[place] if jnp.ndim(leaf) else leaf, tree)
+
+
+def _several(algorithm: Algorithm) -> bool:
+    return any(jnp.ndim(leaf) > 0 for leaf in jax.tree.leaves(algorithm))
+
+
+def _length(tree: PyTree) -> int:
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(tree) if jnp.ndim(leaf) > 0}
+    if len(lengths) != 1:
+        raise ValueError(f"algorithms: their floats need one common leading axis, got {lengths}")
+    return lengths.pop()
+
+
+def mapped(function: Callable[[PyTree], PyTree], points: PyTree, backend: Backend) -> PyTree:
+    """A function's results at points, the leading axis of what is given and returned.
+
+    Arrays within the function (of a `Partial`, say) are passed to every device.
+    """
+    arrays, others = eqx.partition(function, eqx.is_array)
+
+    def one(arrays, point):
+        return eqx.combine(arrays, others)(point)
+
+    return backend.map(one, arrays, points)
