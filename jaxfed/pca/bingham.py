@@ -31,9 +31,6 @@ def log_normalizer(concentration: Numbers, features: int, rank: int) -> Float[Ar
         rank: r.
 
     Source: Butler & Wood (2002), (16), for ₁F₁(r/2; d/2; κ I_r / 2).
-    """Logarithm of the mean of exp(-κ/2 ‖U - VVᵀU‖²) over subspaces, C(κ VVᵀ) e^(-κr/2), for κ ≥ 0.
-
-    Source: Butler & Wood (2002), (16), for ₁F₁(r/2; d/2; κ I_r / 2).
     """
     a, b = rank / 2, features / 2
     inside, outside = _saddle(concentration, features, rank)
