@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy.stats import norm
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, check_name, check_number, shown
+from jaxfed.core.common.checks import check_count, check_name, check_number, check_positive, shown
 from jaxfed.core.run.solution import Solution, Status
 from jaxfed.core.wire.release import Release
 
@@ -77,7 +77,7 @@ def epsilon(
     distributions as in Zhu, Dong & Wang (2022), Optimal accounting of differential privacy via
     characteristic function, and Doroshenko et al. (2022), Connect the dots.
     """
-    _check_positive(noise_multiplier=noise_multiplier)
+    check_positive("noise_multiplier", noise_multiplier, single=True)
     share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     return _epsilon(_parts(noise_multiplier, rounds, share, first_message), delta, adjacency)
 
@@ -214,7 +214,7 @@ def noise_multiplier(
         ValueError: as in `epsilon`; no Gaussian noise gives an epsilon or delta of zero.
         ImportError: if dp-accounting is not installed.
     """
-    _check_positive(epsilon=epsilon)
+    check_positive("epsilon", epsilon, single=True)
     share = _checked_share(rounds, delta, participants, clients, adjacency, first_message)
     package = require("dp_accounting", extra="privacy")
     needed = (
@@ -310,11 +310,6 @@ def _profile(
 def _distance(adjacency: Adjacency) -> int:
     """How far a client can move a sum of messages that are clipped to norm 1."""
     return 2 if adjacency == "replace" else 1
-
-
-def _check_positive(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        check_number(name, value, "a positive number", lambda x: x > 0)
 
 
 def _check_delta(delta: Any) -> None:

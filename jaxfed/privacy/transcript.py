@@ -13,10 +13,11 @@ from jaxfed import backend, channel
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import check_whole, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.reduction import plain, wrapped
-from jaxfed.core.round.problem import Problem, shared_secret
+from jaxfed.core.contract.reduction import plain
+from jaxfed.core.round.client import first_message
+from jaxfed.core.round.problem import Problem, before_rounds
 from jaxfed.core.round.rounds import begin, one_round
-from jaxfed.core.round.whole import WHOLE, prepared
+from jaxfed.core.round.whole import WHOLE, members_of, prepared
 from jaxfed.core.run.arguments import problem_of
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.wire import Wire
@@ -174,17 +175,9 @@ def _run(
 
 def _first_message(problem: Problem, start: Personalized | None, client: Int[Array, ""]) -> PyTree:
     """One client's message before the first round, as decoded by the receiver."""
-    clients = problem.clients
-    given = clients.data, clients.ids, clients.weights, None if start is None else start.local
-    data, number, weight, local = jax.tree.map(lambda x: x[client], given)
-    own_start = None if start is None else Personalized(start.shared, local)
-    key = jax.random.fold_in(jax.random.fold_in(problem.key, 0), number)
-    own_key, channel_key = jax.random.split(key)
-    message = wrapped(problem.algorithm.first_message(own_key, data, own_start))
-    place = channel.Context(client, weight, shared_secret(problem.key), jnp.zeros((), jnp.int32))
-    way = problem.first_uplink.bind(place)
-    payload, _ = way.encode(channel_key, message, way.memory(message))
-    return plain(way.receive(way.decode(payload), None))
+    member = jax.tree.map(lambda x: x[client], members_of(problem, start))
+    message = first_message(problem, before_rounds(problem, start), member)
+    return plain(problem.first_uplink.receive(message.decoded, None))
 
 
 def check_client(clients: Clients, client: int) -> None:

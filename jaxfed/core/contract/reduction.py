@@ -255,17 +255,10 @@ def plain(message: PyTree) -> PyTree:
 
 
 def contributions(message: PyTree, weight: Float[Array, ""]) -> PyTree[Part]:
-    """ONE client's share of the reduced message; `weight` is 0 for an absent client.
-
-    Raises:
-        ValueError: if a part's share is not of its class, or has anything but arrays.
-    """
-
-    def one(part: Part) -> Part:
-        share = part.contribution(weight)
-        return _returned(part, "contribution", share, type(part))
-
-    return each(one, wrapped(message))
+    """ONE client's share of the reduced message; `weight` is 0 for an absent client."""
+    return each(
+        lambda x: _returned(x, "contribution", x.contribution(weight), type(x)), wrapped(message)
+    )
 
 
 def is_linear(message: PyTree) -> bool:
@@ -289,34 +282,21 @@ def each(function: Callable[..., Part], *parts: PyTree[Part]) -> PyTree[Part]:
     return jax.tree.map(function, *parts, is_leaf=is_part)
 
 
-# --- a reduction's functions, held to the contract where they are traced -------------------------
+# --- what reductions return is checked where they are traced; errors name the function -----------
 
 
 def over_clients(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """The partial results of many contributions, which lie along a leading axis.
-
-    Raises:
-        ValueError: if one is not a reduction of arrays.
-    """
+    """The partial results of contributions along a leading axis."""
     return each(lambda x: _returned(x, "over_clients", x.over_clients(), Reduction), parts)
 
 
 def neutral(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """The partial results of no client, from the shapes of any.
-
-    Raises:
-        ValueError: if one has other shapes or types.
-    """
+    """The partial results of no client, from the shapes of any."""
     return each(lambda x: _like(x, "neutral", x.neutral()), parts)
 
 
 def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Two partial results of one message.
-
-    Raises:
-        ValueError: if one depends on the number of clients in its shape, or their combination has
-            other shapes or types.
-    """
+    """The partial result of two, which are alike whatever the numbers of their clients."""
 
     def one(a: Reduction, b: Reduction) -> Reduction:
         _like(a, "over_clients", b, " from any number of clients")
@@ -326,31 +306,21 @@ def combined(total: PyTree[Reduction], part: PyTree[Reduction]) -> PyTree[Reduct
 
 
 def to_combine(parts: PyTree[Reduction]) -> PyTree[Reduction]:
-    """Partial results in the form that can be combined.
-
-    Raises:
-        ValueError: if one is not a reduction of arrays.
-    """
+    """Partial results in the form that can be combined."""
     return each(lambda x: _returned(x, "to_combine", x.to_combine(), Reduction), parts)
 
 
 def over_devices(parts: PyTree[Reduction], axis: str) -> PyTree[Reduction]:
-    """The results of all devices' partial results; parts of one kind travel together.
-
-    Raises:
-        ValueError: if there are not as many results, or one has other shapes or types.
-    """
+    """The results of all devices' partial results; parts of one kind travel together."""
     leaves, structure = jax.tree.flatten(to_combine(parts), is_leaf=is_part)
     for rule in dict.fromkeys(type(part).over_devices for part in leaves):
         places = [i for i, part in enumerate(leaves) if type(part).over_devices is rule]
-        alike = [leaves[i] for i in places]
-        results = rule(list(alike), axis)
-        if not isinstance(results, list) or len(results) != len(alike):
-            raise ValueError(
-                f"{type(alike[0]).__name__}.over_devices: wanted a list of {len(alike)}, got "
-                f"{described(results)}"
-            )
-        for i, part, result in zip(places, alike, results, strict=True):
+        parts = [leaves[i] for i in places]
+        results = rule(list(parts), axis)
+        if not isinstance(results, list) or len(results) != len(parts):
+            where = f"{type(parts[0]).__name__}.over_devices"
+            raise ValueError(f"{where}: wanted a list of {len(parts)}, got {described(results)}")
+        for i, part, result in zip(places, parts, results, strict=True):
             leaves[i] = _like(part, "over_devices", result)
     return jax.tree.unflatten(structure, leaves)
 

@@ -1,6 +1,7 @@
-"""A channel's functions, held to the contract where they are traced.
+"""Calls of a channel's functions, whose results are checked where they are traced.
 
-Only shapes and types are looked at, so that nothing is traced for it but `receive`.
+Each raises a `ValueError` that names the function. Shapes and types suffice for it, so that only
+`receive` is traced once more.
 """
 
 import jax
@@ -12,11 +13,7 @@ from jaxfed.core.wire.channel import Channel
 
 
 def memory(channel: Channel, message: PyTree) -> PyTree:
-    """The sender's first memory.
-
-    Raises:
-        ValueError: for a tree of anything but arrays.
-    """
+    """The sender's first memory: a tree of arrays."""
     first = channel.memory(message)
     check_arrays(f"{_name(channel)}.memory: wanted", first)
     return first
@@ -25,12 +22,7 @@ def memory(channel: Channel, message: PyTree) -> PyTree:
 def encode(
     channel: Channel, key: Key[Array, ""], message: PyTree, memory: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The payload, and the sender's next memory.
-
-    Raises:
-        ValueError: for a wrong number of results, a payload of anything but arrays, or a memory of
-            other shapes or types than before.
-    """
+    """The payload, and the sender's next memory, like the one before."""
     where = f"{_name(channel)}.encode: wanted"
     result = channel.encode(key, message, memory)
     if not isinstance(result, tuple) or len(result) != 2:
@@ -42,23 +34,20 @@ def encode(
 
 
 def decode(channel: Channel, payload: PyTree, message: PyTree, memory: PyTree) -> PyTree:
-    """What the other end makes of a payload, with the channel's derivative.
+    """What a payload decodes to, with the channel's derivative; received, it is like the message.
 
     Args:
-        channel: the way.
-        payload: what `encode` gave.
+        channel: what the message goes through.
+        payload: what `encode` returned.
         message: what was sent.
         memory: the sender's memory before.
-
-    Raises:
-        ValueError: if what is received in the end has other shapes or types than the message.
     """
     name = _name(channel)
     decoded = channel.decode(payload)
     check_arrays(f"{name}.decode: wanted", decoded)
     decoded = channel.differentiable(decoded, message, memory)
     check_arrays(f"{name}.differentiable: wanted", decoded)
-    # The receiver does this with the reduction of many, which has the shapes of one.
+    # The server receives the reduction of many, which has the shapes of one.
     last = message if channel.cumulative else None
     received = jax.eval_shape(channel.receive, decoded, last)
     check_alike(

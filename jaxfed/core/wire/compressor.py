@@ -11,6 +11,7 @@ biased, this is the usual estimator.
 import abc
 import math
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 import equinox as eqx
@@ -22,6 +23,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed.core.common.checks import refuse
 from jaxfed.core.common.returned import check_alike, check_arrays
+from jaxfed.core.wire import calls
 from jaxfed.core.wire.channel import Channel, straight_through
 
 
@@ -114,11 +116,7 @@ def compressible(leaf: Array) -> bool:
 
 
 def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, "..."]) -> Payload:
-    """What travels in place of an array.
-
-    Raises:
-        ValueError: if that is not a payload of arrays, with the array's shape and type.
-    """
+    """What travels in place of an array."""
     where = f"{type(compressor).__name__}.compress: wanted"
     payload = compressor.compress(key, array)
     if not isinstance(payload, Payload):
@@ -129,11 +127,7 @@ def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, 
 
 
 def decompressed(compressor: Compressor, payload: Payload) -> Float[Array, "..."]:
-    """The array that a payload stands for.
-
-    Raises:
-        ValueError: if it has not the shape and type that were sent.
-    """
+    """The array that a payload stands for."""
     array = compressor.decompress(payload)
     where = f"{type(compressor).__name__}.decompress: wanted"
     check_alike(where, payload.like, array, " as was sent")
@@ -141,11 +135,7 @@ def decompressed(compressor: Compressor, payload: Payload) -> Float[Array, "..."
 
 
 def mean_of(compressor: Compressor, array: Float[Array, "..."]) -> Float[Array, "..."]:
-    """What is differentiated in place of an array.
-
-    Raises:
-        ValueError: if it has not the array's shape and type.
-    """
+    """What is differentiated in place of an array."""
     mean = compressor.mean(array)
     check_alike(f"{type(compressor).__name__}.mean: wanted", array, mean)
     return mean
@@ -167,7 +157,10 @@ class _OneByOne(Compressor):
         return replace(self, channel=self.channel.bind(context))
 
     def compress(self, key, array):
-        payload, _ = self.channel.encode(key, array, self.channel.memory(array))
+        memory = calls.memory(self.channel, array)
+        payload, _ = calls.encode(self.channel, key, array, memory)
+        # For the checks alone: what is wrong is to be said of the channel's own functions.
+        jax.eval_shape(partial(calls.decode, self.channel), payload, array, memory)
         return _Whole(array.shape, array.dtype, payload)
 
     def decompress(self, payload):
@@ -178,8 +171,7 @@ class _OneByOne(Compressor):
         # Any draw will do: only the derivative of the mean is used.
         memory = self.channel.memory(array)
         payload, _ = self.channel.encode(jax.random.key(0), array, memory)
-        decoded = self.channel.differentiable(self.channel.decode(payload), array, memory)
-        return self.channel.receive(decoded, None)
+        return self.channel.receive(calls.decode(self.channel, payload, array, memory), None)
 
     def for_start(self):
         return self.channel.for_start()
@@ -193,9 +185,12 @@ def checked_compressor(channel: Channel) -> Compressor:
     """
     if isinstance(channel, Compressor):
         return channel
-    wanted = "a channel without memory that hides nothing, such as quantize(3)"
-    if not isinstance(channel, Channel) or channel.cumulative or channel.private:
-        raise refuse("compressor", wanted, channel)
-    if jax.tree.leaves(channel.memory(jnp.zeros(2))):
+    if (
+        not isinstance(channel, Channel)
+        or channel.cumulative
+        or channel.private
+        or jax.tree.leaves(channel.memory(jnp.zeros(2)))
+    ):
+        wanted = "a channel without memory that hides nothing, such as quantize(3)"
         raise refuse("compressor", wanted, channel)
     return _OneByOne(channel)

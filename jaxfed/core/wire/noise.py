@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.common.checks import check_count, check_number
+from jaxfed.core.common.checks import check_count, check_positive
 from jaxfed.core.contract.reduction import is_linear
 from jaxfed.core.wire.channel import Channel
 
@@ -107,8 +107,8 @@ def gaussian(clip: float, noise_multiplier: float, *, clients: int = 1) -> Chann
     Source: Dwork & Roth (2014), Appendix A; McMahan, Ramage, Talwar & Zhang (2018), Learning
     differentially private recurrent language models.
     """
-    for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
-        check_number(name, value, "a positive number", lambda x: x > 0)
+    check_positive("clip", clip, single=True)
+    check_positive("noise_multiplier", noise_multiplier, single=True)
     check_count("clients", clients)
     return _Gaussian(float(clip), float(noise_multiplier), clients)
 

@@ -22,8 +22,8 @@ def pack_symbols(codes: UInt8[Array, " n"], symbols: int) -> UInt8[Array, " byte
     """Pack whole numbers below `symbols` into `ceil(groups * width / 8)` bytes."""
     together, width = grouping(symbols)
     if together > 1:
-        rows = jnp.pad(codes, (0, -len(codes) % together)).reshape(together, -1)
-        codes = sum((rows[i] * jnp.uint8(symbols**i) for i in range(1, together)), start=rows[0])
+        parts = jnp.pad(codes, (0, -len(codes) % together)).reshape(together, -1)
+        codes = _grouped(list(parts), symbols)
     return _pack(codes, width)
 
 
@@ -32,8 +32,7 @@ def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> 
     together, width = grouping(symbols)
     codes = _unpack(packed, -(-count // together), width)
     if together > 1:
-        digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
-        codes = jnp.concatenate(digits)[:count]
+        codes = _separated(codes, symbols, together)[:count]
     return codes
 
 
@@ -54,8 +53,7 @@ def pack_rows(codes: UInt8[Array, "d ..."], symbols: int) -> UInt8[Array, " byte
     """
     together, width = grouping(symbols)
     if together > 1:
-        parts = jnp.split(codes, together)
-        codes = sum((parts[i] * jnp.uint8(symbols**i) for i in range(1, together)), start=parts[0])
+        codes = _grouped(jnp.split(codes, together), symbols)
     if width < 8:
         codes = jnp.concatenate(_bytes(jnp.split(codes, 8), width))
     return codes.reshape(-1)
@@ -70,9 +68,19 @@ def unpack_rows(
     if width < 8:
         codes = jnp.concatenate(_codes(jnp.split(codes, width), width))
     if together > 1:
-        digits = [codes // jnp.uint8(symbols**i) % jnp.uint8(symbols) for i in range(together)]
-        codes = jnp.concatenate(digits)
+        codes = _separated(codes, symbols, together)
     return codes
+
+
+def _grouped(parts: list[Array], symbols: int) -> Array:
+    """One number for each group of symbols, of which they are the digits."""
+    return sum((x * jnp.uint8(symbols**i) for i, x in enumerate(parts[1:], 1)), start=parts[0])
+
+
+def _separated(codes: Array, symbols: int, together: int) -> Array:
+    """Inverse of `_grouped`, with the parts one after the other."""
+    powers = [jnp.uint8(symbols**i) for i in range(together)]
+    return jnp.concatenate([codes // power % jnp.uint8(symbols) for power in powers])
 
 
 def pack_wide(numbers: UInt32[Array, " n"], width: int) -> UInt8[Array, " bytes"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, UInt8, UInt32
 
-from jaxfed.core.common.checks import check_name, check_number, is_whole, refuse, shown
+from jaxfed.core.common.checks import check_name, check_number, check_whole, is_whole, refuse, shown
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.compressor import Compressor, Payload
 from jaxfed.core.wire.entropy import Stream, decode_symbols, encode_symbols
@@ -202,17 +202,13 @@ def quantize(
             f"bits, levels: wanted one of the two, got {shown(bits)} and {shown(levels)}"
         )
     if bits is not None:
-        if not is_whole(bits) or not 2 <= bits <= 8:
-            raise refuse("bits", "a whole number from 2 to 8", bits)
+        check_whole("bits", bits, least=2, most=8)
         levels = 2 ** (bits - 1) - 1
-    if not is_whole(levels) or not 1 <= levels <= 127:  # pyright: ignore[reportOptionalOperand]
-        raise refuse("levels", "a whole number from 1 to 127", levels)
-    for name, value, known in (
-        ("norm", norm, ("max", "frobenius")),
-        ("rounding", rounding, ("stochastic", "nearest")),
-        ("coding", coding, ("fixed", "entropy")),
-    ):
-        check_name(name, value, known)
+    check_whole("levels", levels, most=127)
+    assert levels is not None
+    check_name("norm", norm, ("max", "frobenius"))
+    check_name("rounding", rounding, ("stochastic", "nearest"))
+    check_name("coding", coding, ("fixed", "entropy"))
     check_number("contraction", contraction, "a number of at least 1", lambda x: x >= 1)
     if not is_whole(scale_bits) or scale_bits not in (16, 32):
         raise refuse("scale_bits", "16 or 32", scale_bits)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 
-from jaxfed.core.common.checks import check_count, check_number, is_whole, refuse
+from jaxfed.core.common.checks import check_count, check_positive, is_whole, refuse
 from jaxfed.core.contract.reduction import Additive, each, is_linear, wrapped
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
 from jaxfed.core.wire.compressor import Payload
@@ -267,19 +267,18 @@ def secure_sum(
     learning, Section 4; with few neighbours, Bell, Bonawitz, Gascon, Lepoint & Raykova (2020).
     """
     check_count("clients", clients, least=2)
-    check_count("bits", bits, least=2)
-    if bits > 32:
-        raise ValueError(f"bits: wanted at most 32, got {bits}")
+    check_count("bits", bits, least=2, most=32)
     if 2 ** (bits - 1) - 1 < clients:
         raise ValueError(
             f"bits: a sum over {clients} clients may overflow {bits} bits; "
             f"wanted at least {int(clients).bit_length() + 1}"
         )
-    check_number("bound", bound, "a positive number", lambda x: x > 0)
+    check_positive("bound", bound, single=True)
     if neighbours is not None and (
         not is_whole(neighbours) or neighbours % 2 or not 2 <= neighbours < clients
     ):
         raise refuse("neighbours", f"an even number of at least 2 and below {clients}", neighbours)
+    neighbours = None if neighbours is None else int(neighbours)
     inner = lossless() if inner is None else inner
     if not isinstance(inner, Channel) or inner.cumulative or isinstance(inner, MaskedChannel):
         raise refuse("inner", "a channel without memory at both ends, such as gaussian", inner)

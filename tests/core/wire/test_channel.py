@@ -206,6 +206,13 @@ def test_a_channel_that_breaks_the_contract_is_named_before_anything_is_computed
         jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), jf.Wire(**ways))
 
 
+@pytest.mark.parametrize("around", [jf.channel.difference, jf.channel.chain])
+def test_a_broken_channel_is_named_where_it_stands_inside_another(around):
+    channel = around(Broken("decode", lambda x: jax.tree.map(lambda x: x[:1], x)))
+    with pytest.raises(ValueError, match=r"^Broken\.receive\(decode\(payload\)\): wanted f32"):
+        jax.eval_shape(solve, jf.pca.SubspaceIteration(2), draw(), channel)
+
+
 # --- bits: their exact numbers for every algorithm are in test_contract.py -----------------------
 
 TRIANGLE = FEATURES * (FEATURES + 1) // 2  # numbers in a symmetric matrix
