@@ -1,6 +1,5 @@
-"""Public names: what a namespace shows, what is imported on demand, and who called the package."""
+"""Namespaces that import on demand and show public names alone, and the caller of a warning."""
 
-import contextlib
 import os
 import pkgutil
 import sys
@@ -9,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` that imports what is asked for.
+    """A module's `__getattr__`, which imports a name when it is first used.
 
     Hide it from type checkers by `if not TYPE_CHECKING`, or they take every misspelt name of the
     module for one of these.
@@ -37,8 +36,8 @@ def lazy_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 def public_names(module: str) -> Callable[[], list[str]]:
     """A module's `__dir__`, which shows its public names alone.
 
-    These are `__all__` where it has one, and else what the module and those within it define; not
-    what they import, and no modules.
+    These are `__all__` if it has one, and otherwise the functions and classes that the module and
+    its submodules define.
 
     Args:
         module: the module's `__name__`.
@@ -58,8 +57,11 @@ def public_names(module: str) -> Callable[[], list[str]]:
 
 def caller() -> int:
     """The `stacklevel` of a warning that points to the line that called this package."""
-    # A context manager that is used as a decorator calls from within its own module.
-    level, frame, inside = 1, sys._getframe(1), (os.path.dirname(__file__), contextlib.__file__)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+    level, frame, package = 1, sys._getframe(1), os.path.dirname(__file__)
+    # A context manager used as a decorator, and a type checker, call from their own modules.
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(package)
+        or frame.f_globals.get("__name__", "").startswith(("contextlib", "jaxtyping"))
+    ):
         level, frame = level + 1, frame.f_back
     return level

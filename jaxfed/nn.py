@@ -40,7 +40,7 @@ from jaxfed.core.run.rollout import rollout
 
 Samples = Float[ArrayLike, "clients samples features"]
 Projected = Float[Array, "clients samples features"]
-MOST = 100  # a layer's first solve may take this many times a call's rounds
+_MOST = 100  # times a call's rounds, for a layer's first solve
 
 
 def personalized_projection(
@@ -74,6 +74,7 @@ def personalized_projection(
     clients = _clients(samples)
     samples = clients.data.values
     result = _result(algorithm, clients, warm_start, adjoint, rounds=rounds, key=key, tol=tol)
+    # Shared and local components are orthogonal, so their projections add up.
     projected = jnp.zeros_like(samples)
     if result.shared is not None:
         projected += samples @ result.shared @ result.shared.T
@@ -97,11 +98,11 @@ def common_projection(
     Args:
         algorithm: learns an orthonormal representation `G (entities, rank)`: `MaxVar`.
         views: dense views, `jaxfed.gcca.Views.from_arrays`, whose features may be traced.
-        rounds: rounds of the solve, or at most so many with `tol`.
+        rounds: as in `personalized_projection`, like everything below.
         key: random key.
-        warm_start: an earlier result to start from, in any precision.
-        tol: tolerance that ends the solve, as in `rollout`.
-        adjoint: how the solve is differentiated; `jaxfed.adjoint.implicit()` by default.
+        warm_start: an earlier result to start from.
+        tol: tolerance that ends the solve.
+        adjoint: how the solve is differentiated.
 
     Returns:
         The projected views, and the result, from which the next call may start.
@@ -147,20 +148,12 @@ class _Solver(eqx.nn.StatefulLayer):
         self, project: Callable[..., Any], data: Any, state: eqx.nn.State
     ) -> tuple[Array, eqx.nn.State]:
         last = state.get(self.last)
-        projected, result = project(
-            self.algorithm,
-            data,
-            rounds=self.rounds,
-            key=self.key,
-            tol=self.tol,
-            warm_start=last,
-            adjoint=self.adjoint,
-        )
+        options = {"rounds": self.rounds, "key": self.key, "tol": self.tol, "adjoint": self.adjoint}
+        projected, result = project(self.algorithm, data, warm_start=last, **options)
         # The state keeps its precision and takes no part in derivatives.
         result = jax.lax.stop_gradient(result)
-        return projected, state.set(
-            self.last, jax.tree.map(lambda x, y: x.astype(y.dtype), result, last)
-        )
+        result = jax.tree.map(lambda x, y: x.astype(y.dtype), result, last)
+        return projected, state.set(self.last, result)
 
 
 @final
@@ -207,9 +200,7 @@ class PersonalizedProjection(_Solver):
 class CommonRepresentation(_Solver):
     """`common_projection` as an Equinox layer that starts each solve from the last solution.
 
-    `layer, state = eqx.nn.make_with_state(CommonRepresentation)(algorithm, views, ...)`, then
-    `projected, state = layer(views, state)`. The algorithm's numbers are parameters of the layer.
-    A call computes in the precision of its views; the state keeps its own precision.
+    Use it as `PersonalizedProjection`, with dense views in place of samples.
     """
 
     def __init__(
@@ -227,11 +218,10 @@ class CommonRepresentation(_Solver):
         Args:
             algorithm: as in `common_projection`.
             views: the dense views of the first solve.
-            rounds: rounds of each later solve, or at most so many with `tol`. The first solve takes
-                up to a hundred times as many.
+            rounds: as in `PersonalizedProjection`, like everything below.
             key: random key.
-            tol: tolerance that ends a solve, as in `rollout`.
-            adjoint: how solves are differentiated; `jaxfed.adjoint.implicit()` by default.
+            tol: tolerance that ends a solve.
+            adjoint: how solves are differentiated.
 
         Raises:
             ValueError: as in `rollout`.
@@ -269,6 +259,7 @@ def _result(
 ) -> Personalized:
     """The result of a solve, whose warm start may be in any precision."""
     if warm_start is not None:
+        # Runs compute in single precision at least, also for samples in half precision.
         dtype = jnp.promote_types(clients.data.values.dtype, jnp.float32)
         warm_start = jax.tree.map(
             lambda x: jnp.asarray(x, dtype) if eqx.is_inexact_array(x) else x, warm_start
@@ -296,15 +287,8 @@ def _first_solution(
         return float(jnp.abs(moved).max()) < (1e-6 if basis.dtype == jnp.float64 else 1e-4)
 
     # In chunks of one call's rounds, after each of which `settled` decides.
-    solution = fit(
-        algorithm,
-        clients,
-        rounds=MOST * rounds,
-        chunk_rounds=rounds,
-        key=key,
-        tol=tol,
-        callbacks=[settled],
-    )
+    chunks: dict[str, Any] = {"rounds": _MOST * rounds, "chunk_rounds": rounds}
+    solution = fit(algorithm, clients, **chunks, key=key, tol=tol, callbacks=[settled])
     return jax.lax.stop_gradient(solution.result)
 
 

@@ -395,8 +395,10 @@ REFUSED = [
     for kind, examples in EXAMPLES.items()
     for argument, make in examples.refused.items()
 ]
-# These compile for ten seconds and more. At least one algorithm of each family is not among them.
+# A run of each compiles for seconds: where tests compile several runs of every algorithm, these are
+# slow. At least one algorithm of each family is not among them.
 LONG = {
+    jf.pca.OneShot, jf.pca.Pooled, jf.pca.SubspaceIteration,
     jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA, jf.pca.VarProPerPCA,
     jf.pca.LocalProbabilisticPCA, jf.pca.GlobalProbabilisticPCA, jf.pca.FAPS, jf.pca.LocalPower,
     jf.pca.BlockLanczos,
@@ -405,13 +407,22 @@ LONG = {
 }  # fmt: skip
 
 
-def first_example(slow=frozenset()):
-    """The first of each algorithm; those of these are slow."""
-    names = {k: next(n for n in GOOD if n.split("-")[0] == k.__name__) for k in EXAMPLES}
+# The first of each algorithm, the most usual settings.
+FIRST = {k: next(n for n in GOOD if n.split("-")[0] == k.__name__) for k in EXAMPLES}
+
+
+def parametrized(names, slow):
+    """A test of these examples, some of which are slow."""
     marks = {True: [pytest.mark.slow], False: []}
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=marks[kind in slow]) for kind, name in names.items()]
-    )
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks[n in slow]) for n in names])
+
+
+first_example = parametrized(FIRST.values(), {FIRST[kind] for kind in LONG})
+every_example = parametrized(GOOD, ())
+# Of the algorithms that compile long, other settings than the first are slow.
+settings_example = parametrized(
+    GOOD, {n for n in GOOD for k in LONG if n.split("-")[0] == k.__name__ and n != FIRST[k]}
+)
 
 
 def draw_samples(seed=0):

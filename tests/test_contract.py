@@ -20,12 +20,13 @@ from tests.examples import (
     EXAMPLES,
     FAMILIES,
     GOOD,
-    LONG,
     REFUSED,
     ROUNDS_OF_TRAINING,
     draw_samples,
+    every_example,
     family,
     first_example,
+    settings_example,
 )
 
 # What depends on an algorithm's settings is checked for every example, and what takes long to
@@ -34,7 +35,6 @@ EVERY = ("structure", "order", "bits", "refusals")
 FIRST = ("types", "vmap", "gradients", "padding")
 SIZES = ("buckets", "source")
 RUNS = tuple(name for name in CHECKS if name not in EVERY + FIRST + SIZES)
-every_example = pytest.mark.parametrize("name", GOOD)
 
 
 LOSSY = {
@@ -113,17 +113,17 @@ def test_every_exported_algorithm_has_examples():
     assert all(examples.good and examples.refused for examples in EXAMPLES.values())
 
 
-@every_example
+@settings_example
 def test_what_depends_on_settings(name):
     assert not run_checks(name, EVERY).skipped
 
 
-@first_example(slow=LONG)
+@first_example
 def test_numbers_and_derivatives(name):
     assert not run_checks(name, FIRST).skipped
 
 
-@first_example(slow=LONG)
+@first_example
 def test_runs(name):
     report = run_checks(name, RUNS)
     # What cannot be had is refused for a reason that is known here.

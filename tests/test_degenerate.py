@@ -26,6 +26,7 @@ ALGORITHMS = {
     "OneShot, spectrum": jf.pca.OneShot(2, 1, method="spectrum"),
     "OneShot, local_first": jf.pca.OneShot(2, 2, method="local_first"),
 }
+USUAL = {"PerPCA", "PerPCA, ranks", "VarProPerPCA", "OneShot, projector"}
 
 
 @st.composite
@@ -89,7 +90,10 @@ def test_components_that_do_not_exist(name, rows):
     )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS],
+)
 @given(rows=federation(ties=True))
 def test_variances_that_are_equal(name, rows):
     # Which of the directions are chosen is left to rounding errors.

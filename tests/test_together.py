@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import jaxfed as jf
+from tests.helpers import gaussian
 
 CLIENTS, FEATURES, SAMPLES = 40, 8, 12
 CHANNEL = jf.channel.difference(jf.channel.quantize(3))
@@ -16,11 +17,7 @@ FEW = jf.participation.uniform(CLIENTS // 10)
 
 
 def draw():
-    rng = np.random.default_rng(0)
-    scales = [3, 2.5, 2, 1.2, 0.5, 0.4, 0.3, 0.2]
-    return jf.Clients.from_samples(
-        (rng.normal(size=(CLIENTS, SAMPLES, FEATURES)) * scales).astype(np.float32)
-    )
+    return gaussian((SAMPLES,) * CLIENTS, (3, 2.5, 2, 1.2, 0.5, 0.4, 0.3, 0.2))
 
 
 def averaging(step):

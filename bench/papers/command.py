@@ -36,7 +36,7 @@ def command() -> Command:
         option("--out", Path, out, None),
         option("--force", bool, "overwrite earlier results", False),
     ]
-    return Command(about, run, {"": options}, is_configurable=False)
+    return Command(about, run, {"": options})
 
 
 def run(arguments: argparse.Namespace) -> None:

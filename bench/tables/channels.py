@@ -22,6 +22,7 @@ import optax
 
 import jaxfed as jf
 from bench.common import machine, table
+from bench.papers import synthetic
 
 CLIENTS, FEATURES, RANK, ROUNDS = 10, 30, 3, 150
 C = jf.channel
@@ -124,7 +125,7 @@ def problem(algorithm: type[jf.Algorithm]) -> tuple[jf.Clients, jf.Personalized]
     start = jnp.linalg.qr(jax.random.normal(key, (FEATURES, RANK)))[0]
     warm = jf.Personalized(start, None)
     if issubclass(algorithm, (jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.gcca.MVLSA)):
-        drawn = jf.data.gcca_synthetic(key, entities=200, features=20, latent=8)
+        drawn = synthetic.gcca_synthetic(key, entities=200, features=20, latent=8)
         return jf.gcca.Views.from_arrays(drawn.views), warm
     drawn = jf.data.perpca_synthetic(
         key,
@@ -217,11 +218,11 @@ def papers() -> list[dict]:
     orthonormal.
     """
     key = jax.random.key(0)
-    perpca = jf.data.perpca_synthetic(key, **jf.data.PERPCA_SETTINGS["figure4"])
+    perpca = jf.data.perpca_synthetic(key, **synthetic.PERPCA_SETTINGS["figure4"])
     adept = jf.data.hierarchical_synthetic(
         key, clients=200, features=30, rank=10, samples=20, prior_variance=0.04
     )
-    faps = jf.data.spectrum_synthetic(key, clients=8, features=200, samples=1000)
+    faps = synthetic.spectrum_synthetic(key, clients=8, features=200, samples=1000)
     settings = {
         "PerPCA": (jf.pca.PerPCA(2, 4, step_size=0.05), perpca.samples, 300),
         "AdaptivePCA": (jf.pca.AdaptivePCA(10, 0.5), adept.samples, 40),

@@ -16,8 +16,9 @@ import numpy as np
 
 import jaxfed as jf
 from bench.common import choose, machine, table
+from bench.papers.synthetic import PERPCA_SETTINGS
 from jaxfed.cli import demo
-from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
+from jaxfed.data import perpca_synthetic
 
 Row = dict[str, object]
 

@@ -16,6 +16,7 @@ import numpy as np
 
 import jaxfed as jf
 from bench.common import machine
+from bench.papers.synthetic import spectrum_synthetic
 from jaxfed import privacy
 
 FEATURES, RANK, CLIENTS, SAMPLES, DECAY = 100, 10, 8, 500, 1.02
@@ -79,7 +80,7 @@ def rows(rank: int = RANK, rounds: int = ROUNDS) -> list[Row]:
 
 def draw(features: int = FEATURES, samples: int = SAMPLES) -> jf.Clients:
     """Clients that are alike."""
-    drawn = jf.data.spectrum_synthetic(
+    drawn = spectrum_synthetic(
         jax.random.key(SEED),
         clients=CLIENTS,
         features=features,

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -41,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         or 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Orbax logs every incomplete checkpoint that it skips, and logs the errors it raises as well.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         parsed = parse(arguments)
         if not parsed.no_compilation_cache:

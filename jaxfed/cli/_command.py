@@ -16,28 +16,24 @@ CONFIG = option("--config", Path, _ABOUT, None, metavar="FILE")
 
 
 class Command(NamedTuple):
-    """What a command takes and does.
+    """What a command takes and does."""
 
-    Attributes:
-        description: the first lines of its help, and its line in a list of commands.
-        run: does its work, given the values of the options. A `ValueError`, `OSError`,
-            `ImportError` or `FloatingPointError` that it raises is printed in one line.
-        options: its options, by the title of their group in the help; `""` for no group.
-        defaults: values for options that it does not have.
-        is_configurable: whether `--config` names a file with its options.
-        commands: further commands, instead of all this.
-        metavar: what the help calls one of these.
-        summary: its line in a list of commands, where that is not the description.
-    """
-
-    description: str
+    description: str  # the first lines of its help, and its line in a list of commands
+    # Does its work, given the values of the options; a `ValueError`, `OSError`, `ImportError` or
+    # `FloatingPointError` that it raises is printed in one line.
     run: Callable[[argparse.Namespace], None] | None = None
+    # Its options, by the title of their group in the help; `""` for no group.
     options: Mapping[str, Sequence[Option]] = {}
-    defaults: Mapping[str, Any] = {}
-    is_configurable: bool = True
-    commands: Mapping[str, Self] = {}
-    metavar: str = "ALGORITHM"
-    summary: str = ""
+    defaults: Mapping[str, Any] = {}  # values for options that it does not have
+    commands: Mapping[str, Self] = {}  # further commands, instead of all this
+    metavar: str = "ALGORITHM"  # what the help calls one of these
+    summary: str = ""  # its line in a list of commands, where that is not the description
+
+    @property
+    def named(self) -> dict[str, Option]:
+        """The options with a flag, by their names without `--`, as `--config` files have them."""
+        options = [each for group in self.options.values() for each in group]
+        return {each.flag[2:]: each for each in options if each.flag.startswith("--")}
 
     def add_to(self, parser: argparse.ArgumentParser, files: Any = None) -> None:
         """Add the options, or the further commands, to the parser of this command.
@@ -55,7 +51,7 @@ class Command(NamedTuple):
             return
         # Before the options, whose own defaults take precedence.
         parser.set_defaults(run=self.run, **self.defaults)
-        plain = [*self.options.get("", []), *([CONFIG] if self.is_configurable else [])]
+        plain = [*self.options.get("", []), *([CONFIG] if self.named else [])]
         for title, options in {**self.options, "": plain}.items():
             group = parser.add_argument_group(title) if title else parser
             for flag, keywords in options:
@@ -77,7 +73,7 @@ class Command(NamedTuple):
             if word in self.commands:
                 rest = self.commands[word].with_config(arguments[place + 1 :])
                 return [*arguments[: place + 1], *rest]
-        if self.commands or not self.is_configurable:
+        if not self.named:
             return list(arguments)
         parser = argparse.ArgumentParser(add_help=False)
         parser.add_argument(CONFIG.flag, **CONFIG.keywords)
@@ -91,16 +87,13 @@ class Command(NamedTuple):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{CONFIG.flag}: {path} is no TOML file: {error}") from error
-        options = {
-            x.flag[2:]: x for group in self.options.values() for x in group if x.flag[0] == "-"
-        }
         words: list[str] = []
         for name, value in values.items():
-            if name not in options:
-                names = ", ".join(sorted(options))
+            if name not in self.named:
+                names = ", ".join(sorted(self.named))
                 raise ValueError(f"{CONFIG.flag}: {path} has {name!r}, wanted some of {names}")
             try:
-                words += _words(options[name], value)
+                words += _words(self.named[name], value)
             except ValueError as error:
                 raise ValueError(f"{CONFIG.flag}: {path} has {name} = {error}") from error
         return words
@@ -108,14 +101,13 @@ class Command(NamedTuple):
 
 def _words(option: Option, value: Any) -> list[str]:
     """Write an option and its value as on a command line."""
-    if "action" in option.keywords:
+    flag, keywords = option
+    if "action" in keywords:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r}, wanted true or false")
-        if value:
-            return [option.flag]
-        can_be_negated = option.keywords["action"] is argparse.BooleanOptionalAction
-        return [f"--no-{option.flag[2:]}"] if can_be_negated else []
-    takes_several = option.keywords.get("nargs", "?") != "?"
+        can_be_negated = keywords["action"] is argparse.BooleanOptionalAction
+        return [flag] if value else [f"--no-{flag[2:]}"] * can_be_negated
+    takes_several = keywords.get("nargs", "?") != "?"
     if isinstance(value, list) and not takes_several:
         raise ValueError(f"{value!r}, wanted one value")
     values = value if isinstance(value, list) else [value]
@@ -123,5 +115,5 @@ def _words(option: Option, value: Any) -> list[str]:
         if isinstance(each, bool) or not isinstance(each, int | float | str):
             raise ValueError(f"{each!r}, wanted a number or a text")
     if takes_several:
-        return [option.flag, *map(str, values)]
-    return [f"{option.flag}={values[0]}"]  # one word, as the value may begin with a dash
+        return [flag, *map(str, values)]
+    return [f"{flag}={values[0]}"]  # one word, as the value may begin with a dash

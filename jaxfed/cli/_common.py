@@ -3,9 +3,11 @@
 import argparse
 from pathlib import Path
 
-from jaxfed import backend, channel
+import numpy as np
+
+from jaxfed import backend, channel, data
 from jaxfed.cli._options import Option, option
-from jaxfed.data._files import MAX_BYTES
+from jaxfed.data.readers import MAX_BYTES
 
 EARLIER_RESULT = option(
     "result", Path, "folder with a result, or its file result.npz", metavar="RESULT"
@@ -66,6 +68,13 @@ def share_of(arguments: argparse.Namespace) -> float:
     if not 0 <= share < 1:
         raise ValueError(f"--held-out: wanted a share from 0 to below 1, got {share}")
     return share
+
+
+def read_samples(arguments: argparse.Namespace) -> tuple[list[np.ndarray], list[str]]:
+    """Read the samples of each client, and the clients' names."""
+    return data.read_folder(
+        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
+    )
 
 
 def channel_of(arguments: argparse.Namespace) -> channel.Channel:

@@ -1,5 +1,7 @@
 """Measures how well components fit samples, whether or not they were learned from them."""
 
+from functools import partial
+
 import jax
 
 from jaxfed import metrics
@@ -7,22 +9,18 @@ from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Personalized
 
 
-@jax.jit
-def shares(result: Personalized, data: Samples) -> metrics.EnergyShares:
+@partial(jax.jit, static_argnames="per_client")
+def shares(
+    result: Personalized, data: Samples, *, per_client: bool = False
+) -> metrics.EnergyShares:
     """Return the shares of the samples' energy in shared components, in local ones, in neither."""
-    return metrics.separation(data.values, result.shared, result.local, data.count)
-
-
-@jax.jit
-def shares_of_each(result: Personalized, data: Samples) -> metrics.EnergyShares:
-    """Return the same shares for each client, as three arrays."""
-    return metrics.separation(data.values, result.shared, result.local, data.count, per_client=True)
+    shared, local = result
+    return metrics.separation(data.values, shared, local, data.count, per_client=per_client)
 
 
 def objective(result: Personalized, data: Samples) -> float:
     """Return the squared reconstruction error of a sample, averaged over clients."""
-    error = metrics.reconstruction_error(data.values, result.shared, result.local, data.count)
-    return float(error)
+    return float(metrics.reconstruction_error(data.values, *result, data.count))
 
 
 def theta(result: Personalized) -> float | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxfed.core.common.files import locked, replacing
 from jaxfed.core.store import checkpoint
-from jaxfed.core.store import grid as grid_store
 
 RESULT = ("result.npz", "result.json")
 CHECKPOINT = "checkpoint"
@@ -98,7 +97,6 @@ class Folder:
         """Remove the checkpoints that were saved here."""
         if self._is_marked:
             checkpoint.discard(self.checkpoint)
-            grid_store.discard(self.checkpoint)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:

@@ -13,15 +13,10 @@ _REQUIRED = object()
 
 
 class Option(NamedTuple):
-    """An option of a command.
+    """An option of a command."""
 
-    Attributes:
-        flag: `--shared-rank`, or a name without dashes for an argument given by its position.
-        keywords: the keyword arguments of `argparse.ArgumentParser.add_argument`.
-    """
-
-    flag: str
-    keywords: dict[str, Any]
+    flag: str  # `--shared-rank`, or a name without dashes for an argument given by its position
+    keywords: dict[str, Any]  # the keyword arguments of `argparse.ArgumentParser.add_argument`
 
 
 def option(flag: str, kind: Any, about: str, default: Any = _REQUIRED, **keywords: Any) -> Option:

@@ -15,7 +15,7 @@ from jaxfed.cli._folder import RESULT, Folder
 
 
 def write(folder: Folder, arrays: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Write `result.npz` and then `result.json`, whose presence says that a run is complete.
+    """Write `result.npz` and then `result.json`, which marks a run as complete.
 
     Args:
         folder: where to.

@@ -18,7 +18,7 @@ def command() -> Command:
         "_jaxfed; fish: ~/.config/fish/completions/jaxfed.fish."
     )
     shell = option("shell", ("bash", "zsh", "fish"), "your shell")
-    return Command(about, run, {"": [shell]}, is_configurable=False)
+    return Command(about, run, {"": [shell]})
 
 
 def run(arguments: argparse.Namespace) -> None:

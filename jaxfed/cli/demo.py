@@ -19,7 +19,6 @@ from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
-from jaxfed.plot import _figure
 
 SHARED_RANK, LOCAL_RANK = 10, 2
 PICTURE = "demo.png"
@@ -164,7 +163,9 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
     shared, local = (np.asarray(part) for part in solution.result)
     # For each digit a client that has no other digits.
     owners = [digits.classes.index((digit,)) for digit in range(10)]
-    figure = _figure.canvas(None, 11.0, 7.4)
+    matplotlib = require("matplotlib.figure", extra="plot")
+    figure = matplotlib.Figure(figsize=(11.0, 7.4), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     figure.suptitle(
         f"Handwritten digits on {len(digits.train)} clients: what they share, what is their own",
         fontsize=13,

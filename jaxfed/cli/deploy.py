@@ -2,10 +2,8 @@
 
 import argparse
 import ast
-import contextlib
 import pkgutil
 import sys
-import time
 import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +46,6 @@ def command() -> Command:
                 "data, and the settings of a run, in a few lines to be changed.",
                 run_new,
                 {"": new},
-                is_configurable=False,
                 summary="write an app folder",
             ),
             "try": Command(
@@ -57,7 +54,6 @@ def command() -> Command:
                 "starts a new process, so a round takes seconds.",
                 run_try,
                 {"": trial},
-                is_configurable=False,
                 summary="run an app folder on this machine alone",
             ),
         },
@@ -122,8 +118,10 @@ def run_try(arguments: argparse.Namespace) -> None:
     with TemporaryDirectory(prefix="jaxfed-") as folder:
         print(f"starts a SuperLink and {len(configs)} SuperNodes", flush=True)
         with Local(Path(folder), configs) as local:
+            local.start()
             run = local.begin(app, {"out": str(out)})
-            _watch(local, run, out, arguments.timeout)
+            rounds = _Rounds(out / "server")
+            local.wait(run, out / "solution.npz", arguments.timeout, rounds)
     print(load(out / "solution.npz").summary())
     print(f"the shared model: {out / 'solution.npz'}")
     for path in sorted((out / "nodes").glob("*/client-*/result.npz")):
@@ -147,23 +145,14 @@ def _check_app(folder: Path) -> None:
         sys.path.remove(str(folder))
 
 
-def _watch(local: Any, run: int, out: Path, seconds: float) -> None:
-    """Print a run's rounds until it ends, asking Flower every 15 seconds whether it has failed."""
-    end, asked, shown = time.monotonic() + seconds, time.monotonic(), -1
-    while not (out / "solution.npz").exists():
-        done = [int(path.stem) for path in (out / "server").glob("[0-9]*.npz")]
-        if done and max(done) > shown:
-            shown = max(done)
-            print(f"round {shown}" if shown else "first messages", flush=True)
-        now = time.monotonic()
-        failed = now > asked + 15 and "failed" in local.status(run)
-        if now > asked + 15:
-            asked = time.monotonic()
-        if failed or now > end:
-            words = "" if failed else f" after {seconds:g} seconds"
-            with contextlib.suppress(RuntimeError):
-                lines = local.output(run).splitlines()
-                last = [line for line in lines if "Error" in line or "error" in line][-3:]
-                words += ": " + " ".join(last)
-            raise ValueError(f"the run did not end well{words}")
-        time.sleep(0.5)
+class _Rounds:
+    """Prints the rounds that a server has saved, each once."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._shown = folder, -1
+
+    def __call__(self) -> None:
+        done = max((int(path.stem) for path in self._folder.glob("[0-9]*.npz")), default=-1)
+        if done > self._shown:
+            self._shown = done
+            print(f"round {done}" if done else "first messages", flush=True)

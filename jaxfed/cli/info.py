@@ -14,7 +14,7 @@ from jaxfed.core.store.saved import load
 def command() -> Command:
     """Describe the command."""
     about = "Print which algorithm ran, how it ended, what it communicated and what it found."
-    return Command(about, run, {"": [EARLIER_RESULT]}, is_configurable=False)
+    return Command(about, run, {"": [EARLIER_RESULT]})
 
 
 def run(arguments: argparse.Namespace) -> None:

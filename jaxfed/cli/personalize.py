@@ -7,10 +7,10 @@ import numpy as np
 from jaxfed import pca
 from jaxfed.cli import _evaluate, _report
 from jaxfed.cli._command import Command
-from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files
+from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files, read_samples
 from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
-from jaxfed.cli.transform import Fitted, read_tables
+from jaxfed.cli.transform import Fitted
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store.saved import Saved, entries
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     fitted = Fitted.read(arguments.result)
     saved = fitted.saved
     rank = _rank(arguments.local_rank, saved)
-    tables, names = read_tables(arguments)
+    tables, names = read_samples(arguments)
     means = [fitted.mean_of(name, table) for name, table in zip(names, tables, strict=True)]
     centered = [table - mean for table, mean in zip(tables, means, strict=True)]
     result = Personalized(*pca.personalize(saved, centered, rank))
@@ -78,7 +78,7 @@ def _rank(requested: int | None, saved: Saved) -> int:
 
 
 def _table(result: Personalized, names: list[str], centered: list[np.ndarray]) -> list[dict]:
-    shares = _evaluate.shares_of_each(result, Clients.from_samples(centered).data)
+    shares = _evaluate.shares(result, Clients.from_samples(centered).data, per_client=True)
     return [
         {
             "client": name,

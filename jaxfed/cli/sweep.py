@@ -1,7 +1,6 @@
 """`jaxfed sweep ALGORITHM`: errors on a grid of settings, samples, clients and seeds."""
 
 import argparse
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,19 +32,12 @@ PICTURE = "sweep.png"
 
 
 class Source(NamedTuple):
-    """Where clients come from, and how the error of what they learn is measured.
+    """Where clients come from, and how the error of what they learn is measured."""
 
-    Attributes:
-        errors: `errors(prior_variance, samples, clients, seed)`, by the name of the method.
-        samples: largest number of samples of a client.
-        clients: number of clients.
-        label: says what is measured.
-    """
-
-    errors: Callable
-    samples: int
-    clients: int
-    label: str
+    errors: Callable  # `errors(prior_variance, samples, clients, seed)`, by the name of the method
+    samples: int  # largest number of samples of a client
+    clients: int  # number of clients
+    label: str  # says what is measured
 
 
 VARIANCE = "variances of the components around the shared ones, also those of simulated clients"
@@ -161,16 +153,14 @@ def _table(errors: "Dataset") -> tuple[list[dict[str, Any]], list[dict[str, Any]
     mean = errors.mean("seed", skipna=False)
     # A single seed has no standard deviation.
     sd = errors.std("seed", ddof=1, skipna=False) if errors.sizes["seed"] > 1 else mean * np.nan
+    tables = (part.to_dataframe().reset_index().to_dict("records") for part in (mean, sd))
     rows, printed = [], []
-    for position in itertools.product(*map(range, mean.sizes.values())):
-        place = dict(zip(mean.sizes, position, strict=True))
-        setting = {
-            str(name).replace("_", " "): mean[name].values[i].item() for name, i in place.items()
-        }
+    for values, spreads in zip(*tables, strict=True):
+        setting = {str(name).replace("_", " "): values[name] for name in mean.sizes}
         rows.append(dict(setting))
         printed.append(dict(setting))
         for name in mean:
-            value, spread = (float(part[name].isel(place)) for part in (mean, sd))
+            value, spread = values[name], spreads[name]
             alone = np.isnan(spread)
             rows[-1] |= {name: value, f"{name}, sd": None if alone else spread}
             printed[-1][name] = f"{value:.4g}" if alone else f"{value:.4g} ± {spread:.1g}"

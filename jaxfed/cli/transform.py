@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed import data, pca
+from jaxfed import pca
 from jaxfed.cli import _report
 from jaxfed.cli._command import Command
-from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files
+from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files, read_samples
 from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
 from jaxfed.cli.info import file_of
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Folder(arguments.out)
     folder.check([], force=arguments.force)
     fitted = Fitted.read(arguments.result)
-    tables, names = read_tables(arguments)
+    tables, names = read_samples(arguments)
     rows, scores, anomalies = [], [], []
     for name, table in zip(names, tables, strict=True):
         is_new = name not in fitted.names
@@ -70,26 +70,13 @@ def run(arguments: argparse.Namespace) -> None:
     _report.finish(folder, arguments, arrays, {"table": rows})
 
 
-def read_tables(arguments: argparse.Namespace) -> tuple[list[np.ndarray], list[str]]:
-    """Read the samples of each client and the clients' names."""
-    return data.read_folder(
-        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
-    )
-
-
 @dataclass(frozen=True)
 class Fitted:
-    """A result of `jaxfed fit` of the PCA family.
+    """A result of `jaxfed fit` of the PCA family."""
 
-    Attributes:
-        saved: the result itself.
-        names: of the clients.
-        means: what was subtracted from each client's samples, `(m, d)`.
-    """
-
-    saved: Saved
-    names: list[str]
-    means: np.ndarray
+    saved: Saved  # the result itself
+    names: list[str]  # of the clients
+    means: np.ndarray  # what was subtracted from each client's samples, `(m, d)`
 
     @classmethod
     def read(cls, path: Path) -> "Fitted":

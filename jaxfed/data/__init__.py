@@ -1,97 +1,35 @@
 """Data: readers of files, splits over clients, and synthetic clients with known truth."""
 
 from jaxfed import _names
-from jaxfed.data.images import (
-    LabelledClients,
-    LabelledImages,
-    read_cifar10,
-    read_femnist,
-    read_mnist,
-)
-from jaxfed.data.partition import (
-    Partition,
-    partition_by_class,
-    partition_dirichlet,
-    partition_iid,
-    partition_sizes,
-    train_test_split,
-)
-from jaxfed.data.readers import read_arrays, read_folder, read_idx, read_images, read_table
-from jaxfed.data.sources import NpyFolder, ParquetGroups
-from jaxfed.data.synthetic.faps import SpectrumData, spectrum_synthetic
-from jaxfed.data.synthetic.gcca import (
-    GCCAData,
-    NonlinearViews,
-    gcca_synthetic,
-    nonlinear_views_synthetic,
-)
-from jaxfed.data.synthetic.hierarchical import HierarchicalData, hierarchical_synthetic
-from jaxfed.data.synthetic.perpca import (
-    PERPCA_SETTINGS,
-    PerPCAData,
-    misalignment_pair,
-    perpca_synthetic,
-)
-from jaxfed.data.synthetic.perpca_applications import (
-    ImageSequence,
-    TopicData,
-    image_sequence_synthetic,
-    topics_synthetic,
-)
-from jaxfed.data.text import (
-    SPOKEN_FILLERS,
-    bag_of_words,
-    english_stop_words,
-    paragraphs,
-    read_text,
-    repair_mojibake,
-    strip_transcript,
-)
-from jaxfed.data.views import read_views
-
-__all__ = [
-    "PERPCA_SETTINGS",
-    "SPOKEN_FILLERS",
-    "GCCAData",
-    "HierarchicalData",
-    "ImageSequence",
-    "LabelledClients",
-    "LabelledImages",
-    "NonlinearViews",
-    "NpyFolder",
-    "ParquetGroups",
-    "Partition",
-    "PerPCAData",
-    "SpectrumData",
-    "TopicData",
-    "bag_of_words",
-    "english_stop_words",
-    "gcca_synthetic",
-    "hierarchical_synthetic",
-    "image_sequence_synthetic",
-    "misalignment_pair",
-    "nonlinear_views_synthetic",
-    "paragraphs",
-    "partition_by_class",
-    "partition_dirichlet",
-    "partition_iid",
-    "partition_sizes",
-    "perpca_synthetic",
-    "read_arrays",
-    "read_cifar10",
-    "read_femnist",
-    "read_folder",
-    "read_idx",
-    "read_images",
-    "read_mnist",
-    "read_table",
-    "read_text",
-    "read_views",
-    "repair_mojibake",
-    "spectrum_synthetic",
-    "strip_transcript",
-    "topics_synthetic",
-    "train_test_split",
-]
+from jaxfed.data.images import LabelledClients as LabelledClients
+from jaxfed.data.images import LabelledImages as LabelledImages
+from jaxfed.data.images import read_cifar10 as read_cifar10
+from jaxfed.data.images import read_femnist as read_femnist
+from jaxfed.data.images import read_mnist as read_mnist
+from jaxfed.data.partition import Partition as Partition
+from jaxfed.data.partition import partition_by_class as partition_by_class
+from jaxfed.data.partition import partition_dirichlet as partition_dirichlet
+from jaxfed.data.partition import partition_iid as partition_iid
+from jaxfed.data.partition import partition_sizes as partition_sizes
+from jaxfed.data.partition import train_test_split as train_test_split
+from jaxfed.data.readers import read_arrays as read_arrays
+from jaxfed.data.readers import read_folder as read_folder
+from jaxfed.data.readers import read_idx as read_idx
+from jaxfed.data.readers import read_images as read_images
+from jaxfed.data.readers import read_table as read_table
+from jaxfed.data.sources import NpyFolder as NpyFolder
+from jaxfed.data.sources import ParquetGroups as ParquetGroups
+from jaxfed.data.synthetic.hierarchical import HierarchicalData as HierarchicalData
+from jaxfed.data.synthetic.hierarchical import hierarchical_synthetic as hierarchical_synthetic
+from jaxfed.data.synthetic.perpca import PerPCAData as PerPCAData
+from jaxfed.data.synthetic.perpca import perpca_synthetic as perpca_synthetic
+from jaxfed.data.synthetic.video import ImageSequence as ImageSequence
+from jaxfed.data.synthetic.video import image_sequence_synthetic as image_sequence_synthetic
+from jaxfed.data.synthetic.views import NonlinearViews as NonlinearViews
+from jaxfed.data.synthetic.views import nonlinear_views_synthetic as nonlinear_views_synthetic
+from jaxfed.data.text import bag_of_words as bag_of_words
+from jaxfed.data.text import english_stop_words as english_stop_words
+from jaxfed.data.text import read_text as read_text
+from jaxfed.data.views import read_views as read_views
 
 __dir__ = _names.public_names(__name__)

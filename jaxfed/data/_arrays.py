@@ -37,6 +37,19 @@ def load_numpy(path: Path, names: Sequence[str] | None, max_bytes: int) -> dict[
     return entries
 
 
+def load_one(
+    path: Path, max_bytes: int, one: str, names: Sequence[str] | None = None
+) -> Float[np.ndarray, "n d"]:
+    """The samples in a file of a folder, which holds `one` array; `names` may choose it."""
+    entries = load_numpy(path, names, max_bytes)
+    if len(entries) != 1:
+        raise ValueError(
+            f"{path}: holds the arrays {listing(entries)}; in a folder each file is {one}"
+        )
+    (array,) = entries.values()
+    return as_samples(array, str(path))
+
+
 def as_samples(array: np.ndarray, where: str) -> Float[np.ndarray, "n d"]:
     """A table of finite real numbers, converted to native floats; others are refused."""
     if array.dtype.kind not in "biuf":

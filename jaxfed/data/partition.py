@@ -5,7 +5,7 @@ clients. Every sample goes to at most one client. The same random key gives the 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -64,13 +64,8 @@ def partition_iid(
     Raises:
         ValueError: if lengths differ or there are too few samples.
     """
-    samples = _table("samples", samples)
-    check_whole("clients", clients, most=len(samples))
-    if labels is not None:
-        labels = checked_labels("labels", labels, len(samples))
-    if sizes is None:
-        sizes = _equal(len(samples), clients)
-    sizes = counts_of("sizes", sizes, clients)
+    samples, labels = _check(samples, labels, clients)
+    sizes = counts_of("sizes", _equal(len(samples), clients) if sizes is None else sizes, clients)
     if sum(sizes) > len(samples):
         raise ValueError(
             f"sizes: wanted {len(samples)} at most, the number of samples, got {sum(sizes)} in all"
@@ -198,6 +193,7 @@ def partition_dirichlet(
             proportions = rng.dirichlet(np.full(clients, alpha))
         if not np.isclose(proportions.sum(), 1):
             proportions = np.eye(clients)[rng.integers(clients)]
+        # Rounding the ends instead of the shares makes the shares add up.
         ends = np.round(np.cumsum(proportions) * len(members)).astype(int)
         for share, part in zip(shares, np.split(members, ends[:-1]), strict=True):
             share.append(part)
@@ -312,10 +308,10 @@ def _table(name: str, given: object) -> np.ndarray:
     return array
 
 
-def _check(samples, labels, clients) -> tuple[np.ndarray, np.ndarray]:
+def _check(samples, labels, clients) -> tuple[np.ndarray, Any]:
     samples = _table("samples", samples)
     check_whole("clients", clients, most=len(samples))
-    return samples, checked_labels("labels", labels, len(samples))
+    return samples, labels if labels is None else checked_labels("labels", labels, len(samples))
 
 
 def _check_min_samples(total: int, clients: int, min_samples: int) -> None:

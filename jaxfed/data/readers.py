@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxfed._checks import check_texts
-from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, of_one_type
+from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -129,14 +129,8 @@ def read_arrays(
     else:
         arrays, files = {}, files_in(path, ARRAYS)
         for file in files:
-            entries = load_numpy(file, names, max_bytes)
-            if len(entries) != 1:
-                raise ValueError(
-                    f"{file}: holds the arrays {', '.join(entries)}; in a folder each file is one "
-                    "client with one array, choose it by names=[...]"
-                )
-            (array,) = entries.values()
-            arrays[file.name] = as_samples(array, str(file))
+            one = "one client with one array, choose it by names=[...]"
+            arrays[file.name] = load_one(file, max_bytes, one, names)
         labels = stems(files)
     return _alike(arrays, path, same_features=same_features), labels
 

@@ -1,4 +1,4 @@
-"""Reading, cleaning and counting the words of text files."""
+"""Reads text files and counts their words."""
 
 import re
 from collections import Counter
@@ -10,18 +10,6 @@ from jaxtyping import Float
 from jaxfed._checks import check_texts, check_whole, checked_path, refuse
 from jaxfed._optional import require
 from jaxfed.data._files import StrPath, existing, files_in, reading
-
-_FILLERS = """
-    going gonna think thought know known say says said saying tell told talk talked talking want
-    wants wanted like just really actually basically well yes yeah okay oh uh um right sure look
-    looking let come came go goes went get gets getting got give make made thing things way lot
-    kind sort mean thank thanks sir mr mrs don doesn didn isn wasn aren weren haven hasn hadn won
-    wouldn couldn shouldn ve ll
-"""
-
-#: Words that speakers use on any topic, and the stumps of contractions ("don't", "we've"), which
-#: published lists of stop words lack.
-SPOKEN_FILLERS: frozenset[str] = frozenset(_FILLERS.split())
 
 
 def read_text(folder: StrPath, *, suffix: str = ".txt") -> tuple[list[str], list[str]]:
@@ -50,79 +38,11 @@ def read_text(folder: StrPath, *, suffix: str = ".txt") -> tuple[list[str], list
     return documents, names
 
 
-def paragraphs(text: str) -> list[str]:
-    """Split a text at blank lines.
-
-    Args:
-        text: the text.
-
-    Returns:
-        The paragraphs that are not empty.
-    """
-    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-
-
-# A UTF-8 sequence read as Windows-1252: the lead byte and the continuation bytes.
-_CONTINUATION = "".join(
-    bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) for byte in range(0x80, 0xC0)
-)
-_MOJIBAKE = re.compile(f"[\u00c2-\u00f4][{re.escape(_CONTINUATION)}]{{1,3}}")
-
-
-def repair_mojibake(text: str) -> str:
-    """Restore UTF-8 text that was decoded as Windows-1252, once or repeatedly.
-
-    Use it only on damaged text: an accented capital before a closing quotation mark can look like
-    such a sequence.
-
-    Args:
-        text: text in which, for example, an apostrophe appears as three odd characters.
-
-    Returns:
-        The text with every valid UTF-8 sequence restored, and otherwise unchanged.
-    """
-    while (repaired := _MOJIBAKE.sub(_redecode, text)) != text:
-        text = repaired
-    return text
-
-
-def _redecode(match: re.Match[str]) -> str:
-    # Windows-1252 has no character for five bytes, which appear as control characters.
-    raw = b"".join(
-        char.encode("latin-1") if "\x80" <= char <= "\x9f" else char.encode("cp1252")
-        for char in match[0]
-    )
-    # The match may be longer than the sequence: try the longest prefix first.
-    for end in range(len(raw), 1, -1):
-        try:
-            return raw[:end].decode("utf-8") + match[0][end:]
-        except UnicodeDecodeError:
-            continue
-    return match[0]
-
-
-# Up to five capitalized words and one in lower case at the start of a line, then a colon.
-_SPEAKER = re.compile(r"^[A-Z][\w.'’-]*(?: [A-Z][\w.'’-]*){0,4}(?: [a-z]+)?: *", re.MULTILINE)
-_MARK = re.compile(r"\[[^\[\]\n]{1,40}\]|\((?:inaudible|laughter|applause|crosstalk|sic)\)", re.I)
-
-
-def strip_transcript(text: str) -> str:
-    """Remove speakers' names and stage directions from a transcript.
-
-    Args:
-        text: lines that may begin with `Speaker Name:` and contain marks such as `[crosstalk]`.
-
-    Returns:
-        The spoken words.
-    """
-    return _MARK.sub(" ", _SPEAKER.sub("", text))
-
-
 def english_stop_words() -> frozenset[str]:
     """English stop words of scikit-learn.
 
     Returns:
-        The words; for speech, add `SPOKEN_FILLERS`.
+        The words.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -148,7 +68,7 @@ def bag_of_words(
     Args:
         groups: the documents of each group.
         min_count: words with fewer occurrences over all groups are dropped.
-        stop_words: words to drop, such as `english_stop_words() | SPOKEN_FILLERS`.
+        stop_words: words to drop, such as `english_stop_words()`.
         vocabulary: count exactly these words, regardless of `min_count` and `stop_words`; use it to
             count held-out documents like the others.
         drop_empty: whether to drop documents without any counted word.
@@ -178,6 +98,7 @@ def bag_of_words(
         raise ValueError(
             f"min_count, vocabulary: no word occurs {min_count} times besides the stop words"
         )
+    # Counters hold few words of a long vocabulary: fill in those that are there.
     place = {word: k for k, word in enumerate(vocabulary)}
 
     arrays = []

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxfed._checks import check_texts
-from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, of_one_type
+from jaxfed.data._arrays import ARRAYS, as_samples, load_numpy, load_one, of_one_type
 from jaxfed.data._files import (
     MAX_BYTES,
     StrPath,
@@ -88,13 +88,7 @@ def _read_view(path: Path, max_bytes: int) -> ViewArray:
         return as_samples(as_numbers(columns, names, path), str(path))
     if path.suffix.lower() == ".npz" and (view := _read_sparse(path, max_bytes)) is not None:
         return view
-    arrays = load_numpy(path, None, max_bytes)
-    if len(arrays) != 1:
-        raise ValueError(
-            f"{path}: holds the arrays {listing(arrays)}; in a folder each file is one view"
-        )
-    (array,) = arrays.values()
-    return as_samples(array, str(path))
+    return load_one(path, max_bytes, "one view")
 
 
 def _read_sparse(path: Path, max_bytes: int) -> ViewArray | None:

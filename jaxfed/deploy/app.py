@@ -65,16 +65,6 @@ server = jf.deploy.flower.server_app(make_algorithm, clients={number}, rounds={r
 FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative}
 
 
-def algorithms() -> dict[str, type[Algorithm]]:
-    """All exported algorithms, by their names in lower case."""
-    return {
-        name.lower(): found
-        for family in FAMILIES.values()
-        for name, found in vars(family).items()
-        if isinstance(found, type) and issubclass(found, Algorithm)
-    }
-
-
 def write_app(
     folder: Path,
     algorithm: str,
@@ -98,44 +88,48 @@ def write_app(
         ValueError: for a name or settings that do not fit, or a folder that is not empty.
         OSError: if it cannot be written.
     """
-    known = algorithms()
+    known = {
+        name.lower(): (family, kind)
+        for family, module in FAMILIES.items()
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Algorithm)
+    }
     if algorithm.lower() not in known:
         raise refuse("algorithm", f"one of {', '.join(sorted(known))}", algorithm)
-    kind = known[algorithm.lower()]
+    family, kind = known[algorithm.lower()]
     parameters = inspect.signature(kind).parameters
     for name in settings:
         if name not in parameters:
             raise refuse("setting", f"one of {', '.join(parameters)}", name)
     missing = [
-        name
-        for name, each in parameters.items()
-        if each.default is each.empty and name not in settings
+        f"{name}=VALUE"
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in settings
     ]
     if missing:
         raise ValueError(
-            f"{kind.__name__}: wanted {', '.join(f'{name}=VALUE' for name in missing)} too; what "
-            "is no number or text, such as a network, is for an app.py of your own"
+            f"{kind.__name__}: wanted {', '.join(missing)} too; what is no number or text, such as "
+            "a network, is for an app.py of your own"
         )
-    kind(**settings)  # which refuses values that do not fit
+    kind(**settings)  # refuses values that do not fit
     if folder.exists() and any(folder.iterdir()):
         raise refuse("folder", "an empty one, or one that is not there", str(folder))
-    (family,) = [name for name, room in FAMILIES.items() if getattr(room, kind.__name__, 0) is kind]
-    holder = "jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples"
     app = APP.format(
-        kind=kind.__name__, family=family, number=clients, rounds=rounds, key=key,
+        kind=kind.__name__,
+        family=family,
+        number=clients,
+        rounds=rounds,
+        key=key,
         settings=", ".join(f"{name}={value!r}" for name, value in settings.items()),
-        holder=holder,
-    )  # fmt: skip
-    out = json.dumps(f"{folder.resolve().name}/out", ensure_ascii=False)
-    project = PROJECT.format(
-        kind=kind.__name__, name=f"{kind.__name__.lower()}-federation", out=out
+        holder="jf.gcca.Views.from_arrays" if family == "gcca" else "jf.Clients.from_samples",
     )
-    package = folder / "federation"
-    package.mkdir(parents=True, exist_ok=True)
-    for path, text in (
-        (folder / "pyproject.toml", project),
-        (package / "__init__.py", ""),
-        (package / "app.py", app),
-    ):
-        with replacing(path) as part:
+    project = PROJECT.format(
+        kind=kind.__name__,
+        name=f"{kind.__name__.lower()}-federation",
+        out=json.dumps(f"{folder.resolve().name}/out", ensure_ascii=False),
+    )
+    files = {"pyproject.toml": project, "federation/__init__.py": "", "federation/app.py": app}
+    (folder / "federation").mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        with replacing(folder / name) as part:
             part.write_text(text, "utf8")

@@ -1,4 +1,4 @@
-"""What machines tell one another of the data that stay on them: kinds and shapes."""
+"""Shapes of clients' data as words in messages, since the data themselves stay where they are."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -18,31 +18,23 @@ from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View
 from jaxfed.linalg import Moment
 
-# Each with those of its fields that are no arrays.
-_KINDS: dict[type, tuple[str, ...]] = {
-    Samples: (),
-    View: (),
-    SparseView: ("shape",),
-    Moment: (),
-}
-_NAMES = {kind.__name__: kind for kind in _KINDS}
+KINDS = {kind.__name__: kind for kind in (Samples, View, SparseView, Moment)}
 
 
-def told(data: PyTree) -> dict[str, Any]:
-    """One client's data, in words: their kind, and shapes and types of their arrays.
+def describe(data: PyTree) -> dict[str, Any]:
+    """One client's data in words: their kind, and shapes and types of their arrays.
 
     Raises:
         ValueError: for data of another kind than `Clients` has constructors for.
     """
-    if type(data) not in _KINDS:
-        raise ValueError(
-            f"make_data: wanted clients that hold {', '.join(_NAMES)}, got {type(data).__name__}"
-        )
-    plain = _KINDS[type(data)]
-    arrays = {name: x for name, x in vars(data).items() if name not in plain}
+    kind = type(data).__name__
+    if KINDS.get(kind) is not type(data):
+        raise ValueError(f"make_data: wanted clients that hold {', '.join(KINDS)}, got {kind}")
+    static = [field.name for field in fields(data) if field.metadata.get("static")]
+    arrays = {name: x for name, x in vars(data).items() if name not in static}
     return {
-        "kind": type(data).__name__,
-        "fields": {name: list(getattr(data, name)) for name in plain},
+        "kind": kind,
+        "fields": {name: list(getattr(data, name)) for name in static},
         "arrays": {
             name: None if x is None else [list(x.shape), np.dtype(x.dtype).name]
             for name, x in arrays.items()
@@ -50,25 +42,26 @@ def told(data: PyTree) -> dict[str, Any]:
     }
 
 
-def shaped(words: Mapping[str, Any]) -> PyTree:
-    """What `told` tells of, as `jax.ShapeDtypeStruct`.
+def shapes_from(words: Mapping[str, Any]) -> PyTree:
+    """Inverse of `describe`, with `jax.ShapeDtypeStruct` in place of arrays.
 
     Raises:
-        ValueError: for what it never tells.
+        ValueError: for words that `describe` never gives.
     """
     try:
-        kind = _NAMES[words["kind"]]
-        found = object.__new__(kind)
+        kind = KINDS[words["kind"]]
+        found = object.__new__(kind)  # constructors want arrays
         for name, value in words["arrays"].items():
             array = value and jax.ShapeDtypeStruct(_lengths(value[0]), jnp.dtype(value[1]))
             object.__setattr__(found, name, array)
         for name, value in words["fields"].items():
             object.__setattr__(found, name, _lengths(value))
         complete = vars(found).keys() == {field.name for field in fields(kind)}
-        if not complete or told(found) != words:
+        # What does not give the same words again is none of these kinds.
+        if not complete or describe(found) != words:
             raise ValueError
         if isinstance(found, Ragged):
-            _filled(found, found.lengths)  # which needs all axes
+            _filled(found, found.lengths)  # fails where an axis is missing
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise refuse("data", "the kind and the shapes of a client's data", words) from error
     return found
@@ -80,13 +73,15 @@ def _lengths(given: Sequence[int]) -> tuple[int, ...]:
     return tuple(given)
 
 
-def sketched(
-    words: Mapping[str, Any], ids: Int[Array, " clients"], weights: Float[Array, " clients"],
+def clients_from(
+    words: Mapping[str, Any],
+    ids: Int[Array, " clients"],
+    weights: Float[Array, " clients"],
     counts: Sequence[int | None],
-) -> Clients:  # fmt: skip
-    """Clients of whose data only shapes are known, and numbers of samples, if they are told."""
+) -> Clients:
+    """Clients with shapes in place of data, and numbers of samples where these are known."""
     data = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shaped(words)
+        lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
     if isinstance(data, Samples) and None not in counts:
         data = Samples(data.values, np.asarray(counts, data.count.dtype))  # pyright: ignore
@@ -99,7 +94,7 @@ def common(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         RefusedError: naming the first client whose data do not go with the others'.
     """
-    shapes = {client: shaped(words) for client, words in by_client.items()}
+    shapes = {client: shapes_from(words) for client, words in by_client.items()}
     lengths = [data.lengths for data in shapes.values() if isinstance(data, Ragged)]
     longest = tuple(map(max, zip(*lengths, strict=False)))
     first, one = next(iter(shapes.items()))
@@ -110,24 +105,7 @@ def common(by_client: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
                 f"data: wanted at client {client} what goes with client {first}'s, "
                 f"{_shown(by_client[first])}, got {_shown(by_client[client])}"
             )
-    return told(whole)
-
-
-def _filled(data: PyTree, lengths: tuple[int, ...]) -> PyTree:
-    if not isinstance(data, Ragged):
-        return data
-    return jax.eval_shape(lambda data: _one_filled(data, lengths), data)
-
-
-def _one_filled(data: Ragged, lengths: tuple[int, ...]) -> PyTree:
-    everybody = jax.tree.map(lambda x: x[None], data)
-    return jax.tree.map(lambda x: x[0], everybody.filled(lengths))
-
-
-def _shown(words: Mapping[str, Any]) -> str:
-    arrays = [f"{name} {kind}{shape}" for name, (shape, kind) in
-              ((n, v) for n, v in words["arrays"].items() if v)]  # fmt: skip
-    return f"{words['kind']}({', '.join(arrays)})"
+    return describe(whole)
 
 
 def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:
@@ -136,15 +114,30 @@ def check_pads(data: PyTree, words: Mapping[str, Any]) -> None:
     Raises:
         ValueError: if they cannot; the message has both shapes.
     """
-    lengths = getattr(shaped(words), "lengths", ())
+    lengths = getattr(shapes_from(words), "lengths", ())
     own = getattr(data, "lengths", ())
     shorter = len(own) == len(lengths) and all(map(operator.le, own, lengths))
-    if not shorter or told(_filled(data, lengths)) != words:
+    if not shorter or describe(_filled(data, lengths)) != words:
         raise ValueError(
-            f"data: wanted shapes that {_shown(told(data))} can be padded to, got {_shown(words)}"
+            f"data: wanted shapes that {_shown(describe(data))} can be padded to, got "
+            f"{_shown(words)}"
         )
 
 
-def padded(data: PyTree, words: Mapping[str, Any]) -> PyTree:
-    """One client's data, with zeros up to the longest client's."""
-    return _one_filled(data, shaped(words).lengths) if isinstance(data, Ragged) else data
+def pad(data: PyTree, lengths: tuple[int, ...]) -> PyTree:
+    """One client's data, with zeros up to these lengths."""
+    if not isinstance(data, Ragged):
+        return data
+    # `filled` is for all clients' data, with an axis of clients.
+    everybody = jax.tree.map(lambda x: x[None], data)
+    return jax.tree.map(lambda x: x[0], everybody.filled(lengths))
+
+
+def _filled(data: PyTree, lengths: tuple[int, ...]) -> PyTree:
+    return jax.eval_shape(lambda data: pad(data, lengths), data)
+
+
+def _shown(words: Mapping[str, Any]) -> str:
+    arrays = {name: value for name, value in words["arrays"].items() if value}
+    shapes = (f"{name} {dtype}{shape}" for name, (shape, dtype) in arrays.items())
+    return f"{words['kind']}({', '.join(shapes)})"

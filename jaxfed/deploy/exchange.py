@@ -1,4 +1,4 @@
-"""Questions to clients and their answers over a Flower grid, with deadlines."""
+"""The server's questions to clients over a Flower grid, and their answers, with deadlines."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxfed.core.common.checks import check_count, shown
-from jaxfed.deploy.wire import Packet
+from jaxfed.deploy.messages import Packet, message_of, packet_of
 
 LOG = logging.getLogger("jaxfed.deploy")
 RAISED = 2  # Flower's code for a ClientApp that raised an exception
@@ -15,15 +15,15 @@ PAUSE = 0.2  # seconds between two looks for answers
 
 
 class RefusedError(ValueError):
-    """A client that answers with an error of its own, which asking again would not mend."""
+    """An answer that is an error or makes no sense; to ask again would not help."""
 
 
 @contextmanager
 def reading(sender: str) -> Iterator[None]:
-    """Read what somebody has sent.
+    """Turn any exception while a message is read into an error that names its sender.
 
     Raises:
-        RefusedError: naming the sender, for whatever else is raised.
+        RefusedError: for whatever is raised.
     """
     try:
         yield
@@ -37,37 +37,24 @@ def reading(sender: str) -> Iterator[None]:
 
 
 class Exchange:
-    """Who is there, and what they say.
+    """Which clients are there, and what they answer.
 
     Clients are known by their partition ids. Which of Flower's nodes has which is asked once of
     each node: a machine that comes back is another node, and takes the place of the one it was.
+
+    Attributes:
+        hello: what each client has said of itself, by id.
+        accept: called with that; raises for a client that does not fit the run.
     """
 
-    def __init__(
-        self,
-        grid: Any,
-        message: Callable[[Packet, int, str], Any],
-        packet: Callable[[Any], Packet],
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ):
-        """Talk over a grid.
-
-        Args:
-            grid: Flower's.
-            message: makes one of its messages from a packet, the node and a group.
-            packet: the packet in a message.
-            clock: seconds.
-            sleep: waits so many of them.
-        """
-        self._grid, self._message, self._packet = grid, message, packet
-        self._clock, self._sleep = clock, sleep
-        self._client_of: dict[int, int | None] = {}  # by node; None until it has said hello
+    def __init__(self, grid: Any):
+        """Talk over Flower's grid."""
+        self._grid = grid
+        self._client_of: dict[int, int | None] = {}  # by node; None until its hello has arrived
         self._node_of: dict[int, int] = {}  # by client
-        self._greetings: dict[str, int] = {}  # nodes by the message that asks them
-        self.hello: dict[int, Mapping[str, Any]] = {}  # what each client said of itself
-        self.accept: Callable[[Mapping[str, Any]], None] = lambda words: None  # or raises
-        self.bytes_sent = self.bytes_received = 0  # of all parts, without any framing
+        self._greetings: dict[str, int] = {}  # nodes by the message that asks who they are
+        self.hello: dict[int, Mapping[str, Any]] = {}
+        self.accept: Callable[[Mapping[str, Any]], None] = lambda words: None
 
     def gather(self, number: int, patience: float) -> None:
         """Wait until so many clients are there.
@@ -75,17 +62,14 @@ class Exchange:
         Raises:
             TimeoutError: if they are not after `patience` seconds.
         """
-        end = self._clock() + patience
-        while len(self._node_of) < number:
-            self._meet()
-            if len(self._node_of) >= number:
-                return
-            if self._clock() > end:
+        end = time.monotonic() + patience
+        while len(self.clients()) < number:
+            if time.monotonic() > end:
                 raise TimeoutError(
                     f"clients: wanted {number}, and after {patience:g} seconds there are "
                     f"{len(self._node_of)}: {sorted(self._node_of)}"
                 )
-            self._sleep(PAUSE)
+            time.sleep(PAUSE)
 
     def clients(self) -> list[int]:
         """Those that are there, in order."""
@@ -104,13 +88,13 @@ class Exchange:
         """The answers that arrive in time, in the clients' order.
 
         A question is put again to a client that comes back as another node. A second answer to one
-        question is passed over.
+        question is ignored.
 
         Args:
             questions: by client.
             group: what the messages belong to, such as the round.
-            deadline: seconds after which those that are missing are given up, if there are
-                `at_least` answers; None: all are waited for.
+            deadline: seconds after which missing answers are given up, if there are `at_least`
+                others; None: all are waited for.
             at_least: how many answers are needed.
             patience: seconds after which too few answers are an error.
 
@@ -118,70 +102,69 @@ class Exchange:
             RefusedError: if a client answers with an error, or with what cannot be read.
             TimeoutError: if too few answer.
         """
-        begun = self._clock()
+        start = time.monotonic()
         answers: dict[int, Packet] = {}
         asked: dict[str, int] = {}  # clients by message
-        at: dict[int, int | None] = dict.fromkeys(questions)  # the node that was asked
+        last_node: dict[int, int] = {}  # to which each client's question was sent last
         while True:
             self._meet()
-            waiting = [c for c in questions if c not in answers]
-            new = [c for c in waiting if self._node_of.get(c) not in (None, at[c])]
-            for client, name in zip(
-                new, self._push({c: questions[c] for c in new}, group), strict=True
-            ):
-                at[client] = self._node_of[client]
-                if name is None:  # Flower refused it: the node is gone
+            nodes = {
+                client: self._node_of[client]
+                for client in questions
+                if client not in answers
+                and self._node_of.get(client) not in (None, last_node.get(client))
+            }
+            last_node |= nodes
+            names = self._push([message_of(questions[c], nodes[c], group) for c in nodes])
+            for client, name in zip(nodes, names, strict=True):
+                if name is None:  # Flower refuses it: the node is gone
                     self._lose(client)
                 else:
                     asked[name] = client
             for reply in self._pull(asked):
                 client = asked.pop(reply.metadata.reply_to_message_id, None)
                 if client is None or client in answers:
-                    continue  # a second answer
-                if reply.has_error():
-                    self._failed(client, reply.error)
                     continue
-                with reading(f"client {client}"):
-                    answers[client] = self._packet(reply)
-                    if (other := answers[client].words["id"]) != client:
-                        raise RefusedError(
-                            f"client {client}: wanted its own answer, got one of client "
-                            f"{shown(other)}; partition ids must differ"
-                        )
-            passed = self._clock() - begun
+                answer = self._answer(client, reply)
+                if answer is not None:
+                    answers[client] = answer
+            seconds = time.monotonic() - start
             missing = [client for client in questions if client not in answers]
-            # Who is not there at all is not waited for, if it need not be.
+            # With a deadline, nobody waits for clients that have left.
             gone = not self._greetings and all(c not in self._node_of for c in missing)
-            late = deadline is not None and (passed >= deadline or gone)
-            if len(answers) == len(questions) or (late and len(answers) >= at_least):
-                self.bytes_received += sum(len(x.body) for x in answers.values())
+            late = deadline is not None and (seconds >= deadline or gone)
+            if not missing or (late and len(answers) >= at_least):
                 return {client: answers[client] for client in sorted(answers)}
-            if passed >= max(patience, deadline or 0):
+            if seconds >= max(patience, deadline or 0):
                 raise TimeoutError(
                     f"{group}: wanted answers of at least {at_least} clients, got {len(answers)} "
-                    f"after {passed:.0f} seconds; missing are {missing}"
+                    f"after {seconds:.0f} seconds; missing are {missing}"
                 )
-            self._sleep(PAUSE)
+            time.sleep(PAUSE)
 
-    def _push(self, packets: Mapping[int, Packet], group: str) -> list[str | None]:
-        if not packets:
-            return []
-        messages = [
-            self._message(packet, self._node_of[client], group)
-            for client, packet in packets.items()
-        ]
-        names = list(self._grid.push_messages(messages))
-        self.bytes_sent += sum(len(packet.body) for packet in packets.values())
+    def _answer(self, client: int, reply: Any) -> Packet | None:
+        """Read a reply; None if the client was lost before it could answer."""
+        if reply.has_error():
+            if reply.error.code == RAISED:
+                raise RefusedError(f"client {client} refuses: {reply.error.reason}")
+            LOG.warning("client %d is lost: %s", client, reply.error.reason)
+            self._lose(client)
+            return None
+        with reading(f"client {client}"):
+            answer = packet_of(reply)
+            if (other := answer.words["id"]) != client:
+                raise RefusedError(
+                    f"client {client}: wanted its own answer, got one of client {shown(other)}; "
+                    "partition ids must differ"
+                )
+            return answer
+
+    def _push(self, messages: list[Any]) -> list[str | None]:
+        names = list(self._grid.push_messages(messages)) if messages else []
         return names + [None] * (len(messages) - len(names))
 
     def _pull(self, asked: Mapping[str, Any]) -> list[Any]:
         return list(self._grid.pull_messages(list(asked))) if asked else []
-
-    def _failed(self, client: int, error: Any) -> None:
-        if error.code == RAISED:
-            raise RefusedError(f"client {client} refuses: {error.reason}")
-        LOG.warning("client %d is lost: %s", client, error.reason)
-        self._lose(client)
 
     def _lose(self, client: int) -> None:
         node = self._node_of.pop(client, None)
@@ -190,20 +173,18 @@ class Exchange:
             self._client_of.pop(node, None)
 
     def _meet(self) -> None:
-        """Greet nodes that are new, and hear who they are."""
+        """Ask new nodes which clients they are, read their answers, and forget nodes that left."""
         there = set(self._grid.get_node_ids())
-        for node in [node for node in self._client_of if node not in there]:
+        for node in self._client_of.keys() - there:
             client = self._client_of.pop(node)
             if client is not None and self._node_of.get(client) == node:
                 del self._node_of[client]
-        new = sorted(there - self._client_of.keys())
-        if new:
-            hello = Packet({"kind": "hello"})
-            names = self._grid.push_messages([self._message(hello, node, "hello") for node in new])
-            for node, name in zip(new, names, strict=False):
-                if name is not None:
-                    self._client_of[node] = None
-                    self._greetings[name] = node
+        new, hello = sorted(there - self._client_of.keys()), Packet({"kind": "hello"})
+        names = self._push([message_of(hello, node, "hello") for node in new])
+        for node, name in zip(new, names, strict=True):
+            if name is not None:
+                self._client_of[node] = None
+                self._greetings[name] = node
         for reply in self._pull(self._greetings):
             node = self._greetings.pop(reply.metadata.reply_to_message_id, None)
             if node is None or node not in there:
@@ -214,7 +195,7 @@ class Exchange:
                 self._client_of.pop(node, None)
                 continue
             with reading(f"node {node}"):
-                words = self._packet(reply).words
+                words = packet_of(reply).words
                 client = words["id"]
                 check_count("id", client, least=0)
                 self.accept(words)

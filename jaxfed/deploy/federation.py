@@ -12,18 +12,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Key
 
 from jaxfed import participation
-from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round import client
 from jaxfed.core.round.problem import Problem, State
 from jaxfed.core.round.shapes import Kind
 from jaxfed.core.run.arguments import check_together
-from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.runner import programs
 from jaxfed.core.wire.wire import Wire
-from jaxfed.deploy.data import shaped, sketched
+from jaxfed.deploy.data import clients_from, shapes_from
 from jaxfed.deploy.masks import least_threshold
-from jaxfed.deploy.run import Run, problem_of_run
+from jaxfed.deploy.run import Run, problem_of_run, programs_for
 from jaxfed.deploy.shapes import shapes_of
 
 
@@ -51,8 +48,8 @@ class Member(NamedTuple):
     id: int
     raw: float  # its weight before all are made to sum to one
     late: bool  # whether it joined after the first messages
-    base: int  # the last round of it that the server has heard; 0: none
-    samples: int | None = None  # how many it has told
+    base: int  # the last round whose answer has arrived; 0: none
+    samples: int | None = None  # None where its data are not samples
 
 
 class Federation:
@@ -65,14 +62,14 @@ class Federation:
         planned: the same with the participation that was asked for.
         programs: those of `backend.separate()`.
         kind: shapes of one member's prepared data.
-        shapes: of all that travels and is kept.
+        shapes: of everything that is sent and saved.
     """
 
-    def __init__(self, asked: Settings, run: Run, dtype: str, members: Sequence[Member]):
-        """Make it.
+    def __init__(self, settings: Settings, run: Run, dtype: str, members: Sequence[Member]):
+        """Set up the run.
 
         Args:
-            asked: the settings.
+            settings: the settings.
             run: whose size may be another.
             dtype: of weights.
             members: in order.
@@ -80,31 +77,30 @@ class Federation:
         Raises:
             ValueError: if the algorithm refuses their data, as in `fit`.
         """
-        self._asked, self.run, self.dtype = asked, run._replace(size=len(members)), dtype
+        self._settings, self.dtype = settings, dtype
+        self.run = run._replace(size=len(members))
         raw = np.asarray([member.raw for member in members])
         ids = jnp.asarray([member.id for member in members], jnp.int32)
-        shares = jnp.asarray(raw / raw.sum(), dtype)
+        weights = jnp.asarray(raw / raw.sum(), dtype)
         counts = [member.samples for member in members]
-        self._clients = sketched(run.like, ids, shares, counts)
-        asked.algorithm.check(self._clients, asked.start)
-        problem = problem_of_run(asked.algorithm, asked.wire, self.run, dtype)
-        self.problem = eqx.tree_at(
-            lambda p: (p.clients.ids, p.clients.weights, p.participation), problem,
-            (ids, shares, asked.participants),
-        )  # fmt: skip
+        self._clients = clients_from(run.like, ids, weights, counts)
+        settings.algorithm.check(self._clients, settings.start)
+        self.planned = eqx.tree_at(
+            lambda p: (p.clients.ids, p.clients.weights, p.participation),
+            problem_of_run(settings.algorithm, settings.wire, self.run, dtype),
+            (ids, weights, settings.participants),
+        )
         # With a deadline nobody knows beforehand who takes part.
-        self.planned = self.problem
-        if asked.deadline is not None:
-            self.problem = self.heard_from(np.ones(len(members), bool))
-        data = shaped(run.like)
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
-        whole = Clients(one, jnp.zeros(1, jnp.int32), shares[:1])
-        self.programs = programs(**compiler_options(asked.algorithm, whole))
+        everybody = np.ones(len(members), bool)
+        self.problem = self.planned if settings.deadline is None else self.with_only(everybody)
+        data = shapes_from(run.like)
+        self.programs = programs_for(settings.algorithm, data, weights)
         prepared = jax.eval_shape(
-            lambda data: client.prepare(self.problem.for_client, data, ids[0], asked.rounds), data
+            lambda data: client.prepare(self.problem.for_client, data, ids[0], settings.rounds),
+            data,
         )
         self.kind = Kind.of(prepared, len(members))
-        self.shapes = shapes_of(self.problem, self.kind, asked.start)
+        self.shapes = shapes_of(self.problem, self.kind, settings.start)
 
     def check(self) -> None:
         """Refuse what does not go together, as `fit` does.
@@ -112,23 +108,26 @@ class Federation:
         Raises:
             ValueError: naming it.
         """
-        asked = self._asked
-        asked.participants.check(self.run.size)
-        # The channels as they were given, with their masks.
-        wire = asked.wire
+        settings, wire = self._settings, self._settings.wire
+        settings.participants.check(self.run.size)
+        # With the channels as they were given: `planned` has them without their masks.
         given = replace(
-            self.planned, clients=self._clients, uplink=wire.up, downlink=wire.down,
-            first_uplink=wire.first_up, first_downlink=wire.first_down,
-        )  # fmt: skip
-        check_together(given, asked.start, asked.rounds)
-        if asked.wire.up.private and asked.tol is not None:
+            self.planned,
+            clients=self._clients,
+            uplink=wire.up,
+            downlink=wire.down,
+            first_uplink=wire.first_up,
+            first_downlink=wire.first_down,
+        )
+        check_together(given, settings.start, settings.rounds)
+        if wire.up.private and settings.tol is not None:
             raise ValueError(
                 "tol: wanted None, since clients that hide their messages tell no objective"
             )
 
-    def heard_from(self, there: Bool[np.ndarray, " members"]) -> Problem:
-        """The run of a round in which these take part."""
-        return replace(self.problem, participation=participation.mask(there))
+    def with_only(self, present: Bool[np.ndarray, " members"]) -> Problem:
+        """The run of a round in which these members take part."""
+        return replace(self.planned, participation=participation.mask(present))
 
     @property
     def threshold(self) -> int:
@@ -136,7 +135,7 @@ class Federation:
         return max(least_threshold(self.run.size), -(-2 * self.run.size // 3))
 
 
-def longer(state: State, like: State) -> State:
+def enlarged(state: State, like: State) -> State:
     """The server's state with room for more clients.
 
     Raises:

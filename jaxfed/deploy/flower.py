@@ -1,8 +1,8 @@
 """Any algorithm as a Flower app: clients on their own machines, their data and states with them.
 
-The same functions as in `jaxfed.fit`, driven by messages. Each of a client's answers is made by a
-process of its own, which Flower starts and which takes seconds to import JAX: what a round costs
-is latency, and what runs here should need few rounds.
+Server and clients call the functions of `jaxfed.fit`, and exchange messages. For each answer of a
+client Flower starts a process, which takes seconds to import JAX: choose algorithms that need few
+rounds.
 """
 
 import json
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from jaxtyping import Array, Key
 
 from jaxfed import _names
@@ -25,11 +24,11 @@ from jaxfed.core.common.checks import (
     check_callable,
     check_count,
     check_instance,
+    check_name,
     check_number,
     checked_key,
     checked_path,
-    host_array,
-    is_real,
+    checked_weights,
     is_whole,
     refuse,
 )
@@ -39,7 +38,7 @@ from jaxfed.core.run.compiling import enable_compilation_cache
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
-from jaxfed.deploy.messages import message_of, packet_of, reply_of
+from jaxfed.deploy.messages import packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server
 from jaxfed.linalg.precision import precise
@@ -97,7 +96,7 @@ def server_app(
         ValueError: for arguments that do not fit together.
         ImportError: if Flower is not installed.
     """
-    check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
+    _check_functions("run", make_algorithm=make_algorithm, warm_start=warm_start)
     check_count("clients", clients)
     check_rounds(rounds)
     wire = checked_wire(channel)
@@ -105,13 +104,11 @@ def server_app(
     check_instance(
         "participation", participants, participations.Participation, "one of jaxfed.participation"
     )
-    if warm_start is not None:
-        check_callable("warm_start", warm_start, "a function of the run configuration or None")
-    shares = _checked_weights(weights, clients)
+    raw = _checked_weights(weights, clients)
     check_loop(tol, None, 1)
-    if deadline is not None:
-        check_number("deadline", deadline, "a positive number of seconds", lambda x: x > 0)
-    check_number("patience", patience, "a positive number of seconds", lambda x: x > 0)
+    limits = {"patience": patience} | ({} if deadline is None else {"deadline": deadline})
+    for name, seconds in limits.items():
+        check_number(name, seconds, "a positive number of seconds", lambda x: x > 0)
     if at_least is not None:
         check_count("at_least", at_least)
         if deadline is None:
@@ -125,7 +122,7 @@ def server_app(
     @app.main()
     @precise()
     def main(grid: Any, context: Any) -> None:
-        _programs_on_disk()
+        enable_compilation_cache()
         _show_rounds()
         config = dict(context.run_config)
         algorithm = _algorithm(make_algorithm, config)
@@ -134,10 +131,21 @@ def server_app(
             everybody = clients if algorithm.needs_everybody else 1
             least = max(least or 1, everybody)
         settings = Settings(
-            algorithm, wire, _shared(warm_start, config), clients, rounds, seed, participants,
-            shares, tol, deadline, least, patience, Path(config.get("out", place)).absolute(),
-        )  # fmt: skip
-        Server(settings, Exchange(grid, message_of, packet_of)).solve()
+            algorithm=algorithm,
+            wire=wire,
+            start=None if warm_start is None else warm_start(config)._replace(local=None),
+            clients=clients,
+            rounds=rounds,
+            key=seed,
+            participants=participants,
+            weights=raw,
+            tol=tol,
+            deadline=deadline,
+            at_least=least,
+            patience=patience,
+            out=Path(config.get("out", place)).absolute(),
+        )
+        Server(settings, Exchange(grid)).solve()
 
     return app
 
@@ -173,16 +181,14 @@ def client_app(
         ValueError: for arguments that do not fit.
         ImportError: if Flower is not installed.
     """
-    check_callable("make_algorithm", make_algorithm, "a function of the run configuration")
-    check_callable("make_data", make_data, "a function of the node configuration")
-    if warm_start is not None:
-        check_callable("warm_start", warm_start, "a function of the node configuration or None")
+    _check_functions("run", make_algorithm=make_algorithm)
+    _check_functions("node", make_data=make_data, warm_start=warm_start)
     wire = checked_wire(channel)
     place = None if folder is None else checked_path("folder", folder)
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
 
-    # Flower's processes answer one message each; where one answers many, nothing is made twice.
+    # Flower's processes answer one message each; other engines answer many in one process.
     @cache
     def node(run_config: str, node_config: str) -> Node:
         own = json.loads(node_config)
@@ -196,7 +202,8 @@ def client_app(
     @app.train()
     @precise()
     def train(message: Any, context: Any) -> Any:
-        _programs_on_disk()
+        # Flower starts a process for each message, which would compile everything again.
+        enable_compilation_cache()
         configs = (context.run_config, context.node_config)
         made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
         return reply_of(made.answer(packet_of(message)), message)
@@ -204,38 +211,32 @@ def client_app(
     return app
 
 
-def _checked_weights(given: Any, clients: int) -> Any:
-    wanted = f"'equal', 'samples' or {clients} non-negative numbers, not all of them zero"
-    if isinstance(given, str):
-        if given not in ("equal", "samples"):
-            raise refuse("weights", wanted, given)
-        return given
-    raw = host_array("weights", given, wanted)
-    if not is_real(raw.dtype) or raw.shape != (clients,):
-        raise refuse("weights", wanted, given)
-    if not np.isfinite(raw).all() or (raw < 0).any() or not raw.sum() > 0:
-        raise refuse("weights", wanted, given)
-    return raw.astype(float).tolist()
+def _check_functions(config: str, **functions: Any) -> None:
+    for name, function in functions.items():
+        if name != "warm_start" or function is not None:
+            optional = " or None" if name == "warm_start" else ""
+            check_callable(name, function, f"a function of the {config} configuration{optional}")
+
+
+def _checked_weights(weights: Any, clients: int) -> Any:
+    if isinstance(weights, str):
+        check_name("weights", weights, ("equal", "samples"))
+        return weights
+    raw = checked_weights(weights, clients)
+    if not raw.sum() > 0:
+        raise refuse("weights", "non-negative numbers, not all of them zero", weights)
+    return raw.tolist()
 
 
 def _algorithm(make: Callable[[Config], Algorithm], config: Config) -> Algorithm:
-    made = make(config)
-    if not isinstance(made, Algorithm):
-        raise refuse("make_algorithm", "a jaxfed algorithm", made)
-    return made
-
-
-def _shared(make: Callable[[Config], Personalized] | None, config: Config) -> Personalized | None:
-    return None if make is None else make(config)._replace(local=None)
-
-
-def _programs_on_disk() -> None:
-    """Each message is a new process: none should compile what another has compiled."""
-    enable_compilation_cache()
+    algorithm = make(config)
+    if not isinstance(algorithm, Algorithm):
+        raise refuse("make_algorithm", "a jaxfed algorithm", algorithm)
+    return algorithm
 
 
 def _show_rounds() -> None:
-    """In Flower's log of the run, which is what its process writes."""
+    # Flower's log of a run is what its process writes.
     log = logging.getLogger("jaxfed.deploy")
     if not log.hasHandlers():
         handler = logging.StreamHandler()

@@ -1,17 +1,14 @@
-"""Flower's processes on this machine, for trying out: started, watched, and ended again."""
+"""Flower's SuperLink and SuperNodes on this machine, to try an app out without others."""
 
 import contextlib
 import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,13 +19,14 @@ STOPPING = 20.0  # and to end when it is asked to
 ANSWERING = 180.0  # and for one of Flower's commands
 
 
-class Secured(NamedTuple):
-    """Files for TLS and node authentication."""
+class Options(NamedTuple):
+    """Options of Flower's processes: by default neither encryption nor authentication."""
 
-    ca: Path  # certificate of who signed the server's
-    certificate: Path
-    key: Path
-    nodes: Sequence[Path]  # private keys, with the public ones beside them as `.pub`
+    link: Sequence[str] = ("--insecure",)  # options of the SuperLink
+    # Options of each SuperNode; all the same if there is one entry.
+    nodes: Sequence[Sequence[str]] = (("--insecure",),)
+    # The line of Flower's configuration by which its commands reach the SuperLink.
+    connection: str = "insecure = true"
 
 
 class Local:
@@ -36,6 +34,10 @@ class Local:
 
     Use it in a `with` block: in the end, however that comes, all its processes are ended. They end
     too if this process dies.
+
+    Attributes:
+        link: the SuperLink, once it was started.
+        nodes: the SuperNodes by number.
     """
 
     def __init__(
@@ -43,29 +45,25 @@ class Local:
         folder: Path,
         configs: Sequence[Mapping[str, Any]],
         *,
-        secured: Secured | None = None,
-        database: bool = False,
+        options: Options | None = None,
         environment: Mapping[str, str] | None = None,
     ):
-        """Prepare.
+        """Start nothing yet.
 
         Args:
             folder: for logs and Flower's own files; not one of the user's.
             configs: each node's configuration.
-            secured: with TLS and node authentication; without, neither, on loopback only.
-            database: whether the SuperLink keeps its state in a file, `superlink.db`, and so knows
-                its nodes and runs when it is started again.
+            options: of the processes.
             environment: of the processes; this one's by default.
 
         Raises:
             ImportError: if Flower is not installed.
         """
         require("flwr", extra="flower")
-        self.folder, self.configs, self.secured = folder.absolute(), configs, secured
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.database = self.folder / "superlink.db" if database else None
+        self.folder, self.configs = folder.absolute(), configs
+        self.options = Options() if options is None else options
         home = self.folder / "flwr"
-        home.mkdir(exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True)
         self.environment = dict(os.environ if environment is None else environment) | {
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -78,147 +76,124 @@ class Local:
         }
         self.port = _free_port()
         self.link: subprocess.Popen | None = None
-        self.nodes: list[subprocess.Popen | None] = [None] * len(configs)
-        (home / "config.toml").write_text(self._connection())
+        self.nodes: dict[int, subprocess.Popen] = {}
+        connection = f'address = "127.0.0.1:{self.port}"\n{self.options.connection}\n'
+        header = '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
+        (home / "config.toml").write_text(header + connection)
 
     def __enter__(self) -> Self:
-        try:
-            self.start_link()
-            self._register()
-            for number in range(len(self.configs)):
-                self.start_node(number, wait=False)
-            for number in range(len(self.configs)):
-                self._until_ready(number)
-        except BaseException:
-            self.stop()
-            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stop()
+        _end(list(self.nodes.values()))
+        _end([] if self.link is None else [self.link])
 
     # --- processes -----------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Start everything, and wait until all nodes are ready."""
+        self.start_link()
+        self.start_nodes(*range(len(self.configs)))
+
     def start_link(self) -> None:
-        """Start the SuperLink, and wait until it answers; again, after it was killed."""
-        safety = ["--insecure"]
-        if self.secured is not None:
-            safety = [
-                "--ssl-ca-certfile", str(self.secured.ca),
-                "--ssl-certfile", str(self.secured.certificate),
-                "--ssl-keyfile", str(self.secured.key),
-                "--enable-supernode-auth",
-            ]  # fmt: skip
-        command = [
-            "flower-superlink", *safety, "--host", "127.0.0.1", "--port", str(self.port),
-            "--disable-runtime-dependency-installation",
-            *(["--database", str(self.database)] if self.database else []),
-        ]  # fmt: skip
-        self.link = self._start(command, "superlink")
-        self._wait(self.link, "superlink", self._healthy)
-
-    def start_node(self, number: int, *, wait: bool = True) -> None:
-        """Start a SuperNode, as a machine that comes back."""
-        safety = ["--insecure"]
-        if self.secured is not None:
-            safety = [
-                "--root-certificates", str(self.secured.ca),
-                "--auth-supernode-private-key", str(self.secured.nodes[number]),
-            ]  # fmt: skip
-        config = " ".join(
-            f"{name}={json.dumps(value)}" for name, value in self.configs[number].items()
+        """Start the SuperLink, and wait until it listens."""
+        where = ("--host", "127.0.0.1", "--port", str(self.port))
+        command = ("flower-superlink", *self.options.link, *where)
+        self.link = self._start(
+            (*command, "--disable-runtime-dependency-installation"), "superlink"
         )
-        command = [
-            "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
-            "--host", "127.0.0.1", "--port", str(_free_port()), "--node-config", config,
-        ]  # fmt: skip
-        self.log(f"node-{number}").unlink(missing_ok=True)
-        self.nodes[number] = self._start(command, f"node-{number}")
-        if wait:
-            self._until_ready(number)
+        self._wait(self.link, "superlink", self._listens)
 
-    def kill_node(self, number: int) -> None:
-        """As a power cut would: the node and all it has started."""
-        process, self.nodes[number] = self.nodes[number], None
-        if process is not None:
-            _kill(process)
-
-    def kill_link(self) -> None:
-        """As a power cut would: the SuperLink, and the server that runs in it."""
-        process, self.link = self.link, None
-        if process is not None:
-            _kill(process)
-
-    def kill_server(self) -> None:
-        """As a crash of the server's own process would; the SuperLink stays."""
-        for pid in _family(self.link.pid) if self.link is not None else ():
-            with contextlib.suppress(OSError):
-                if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-
-    def stop(self) -> None:
-        """End all, the nodes first."""
-        alive = [process for process in self.nodes if process is not None]
-        _end(alive)
-        _end([self.link] if self.link is not None else [])
-        self.nodes, self.link = [None] * len(self.configs), None
+    def start_nodes(self, *numbers: int) -> None:
+        """Start SuperNodes, also again after they died, and wait until they are ready."""
+        options = self.options.nodes
+        for number in numbers:
+            where = ("--host", "127.0.0.1", "--port", str(_free_port()))
+            command = ("flower-supernode", *options[number % len(options)], *where)
+            link = ("--superlink", f"127.0.0.1:{self.port}")
+            config = ("--node-config", _in_toml(self.configs[number]))
+            self.log(f"node-{number}").unlink(missing_ok=True)
+            self.nodes[number] = self._start((*command, *link, *config), f"node-{number}")
+        for number in numbers:
+            log = self.log(f"node-{number}")
+            self._wait(
+                self.nodes[number],
+                log.stem,
+                lambda log=log: "SuperNode ID:" in log.read_text("utf8"),
+            )
 
     # --- runs ----------------------------------------------------------------------------------
 
     def begin(self, app: Path, config: Mapping[str, Any]) -> int:
         """Start a run of an app folder; its number."""
-        words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        chosen = ["--run-config", words] if words else []
-        told = self.flwr("run", str(app), "here", *chosen)
-        return int(told["run-id"])
+        chosen = ["--run-config", _in_toml(config)] if config else []
+        return int(self.flwr("run", str(app), "here", *chosen)["run-id"])
+
+    def wait(
+        self, run: int, path: Path, seconds: float, look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until a run has written a file.
+
+        Args:
+            run: its number.
+            path: the file.
+            seconds: how long to wait.
+            look: called twice a second.
+
+        Raises:
+            ValueError: if the run fails, or takes longer, with the last errors of its output.
+        """
+        end, checked = time.monotonic() + seconds, time.monotonic()
+        while not path.exists():
+            look()
+            failed, late = False, time.monotonic() > end
+            if time.monotonic() > checked + 30:  # to ask takes seconds of a processor
+                failed, checked = "failed" in self.status(run), time.monotonic()
+            if failed or late:
+                words = "" if failed else f" after {seconds:g} seconds"
+                with contextlib.suppress(RuntimeError):
+                    lines = [x for x in self.output(run).splitlines() if "error" in x.lower()]
+                    words += ": " + " ".join(lines[-3:])
+                raise ValueError(f"the run did not end well{words}")
+            time.sleep(0.5)
 
     def status(self, run: int) -> str:
         """Of a run, such as `running` or `finished:completed`."""
-        told = self.flwr("ls", "here", "--run-id", str(run))
-        return str(told["runs"][0]["status"])
+        return str(self.flwr("ls", "here", "--run-id", str(run))["runs"][0]["status"])
 
     def output(self, run: int) -> str:
         """What the server of a run has written."""
-        command = ["flwr", "log", str(run), "here", "--show"]
-        return self._command(command)
+        return self._command("flwr", "log", str(run), "here", "--show")
 
     def flwr(self, *words: str) -> Any:
-        """One of Flower's commands, and what it tells as JSON.
+        """One of Flower's commands, and its answer in JSON.
 
         Raises:
             RuntimeError: if it fails.
         """
-        told = self._command(["flwr", *words, "--format", "json"])
-        start = told.find("{")
-        found = json.loads(told[start:]) if start >= 0 else {}
-        if not found.get("success", True):
-            raise RuntimeError(f"flwr {words[0]}: {found.get('error-message', told)}")
-        return found
+        text = self._command("flwr", *words, "--format", "json")
+        start = text.find("{")  # behind what Flower prints before
+        answer = json.loads(text[start:]) if start >= 0 else {}
+        if not answer.get("success", True):
+            raise RuntimeError(f"flwr {words[0]}: {answer.get('error-message', text)}")
+        return answer
 
     def log(self, name: str) -> Path:
-        """What `superlink` or `node-NUMBER` has written."""
+        """The file with the output of `superlink` or `node-NUMBER`."""
         return self.folder / f"{name}.log"
 
-    # --- how -----------------------------------------------------------------------------------
+    # --- inside --------------------------------------------------------------------------------
 
-    def _connection(self) -> str:
-        lines = ['[superlink]\ndefault = "here"\n\n[superlink.here]']
-        lines.append(f'address = "127.0.0.1:{self.port}"')
-        if self.secured is None:
-            lines.append("insecure = true")
-        else:
-            lines.append(f'root-certificates = "{self.secured.ca}"')
-        return "\n".join(lines) + "\n"
-
-    def _register(self) -> None:
-        for key in self.secured.nodes if self.secured is not None else ():
-            self.flwr("supernode", "register", f"{key}.pub", "here")
-
-    def _command(self, command: Sequence[str]) -> str:
+    def _command(self, *command: str) -> str:
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=ANSWERING,
-            check=False, cwd=self.folder,
-        )  # fmt: skip
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=ANSWERING,
+            check=False,
+            cwd=self.folder,
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command[:2])}: {(done.stdout + done.stderr)[-1000:]}")
         return done.stdout
@@ -226,17 +201,16 @@ class Local:
     def _start(self, command: Sequence[str], name: str) -> subprocess.Popen:
         with self.log(name).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, *command], env=self.environment, cwd=self.folder,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                [sys.executable, "-c", _LAUNCH, *command],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
-    def _until_ready(self, number: int) -> None:
-        process, log = self.nodes[number], self.log(f"node-{number}")
-        assert process is not None
-        self._wait(process, f"node-{number}", lambda: "SuperNode ID:" in log.read_text("utf8"))
-
-    def _wait(self, process: subprocess.Popen, name: str, ready: Any) -> None:
+    def _wait(self, process: subprocess.Popen, name: str, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + STARTING
         while not ready():
             if process.poll() is not None or time.monotonic() > end:
@@ -244,16 +218,16 @@ class Local:
                 raise RuntimeError(f"{name} did not start: {last}")
             time.sleep(0.2)
 
-    def _healthy(self) -> bool:
-        kind, context = "http", None
-        if self.secured is not None:
-            kind, context = "https", ssl.create_default_context(cafile=str(self.secured.ca))
+    def _listens(self) -> bool:
         try:
-            address = f"{kind}://127.0.0.1:{self.port}/health"
-            with urllib.request.urlopen(address, timeout=2, context=context) as reply:
-                return reply.status == 200
-        except (urllib.error.URLError, OSError):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2):
+                return True
+        except OSError:
             return False
+
+
+def _in_toml(config: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
 
 
 def _free_port() -> int:
@@ -262,8 +236,8 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-# On Linux a process is ended when the one that started it is (PR_SET_PDEATHSIG). By a process in
-# between: this one may have threads, which a fork of it must not meet.
+# On Linux a process is ended when the one that started it is (PR_SET_PDEATHSIG). A process in
+# between sets that: this one may have threads, and must not run Python code in a fork of itself.
 _LAUNCH = """
 import ctypes, os, sys
 try:
@@ -274,40 +248,35 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all that it has started, and those, in sessions of their own too."""
-    parents: dict[int, list[int]] = {}
+def family(pid: int) -> list[int]:
+    """A process and all its descendants, also those in sessions of their own."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may have just ended
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [pid]
-    while waiting:
-        one = waiting.pop()
-        found.append(one)
-        waiting += parents.get(one, [])
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [pid]
+    for one in found:  # which grows on the way
+        found += children.get(one, [])
     return found
 
 
-def _kill(process: subprocess.Popen) -> None:
-    for pid in _family(process.pid):
+def kill(process: subprocess.Popen, pids: Sequence[int] | None = None) -> None:
+    """Kill a process and its descendants, by default those of now."""
+    for pid in family(process.pid) if pids is None else pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-    """Ask them to end; kill by its number what does not."""
-    families = {process: _family(process.pid) for process in processes}
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+    """Ask processes to end, and kill those that do not, and what they leave behind."""
+    families = {each: family(each.pid) for each in processes if each.poll() is None}
+    for process in families:
+        process.terminate()
     end = time.monotonic() + STOPPING
-    for process in processes:
+    for process in families:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, end - time.monotonic()))
-    for process, family in families.items():
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+    for process, pids in families.items():
+        kill(process, pids)

@@ -1,22 +1,20 @@
-"""Rounds in which the server learns a sum and nothing else: both ends of the four exchanges.
+"""Rounds in which the server learns a sum and nothing else: both ends of their four exchanges.
 
-1. Clients make keys, and tell the public ones.
-2. Each gives all others shares of its secrets, which the server passes on unread.
+1. Clients make keys, and publish the public ones.
+2. Each gives all others shares of its secrets, encrypted, which the server passes on.
 3. Each sends its message under masks.
-4. Those whose messages arrived tell the shares that take off what masks are left in the sum.
+4. The survivors, whose messages arrived, reveal the shares that take off the masks that are left
+   in the sum.
 """
 
-import hashlib
 import json
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt32
 
@@ -26,70 +24,77 @@ from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy import masks
 from jaxfed.deploy.exchange import RefusedError, reading
-from jaxfed.deploy.wire import Packet, check_name
+from jaxfed.deploy.messages import Packet
+from jaxfed.deploy.run import check_file_name
 
 Numbers = UInt32[np.ndarray, " n"]
-SHARES = ("seed", "masking")  # of what a client gives shares, in this order
 
 
 class NodeMasks:
     """One client's part, in one attempt at one round; its secrets are in a file of its own."""
 
     def __init__(self, folder: Path, client: int, run: str, attempt: str):
-        """Take up what the file knows.
+        """Go on from the file, if there is one.
 
         Raises:
             ValueError: for an attempt whose name is none.
         """
-        check_name("attempt", attempt)
+        check_file_name("attempt", attempt)
         self.client, self.purpose = client, f"{run} {attempt}"
         self.path = folder / f"{attempt}.json"
         self.known = json.loads(self.path.read_text("utf8")) if self.path.exists() else {}
 
-    def keys(self) -> Packet:
-        """Make keys, and forget those of earlier rounds; the public ones."""
+    def answer(self, question: Packet) -> Packet:
+        """The reply to a question that does not concern the message itself."""
+        kinds = {"keys": self._public, "shares": self._shares, "unmask": self._unmask}
+        return kinds[question.words["kind"]](question)
+
+    def _public(self, question: Packet) -> Packet:
+        """Make keys, and delete those of earlier rounds; the public ones."""
+        del question
         if "keys" not in self.known:
             for old in self.path.parent.glob("*.json"):
                 old.unlink()
-            self._keep(keys=[part.hex() for part in masks.Keys.drawn()])
+            self._save(keys=[part.hex() for part in masks.Keys.draw()])
         return Packet({"kind": "keys", "id": self.client}, self._keys().public)
 
-    def shares(self, asked: Packet) -> Packet:
-        """Shares of the secrets, sealed for each other client.
+    def _shares(self, question: Packet) -> Packet:
+        """Shares of the secrets, encrypted for each other client.
 
         Raises:
             ValueError: for a threshold of no more than half of the clients, or keys that are not
                 everybody's.
         """
-        members, threshold = list(asked.words["members"]), asked.words["threshold"]
+        members, threshold = list(question.words["members"]), question.words["threshold"]
         least = masks.least_threshold(len(members))
         if not least <= threshold <= len(members):
             raise ValueError(
                 f"masks: wanted a threshold from {least} to {len(members)}, got {threshold}"
             )
-        publics = list(zip(asked.parts[::2], asked.parts[1::2], strict=True))
+        publics = list(zip(question.parts[::2], question.parts[1::2], strict=True))
         own, by_client = self._keys(), dict(zip(members, publics, strict=True))
         different = len({key for pair in publics for key in pair}) == 2 * len(members)
         if by_client.get(self.client) != own.public or not different:
             raise ValueError("masks: wanted a public key of each client, its own among them")
-        parts = {name: masks.split(getattr(own, name), threshold, members) for name in SHARES}
-        texts = {c: b"".join(parts[name][c] for name in SHARES) for c in members}
-        self._keep(
+        seeds = masks.split(own.seed, threshold, members)
+        keys = masks.split(own.masking, threshold, members)
+        self._save(
             threshold=threshold,
             publics={str(c): [key.hex() for key in pair] for c, pair in by_client.items()},
-            own=texts[self.client].hex(),
+            own=(seeds[self.client] + keys[self.client]).hex(),
         )
-        sealed = [
-            b"" if c == self.client else masks.sealed(self._sealing(c), texts[c]) for c in members
+        encrypted = [
+            b"" if c == self.client else masks.encrypt(self._sealing(c), seeds[c] + keys[c])
+            for c in members
         ]
-        return Packet({"kind": "shares", "id": self.client}, sealed)
+        return Packet({"kind": "shares", "id": self.client}, encrypted)
 
     def masked(
         self,
         channel: MaskedChannel,
         payload: PyTree,
         givers: Sequence[int],
-        sealed: Sequence[bytes],
+        encrypted: Sequence[bytes],
     ) -> PyTree:
         """The payload under masks, with those who have given shares.
 
@@ -101,41 +106,39 @@ class NodeMasks:
                 f"masks: wanted shares of at least {self.known['threshold']} clients, "
                 f"got {len(givers)}"
             )
-        self._keep(received={str(c): text.hex() for c, text in zip(givers, sealed, strict=True)})
-        numbers = channel.numbers(payload)
+        self._save(shares={str(c): text.hex() for c, text in zip(givers, encrypted, strict=True)})
+        numbers, keys = channel.numbers(payload), self._keys()
         publics = {c: bytes.fromhex(self.known["publics"][str(c)][1]) for c in givers}
-        keys, count = self._keys(), len(numbers)
-        numbers = numbers + masks.own_mask(keys.seed, self.purpose, count)
-        numbers = numbers + masks.pair_masks(
-            self.client, keys.masking, publics, self.purpose, count
-        )
-        return channel.with_numbers(payload, numbers)
+        own = masks.own_mask(keys.seed, self.purpose, len(numbers))
+        pairs = masks.pair_masks(self.client, keys.masking, publics, self.purpose, len(numbers))
+        return channel.with_numbers(payload, numbers + own + pairs)
 
-    def unmask(self, asked: Packet) -> Packet:
+    def _unmask(self, question: Packet) -> Packet:
         """Of each client one of its shares: of its own seed, or, of who dropped out, of its key.
 
         Raises:
-            ValueError: for too few whose messages arrived, or a second question with others.
+            ValueError: for too few survivors, or a second question with others.
         """
-        heard = sorted(asked.words["heard"])
-        received = {int(c): bytes.fromhex(text) for c, text in self.known["received"].items()}
-        if len(heard) < self.known["threshold"] or set(heard) - received.keys():
+        survivors = sorted(question.words["survivors"])
+        shares = {int(c): bytes.fromhex(text) for c, text in self.known["shares"].items()}
+        if len(survivors) < self.known["threshold"] or set(survivors) - shares.keys():
             raise ValueError(
                 f"masks: wanted messages of at least {self.known['threshold']} clients that have "
-                f"given shares, got {heard}"
+                f"given shares, got {survivors}"
             )
-        if self.known.setdefault("heard", heard) != heard:
+        # Both shares of one client would uncover its message.
+        if self.known.setdefault("survivors", survivors) != survivors:
             raise ValueError("masks: of one client both shares would tell all; one was told")
-        self._keep(heard=heard)
-        told = []
-        for client, text in received.items():
+        self._save(survivors=survivors)
+        revealed = []
+        for client, text in shares.items():
             if client == self.client:
                 both = bytes.fromhex(self.known["own"])
             else:
-                both = masks.opened(self._sealing(client), text)
+                both = masks.decrypt(self._sealing(client), text)
             half = len(both) // 2
-            told.append(both[:half] if client in heard else both[half:])
-        return Packet({"kind": "unmask", "id": self.client}, told)
+            revealed.append(both[:half] if client in survivors else both[half:])
+        return Packet({"kind": "unmask", "id": self.client}, revealed)
 
     def _keys(self) -> masks.Keys:
         if "keys" not in self.known:
@@ -145,63 +148,54 @@ class NodeMasks:
     def _sealing(self, other: int) -> bytes:
         low, high = sorted((self.client, other))
         public = bytes.fromhex(self.known["publics"][str(other)][0])
-        return masks.agreed(self._keys().sealing, public, f"seal {low} {high} {self.purpose}")
+        return masks.agree(self._keys().sealing, public, f"seal {low} {high} {self.purpose}")
 
-    def _keep(self, **more: Any) -> None:
+    def _save(self, **more: Any) -> None:
         self.known |= more
         self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         with replacing(self.path, private=True) as part:
             part.write_text(json.dumps(self.known), "utf8")
 
 
-def secret_key(folder: Path, history: str) -> jax.Array:
-    """A random key that only this machine has, another one for each history of questions."""
-    path = folder / "secret"
-    if not path.exists():
-        with replacing(path, private=True) as part:
-            part.write_bytes(os.urandom(masks.KEY))
-    seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
-    return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
+# --- the server's end ----------------------------------------------------------------------------
 
 
-# ---------------------------------------------------------------------------------------------
-# The server's end.
+class MaskedSum(NamedTuple):
+    """The sum of the survivors' messages, modulo 2^32, and who they are."""
 
-Ask = Callable[[Mapping[int, Packet], str, int], dict[int, Packet]]
+    survivors: list[int]
+    total: Numbers
 
 
 def masked_sum(
-    ask: Ask,
+    ask: Callable[[Mapping[int, Packet], str, int], dict[int, Packet]],
     question: Callable[..., Packet],
     questions: Mapping[int, Packet],
-    number_of: Callable[[bytes], Numbers],
+    numbers_of: Callable[[bytes], Numbers],
     *,
     run: str,
     group: str,
     threshold: int,
     everybody: bool,
-) -> tuple[list[int], Numbers]:
+) -> MaskedSum:
     """The sum of the messages of those who answer.
 
     Args:
         ask: puts questions by client, for a group, and waits for at least so many answers.
         question: makes one to a client, of some kind, with parts.
         questions: for the messages themselves, by client.
-        number_of: the numbers in a message.
+        numbers_of: the numbers in a message.
         run: its name.
         group: what the messages belong to, such as the round.
         threshold: how many shares give a secret back.
         everybody: whether nobody may drop out.
 
-    Returns:
-        Whose messages are in the sum, and the sum modulo 2^32.
-
     Raises:
         TimeoutError: if fewer than the threshold answer.
-        RefusedError: if what somebody sends cannot be read, or the shares do not fit.
+        RefusedError: if an answer cannot be read, or the shares do not fit.
     """
 
-    def heard_of(questions: Mapping[int, Packet], name: str, least: int, parts: int):
+    def answers_to(questions: Mapping[int, Packet], name: str, least: int, parts: int):
         answers = ask(questions, name, least)
         for client, answer in answers.items():
             if len(answer.parts) != parts:
@@ -210,90 +204,82 @@ def masked_sum(
                 )
         return answers
 
-    attempt = secrets.token_hex(8)  # keys are never used for two messages
+    # A round that is asked again gets new keys, since no stream may cover two messages.
+    attempt = secrets.token_hex(8)
     least = len(questions) if everybody else threshold
-    keys = heard_of(
-        {c: question(c, "keys", attempt=attempt) for c in questions}, f"keys of {group}", least, 2
-    )
+    asked = {c: question(c, "keys", attempt=attempt) for c in questions}
+    keys = answers_to(asked, f"keys of {group}", least, 2)
     for client, answer in keys.items():
         if any(len(key) != masks.KEY for key in answer.parts):
             raise RefusedError(f"client {client}: wanted keys of {masks.KEY} bytes")
     members = list(keys)
     publics = [part for c in members for part in keys[c].parts]
     words = {"attempt": attempt, "members": members, "threshold": threshold}
-    shares = heard_of(
-        {c: question(c, "shares", publics, **words) for c in members},
-        f"shares of {group}", least, len(members),
-    )  # fmt: skip
+    asked = {c: question(c, "shares", publics, **words) for c in members}
+    shares = answers_to(asked, f"shares of {group}", least, len(members))
     givers = list(shares)
-
-    def whole(client: int) -> Packet:
-        place = members.index(client)
-        sealed = [shares[giver].parts[place] for giver in givers]
-        asked = questions[client]
-        more = {"attempt": attempt, "givers": givers}
-        return Packet({**asked.words, **more}, [*asked.parts, *sealed])
-
-    answers = heard_of({c: whole(c) for c in givers}, group, least, 1)
-    heard, numbers = list(answers), []
+    # Each survivor of the second exchange gets the shares that are for it, with its question.
+    for place, client in enumerate(members):
+        if client in shares:
+            packet, encrypted = questions[client], [shares[c].parts[place] for c in givers]
+            words = {**packet.words, "attempt": attempt, "givers": givers}
+            asked[client] = Packet(words, [*packet.parts, *encrypted])
+    answers = answers_to({c: asked[c] for c in givers}, group, least, 1)
+    survivors, numbers = list(answers), []
     for client, answer in answers.items():
         with reading(f"client {client}"):
-            numbers.append(number_of(answer.parts[0]))
-    told = heard_of(
-        {c: question(c, "unmask", attempt=attempt, heard=heard) for c in heard},
-        f"unmasking of {group}", threshold, len(givers),
-    )  # fmt: skip
+            numbers.append(numbers_of(answer.parts[0]))
+    asked = {c: question(c, "unmask", attempt=attempt, survivors=survivors) for c in survivors}
+    revealed = answers_to(asked, f"unmasking of {group}", threshold, len(givers))
     total = np.stack(numbers).sum(0, dtype=np.uint32)
     purpose, count = f"{run} {attempt}", len(total)
     with reading(f"{group}: shares"):
         for place, client in enumerate(givers):
-            secret = masks.joined(each.parts[place] for each in list(told.values())[:threshold])
-            if client in heard:
+            parts = [each.parts[place] for each in revealed.values()]
+            secret = masks.join(parts[:threshold])
+            if client in survivors:
                 total = total - masks.own_mask(secret, purpose, count)
             else:
-                others = {c: keys[c].parts[1] for c in heard}
-                # What those who were heard have added for this one, it would have taken off.
+                others = {c: keys[c].parts[1] for c in survivors}
+                # The survivors have added what this client would have subtracted.
                 total = total + masks.pair_masks(client, secret, others, purpose, count)
-    return heard, total
+    return MaskedSum(survivors, total)
 
 
-class _OverSurvivors(Channel):
+@final
+class OverSurvivors(Channel):
+    """A masked channel after clients have dropped out: means are over those who are left."""
+
     inner: Channel
-    factor: Float[Array, ""]  # one over the weights of those
+    factor: Float[Array, ""]  # one over the weights of those who are left
     means: tuple[bool, ...] = eqx.field(static=True)  # for each array, whether it is a mean
 
     private = True
 
     def memory(self, message):
+        """That of the masked channel."""
         return self.inner.memory(message)
 
     def encode(self, key, message, memory):
+        """As the masked channel does."""
         return self.inner.encode(key, message, memory)
 
     def decode(self, payload):
+        """As the masked channel does."""
         return self.inner.decode(payload)
 
     def differentiable(self, decoded, message, memory):
+        """As the masked channel does."""
         return self.inner.differentiable(decoded, message, memory)
 
     def receive(self, decoded, last):
+        """The message, with means over those who are left."""
         leaves, structure = jax.tree.flatten(self.inner.receive(decoded, last))
         scaled = [
             leaf * self.factor.astype(leaf.dtype) if mean else leaf
             for leaf, mean in zip(leaves, self.means, strict=True)
         ]
         return jax.tree.unflatten(structure, scaled)
-
-
-def over_survivors(channel: Channel, factor: Float[Array, ""], means: tuple[bool, ...]) -> Channel:
-    """A masked channel where some have dropped out: means are over those who are left.
-
-    Args:
-        channel: the masked one.
-        factor: one over the weights of those who are left.
-        means: for each array of a message, whether it is a mean.
-    """
-    return _OverSurvivors(channel, factor, means)
 
 
 def means_of(message: PyTree) -> tuple[bool, ...]:

@@ -1,30 +1,65 @@
-"""Flower's messages: one text, and one array."""
+"""Messages between machines: words in JSON and parts of bytes, and how Flower carries them."""
 
-from typing import Any
-
-import numpy as np
+import json
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from jaxfed._optional import require
-from jaxfed.core.common.checks import refuse
-from jaxfed.deploy.wire import Packet
+from jaxfed.core.common.checks import refuse, shown
 
+VERSION = 1  # of all messages; machines with different versions do not understand each other
 ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"
 
 
-def _content(packet: Packet) -> Any:
-    app = require("flwr.app", extra="flower")
-    body = np.frombuffer(packet.body, np.uint8)
-    array = app.Array(dtype="uint8", shape=body.shape, stype="jaxfed", data=packet.body)
-    return app.RecordDict(
-        {
-            ARRAY: app.ArrayRecord({ARRAY: array}),
-            WORDS: app.ConfigRecord({HEAD: packet.head}),
-        }
-    )
+class Packet(NamedTuple):
+    """One message: words that JSON can write, and parts of bytes, one after the other on the wire.
+
+    Who reads one trusts nothing in it: it may come from another version, or from an attacker.
+    """
+
+    words: Mapping[str, Any]
+    parts: Sequence[bytes] = ()
+
+    @property
+    def head(self) -> str:
+        """The words as text, with the lengths of the parts."""
+        lengths = [len(part) for part in self.parts]
+        return json.dumps({"version": VERSION, "lengths": lengths, **self.words})
+
+    @property
+    def body(self) -> bytes:
+        """The parts, one after the other."""
+        return b"".join(self.parts)
+
+    @classmethod
+    def read(cls, head: str, body: bytes) -> "Packet":
+        """Inverse of `head` and `body`.
+
+        Raises:
+            ValueError: for anything else, whatever the text and the bytes are.
+        """
+        try:
+            words = json.loads(head)
+            version, lengths = words.pop("version"), words.pop("lengths")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise refuse("message", "one of jaxfed.deploy", head) from error
+        # By `type`, since JSON's `true` is a whole number to Python.
+        if type(version) is not int or version != VERSION:
+            raise ValueError(
+                f"message: wanted version {VERSION}, got {shown(version)}; install the same jaxfed "
+                "on all machines"
+            )
+        if type(lengths) is not list or not all(type(n) is int and n >= 0 for n in lengths):
+            raise refuse("message", "a list of lengths", lengths)
+        if sum(lengths) != len(body):
+            raise refuse("message", f"lengths of {len(body)} bytes together", lengths)
+        parts = [body[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
+        return cls(words, parts)
 
 
 def message_of(packet: Packet, node: int, group: str) -> Any:
-    """A message to a node.
+    """Flower's message to a node.
 
     Args:
         packet: what it says.
@@ -32,15 +67,12 @@ def message_of(packet: Packet, node: int, group: str) -> Any:
         group: what the message belongs to, such as the round.
     """
     app = require("flwr.app", extra="flower")
-    return app.Message(
-        content=_content(packet), message_type="train", dst_node_id=node, group_id=group
-    )
+    return app.Message(_content(packet), message_type="train", dst_node_id=node, group_id=group)
 
 
 def reply_of(packet: Packet, message: Any) -> Any:
-    """The reply to a message."""
-    app = require("flwr.app", extra="flower")
-    return app.Message(content=_content(packet), reply_to=message)
+    """Flower's reply to a message."""
+    return require("flwr.app", extra="flower").Message(_content(packet), reply_to=message)
 
 
 def packet_of(message: Any) -> Packet:
@@ -55,3 +87,11 @@ def packet_of(message: Any) -> Packet:
     except (AttributeError, KeyError, TypeError) as error:
         raise refuse("message", "one of jaxfed.deploy", message.content) from error
     return Packet.read(head, body)
+
+
+def _content(packet: Packet) -> Any:
+    app = require("flwr.app", extra="flower")
+    body = packet.body
+    array = app.Array(dtype="uint8", shape=(len(body),), stype="jaxfed", data=body)
+    words = app.ConfigRecord({HEAD: packet.head})
+    return app.RecordDict({ARRAY: app.ArrayRecord({ARRAY: array}), WORDS: words})

@@ -1,4 +1,4 @@
-"""One client on its own machine: what it answers, and what it keeps."""
+"""One client on its own machine: its answers to the server, and the states it saves."""
 
 import hashlib
 import json
@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Key, PyTree
 
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
+from jaxfed.core.common.files import replacing
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.round import client
@@ -29,18 +30,18 @@ from jaxfed.core.round.problem import (
     for_round,
 )
 from jaxfed.core.round.shapes import Kind
-from jaxfed.core.run.compiling import compiler_options
-from jaxfed.core.run.runner import programs
+from jaxfed.core.store.arrays import named, rebuilt
 from jaxfed.core.store.saved import Saved, write
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.core.wire.wire import Wire
-from jaxfed.deploy.data import check_pads, padded, shaped, sketched, told
-from jaxfed.deploy.masked import NodeMasks, secret_key
-from jaxfed.deploy.run import Run, description, problem_of_run
+from jaxfed.deploy.data import check_pads, clients_from, describe, pad, shapes_from
+from jaxfed.deploy.masked import NodeMasks
+from jaxfed.deploy.masks import KEY
+from jaxfed.deploy.messages import Packet
+from jaxfed.deploy.run import Run, description, problem_of_run, programs_for
 from jaxfed.deploy.shapes import shapes_of
-from jaxfed.deploy.store import Store
-from jaxfed.deploy.wire import Packet
+from jaxfed.deploy.store import states
 
 # Bytes of this machine; Windows does not tell.
 MEMORY = (
@@ -52,8 +53,9 @@ class Node:
     """One client.
 
     Its state after each round it took part in is on its disk before the answer is sent. The server
-    says of which round it has heard last (`base`), and the client goes on from its state of that
-    round, whatever it has computed since: a reply that was too late, or was lost, has never been.
+    says which round's answer has arrived last (`base`), and the client goes on from its state of
+    that round, whatever it has computed since: it is as if a reply that was too late, or was lost,
+    had never been.
     """
 
     def __init__(
@@ -86,23 +88,20 @@ class Node:
             kind = asked.words["kind"]
             if kind == "hello":
                 return self._hello()
-            run = _Joined(self, asked.words)
-            return {
-                "first": run.first, "round": run.round, "finish": run.finish,
-                "keys": run.keys, "shares": run.shares, "unmask": run.unmask,
-            }[kind](asked)  # fmt: skip
+            run = _NodeRun(self, asked.words)
+            if kind in ("keys", "shares", "unmask"):
+                return run.masks(asked).answer(asked)
+            return {"first": run.first, "round": run.round, "finish": run.finish}[kind](asked)
         except (ValueError, KeyError) as error:
             raise ValueError(f"client {self.id}: {error}") from error
 
     def _hello(self) -> Packet:
-        data = self.data
-        count = int(data.count) if isinstance(data, Samples) else None
         return Packet(
             {
                 "kind": "hello",
                 "id": self.id,
-                "data": told(data),
-                "samples": count,
+                "data": describe(self.data),
+                "samples": _number_of_samples(self.data),
                 "weights": self.weights.dtype.name,
                 "run": description(self.algorithm, self.wire, self.start),
                 "versions": versions(),
@@ -110,8 +109,8 @@ class Node:
         )
 
 
-class _Joined:
-    """A client within a run."""
+class _NodeRun:
+    """A client's part in one run."""
 
     def __init__(self, node: Node, words: Mapping[str, Any]):
         run = Run.read(words["run"])
@@ -121,11 +120,8 @@ class _Joined:
             raise ValueError(f"run: wanted a folder in {home}, got {folder}")
         self.folder = folder / f"client-{node.id}"
         self._check_size()
-        data = padded(node.data, run.like)
-        whole = Clients(
-            jax.tree.map(lambda x: x[None], data), jnp.zeros(1, jnp.int32), node.weights
-        )
-        self.programs = programs(**compiler_options(node.algorithm, whole))
+        data = pad(node.data, getattr(shapes_from(run.like), "lengths", ()))
+        self.programs = programs_for(node.algorithm, data, node.weights)
         self.server = problem_of_run(node.algorithm, node.wire, run, node.weights.dtype)
         self.problem: Problem = self.server.for_client
         client_id = jnp.asarray(node.id, jnp.int32)
@@ -137,7 +133,7 @@ class _Joined:
             position=jnp.asarray(words["position"], jnp.int32),
             start=None if node.start is None else node.start.local,
         )
-        self.store = Store(self.folder)
+        self.store = states(self.folder)
         everybody: Personalized | None = None
         if node.start is not None:
             local = jax.tree.map(
@@ -147,7 +143,7 @@ class _Joined:
         if not words["base"]:  # nothing is computed yet
             self._check(everybody)
         self.shapes = shapes_of(self.server, Kind.of(self.member.data, run.size), everybody)
-        for place in (home, folder, self.folder):  # what is kept there is the client's alone
+        for place in (home, folder, self.folder):  # nobody else may read the client's states
             place.mkdir(0o700, parents=True, exist_ok=True)
 
     def _check_size(self) -> None:
@@ -160,7 +156,8 @@ class _Joined:
         node, run = self.node, self.run
         check_pads(node.data, run.like)
         each = [node.weights, np.int32(0), *jax.tree.leaves(node.start and node.start.local)]
-        parts = [(run.size, x) for x in each] + [(1, x) for x in jax.tree.leaves(shaped(run.like))]
+        data = jax.tree.leaves(shapes_from(run.like))
+        parts = [(run.size, x) for x in each] + [(1, x) for x in data]
         needed = sum(number * x.size * x.dtype.itemsize for number, x in parts)
         if needed > MEMORY:
             raise ValueError(
@@ -175,9 +172,9 @@ class _Joined:
             ValueError: as in `fit`.
         """
         size, data, weight = self.run.size, self.node.data, self.member.weight
-        count = int(data.count) if isinstance(data, Samples) else None
+        counts = [_number_of_samples(data)] * size
         ids, weights = jnp.arange(size, dtype=jnp.int32), jnp.broadcast_to(weight, size)
-        self.node.algorithm.check(sketched(self.run.like, ids, weights, [count] * size), start)
+        self.node.algorithm.check(clients_from(self.run.like, ids, weights, counts), start)
 
     def first(self, asked: Packet) -> Packet:
         """The message before the rounds."""
@@ -186,7 +183,7 @@ class _Joined:
         first = self.programs(client.first_message)(problem, broadcast, self.member)
         payload, _ = self._masked(self.node.wire.first_up, first.payload, asked)
         known = first.decoded if self.problem.uplink.cumulative else None
-        Store(self.folder / "first").save(0, {}, known)
+        states(self.folder / "first").save(0, {}, named("first", known))
         words = {"kind": "first", "id": self.node.id, "broken": bool(first.not_finite)}
         return Packet(words, [channel.to_bytes(payload)])
 
@@ -194,38 +191,34 @@ class _Joined:
         """One round."""
         number, base = asked.words["round"], asked.words["base"]
         question = _digest(asked.head, asked.body.hex())
-        # Asked once more, as by a server that was interrupted, it says the same once more.
-        kept = self.store.load(number)
-        if kept is not None and kept.words["question"] == question:
-            *_, body = kept.leaves
-            return Packet.read(kept.words["head"], body.tobytes())
+        # A server that was interrupted asks again, and gets the same answer.
+        saved = self.store.load(number)
+        if saved is not None and saved.header["question"] == question:
+            return Packet.read(saved.header["head"], saved.arrays["reply"].tobytes())
         broadcasts = asked.parts[: len(asked.words["broadcasts"])]
         before, state, downlink = self._state(base, asked._replace(parts=broadcasts))
         done = jnp.asarray(number - 1, jnp.int32)
-        # All that the message is computed from: equal noise on two messages gives away how they
-        # differ.
+        # Noise is drawn from all that the message is computed from: equal noise on two different
+        # messages would give away how they differ.
         history = _digest(before, question)
         problem = self._noisy(self.problem.uplink, history)
         broadcast = self.programs(for_round)(problem, done, downlink)
         member = self.member._replace(state=state)
         message, after = self.programs(client.step)(problem, broadcast, member)
-        words = {
-            "kind": "round", "id": self.node.id, "round": number,
-            "broken": bool(message.not_finite),
-        }  # fmt: skip
+        words = {"kind": "round", "id": self.node.id, "round": number}
+        words["broken"] = bool(message.not_finite)
         payload, hidden = self._masked(self.node.wire.up, message.payload, asked)
         parts = [channel.to_bytes(payload)]
-        if not hidden:  # an objective may tell as much as a message
+        if not hidden:  # an objective may tell as much as the message that is hidden
             parts.append(channel.to_bytes(message.diagnostics))
         reply = Packet(words, parts)
-        last = self._last(downlink)
-        body = np.frombuffer(reply.body, np.uint8)
         self.store.save(
             number,
             {"question": question, "history": history, "head": reply.head},
-            (after, last, body),
+            named("state", (after, self._last(downlink)))
+            | {"reply": np.frombuffer(reply.body, np.uint8)},
         )
-        self.store.forget_before(base)
+        self.store.remove_before(base)
         return reply
 
     def finish(self, asked: Packet) -> Packet:
@@ -245,49 +238,38 @@ class _Joined:
 
     # --- what hides messages -------------------------------------------------------------------
 
-    def keys(self, asked: Packet) -> Packet:
-        """Public keys for a round with masks."""
-        return self._masks(asked).keys()
-
-    def shares(self, asked: Packet) -> Packet:
-        """Shares of the secrets behind the masks."""
-        return self._masks(asked).shares(asked)
-
-    def unmask(self, asked: Packet) -> Packet:
-        """What takes off the masks that are left in the sum."""
-        return self._masks(asked).unmask(asked)
-
-    def _masks(self, asked: Packet) -> NodeMasks:
+    def masks(self, asked: Packet) -> NodeMasks:
+        """The client's part in the round with masks that a question belongs to."""
         folder, attempt = self.folder / "masks", asked.words["attempt"]
         return NodeMasks(folder, self.node.id, self.run.name, attempt)
 
     def _masked(self, way: channel.Channel, payload: PyTree, asked: Packet) -> tuple[PyTree, bool]:
-        """What travels, and whether it is to hide something."""
+        """What is sent, and whether the channel hides it."""
         if not isinstance(way, MaskedChannel):
             return payload, way.private
         givers = asked.words["givers"]
-        sealed = asked.parts[-len(givers) :]
-        return self._masks(asked).masked(way, payload, givers, sealed), True
+        encrypted = asked.parts[-len(givers) :]
+        return self.masks(asked).masked(way, payload, givers, encrypted), True
 
     def _noisy(self, way: channel.Channel, history: str) -> Problem:
         """The run; with a key that nobody else has, where noise is drawn from it."""
         if way.noise() is None:
             return self.problem
-        return replace(self.problem, key=secret_key(self.folder, history))
+        return replace(self.problem, key=_secret_key(self.folder, history))
 
     def _state(self, base: int, asked: Packet) -> tuple[str, ClientState, PyTree]:
         """Its state after a round: of what questions it came, the state, and the downlink then."""
         history, state, downlink = "", None, None
         if base:
-            kept = self.store.load(base)
-            if kept is None:
+            saved = self.store.load(base)
+            if saved is None:
                 raise ValueError(
                     f"its state of round {base} is not in {self.folder}; an update was lost: give "
                     "this machine the folder it had, or start a new run"
                 )
-            whole = kept._replace(leaves=kept.leaves[:-1])
-            state, downlink = whole.tree((self.shapes.client, self._last(self.shapes.downlink)))
-            history = kept.words["history"]
+            like = self.shapes.client, self._last(self.shapes.downlink)
+            state, downlink = rebuilt("state", saved.arrays, like)
+            history = saved.header["history"]
         for form, part in zip(asked.words["broadcasts"], asked.parts, strict=True):
             downlink = self._received(form, part, downlink)
             if state is None:
@@ -314,11 +296,25 @@ class _Joined:
 
     def _first_state(self, downlink: PyTree) -> ClientState:
         first = None
-        kept = Store(self.folder / "first").load(0)
-        if kept is not None and self.problem.uplink.cumulative:
-            first = kept.tree(self.shapes.decoded)
+        saved = states(self.folder / "first").load(0)
+        if saved is not None and self.problem.uplink.cumulative:
+            first = rebuilt("first", saved.arrays, self.shapes.decoded)
         broadcast = self._before_rounds(self.problem, downlink)
         return self.programs(client.first_state)(self.problem, broadcast, self.member, first)
+
+
+def _secret_key(folder: Path, history: str) -> Key[Array, ""]:
+    """A random key that only this machine has, another one for each history of questions."""
+    path = folder / "secret"
+    if not path.exists():
+        with replacing(path, private=True) as part:
+            part.write_bytes(os.urandom(KEY))
+    seed = hashlib.blake2b(history.encode(), key=path.read_bytes(), digest_size=8).digest()
+    return jax.random.wrap_key_data(jnp.frombuffer(seed, jnp.uint32), impl="threefry2x32")
+
+
+def _number_of_samples(data: PyTree) -> int | None:
+    return int(data.count) if isinstance(data, Samples) else None
 
 
 def _digest(*texts: str) -> str:

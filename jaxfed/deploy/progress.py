@@ -4,17 +4,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfed.core.round.problem import Costs, State
+from jaxfed.core.store.arrays import Content, named, rebuilt
+from jaxfed.core.store.identity import Identity, check_same
+from jaxfed.core.store.series import Series
 from jaxfed.deploy.federation import Member
 from jaxfed.deploy.run import Run
-from jaxfed.deploy.store import Kept, Store
 
 LOG = logging.getLogger("jaxfed.deploy")
 _COUNTED = ("first_bytes_up", "first_bytes_down")
+_PAYLOAD, _HISTORY = "payload ", "history "  # how names of arrays begin
 
 
 class Progress(NamedTuple):
@@ -29,29 +31,29 @@ class Progress(NamedTuple):
     history: dict[str, np.ndarray]  # of the rounds that have run
     present: list[list[int]]  # ids, by round
 
-    def save(self, store: Store, description: Mapping[str, str]) -> None:
+    def save(self, store: Series, description: Mapping[str, str]) -> None:
         """Write it, and forget all but the round before.
 
         Args:
             store: the server's own.
             description: what must be the same when the run goes on.
         """
-        names = sorted(self.history)
-        history = [self.history[name] for name in names]
-        payloads = [np.frombuffer(self.payloads[k], np.uint8) for k in sorted(self.payloads)]
-        words = {
-            "run": self.run.words, "members": self.members, "dtype": self.dtype,
-            "costs": {k: int(v) for k, v in vars(self.costs).items()},
-            "payloads": sorted(self.payloads), "history": names, "present": self.present,
-            "description": dict(description),
+        header = {
+            "identity": _identity(description), "run": self.run.words, "members": self.members,
+            "dtype": self.dtype, "costs": {k: int(v) for k, v in vars(self.costs).items()},
+            "present": self.present,
         }  # fmt: skip
+        payloads = {k: np.frombuffer(payload, np.uint8) for k, payload in self.payloads.items()}
+        arrays = named("state", self.state)
+        arrays |= {f"{_PAYLOAD}{number}": payload for number, payload in payloads.items()}
+        arrays |= {_HISTORY + name: values for name, values in self.history.items()}
         number = int(self.state.round)
-        store.save(number, words, (self.state, payloads, history))
-        store.forget_before(number - 1)
+        store.save(number, header, arrays)
+        store.remove_before(number - 1)
 
     @classmethod
     def load(
-        cls, store: Store, description: Mapping[str, str],
+        cls, store: Series, description: Mapping[str, str],
         like: Callable[[Run, str, list[Member]], State],
     ) -> Self | None:  # fmt: skip
         """What was saved last and is not damaged; None where nothing is.
@@ -64,29 +66,31 @@ class Progress(NamedTuple):
         Raises:
             ValueError: if it is another run's.
         """
-        kept = _newest(store)
-        if kept is None:
+        found = _newest(store)
+        if found is None:
             return None
-        words = kept.words
-        for name, value in description.items():
-            if words["description"].get(name) != value:
-                raise ValueError(
-                    f"out: {store.folder} holds a run with another {name}, "
-                    f"{words['description'].get(name)}; wanted {value}, or another folder"
-                )
-        run, members = Run.read(words["run"]), [Member(*member) for member in words["members"]]
-        shapes = like(run, words["dtype"], members)
-        own = len(jax.tree.leaves(shapes))
-        state, rest = kept._replace(leaves=kept.leaves[:own]).tree(shapes), kept.leaves[own:]
-        payloads = {k: x.tobytes() for k, x in zip(words["payloads"], rest, strict=False)}
-        history = dict(zip(words["history"], rest[len(payloads) :], strict=True))
-        costs = {k: v if k not in _COUNTED else jnp.uint32(v) for k, v in words["costs"].items()}
+        header, arrays = found
+        check_same("out", store.folder, "run", header["identity"], _identity(description))
+        run, members = Run.read(header["run"]), [Member(*member) for member in header["members"]]
+        state = rebuilt("state", arrays, like(run, header["dtype"], members))
+        payloads = {int(k): x.tobytes() for k, x in _after(_PAYLOAD, arrays).items()}
+        costs = {k: jnp.uint32(v) if k in _COUNTED else v for k, v in header["costs"].items()}
         return cls(
-            run, words["dtype"], members, state, Costs(**costs), payloads, history, words["present"]
+            run, header["dtype"], members, state, Costs(**costs), payloads,
+            _after(_HISTORY, arrays), header["present"],
         )  # fmt: skip
 
 
-def _newest(store: Store) -> Kept | None:
+def _identity(description: Mapping[str, str]) -> Identity:
+    return {name: [value, ""] for name, value in description.items()}
+
+
+def _after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
+
+
+def _newest(store: Series) -> Content | None:
     for number in reversed(store.numbers()):
         try:
             return store.load(number)

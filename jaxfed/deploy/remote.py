@@ -1,18 +1,19 @@
-"""Clients on other machines: the engine that asks them for their part of a run."""
+"""The engine whose clients are on other machines: it asks them for their part of a run."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from jaxfed.core.common.checks import check_flag
 from jaxfed.core.round import server
 from jaxfed.core.round.messages import Message
-from jaxfed.core.round.problem import ClientState, State
+from jaxfed.core.round.problem import ClientState, State, zeros_of
 from jaxfed.core.round.rounds import Collected, Turnout
 from jaxfed.core.run.runner import FromHost
 from jaxfed.core.run.separate import in_rows, received, received_first
@@ -20,11 +21,18 @@ from jaxfed.core.wire import channel
 from jaxfed.core.wire.masks import MaskedChannel
 from jaxfed.deploy.data import common
 from jaxfed.deploy.exchange import Exchange, RefusedError, reading
-from jaxfed.deploy.federation import Federation, Member, Settings, longer
-from jaxfed.deploy.masked import masked_sum, means_of, over_survivors
-from jaxfed.deploy.wire import Packet
+from jaxfed.deploy.federation import Federation, Member, Settings, enlarged
+from jaxfed.deploy.masked import MaskedSum, OverSurvivors, masked_sum, means_of
+from jaxfed.deploy.messages import Packet
 
 LOG = logging.getLogger("jaxfed.deploy")
+
+
+class Broadcasts(NamedTuple):
+    """What a client must be sent to have the current downlink."""
+
+    forms: list[str]  # of each part: "first", "next" or "whole", as `Node` reads them
+    parts: list[bytes]
 
 
 @final
@@ -33,14 +41,18 @@ class Remote(FromHost):
 
     Their states stay with them; what the server decodes, and what clients decode, is computed by
     the programs of `backend.separate()`, so that the numbers are those of `fit` with it.
+
+    Attributes:
+        payloads: broadcasts that some member has not received, by round.
+        present: ids of who took part, by round.
     """
 
     def __init__(self, settings: Settings, exchange: Exchange):
         """Ask over this exchange; `use` says whom."""
         self.settings, self.exchange = settings, exchange
         self.members: list[Member] = []
-        self.payloads: dict[int, bytes] = {}  # broadcasts that somebody may miss, by round
-        self.present: list[list[int]] = []  # ids of who took part, by round
+        self.payloads: dict[int, bytes] = {}
+        self.present: list[list[int]] = []
 
     def use(self, federation: Federation, members: list[Member]) -> None:
         """Go on with these members."""
@@ -67,14 +79,11 @@ class Remote(FromHost):
         """Everybody's, unless the algorithm sends none."""
         del start
         like = self.federation.shapes.first
-        if not jax.tree.leaves(like):
-            message = Message(like, jnp.asarray(False))
-            messages = [message] * len(self.members)
-        else:
-            way = self.settings.wire.first_up
+        messages = [Message(like, jnp.asarray(False))] * len(self.members)
+        if jax.tree.leaves(like):
             questions = {m.id: self._question(i, "first") for i, m in enumerate(self.members)}
-            answers = self._answers(questions, way, like, "first messages", len(questions), 0)
-            messages = [self._message(m.id, answers[m.id], like, None) for m in self.members]
+            found = self._messages(questions, len(questions), 0)
+            messages = [found[member.id] for member in self.members]
         arrived = in_rows(messages, lambda: messages[0])
         contribution, failed = self.call(server.reduce_first, problem.for_server, arrived)
         return Collected(contribution, None, failed)
@@ -87,34 +96,20 @@ class Remote(FromHost):
     def steps(self, problem, state, inclusion, broadcast):
         """The messages of those who answer in time."""
         del broadcast
-        asked, shapes, number = self.settings, self.federation.shapes, int(state.round) + 1
-        if asked.deadline is not None:  # the problem has everybody, since nobody knows who answers
+        settings, number = self.settings, int(state.round) + 1
+        # With a deadline the problem has everybody, since nobody knows who will answer.
+        if settings.deadline is not None:
             inclusion = self.call(server.inclusion_of, self.federation.planned, state.round)
         questions = {}
         for place in np.flatnonzero(np.asarray(inclusion) > 0).tolist():
             member = self.members[place]
-            forms, parts = self.downlinks(state, member)
-            questions[member.id] = self._question(
-                place, "round", parts, round=number, broadcasts=forms
-            )
-        least = len(questions) if asked.at_least is None else asked.at_least
-        answers = self._answers(
-            questions, asked.wire.up, shapes.up, f"round {number}",
-            min(least, len(questions)), number,
-        )  # fmt: skip
-        for client, answer in answers.items():
-            if answer.words.get("round") != number:
-                raise RefusedError(
-                    f"client {client}: wanted its answer of round {number}, got that of round "
-                    f"{answer.words.get('round')}"
-                )
-        messages = [
-            self._message(m.id, answers[m.id], shapes.up, shapes.diagnostics)
-            if m.id in answers
-            else None
-            for m in self.members
-        ]
-        self.present.append(sorted(answers))
+            forms, parts = self._broadcasts(state, member)
+            words = {"round": number, "broadcasts": forms}
+            questions[member.id] = self._question(place, "round", parts, **words)
+        least = min(settings.at_least or len(questions), len(questions))
+        found = self._messages(questions, least, number)
+        self.present.append(sorted(found))
+        messages = [found.get(member.id) for member in self.members]
         turnout = self._turnout(state, [message is not None for message in messages])
         if turnout is not None:
             problem, inclusion = turnout
@@ -130,7 +125,7 @@ class Remote(FromHost):
         return received_first(self, problem, opening)
 
     def closed(self, problem, before, closing):
-        """With the downlink as clients decode it; what clients have not told is NaN, not zero."""
+        """With the downlink as clients decode it; diagnostics that no client sent are NaN."""
         if self.settings.wire.up.private:
             record = closing.record
             hidden = {k for k in self.federation.shapes.diagnostics if not np.any(record[k])}
@@ -141,6 +136,7 @@ class Remote(FromHost):
         self.members[:] = [
             m._replace(base=number) if m.id in self.present[-1] else m for m in self.members
         ]
+        # Only a cumulative downlink needs broadcasts that a client has missed.
         oldest = min((m.base for m in self.members), default=0)
         needed = max(oldest, 1) if problem.downlink.cumulative else number
         for old in [k for k in self.payloads if k and k < needed]:
@@ -156,55 +152,35 @@ class Remote(FromHost):
         end = channel.to_bytes(self.problem.algorithm.downlink(state.server))
         number, there, questions = int(state.round), self.exchange.clients(), {}
         for place, member in enumerate(self.members):
-            forms, parts = self.downlinks(state, member, begin_only=True)
+            forms, parts = self._broadcasts(state, member, for_state=True)
             if member.id in there:
-                questions[member.id] = self._question(
-                    place, "finish", [*parts, end], rounds=number, broadcasts=forms
-                )
-        least = 0 if self.settings.deadline else len(questions)
-        answers = self._ask(questions, "results", least)
+                words = {"rounds": number, "broadcasts": forms}
+                questions[member.id] = self._question(place, "finish", [*parts, end], **words)
+        answers = self._ask(questions, "results", 0 if self.settings.deadline else len(questions))
         return [member.id for member in self.members if member.id not in answers]
 
     def new_members(self, clients: Sequence[int], *, late: bool) -> list[Member]:
-        """These clients, who come after those that there are.
+        """These clients, as members that come after those that there are.
 
         Raises:
-            RefusedError: for a client without the samples that its weight is to be told by.
+            RefusedError: for a client without samples, where weights are their numbers.
         """
         return [
             Member(c, self._raw_weight(c, i), late, 0, self.exchange.hello[c]["samples"])
             for i, c in enumerate(clients, len(self.members))
         ]
 
-    def downlinks(
-        self, state: State, member: Member, *, begin_only: bool = False
-    ) -> tuple[list[str], list[bytes]]:
-        """What a client must be sent to have the downlink that now holds: forms, and bytes."""
-        last = int(state.round)  # the broadcast after this round
-        current = state.downlink.receiver
-        if not member.base and member.late:
-            return ["whole"], [channel.to_bytes(current)]
-        forms, parts = ([], []) if member.base else (["first"], [self.payloads[0]])
-        if begin_only or not last:
-            return forms, parts
-        since = max(member.base, 1) if self.federation.problem.downlink.cumulative else last
-        missed = [self.payloads[number] for number in range(since, last + 1)]
-        if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
-            return [*forms, *["next"] * len(missed)], [*parts, *missed]
-        return [*forms, "whole"], [*parts, channel.to_bytes(current)]
-
     # --- inside --------------------------------------------------------------------------------
 
     def _raw_weight(self, client: int, place: int) -> float:
-        given = self.settings.weights
-        if given == "equal":
+        weights, samples = self.settings.weights, self.exchange.hello[client]["samples"]
+        if weights == "equal":
             return 1.0
-        if given == "samples":
-            samples = self.exchange.hello[client]["samples"]
-            if samples is None:
-                raise RefusedError(f"weights: client {client} holds no samples to count")
-            return float(samples)
-        return float(given[place])
+        if weights != "samples":
+            return float(weights[place])
+        if samples is None:
+            raise RefusedError(f"weights: client {client} holds no samples to count")
+        return float(samples)
 
     def _joined(self, state: State, new: list[int]) -> State:
         """The state with room for new clients, or as it is if they cannot join."""
@@ -217,7 +193,7 @@ class Remote(FromHost):
             members = [*self.members, *self.new_members(new, late=True)]
             run = run._replace(like=common(data))
             federation = Federation(self.settings, run, self.federation.dtype, members)
-            state = longer(state, federation.shapes.state)
+            state = enlarged(state, federation.shapes.state)
         except (ValueError, IndexError) as error:
             LOG.warning("clients %s cannot join this run: %s", new, error)
             return state
@@ -225,77 +201,120 @@ class Remote(FromHost):
         LOG.info("clients %s join", new)
         return state
 
+    def _broadcasts(self, state: State, member: Member, *, for_state: bool = False) -> Broadcasts:
+        """What a client must be sent to have the current downlink.
+
+        Args:
+            state: the server's.
+            member: the client.
+            for_state: only what its state is made of, whatever the current downlink is.
+        """
+        last = int(state.round)  # the broadcast after this round
+        current = state.downlink.receiver
+        if not member.base and member.late:
+            return Broadcasts(["whole"], [channel.to_bytes(current)])
+        first = Broadcasts([], []) if member.base else Broadcasts(["first"], [self.payloads[0]])
+        if for_state or not last:
+            return first
+        since = max(member.base, 1) if self.federation.problem.downlink.cumulative else last
+        missed = [self.payloads[number] for number in range(since, last + 1)]
+        # Either all that it has missed, or the downlink itself, whichever is shorter.
+        if sum(map(len, missed)) < channel.fixed_bits(current) // 8 or len(missed) == 1:
+            return Broadcasts(first.forms + ["next"] * len(missed), first.parts + missed)
+        return Broadcasts([*first.forms, "whole"], [*first.parts, channel.to_bytes(current)])
+
     def _turnout(self, state: State, there: Sequence[bool]) -> Turnout | None:
         """Who took part after all; None where that is who was asked."""
-        asked, federation = self.settings, self.federation
-        problem, lost = self.problem, not all(there)
-        if asked.deadline is None and not (isinstance(asked.wire.up, MaskedChannel) and lost):
+        settings, federation = self.settings, self.federation
+        problem = self.problem
+        lost_masks = isinstance(settings.wire.up, MaskedChannel) and not all(there)
+        if settings.deadline is None and not lost_masks:
             return None
-        if asked.deadline is not None:
-            problem = federation.heard_from(np.asarray(there))
+        if settings.deadline is not None:
+            problem = federation.with_only(np.asarray(there))
         inclusion = self.call(server.inclusion_of, problem.for_server, state.round)
-        if isinstance(asked.wire.up, MaskedChannel) and lost:
+        if lost_masks:
+            # Clients have multiplied their messages by weights that sum to one over all of them.
             weights = np.asarray(problem.clients.weights)[np.asarray(there)]
             factor = jnp.asarray(1 / sum(map(float, weights)))
-            uplink = over_survivors(problem.uplink, factor, means_of(federation.shapes.uplink))
+            uplink = OverSurvivors(problem.uplink, factor, means_of(federation.shapes.uplink))
             problem = replace(problem, uplink=uplink)
         return Turnout(problem, inclusion)
-
-    def _ask(self, questions: Mapping[int, Packet], group: str, least: int) -> dict[int, Packet]:
-        asked = self.settings
-        return self.exchange.ask(
-            questions, group=group, deadline=asked.deadline, at_least=least,
-            patience=asked.patience,
-        )  # fmt: skip
 
     def _question(self, place: int, kind: str, parts: Sequence[bytes] = (), **words: Any) -> Packet:
         member, federation = self.members[place], self.federation
         common = {
-            "kind": kind, "run": federation.run.words, "position": place,
-            "weight": float(federation.problem.clients.weights[place]), "base": member.base,
-        }  # fmt: skip
+            "kind": kind,
+            "run": federation.run.words,
+            "position": place,
+            "weight": float(federation.problem.clients.weights[place]),
+            "base": member.base,
+        }
         return Packet(common | words, parts)
 
-    def _message(self, client: int, answer: Packet, like: Any, diagnostics: Any) -> Message:
-        """What a client has sent; beside a hidden message it tells nothing."""
-        with reading(f"client {client}"):
-            payload, *rest = answer.parts
-            found = channel.from_bytes(rest[0], diagnostics) if rest else _zeros(diagnostics)
-            check_flag("broken", answer.words["broken"])
-            not_finite = jnp.asarray(answer.words["broken"])
-            return Message(channel.from_bytes(payload, like), not_finite, found)
+    def _ask(self, questions: Mapping[int, Packet], group: str, least: int) -> dict[int, Packet]:
+        limits = {"deadline": self.settings.deadline, "patience": self.settings.patience}
+        return self.exchange.ask(questions, group=group, at_least=least, **limits)
+
+    def _messages(
+        self, questions: Mapping[int, Packet], least: int, number: int
+    ) -> dict[int, Message]:
+        """The messages of those who answer; under masks, the sum as the first's, others' zero.
+
+        Args:
+            questions: by client.
+            least: how many answers are needed.
+            number: the round; 0: the messages before the rounds.
+        """
+        shapes, wire = self.federation.shapes, self.settings.wire
+        way, like, diagnostics = wire.first_up, shapes.first, None
+        if number:
+            way, like, diagnostics = wire.up, shapes.up, shapes.diagnostics
+        group = f"round {number}" if number else "first messages"
+        nothing = Message(zeros_of(like), jnp.asarray(False), zeros_of(diagnostics))
+        if isinstance(way, MaskedChannel):
+            survivors, total = self._masked_sum(questions, way, like, group, least)
+            whole = nothing._replace(payload=way.with_numbers(nothing.payload, total))
+            return dict.fromkeys(survivors, nothing) | {survivors[0]: whole}
+        messages = {}
+        for client, answer in self._ask(questions, group, least).items():
+            if (answered := answer.words.get("round", 0)) != number:
+                raise RefusedError(
+                    f"client {client}: wanted its answer of round {number}, got that of round "
+                    f"{answered}"
+                )
+            with reading(f"client {client}"):
+                payload, *rest = answer.parts
+                check_flag("broken", answer.words["broken"])
+                messages[client] = Message(
+                    channel.from_bytes(payload, like),
+                    jnp.asarray(answer.words["broken"]),
+                    # Where messages are hidden, nothing is sent beside them.
+                    channel.from_bytes(rest[0], diagnostics) if rest else nothing.diagnostics,
+                )
+        return messages
+
+    def _masked_sum(
+        self,
+        questions: Mapping[int, Packet],
+        way: MaskedChannel,
+        like: PyTree,
+        group: str,
+        least: int,
+    ) -> MaskedSum:
+        places, everybody = {m.id: i for i, m in enumerate(self.members)}, least == len(questions)
+        return masked_sum(
+            self._ask,
+            lambda client, *of, **words: self._question(places[client], *of, **words),
+            questions,
+            lambda part: way.numbers(channel.from_bytes(part, like)),
+            run=self.federation.run.name,
+            group=group,
+            threshold=max(self.federation.threshold, 0 if everybody else least),
+            everybody=everybody,
+        )
 
     def _message_shapes(self) -> Message:
         shapes = self.federation.shapes
         not_finite = jax.eval_shape(lambda: jnp.asarray(False))
         return Message(shapes.up, not_finite, shapes.diagnostics)
-
-    def _answers(
-        self, questions: Mapping[int, Packet], way: channel.Channel, like: Any, group: str,
-        least: int, number: int,
-    ) -> dict[int, Packet]:  # fmt: skip
-        """The answers; under masks, the sum of all as that of the first, the others' nothing."""
-        if not isinstance(way, MaskedChannel):
-            return self._ask(questions, group, least)
-        places = {m.id: i for i, m in enumerate(self.members)}
-        heard, total = masked_sum(
-            self._ask,
-            lambda client, *of, **words: self._question(places[client], *of, **words),
-            questions,
-            lambda part: way.numbers(channel.from_bytes(part, like)),
-            run=self.federation.run.name, group=group, everybody=least == len(questions),
-            threshold=max(self.federation.threshold, 0 if least == len(questions) else least),
-        )  # fmt: skip
-        parts = [total, *[np.zeros_like(total)] * (len(heard) - 1)]
-        words = {"round": number}
-        return {
-            client: Packet(
-                words | {"broken": False},
-                [channel.to_bytes(way.with_numbers(_zeros(like), part))],
-            )
-            for client, part in zip(heard, parts, strict=True)
-        }
-
-
-def _zeros(like: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)

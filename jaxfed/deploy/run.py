@@ -1,4 +1,4 @@
-"""What server and clients must agree on in a run."""
+"""What the server and the clients of a run must agree on."""
 
 import re
 from collections.abc import Mapping
@@ -7,70 +7,92 @@ from typing import Any, NamedTuple, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key, PyTree
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed import backend, participation
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.checks import check_count, checked_key, refuse
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
-from jaxfed.core.store.checkpoint import digest_of
+from jaxfed.core.run.compiling import compiler_options
+from jaxfed.core.run.runner import Programs, programs
+from jaxfed.core.store.identity import digest_of
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.wire import Wire
-from jaxfed.deploy.data import shaped
-from jaxfed.deploy.wire import check_name, key_from_words, key_to_words
+from jaxfed.deploy.data import shapes_from
 
 
 class Run(NamedTuple):
-    """What the server tells everybody of a run."""
+    """What the server says of a run in each of its questions."""
 
     name: str
     rounds: int
     size: int  # clients
-    like: dict[str, Any]  # of one client's data, padded to the longest; see `data.told`
+    like: dict[str, Any]  # of one client's data, padded to the longest; see `data.describe`
     key: Key[Array, ""]
 
     @property
     def words(self) -> dict[str, Any]:
-        """As JSON knows them."""
-        return self._asdict() | {"key": key_to_words(self.key)}
+        """As JSON can write it."""
+        data = np.asarray(jax.random.key_data(self.key)).tolist()
+        return self._asdict() | {"key": {"data": data, "impl": str(jax.random.key_impl(self.key))}}
 
     @classmethod
     def read(cls, words: Mapping[str, Any]) -> Self:
         """Inverse of `words`.
 
         Raises:
-            ValueError: for what no run has, above all a name that would be a path.
+            ValueError: for words that no run has, above all a name that would be a path.
         """
         try:
-            run = cls(**{**words, "key": key_from_words(words["key"])})
+            data = jnp.asarray(words["key"]["data"], jnp.uint32)
+            key = jax.random.wrap_key_data(data, impl=words["key"]["impl"])
+            run = cls(**{**words, "key": key})
         except (LookupError, OverflowError, TypeError, ValueError) as error:
             raise refuse("run", "the words of a run", words) from error
-        check_name("run", run.name)
+        check_file_name("run", run.name)
         check_count("rounds", run.rounds)
         check_count("size", run.size)
         checked_key("key", run.key)
-        shaped(run.like)
+        shapes_from(run.like)
         return run
 
 
-def problem_of_run(
-    algorithm: Algorithm,
-    wire: Wire,
-    run: Run,
-    dtype: Any,
-    participants: participation.Participation | None = None,
-) -> Problem:
-    """The run as the server knows it: with nobody's data, and with equal weights."""
+def check_file_name(argument: str, given: object) -> None:
+    """Check a name from another machine that becomes the name of a file.
+
+    Raises:
+        ValueError: if it is not 1 to 64 hexadecimal digits.
+    """
+    if not isinstance(given, str) or not re.fullmatch("[0-9a-f]{1,64}", given):
+        raise refuse(argument, "1 to 64 hexadecimal digits", given)
+
+
+def problem_of_run(algorithm: Algorithm, wire: Wire, run: Run, dtype: Any) -> Problem:
+    """The run as the server knows it: without data, with equal weights and everybody in a round."""
     weights = jnp.full(run.size, 1 / run.size, dtype)
-    clients = Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights)
-    chosen = participation.everybody() if participants is None else participants
     # Here masks come from keys that clients agree on, not from the run's.
     up, down, first_up, first_down = map(without_masks, wire.channels)
     return Problem(
-        algorithm, clients, up, down, first_up, first_down, chosen, backend.separate(), run.key,
-        run.size,
-    )  # fmt: skip
+        algorithm=algorithm,
+        clients=Clients(None, jnp.arange(run.size, dtype=jnp.int32), weights),
+        uplink=up,
+        downlink=down,
+        first_uplink=first_up,
+        first_downlink=first_down,
+        participation=participation.everybody(),
+        backend=backend.separate(),
+        key=run.key,
+        size=run.size,
+    )
+
+
+def programs_for(algorithm: Algorithm, data: PyTree, weights: Float[Array, " clients"]) -> Programs:
+    """The programs of `backend.separate()`, for one client's data or their shapes."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), data)
+    clients = Clients(one, jnp.zeros(1, jnp.int32), weights[:1])
+    return programs(**compiler_options(algorithm, clients))
 
 
 def description(algorithm: Algorithm, wire: Wire, start: PyTree) -> dict[str, str]:
@@ -85,4 +107,4 @@ def description(algorithm: Algorithm, wire: Wire, start: PyTree) -> dict[str, st
 
 def _text(tree: Any) -> str:
     text = " ".join(eqx.tree_pformat(tree).split())
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # where a function lies differs
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of functions, which differ

@@ -1,4 +1,4 @@
-"""The server on its own machine: rounds with whoever answers, and a state that outlives it."""
+"""The server of a run: it goes on where it was interrupted, and writes what was learned."""
 
 import logging
 import secrets
@@ -16,13 +16,13 @@ from jaxfed.core.run.host_loop import HostLoop, Requests, Saver
 from jaxfed.core.run.loop import Options
 from jaxfed.core.run.solution import DivergenceError, Solution
 from jaxfed.core.store.saved import Saved, write
-from jaxfed.deploy.data import common, shaped
+from jaxfed.deploy.data import common, shapes_from
 from jaxfed.deploy.exchange import Exchange, RefusedError
 from jaxfed.deploy.federation import Federation, Member, Settings
 from jaxfed.deploy.progress import Progress
 from jaxfed.deploy.remote import Remote
 from jaxfed.deploy.run import Run, description
-from jaxfed.deploy.store import Store
+from jaxfed.deploy.store import states
 
 LOG = logging.getLogger("jaxfed.deploy")
 
@@ -34,7 +34,7 @@ class Server:
         """Begin, or go on where an interrupted server has saved its last round."""
         self.settings, self.exchange = settings, exchange
         self.remote = Remote(settings, exchange)
-        self.store = Store(settings.out / "server")
+        self.store = states(settings.out / "server")
         exchange.accept = self._accept
         self.requests = Requests(
             settings.rounds, settings.tol, Options(1, settings.tol is not None), (self._log,)
@@ -56,10 +56,14 @@ class Server:
         if missing := self.remote.finish_models(solution.state):
             LOG.warning("clients %s were not there to make their own models", missing)
         saved = Saved(
-            Personalized(solution.result.shared, None), self._history(solution),
-            int(solution.rounds), "converged" if self._converged(solution) else "round_limit",
-            repr(self.settings.algorithm), len(self.remote.members), versions(),
-        )  # fmt: skip
+            result=Personalized(solution.result.shared, None),
+            history=self._history(solution),
+            rounds=int(solution.rounds),
+            status="converged" if self._converged(solution) else "round_limit",
+            algorithm=repr(self.settings.algorithm),
+            clients=len(self.remote.members),
+            versions=versions(),
+        )
         write(self.settings.out / "solution.npz", saved)
         return saved
 
@@ -75,12 +79,12 @@ class Server:
         Raises:
             ValueError: naming what does not, a `RefusedError` where the client is named too.
         """
-        client, asked = said["id"], self.settings
-        shaped(said["data"])
+        client, settings = said["id"], self.settings
+        shapes_from(said["data"])
         checked_dtype("weights", said["weights"])
         if said["samples"] is not None:
             check_count("samples", said["samples"])
-        for name, value in description(asked.algorithm, asked.wire, asked.start).items():
+        for name, value in description(settings.algorithm, settings.wire, settings.start).items():
             if said["run"][name] != value:
                 raise RefusedError(
                     f"{name}: wanted at client {client} the server's, {value}, got "
@@ -88,31 +92,29 @@ class Server:
                 )
         for name, number in versions().items():
             if said["versions"].get(name) != number:
-                LOG.warning(
-                    "client %d has %s %s, the server %s: numbers may differ in their last digits",
-                    client, name, said["versions"].get(name), number,
-                )  # fmt: skip
+                words = f"client {client} has {name} {said['versions'].get(name)}, the server"
+                LOG.warning(f"{words} {number}: numbers may differ in their last digits")
         if any(member.id == client for member in self.remote.members):
             wanted = self.remote.federation.run.like
             if common({-1: wanted, client: said["data"]}) != wanted:
                 raise RefusedError(f"data: client {client} has more than it had at the start")
 
     def _begun(self) -> HostLoop:
-        """The loop before its first round, once all clients are there and have said what they do.
+        """The loop before its first round, once all clients are there.
 
         Raises:
             FloatingPointError: if a first message is not finite.
         """
-        asked, remote = self.settings, self.remote
-        self.exchange.gather(asked.clients, asked.patience)
+        settings, remote = self.settings, self.remote
+        self.exchange.gather(settings.clients, settings.patience)
         clients, hello = self.exchange.clients(), self.exchange.hello
         like = common({client: hello[client]["data"] for client in clients})
         # No two runs share a name, or states on a client's disk.
-        run = Run(secrets.token_hex(8), asked.rounds, len(clients), like, asked.key)
+        run = Run(secrets.token_hex(8), settings.rounds, len(clients), like, settings.key)
         members = remote.new_members(clients, late=False)
-        remote.use(Federation(asked, run, hello[clients[0]]["weights"], members), members)
+        remote.use(Federation(settings, run, hello[clients[0]]["weights"], members), members)
         remote.federation.check()
-        state, costs = remote.prepare(asked.start, asked.rounds)
+        state, costs = remote.prepare(settings.start, settings.rounds)
         if int(state.failure.round):
             raise self._diverged(state)
         progress = host_loop.Progress.first(state, self.requests)
@@ -136,15 +138,13 @@ class Server:
         self.remote.use(Federation(self.settings, run, dtype, members), members)
         return self.remote.federation.shapes.state
 
-    # --- what is said and kept -----------------------------------------------------------------
+    # --- what is logged and saved --------------------------------------------------------------
 
     def _log(self, solution: Solution) -> None:
         objective = float(solution.history["objective"][-1])
-        LOG.info(
-            "round %d of %d: %d clients%s",
-            solution.rounds, self.settings.rounds, len(self.remote.present[-1]),
-            "" if np.isnan(objective) else f", objective {objective:.6g}",
-        )  # fmt: skip
+        words = "" if np.isnan(objective) else f", objective {objective:.6g}"
+        clients = len(self.remote.present[-1])
+        LOG.info(f"round {solution.rounds} of {self.settings.rounds}: {clients} clients{words}")
 
     def _diverged(self, state: State) -> FloatingPointError:
         failure = state.failure
@@ -157,7 +157,7 @@ class Server:
 
     def _history(self, solution: Solution) -> dict[str, np.ndarray]:
         remote, history = self.remote, solution.history
-        if self.settings.wire.up.private:  # what clients have told in no round is no entry
+        if self.settings.wire.up.private:  # clients then send no diagnostics
             private = remote.federation.shapes.diagnostics
             history = {
                 name: values
@@ -169,11 +169,11 @@ class Server:
 
     def _description(self) -> dict[str, str]:
         """What must be the same when the run goes on."""
-        asked = self.settings
-        return description(asked.algorithm, asked.wire, asked.start) | {
-            "participation": repr(asked.participants),
-            "rounds": str(asked.rounds),
-            "deadline": str(asked.deadline is not None),
+        settings = self.settings
+        return description(settings.algorithm, settings.wire, settings.start) | {
+            "participation": repr(settings.participants),
+            "rounds": str(settings.rounds),
+            "deadline": str(settings.deadline is not None),
         }
 
 
@@ -187,7 +187,14 @@ class _ToStore(Saver):
     def save(self, progress: host_loop.Progress, history: Mapping[str, np.ndarray]) -> None:
         """Write all that the server goes on from."""
         remote = self._server.remote
-        Progress(
-            remote.federation.run, remote.federation.dtype, remote.members, progress.state,
-            self._costs, remote.payloads, dict(history), remote.present,
-        ).save(self._server.store, self._server._description())  # fmt: skip
+        saved = Progress(
+            run=remote.federation.run,
+            dtype=remote.federation.dtype,
+            members=remote.members,
+            state=progress.state,
+            costs=self._costs,
+            payloads=remote.payloads,
+            history=dict(history),
+            present=remote.present,
+        )
+        saved.save(self._server.store, self._server._description())

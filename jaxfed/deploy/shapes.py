@@ -1,4 +1,4 @@
-"""Shapes of all that travels in a run and of all that is kept, by which bytes are read."""
+"""Shapes of everything that is sent and saved in a run, by which bytes are read."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jaxfed.core.round.shapes import Kind, member_shapes
 
 
 class Shapes(NamedTuple):
-    """`jax.ShapeDtypeStruct` in place of arrays."""
+    """What is sent and saved, with `jax.ShapeDtypeStruct` in place of arrays."""
 
     first: PyTree  # payloads: of a first message, the first downlink, an uplink and a downlink
     first_down: PyTree
@@ -37,6 +37,7 @@ def shapes_of(problem: Problem, kind: Kind, start: Personalized | None) -> Shape
         kind: shapes of one client's prepared data.
         start: shapes of a warm start, with the local parts of all clients, or None.
     """
+    # In the order of a run, since each part is made from those before.
     run = problem.for_client
     broadcast = jax.eval_shape(partial(before_rounds, problem), start)
     member = member_shapes(kind, start)

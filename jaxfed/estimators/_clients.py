@@ -66,12 +66,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     n_features_in_: int
 
     @abc.abstractmethod
-    def _columns(self) -> int:
-        """The number of scores of a sample."""
-
-    @abc.abstractmethod
-    def _spare(self) -> int:
-        """The minimum number of features beyond the number of scores."""
+    def _sizes(self) -> tuple[int, int]:
+        """The number of scores of a sample, and the fewest features that this needs."""
 
     @abc.abstractmethod
     def _learned(self, run: Callable[..., Solution], tables: list[Table]) -> Learned:
@@ -102,8 +98,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         for name in ("rounds", *self._ranks()):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
-        wanted = self._columns() + self._spare()
-        X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=wanted)
+        self._n_features_out, least = self._sizes()
+        X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=least)
         if groups is None:
             _warn("got none, so all samples are treated as one client's", "fit")
         labels = np.zeros(len(X), int) if groups is None else _labels(groups, X)
@@ -121,9 +117,9 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
         self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
         self._beside = beside
-        self._n_features_out = self._columns()
         self.n_iter_, self.summary_ = solution.rounds, solution.summary()
         bases = np.stack([self._basis(basis) for basis in local])
+        # One variance for all clients: a client with few samples cannot estimate its own.
         self.noise_variance_ = noise_outside(bases, tables)
         self._laws = [
             Normal.fitted(basis, x, self.noise_variance_)
@@ -132,7 +128,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         # Samples without a client are scored by the shared components alone.
         together = np.concatenate(tables)
         self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
-        if len(tables) == 1:
+        if len(tables) == 1:  # whose client is known without groups
             (self._law,) = self._laws
         total = np.mean([np.sum(x**2) / len(x) for x in tables])
         variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
@@ -162,6 +158,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         scores = np.zeros((len(X), self._n_features_out), X.dtype)
         for rows, law in parts:
             basis = (self._new_law(X[rows]) if law is None else law).basis
+            # Samples without a client have fewer scores; the others stay zero.
             scores[rows, : basis.shape[1]] = X[rows] @ basis
         return scores
 
@@ -196,8 +193,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             if law is None:
                 (label, *_) = _labels(groups, X)[rows]
                 raise ValueError(
-                    f"groups: {label!r} was not there in fit; call personalize(X, groups) to "
-                    "learn its components"
+                    f"groups: {label!r} was not in fit; learn its components by "
+                    "personalize(X, groups)"
                 )
             found[rows] = X[rows][:, : law.basis.shape[1]] @ law.basis.T
         return found + self.mean_
@@ -256,11 +253,12 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ValueError: if samples or groups are invalid.
         """
         check_is_fitted(self)
-        if (said := self._other_type(_labels(groups, X))) is not None:
-            raise ValueError(f"groups: {said}")
-        X, parts = self._parted(X, groups)
         labels = _labels(groups, X)
+        if fault := self._other_type(labels):
+            raise ValueError(f"groups: {fault}")
+        X, parts = self._parted(X, groups)
         new = {labels[rows[0]]: self._new_law(X[rows]) for rows, law in parts if law is None}
+        # As in `fit`, labels are sorted and everything else follows their order.
         known = dict(zip(self.groups_, self._laws, strict=True)) | new
         self.groups_ = np.array(sorted(known))
         self._laws = [known[label] for label in self.groups_]
@@ -288,26 +286,27 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X = checked_samples(self, X, reset=False)
         return X - self.mean_.astype(X.dtype), list(self._laws_of(X, groups))
 
-    def _other_type(self, labels: np.ndarray) -> str | None:
+    def _other_type(self, labels: np.ndarray) -> str:
         """The error for labels of another type than in `fit`: 0 and "0" are different labels."""
-        wanted, got = _kind(self.groups_), _kind(labels)
-        return None if wanted == got else f"wanted {wanted}, as in fit, got {got}"
+        wanted, got = (
+            "numbers" if each.dtype.kind in "biuf" else "names" for each in (self.groups_, labels)
+        )
+        return "" if wanted == got else f"wanted {wanted}, as in fit, got {got}"
 
     def _laws_of(self, X: Table, groups: ArrayOrFrame | None) -> Iterator[Group]:
         if groups is None:
             if len(self.groups_) > 1 and self.local_components_.shape[1]:
                 text = (
                     f"got none, so samples belong to none of the {len(self.groups_)} clients and "
+                    "have no local scores"
                 )
-                _warn(text + "have no local scores", "transform", "score")
+                _warn(text, "transform", "score")
             yield Group(np.arange(len(X)), self._law)
             return
         labels, places = np.unique(_labels(groups, X), return_inverse=True)
-        if (said := self._other_type(labels)) is not None:
-            warnings.warn(
-                f"groups: {said}, so all samples belong to clients that were not there",
-                stacklevel=caller(),
-            )
+        if fault := self._other_type(labels):
+            message = f"groups: {fault}, so all samples belong to clients that were not in fit"
+            warnings.warn(message, stacklevel=caller())
         known = dict(zip(self.groups_, self._laws, strict=True))
         for i, label in enumerate(labels):
             yield Group(np.flatnonzero(places == i), known.get(label))
@@ -330,10 +329,6 @@ def _labels(groups: ArrayOrFrame | None, X: ArrayOrFrame) -> np.ndarray:
             labels = np.asarray(labels.tolist())
     check_consistent_length(X, labels)
     return labels
-
-
-def _kind(labels: np.ndarray) -> str:
-    return "numbers" if labels.dtype.kind in "biuf" else "names"
 
 
 def _warn(what: str, *methods: str) -> None:

@@ -107,6 +107,7 @@ class FederatedGCCA(BaseEstimator):
                 f"views: wanted {[len(q) for q in self.weights_]} features, "
                 f"got {[x.shape[1] for x in tables]}"
             )
+        # Runs hold maps of one shape: those of narrow views end with rows of zeros.
         widest = max(map(len, self.weights_))
         local = np.stack([np.pad(q, ((0, widest - len(q)), (0, 0))) for q in self.weights_])
         result = Personalized(jnp.asarray(self.representation_), jnp.asarray(local))

@@ -31,6 +31,7 @@ class Normal(NamedTuple):
         """The log-likelihood of each sample."""
         features, rank = self.basis.shape
         scores = samples @ self.basis
+        # The covariance is block diagonal: one block within the span, a multiple of I outside it.
         left = np.maximum(np.sum(samples**2, axis=1) - np.sum(scores**2, axis=1), 0)
         _, log_det = np.linalg.slogdet(self.within)
         log_det += (features - rank) * np.log(self.noise)

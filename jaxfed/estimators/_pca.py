@@ -52,11 +52,9 @@ class PersonalizedPCA(ClientPCA):
         self.start, self.shrinkage = start, shrinkage
         self.center, self.random_state = center, random_state
 
-    def _columns(self):
-        return self.shared_rank + self.local_rank
-
-    def _spare(self):
-        return 0
+    def _sizes(self):
+        scores = self.shared_rank + self.local_rank
+        return scores, scores
 
     def _learned(self, run, tables):
         ranks = int(self.shared_rank), int(self.local_rank)
@@ -107,11 +105,8 @@ class FederatedPCA(ClientPCA):
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
         self.center, self.random_state = center, random_state
 
-    def _columns(self):
-        return self.n_components
-
-    def _spare(self):
-        return 0
+    def _sizes(self):
+        return self.n_components, self.n_components
 
     def _learned(self, run, tables):
         solution = run(pca.BlockLanczos(int(self.n_components)), tol=self.tol)
@@ -158,11 +153,8 @@ class HierarchicalPCA(ClientPCA):
         self.prior_variance, self.rounds = prior_variance, rounds
         self.center, self.random_state = center, random_state
 
-    def _columns(self):
-        return self.n_components
-
-    def _spare(self):
-        return 1
+    def _sizes(self):
+        return self.n_components, self.n_components + 1
 
     def _learned(self, run, tables):
         settings = int(self.n_components), self.noise_variance

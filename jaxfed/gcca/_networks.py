@@ -35,16 +35,11 @@ def arrays_of(
 
 
 def check_network(network: Maker, view: View, batch: int, rank: int) -> PyTree:
-    """The shapes of a network's arrays, after a check that it fits a view.
-
-    Args:
-        network: makes it.
-        view: the view, of which only shape and type matter.
-        batch: entities in a batch.
-        rank: how many outputs it must have.
+    """The shapes of a network's arrays, after a check that it fits a view, of any values.
 
     Raises:
-        ValueError: for a network that fails, has no parameters, or gives something else.
+        ValueError: for a network that fails for a batch of so many entities, has no parameters, or
+            gives other outputs than as many numbers as the rank.
     """
     features, dtype = view.shape[-1], view.values.dtype
     try:

@@ -20,20 +20,10 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
 from jaxfed.core.common.processes import finite
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
-from jaxfed.gcca._networks import (
-    Maker,
-    applied,
-    arrays_of,
-    check_network,
-    described,
-    frame_of,
-    loss,
-    scores_of,
-    split,
-    with_statistics,
-)
+from jaxfed.gcca import _networks as networks
+from jaxfed.gcca._networks import Maker
 from jaxfed.gcca.views import RandomKey, Scores, Start, View, Views, check_shape, check_views
 from jaxfed.linalg import polar
 
@@ -142,7 +132,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         self.inner_epochs, self.batch_size = inner_epochs, batch_size
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for data, a network, a batch or a warm start that do not fit."""
         check_views(clients, self.rank, dense="networks need")
         values = clients.data.values
@@ -155,7 +145,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if self.batch_size is not None and self.batch_size > entities:
             raise ValueError(f"batch_size: {self.batch_size} of {entities} entities")
         batch = entities if self.batch_size is None else self.batch_size
-        arrays = check_network(self.network, clients.data, batch, self.rank)
+        arrays = networks.check_network(self.network, clients.data, batch, self.rank)
         if start is None:
             return
         check_shape("shared", start.shared, (entities, self.rank))
@@ -164,24 +154,22 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if start.local is not None and local != wanted:
             raise ValueError(
                 f"warm_start: wanted as local part the arrays of {len(values)} networks, "
-                f"{described(wanted)}, got {described(local)}"
+                f"{networks.described(wanted)}, got {networks.described(local)}"
             )
         for leaf in jax.tree.leaves((start.shared, start.local)):
             # On the host, since JAX would trace it within a traced function.
             if not isinstance(leaf, Tracer) and not finite(leaf):
                 raise ValueError("warm_start: NaN or infinite numbers")
 
-    # --- start ---------------------------------------------------------------------------------
-
-    def first_message(self, key: RandomKey, data: View, start: Start) -> Scores:
+    def first_message(self, key, data: View, start) -> Scores:
         """The scores of the first network."""
         return self._first(key, data, start)[1]
 
-    def server_init(self, key: RandomKey, first: Scores, like: View, start: Start) -> Scores:
+    def server_init(self, key, first: Scores, like, start) -> Scores:
         """The representation closest to the scores, or that of the warm start."""
         return _closest(first) if start is None else start.shared
 
-    def client_init(self, key: RandomKey, downlink: Scores, data: View, start: Start) -> Learner:
+    def client_init(self, key, downlink: Scores, data: View, start) -> Learner:
         """The first network, the same as for the first message, and the order of the entities."""
         # One half of the key is for the network, as in `first_message`, the other for the order.
         network, scores = self._first(key, data, start)
@@ -189,30 +177,26 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         if self.batch_size is not None:
             entities = jnp.arange(len(scores), dtype=jnp.int32)
             order = jax.random.permutation(jax.random.split(key)[1], entities)
-        state = self.optimizer.init(split(network)[0])
+        state = self.optimizer.init(networks.split(network)[0])
         return Learner(eqx.filter(network, eqx.is_array), state, order, scores)
 
     def _first(self, key: RandomKey, data: View, start: Start) -> tuple[Any, Scores]:
         features, dtype = data.shape[-1], data.values.dtype
         if start is None or start.local is None:
-            arrays = arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
+            arrays = networks.arrays_of(self.network, jax.random.split(key)[0], data.mask, dtype)
         else:
             arrays = eqx.filter(start.local, eqx.is_array)
-        network = eqx.combine(arrays, frame_of(self.network, features, dtype)[1])
-        return network, scores_of(network, data.values)
-
-    # --- a round -------------------------------------------------------------------------------
+        network = eqx.combine(arrays, networks.frame_of(self.network, features, dtype)[1])
+        return network, networks.scores_of(network, data.values)
 
     def downlink(self, server: Scores) -> Scores:
         """The representation."""
         return server
 
-    def client_step(
-        self, key: RandomKey, downlink: Scores, local: Learner, data: View
-    ) -> tuple[Scores, Learner, Diagnostics]:
+    def client_step(self, key, downlink: Scores, local: Learner, data: View):
         """Train the network towards the representation; send its scores."""
         values = data.values
-        frame = frame_of(self.network, values.shape[-1], values.dtype)[1]
+        frame = networks.frame_of(self.network, values.shape[-1], values.dtype)[1]
         objective = jnp.sum((local.scores - downlink) ** 2) / 2
         batches = self._batches(local.order, values, downlink * len(values) ** 0.5)
 
@@ -220,13 +204,13 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         def step(carry, batch):
             arrays, state = carry
             network = eqx.combine(arrays, frame)
-            parameters, rest = split(network)
-            gradient, statistics = jax.grad(loss, has_aux=True)(parameters, rest, *batch)
+            parameters, rest = networks.split(network)
+            gradient, statistics = jax.grad(networks.loss, has_aux=True)(parameters, rest, *batch)
             updates, state = self.optimizer.update(gradient, state, parameters)
             # The optimizer is static; its step size becomes traced by this factor.
             updates = jax.tree.map(lambda u: self.step_size.astype(u.dtype) * u, updates)
             parameters = optax.apply_updates(parameters, updates)
-            network = with_statistics(eqx.combine(parameters, rest), statistics)
+            network = networks.with_statistics(eqx.combine(parameters, rest), statistics)
             return (eqx.filter(network, eqx.is_array), state), None
 
         def epoch(carry, _):
@@ -234,7 +218,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
         carry = local.arrays, local.optimizer
         arrays, state = jax.lax.scan(epoch, carry, length=self.inner_epochs)[0]
-        scores = scores_of(eqx.combine(arrays, frame), values)
+        scores = networks.scores_of(eqx.combine(arrays, frame), values)
         return scores, Learner(arrays, state, local.order, scores), {"objective": objective}
 
     def _batches(self, order: Int[Array, " entities"] | None, *tables: Array) -> tuple[Array, ...]:
@@ -248,13 +232,9 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         rows = jnp.resize(order, (number, self.batch_size))
         return tuple(table[rows] for table in tables)
 
-    def server_step(
-        self, key: RandomKey, server: Scores, uplink: Scores
-    ) -> tuple[Scores, Diagnostics]:
+    def server_step(self, key, server: Scores, uplink: Scores) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix of mean zero closest to the scores' mean."""
         return _closest(uplink, self.proximal.astype(server.dtype) * server), {}
-
-    # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink: Scores, local: Learner, data: View) -> PyTree:
         """The view's network."""
@@ -283,10 +263,10 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
         """
         check_views(views, 1, "views", dense="networks need")
         values = views.data.values
-        networks = {len(leaf) for leaf in jax.tree.leaves(local)}
-        if networks != {len(values)}:
-            raise ValueError(f"local, views: {networks} networks and {len(values)} views")
-        arrays, frame = frame_of(self.network, values.shape[-1], values.dtype)
+        owners = {len(leaf) for leaf in jax.tree.leaves(local)}
+        if owners != {len(values)}:
+            raise ValueError(f"local, views: {owners} networks and {len(values)} views")
+        arrays, frame = networks.frame_of(self.network, values.shape[-1], values.dtype)
         shapes = jax.tree.map(lambda x: x.shape[1:], eqx.filter(local, eqx.is_array))
         if shapes != jax.tree.map(lambda x: x.shape, arrays):
             raise ValueError(
@@ -294,7 +274,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
             )
 
         def one(arrays, values):
-            return applied(eqx.combine(arrays, frame), values)
+            return networks.applied(eqx.combine(arrays, frame), values)
 
         return jax.vmap(one)(eqx.filter(local, eqx.is_array), values)
 
@@ -303,16 +283,7 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
         As the server would take it from the networks' scores: orthonormal, with columns of mean
         zero. Times the root of the number of entities it is of one scale for any number of them.
-
-        Args:
-            local: the networks' arrays, `result.local`.
-            views: the same views of the same or other entities.
-
-        Returns:
-            The representation.
-
-        Raises:
-            ValueError: as `outputs` does.
+        Arguments and errors are those of `outputs`.
         """
         return _closest(self.outputs(local, views).mean(0))
 

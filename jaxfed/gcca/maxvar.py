@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxfed.core.common.checks import check_count, check_factor, check_name
 from jaxfed.core.common.shuffle import shuffled
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases, without_batches
 from jaxfed.gcca.views import (
@@ -126,7 +126,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         self.inner_steps, self.batch_size = inner_steps, batch_size
         self.ridge, self.proximal = hyperparameter(ridge), hyperparameter(proximal)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for data, a batch or a warm start that do not fit."""
         check_views(clients, self.rank)
         views, (entities, features) = len(clients.ids), clients.data.shape
@@ -142,7 +142,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
             if start.local is not None:
                 check_shape("local", start.local, (views, features, self.rank))
 
-    def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: View | SparseView, client_id, rounds) -> Member:
         """The view's singular value decomposition, or what gradient steps need."""
         if self.solver == "exact":
             # All singular triples, once; every round then solves by products alone.
@@ -158,11 +158,11 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
                 moment = whole.matrix()
         return Member(data, data.mask, moment, largest + self.ridge.astype(largest.dtype))
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Scores:
+    def first_message(self, key, data: Member, start) -> Scores:
         """The scores of the first map."""
         return self._first(key, data, start).scores
 
-    def server_init(self, key: RandomKey, first: Scores, like: Member, start: Start) -> Scores:
+    def server_init(self, key, first: Scores, like, start) -> Scores:
         """The representation closest to the scores, or that of the warm start."""
         return polar(first) if start is None else start.shared
 
@@ -170,7 +170,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         """The representation."""
         return server
 
-    def client_init(self, key: RandomKey, downlink: Scores, data: Member, start: Start) -> Map:
+    def client_init(self, key, downlink: Scores, data: Member, start) -> Map:
         """The first map, the same as for the first message, and its scores."""
         return self._first(key, data, start)
 
@@ -183,9 +183,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         weights = weights * data.mask[:, None]
         return Map(weights, _scores(data, weights))
 
-    def client_step(
-        self, key: RandomKey, downlink: Scores, local: Map, data: Member
-    ) -> tuple[Scores, Map, Diagnostics]:
+    def client_step(self, key, downlink: Scores, local: Map, data: Member):
         """Move the map towards the representation; send its scores."""
         ridge = self.ridge.astype(downlink.dtype)
         distance = jnp.sum((local.scores - downlink) ** 2) / 2
@@ -234,9 +232,7 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
         keys = None if batch is None else jax.random.split(key, self.inner_steps)
         return jax.lax.scan(step, weights, keys, length=self.inner_steps)[0]
 
-    def server_step(
-        self, key: RandomKey, server: Scores, uplink: Scores
-    ) -> tuple[Scores, Diagnostics]:
+    def server_step(self, key, server: Scores, uplink: Scores) -> tuple[Scores, Diagnostics]:
         """The orthonormal matrix closest to the scores' mean (the Procrustes problem)."""
         return polar(uplink + self.proximal.astype(server.dtype) * server), {}
 

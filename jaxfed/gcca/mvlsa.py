@@ -2,18 +2,15 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.contract.reduction import Gather
 from jaxfed.gcca.views import (
     Factors,
-    RandomKey,
     Scores,
     SparseView,
-    Start,
     View,
     Weights,
     check_views,
@@ -54,7 +51,7 @@ class MVLSA(OneExchange):
         check_count("view_rank", 1 if view_rank is None else view_rank)
         self.rank, self.view_rank = rank, view_rank
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for data and ranks that do not fit."""
         check_views(clients, self.rank)
         views, shape = len(clients), clients.data.shape
@@ -67,26 +64,24 @@ class MVLSA(OneExchange):
     def _width(self, entities: int, features: int) -> int:
         return min(self.view_rank or 2 * self.rank, entities, features)
 
-    def prepare(self, data: View | SparseView, client_id: Int[Array, ""], rounds: int) -> Factors:
+    def prepare(self, data: View | SparseView, client_id, rounds) -> Factors:
         """The view's truncated singular value decomposition."""
         return factorize(data, self._width(*data.shape))
 
-    def first_message(self, key: RandomKey, data: Factors, start: Start) -> Gather:
+    def first_message(self, key, data: Factors, start) -> Gather:
         """The left singular vectors, for the server to have all of them side by side."""
         return Gather(data.left)
 
-    def server_init(self, key: RandomKey, first: Array, like: Factors, start: Start) -> Scores:
+    def server_init(self, key, first: Array, like, start) -> Scores:
         """The first left singular vectors of all of them, `first`, `(views, entities, k)`."""
         together = first.transpose(1, 0, 2).reshape(first.shape[1], -1)
         return svd(together)[0][:, : self.rank]
 
-    def client_init(self, key: RandomKey, downlink: Scores, data: Factors, start: Start) -> Weights:
+    def client_init(self, key, downlink: Scores, data: Factors, start) -> Weights:
         """The least-squares map of the truncated view."""
         return data.solve(downlink)
 
-    def residual_variance(
-        self, downlink: Scores, local: Weights, data: Factors
-    ) -> Float[Array, ""]:
+    def residual_variance(self, downlink: Scores, local: Weights, data: Factors):
         """Half the squared distance, of the truncated view's scores."""
         scores = data.mv(local) / len(downlink) ** 0.5
         return jnp.sum((scores - downlink) ** 2) / 2

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key
 from jaxfed.core.clients.checks import check_tables, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
-from jaxfed.core.common.checks import check_flag, is_list
+from jaxfed.core.common.checks import check_flag, check_list
 from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import ratio
@@ -25,6 +25,8 @@ RandomKey = Key[Array, ""]
 Start = Personalized | None  # the warm start
 Scores = Float[Array, "entities rank"]
 Weights = Float[Array, "features rank"]
+
+MATRICES = "(entities, features) matrices, one per view"
 
 
 @final
@@ -190,7 +192,7 @@ class Views(Clients):
                 features or with different numbers of entities, and data that are not real
                 floating point numbers of one type or not finite. The message names the view.
         """
-        _check_list("arrays", arrays)
+        check_list("arrays", arrays, MATRICES)
         check_flag("center", center)
         views = [checked_array(array, f"arrays[{j}]") for j, array in enumerate(arrays)]
         check_tables("arrays", views, "view", 1, "entities", "features")
@@ -217,7 +219,7 @@ class Views(Clients):
             ValueError: for matrices that are not sparse, indices outside of a matrix, and as
                 `from_arrays` does.
         """
-        _check_list("matrices", matrices)
+        check_list("matrices", matrices, MATRICES)
         check_flag("center", center)
         lists = [_as_list(matrix, f"matrices[{j}]") for j, matrix in enumerate(matrices)]
         check_tables("matrices", lists, "view", 1, "entities", "features")
@@ -247,16 +249,6 @@ class Views(Clients):
     def features(self) -> int:
         """Number of features of the widest view."""
         return self.data.shape[1]
-
-
-def _check_list(name: str, given: object) -> None:
-    if not is_list(given):
-        raise ValueError(
-            f"{name}: wanted a list of (entities, features) matrices, one per view, "
-            f"got {type(given).__name__}"
-        )
-    if len(given) == 0:
-        raise ValueError(f"{name}: at least one view is needed, got an empty list")
 
 
 def _as_list(matrix: Any, name: str) -> Any:
@@ -293,11 +285,7 @@ def check_views(
 ) -> None:
     """Raise a `ValueError` for clients without views, or more components than entities.
 
-    Args:
-        clients: the clients.
-        rank: number of components.
-        name: of the argument.
-        dense: what needs dense views, such as "networks need"; None where sparse ones will do.
+    `dense` is what refuses sparse views, such as "networks need".
     """
     data = clients.data if isinstance(clients, Clients) else clients
     if isinstance(clients, Clients) and not clients.layout.in_memory:

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Diagnostics
@@ -16,12 +16,13 @@ from jaxfed.generative._prior import (
     Prior,
     bounded,
     proximal_map,
+    pull,
     regularizer,
     scaled_to_largest,
     scaled_to_norm,
     spread_gradient,
 )
-from jaxfed.generative._training import Start, Training, descend, parameters_of, plus
+from jaxfed.generative._training import Training, descend, parameters_of, plus
 
 Preset = Literal["text", "published"]
 PriorStep = Literal["gradient", "proximal"]
@@ -60,12 +61,9 @@ class Adaptive(Training):
     def __init__(self):
         """Set up the algorithm."""
 
-    # --- start ---------------------------------------------------------------------------------
-
     @final
-    def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Prior:
+    def server_init(self, key, first: None, like, start) -> Prior:
         """The initial global model, with the same spread for every weight."""
-        del key, first, like
         mean = parameters_of(self.arrays if start is None else start.shared)
         return Prior(mean, jax.tree.map(lambda w: jnp.full_like(w, self.initial_spread), mean))
 
@@ -75,11 +73,8 @@ class Adaptive(Training):
         return server
 
     @final
-    def client_init(
-        self, key: Key[Array, ""], downlink: Prior, data: Samples, start: Start
-    ) -> Local:
+    def client_init(self, key, downlink: Prior, data: Samples, start) -> Local:
         """The personal model: the warm start's if it has one, else the global model."""
-        del key, data
         personal = downlink.mean
         if start is not None and jax.tree.leaves(start.local):
             personal = parameters_of(start.local)
@@ -91,15 +86,12 @@ class Adaptive(Training):
             jax.tree.map(jnp.zeros_like, personal) if self._collects else None,
         )
 
-    # --- a round -------------------------------------------------------------------------------
-
     @final
-    def client_step(
-        self, key: Key[Array, ""], downlink: Prior, local: Local, data: Samples
-    ) -> tuple[Prior, Local, Diagnostics]:
+    def client_step(self, key, downlink: Prior, local: Local, data: Samples):
         """One update of the spread, then local steps of the personal and the global model."""
         draw_key, loss_key = jax.random.split(key)
-        weight = self._weight(data)
+        prior_weight = 1 / data.count if self.prior_weight is None else self.prior_weight
+        weight = prior_weight.astype(data.count.dtype)
         # A coarse channel may round a spread to zero.
         downlink = downlink._replace(spread=bounded(downlink.spread, self.bounds))
         spread, collected = self._spread(local, downlink)
@@ -115,23 +107,19 @@ class Adaptive(Training):
             key = jax.random.fold_in(loss_key, index)
             loss, gradient = jax.value_and_grad(self.loss_of)(personal, data, rows, key)
             if not self._proximal:
-                gradient = plus(gradient, weight, self._pull(personal, mean, precision))
-            personal, state = descend(
-                self.optimizer, self.step_size, self._clipped(gradient, self.clip), state, personal
-            )
+                gradient = plus(gradient, weight, pull(personal, mean, precision))
+            gradient = self._clipped(gradient, self.clip)
+            personal, state = descend(self.optimizer, self.step_size, gradient, state, personal)
             if self._proximal:
                 # Both models step towards each other outside of the optimizer.
                 personal = proximal_map(personal, mean, precision, self.step_size * weight)
                 change = jax.tree.map(jnp.subtract, personal, mean)
                 mean = plus(mean, self.global_step_size, change)
-                return (personal, state, mean, global_state, collected), loss
-            mean, global_state = descend(
-                self.global_optimizer,
-                self.global_step_size,
-                self._clipped(self._global_gradient(personal, mean, precision), self.clip),
-                global_state,
-                mean,
-            )
+            else:
+                slope = self._clipped(self._global_gradient(personal, mean, precision), self.clip)
+                mean, global_state = descend(
+                    self.global_optimizer, self.global_step_size, slope, global_state, mean
+                )
             return (personal, state, mean, global_state, collected), loss
 
         start = local.personal, local.optimizer, downlink.mean, local.global_optimizer, collected
@@ -146,19 +134,14 @@ class Adaptive(Training):
         return change, new_local, {"objective": objective, "loss": losses[0]}
 
     @final
-    def server_step(
-        self, key: Key[Array, ""], server: Prior, uplink: Prior
-    ) -> tuple[Prior, Diagnostics]:
+    def server_step(self, key, server: Prior, uplink: Prior) -> tuple[Prior, Diagnostics]:
         """Add the mean changes; report the mean spread."""
-        del key
         # A lossy channel may move the sum out of the bounds.
         mean, spread = (jax.tree.map(jnp.add, *pair) for pair in zip(server, uplink, strict=True))
         spread = bounded(spread, self.bounds)
         leaves = jax.tree.leaves(spread)
         average = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
         return Prior(mean, spread), {"spread": jnp.asarray(average)}
-
-    # --- parts of a round ----------------------------------------------------------------------
 
     @property
     def _collects(self) -> bool:
@@ -167,11 +150,6 @@ class Adaptive(Training):
     @property
     def _proximal(self) -> bool:
         return self.prior_step == "proximal"
-
-    def _weight(self, data: Samples) -> Float[Array, ""]:
-        if self.prior_weight is None:
-            return 1 / data.count
-        return self.prior_weight.astype(data.count.dtype)
 
     def _spread(self, local: Local, prior: Prior) -> tuple[PyTree, PyTree]:
         """σ_i, and the collected gradient that remains for later rounds."""
@@ -191,15 +169,11 @@ class Adaptive(Training):
             return spread, None
         return spread, jax.tree.map(lambda g: jnp.where(awake, 0, g), gradient)
 
-    def _pull(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
-        """∂R/∂θ."""
-        return jax.tree.map(lambda w, m, p: (w - m) * p, personal, mean, precision)
-
     def _global_gradient(self, personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
         """∂R/∂μ, or what the published code uses instead."""
         if self.preset == "published":
             return jax.tree.map(lambda w, m: 2 * (m - w), personal, mean)
-        return jax.tree.map(jnp.negative, self._pull(personal, mean, precision))
+        return jax.tree.map(jnp.negative, pull(personal, mean, precision))
 
     def _clipped(self, gradient: PyTree, threshold: Array | None, *, each: bool = False) -> PyTree:
         """The gradient clipped by norm or, in the published code, by its largest entry."""
@@ -209,12 +183,9 @@ class Adaptive(Training):
             return scaled_to_norm(gradient, threshold)
         return scaled_to_largest(gradient, threshold, each=each)
 
-    # --- result --------------------------------------------------------------------------------
-
     @final
     def client_result(self, downlink: Prior, local: Local, data: Samples) -> PyTree:
         """The personal model's arrays."""
-        del downlink, data
         return self.whole(local.personal)
 
     @final

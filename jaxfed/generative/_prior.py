@@ -28,6 +28,11 @@ def regularizer(personal: PyTree, prior: Prior, hyper_prior: Float[Array, ""]) -
     return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(one, personal, *prior)))
 
 
+def pull(personal: PyTree, mean: PyTree, precision: PyTree) -> PyTree:
+    """∂R/∂θ = (θ - μ)/σ², for each scalar weight."""
+    return jax.tree.map(lambda w, m, p: (w - m) * p, personal, mean, precision)
+
+
 def spread_gradient(personal: PyTree, prior: Prior, hyper_prior: Float[Array, ""]) -> PyTree:
     """∂R/∂σ = 1/σ - (2ξ + (θ - μ)²)/σ³, for each scalar weight."""
 
@@ -66,10 +71,7 @@ def scaled_to_norm(gradient: PyTree, threshold: Float[Array, ""]) -> PyTree:
 def scaled_to_largest(gradient: PyTree, threshold: Float[Array, ""], *, each: bool) -> PyTree:
     """Scale a gradient down so that its largest absolute entry is at most the threshold.
 
-    Args:
-        gradient: arrays.
-        threshold: the largest entry allowed.
-        each: scale each array by its own largest entry instead of all arrays alike.
+    All arrays alike, or each by its own largest entry.
     """
     sizes = jax.tree.map(lambda g: jnp.max(jnp.abs(g)), gradient)
     if not each:

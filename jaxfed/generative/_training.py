@@ -15,7 +15,7 @@ from jaxfed.core.clients.samples import Samples, at_least_single
 from jaxfed.core.common.checks import check_count, host_array, refuse
 from jaxfed.core.common.processes import finite, looked_at
 from jaxfed.core.common.shuffle import shuffled
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Personalized
+from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 
 Start = Personalized | None
@@ -56,7 +56,7 @@ class Training(Algorithm, DifferentiatedThrough):
         return without_batches(self, self.batch_size)
 
     @final
-    def check(self, clients: ClientsLike, start: Personalized | None) -> None:
+    def check(self, clients, start) -> None:
         """Check that the data, the loss and the warm start fit the model.
 
         Raises:

@@ -20,7 +20,6 @@ from jaxfed.core.common.checks import check_count, check_factor
 from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
 from jaxfed.generative._training import (
     Loss,
-    Start,
     Training,
     descend,
     parameters_of,
@@ -124,9 +123,8 @@ class FedAvg(Training):
         self.local_steps, self.fine_tuning_steps = local_steps, fine_tuning_steps
         self.step_size, self.proximal = hyperparameter(step_size), hyperparameter(proximal)
 
-    def server_init(self, key: Key[Array, ""], first: None, like: Samples, start: Start) -> Server:
+    def server_init(self, key, first: None, like, start) -> Server:
         """The initial parameters."""
-        del key, first, like
         parameters = parameters_of(self.arrays if start is None else start.shared)
         optimizer = self.server_optimizer
         return Server(parameters, None if optimizer is None else optimizer.init(parameters))
@@ -135,25 +133,17 @@ class FedAvg(Training):
         """The parameters."""
         return server.parameters
 
-    def client_init(
-        self, key: Key[Array, ""], downlink: PyTree, data: Samples, start: Start
-    ) -> PyTree:
+    def client_init(self, key, downlink: PyTree, data: Samples, start) -> PyTree:
         """The seed of all random draws in fine-tuning; None without fine-tuning."""
-        del downlink, data, start
         return jax.random.bits(key, (), jnp.uint32) if self.fine_tuning_steps else None
 
-    def client_step(
-        self, key: Key[Array, ""], downlink: PyTree, local: PyTree, data: Samples
-    ) -> tuple[PyTree, PyTree, Diagnostics]:
+    def client_step(self, key, downlink: PyTree, local: PyTree, data: Samples):
         """Train a copy of the model; send its change."""
         moved, objective = self._trained(key, downlink, data, self.local_steps)
         return jax.tree.map(jnp.subtract, moved, downlink), local, {"objective": objective}
 
-    def server_step(
-        self, key: Key[Array, ""], server: Server, uplink: PyTree
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: PyTree) -> tuple[Server, Diagnostics]:
         """Add the mean change, or let the optimizer take a step."""
-        del key
         parameters, state = server
         if self.server_optimizer is not None:
             gradient = jax.tree.map(jnp.negative, uplink)

@@ -112,13 +112,9 @@ def inverse_sqrt_of_many(plain: InverseSqrt, *, cuda: bool = False) -> InverseSq
     single operations read and write hundreds of times as much as the kernel. However often it is
     mapped by `jax.vmap`, the kernel is called once, on one longer batch.
 
-    Args:
-        plain: the function elsewhere, which returns the inverse square root Z and the error to
-            expect, `|Z G Z - I|_F`.
-        cuda: whether to use a kernel on CUDA devices too.
-
-    Returns:
-        A function like `plain`, without a derivative.
+    `plain` is the function elsewhere, without a derivative, like the result: it returns the inverse
+    square root Z and the error to expect, `|Z G Z - I|_F`. With `cuda`, CUDA devices use a kernel
+    too.
     """
     kernels = {"tpu": partial(_inverse_sqrts, inverse_sqrt)}
     return per_platform(plain, kernels=kernels | ({"cuda": _inverse_sqrts_on_cuda} if cuda else {}))

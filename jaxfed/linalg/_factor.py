@@ -1,9 +1,4 @@
-"""Checks, products and derivatives shared by the polar and the QR factor of a tall matrix.
-
-Both write `W = Q R` with orthonormal columns in `Q`. They differ in the kind of `R` (symmetric
-positive semidefinite, or upper triangular with a positive diagonal), hence in which rotation of `Q`
-within its span keeps `R` of that kind, and in nothing else.
-"""
+"""Checks and products that the polar factor, the QR factor and other decompositions share."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxfed._checks import check_name, checked_array, refuse
+from jaxfed._checks import check_name, checked_array
 from jaxfed.linalg.platforms import Maps, in_one_row, per_platform, sizes_of
 from jaxfed.linalg.precision import client_matmul
 
@@ -127,19 +122,12 @@ def for_derivatives(inverse: Float[Array, "r r"]) -> Float[Array, "r r"]:
 
 
 def repeated(bad: Bool[Array, ""], again: Callable, result: tuple) -> tuple:
-    """The result, or where it is bad that of a more expensive method.
+    """The result, or where it is bad that of a more expensive method `(bad, *result) -> result`.
 
     A loop of at most one turn, and not a `lax.cond`: under `jax.vmap` a `cond` runs both branches
-    for all matrices, while this loop runs only if the result of some is bad.
-
-    Args:
-        bad: whether the result is not accurate enough.
-        again: `(bad, *result) -> result`, the expensive method. All it computes must depend on
-            these arguments, or the compiler moves it out of the loop and computes it every time.
-        result: the arrays to replace.
-
-    Returns:
-        Arrays like `result`.
+    for all matrices, while this loop runs only if the result of some is bad. All that the method
+    computes must depend on its arguments, or the compiler moves it out of the loop and computes it
+    every time.
     """
 
     def turn(state):
@@ -159,13 +147,9 @@ def one_by_one(
     there are threads, in runs on several devices or in independent operations of one program, all
     of them wait for ever.
 
-    Args:
-        library: from one matrix, or a tree of arrays, to a tuple of arrays.
-        others: the same on a platform, `tpu` or `cuda`; see `jaxfed.linalg._jacobi`.
-
-    Returns:
-        `(matrix, wanted=None) -> arrays`. Where `wanted` is False the arrays are arbitrary, and
-        take a processor no time.
+    The library goes from one matrix, or a tree of arrays, to a tuple of arrays; so do others on
+    their platforms, `tpu` or `cuda` (see `jaxfed.linalg._jacobi`). The result takes `(matrix,
+    wanted=None)`: where `wanted` is False the arrays are arbitrary, and take a processor no time.
     """
     decompose = per_platform(library, None, None, **others) if others else library
 
@@ -205,14 +189,6 @@ def checked_matrix(w: Float[ArrayLike, "m n"]) -> Float[Array, "m n"]:
     return checked_array("w", w, "m n", whole=False)
 
 
-def checked_tall(w: Float[ArrayLike, "d r"]) -> Float[Array, "d r"]:
-    """The same for a matrix that also has to be tall, d >= r >= 1."""
-    matrix = checked_matrix(w)
-    if matrix.shape[0] < matrix.shape[1]:
-        raise refuse("w", "a matrix (d, r) with d >= r", w)
-    return matrix
-
-
 def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     """The method, by default the first one; a `ValueError` if there is none of that name."""
     if method is None:
@@ -221,35 +197,15 @@ def checked_method(method: str | None, methods: tuple[str, ...]) -> str:
     return method
 
 
-def differentiable(
-    values: Callable[..., Factors],
-    rotation: Callable[[Array, Array], Array],
-) -> Callable[..., Factors]:
-    """Give a factorization its derivative, in both modes and of every order.
+def factor_alone(factors: Callable[..., Factors]) -> Callable[[Array, str], Array]:
+    """The first factor by itself, in the type of the matrix; half precisions in single.
 
-    Args:
-        values: `(w, method) -> (Q, R^{-1})` with `W = Q R`; itself never differentiated.
-        rotation: `(R^{-1}, N) -> Omega`, the antisymmetric matrix that keeps `dR` of its kind,
-            where `N = Q^T dW R^{-1}`; linear in `N`, differentiable and transposable.
-
-    Returns:
-        `values` with its derivative rule.
+    Compiled by itself, so that a program that needs it in several places traces it once.
     """
 
-    # W = Q R gives dW = dQ R + Q dR, where Q^T dQ = Omega is antisymmetric because Q^T Q = I. With
-    # A = dW R^{-1} and N = Q^T A,
-    #     dR R^{-1}  = N - Omega,
-    #     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
-    #     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
-    # Q and R^{-1} are results of this same rule, so it can be differentiated again.
-    def rule(primals, tangents, method):
-        (w,), (dw,) = primals, tangents
-        q, inverse = factor(w, method=method)
-        bounded = for_derivatives(inverse)
-        a = matmul(dw, bounded)
-        n = matmul(q.T, a)
-        k = rotation(bounded, n) - n
-        return (q, inverse), (a + matmul(q, k), matmul(bounded, k))
+    @partial(jax.jit, static_argnums=1)
+    def factor(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
+        full = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+        return factors(full, method=method)[0].astype(w.dtype)
 
-    factor = per_platform(values, rule)
     return factor

@@ -31,14 +31,10 @@ Product = Callable[[Array, Array], Array]
 def top_of_few(rows: Float[Array, "n d"], basis: Float[Array, "d b"], rank: int) -> Eigen:
     """The largest eigenvalues of `(I - B Bᵀ) Yᵀ Y (I - B Bᵀ)`, descending, and eigenvectors.
 
-    Through the n x n Gram matrix. Eigenvectors of zero eigenvalues complete the basis, and have no
-    derivative. Otherwise as differentiable as `top_eigenvectors`; with respect to the basis, along
-    changes that leave it orthonormal.
-
-    Args:
-        rows: the samples Y, fewer than features.
-        basis: orthonormal columns B, perhaps none.
-        rank: number of eigenvalues.
+    Through the n x n Gram matrix, for samples Y fewer than features and orthonormal columns B,
+    perhaps none. Eigenvectors of zero eigenvalues complete the basis, and have no derivative.
+    Otherwise as differentiable as `top_eigenvectors`; with respect to the basis, along changes that
+    leave it orthonormal.
     """
     return _top(rows, basis, rank=rank)
 

@@ -38,13 +38,9 @@ def _iteration(
     Args:
         product: the product of two matrices.
         q: the matrix times `inverse`, with singular values below the square root of 2.
-        inverse: the product of all factors so far.
-        error: an upper bound of `|Q^T Q - I|_F`, or infinity.
+        inverse: the product of all factors so far, in the end P^{-1}.
+        error: an upper bound of `|Q^T Q - I|_F`; infinity where rounding hides it.
         tolerance: the error to reach.
-
-    Returns:
-        The polar factor, P^{-1}, and a bound of the error; infinity where the condition number is
-        too large to be known in spite of rounding.
     """
     r = min(q.shape)
     eye = jnp.eye(r, dtype=q.dtype)

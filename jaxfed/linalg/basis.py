@@ -3,17 +3,18 @@
 from functools import partial
 from typing import Literal, get_args
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxfed._checks import refuse
 from jaxfed.linalg import _jacobi
 from jaxfed.linalg._factor import (
     Factors,
+    checked_matrix,
     checked_method,
-    checked_tall,
-    differentiable,
+    factor_alone,
+    for_derivatives,
     gram,
     matmul,
     normalized,
@@ -53,7 +54,9 @@ def orthonormalize(w: Float[ArrayLike, "d r"], method: Method | None = None) -> 
     Source: Yamamoto, Nakatsukasa, Yanagisawa & Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm" (2015).
     """
-    w = checked_tall(w)
+    w = checked_matrix(w)
+    if w.shape[0] < w.shape[1]:
+        raise refuse("w", "a matrix (d, r) with d >= r", w)
     return _orthonormalize(w, checked_method(method, get_args(Method)))
 
 
@@ -64,14 +67,6 @@ def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
     times as long as they work.
     """
     return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
-
-
-# Compiled by itself, so that a program that needs it in several places traces it once.
-@partial(jax.jit, static_argnums=1)
-def _orthonormalize(w: Float[Array, "d r"], method: str) -> Float[Array, "d r"]:
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method=method)[0].astype(
-        w.dtype
-    )
 
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
@@ -106,7 +101,6 @@ def _by_cholesky(w: Float[Array, "d r"]) -> Factors:
     )
 
     def householder(bad, q, inverse):
-        del inverse
         return _by_householder(jnp.where(bad, w, q), bad)
 
     return repeated(~(error <= tolerance), householder, (q, inverse))
@@ -140,11 +134,23 @@ _METHODS = {
 }
 
 
-# R stays upper triangular where dR R^{-1} = N - Omega is: Omega equals N below the diagonal.
-def _rotation(inverse: Float[Array, "r r"], n: Float[Array, "r r"]) -> Float[Array, "r r"]:
-    del inverse
+# W = Q R gives dW = dQ R + Q dR, where Q^T dQ = Omega is antisymmetric because Q^T Q = I. With
+# A = dW R^{-1} and N = Q^T A,
+#     dR R^{-1}  = N - Omega,
+#     dQ         = (I - Q Q^T) A + Q Omega = A + Q K   with K = Omega - N,
+#     d(R^{-1})  = -R^{-1} dR R^{-1}       = R^{-1} K.
+# R stays upper triangular where dR R^{-1} is: Omega equals N below the diagonal. Q and R^{-1} are
+# results of this same rule, so it can be differentiated again.
+def _rule(primals, tangents, method):
+    (w,), (dw,) = primals, tangents
+    q, inverse = _factor(w, method=method)
+    bounded = for_derivatives(inverse)
+    a = matmul(dw, bounded)
+    n = matmul(q.T, a)
     lower = jnp.tril(n, -1)
-    return lower - lower.T
+    k = lower - lower.T - n
+    return (q, inverse), (a + matmul(q, k), matmul(bounded, k))
 
 
-_factor = differentiable(_values, _rotation)
+_factor = per_platform(_values, _rule)
+_orthonormalize = factor_alone(_factor)

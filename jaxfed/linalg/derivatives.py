@@ -52,7 +52,6 @@ _ruled.multiple_results = True
 
 @_ruled.def_impl
 def _values(*operands, rule, count):
-    del rule
     return list(operands[:count])
 
 
@@ -91,19 +90,15 @@ batching.primitive_batchers[_ruled] = _batch
 def constant(x: Num[Array, "*shape"], name: str, orders: int = 1) -> Num[Array, "*shape"]:
     """The same array with derivative zero, as by `lax.stop_gradient`, but only so many times.
 
-    For what makes no difference to a first derivative and would be missed in a second one.
-
-    Args:
-        x: the array.
-        name: what has no further derivatives, for the error.
-        orders: how often it may be differentiated; 0 within a rule that is itself differentiated.
+    For what makes no difference to a first derivative and would be missed in a second one. Orders
+    are 0 within a rule that is itself differentiated.
 
     Raises:
-        NotImplementedError: where it is differentiated more often.
+        NotImplementedError: where it is differentiated more often, naming what has no such
+        derivative.
     """
 
     def rule(value, operand, change):
-        del operand, change
         if not orders:
             raise NotImplementedError(f"{name}: derivatives of this order are not available")
         return constant(value, name, orders - 1), jnp.zeros_like(value)

@@ -51,7 +51,7 @@ def top_eigenvectors(matrix: Float[ArrayLike, "d d"], rank: int) -> Eigen:
             1 to d.
     """
     matrix = checked_square("matrix", matrix)
-    checked_rank(rank, len(matrix))
+    check_whole("rank", rank, most=len(matrix))
     return _top(matrix, rank)
 
 
@@ -66,11 +66,6 @@ def checked_square(name: str, matrix: Float[ArrayLike, "d d"]) -> Float[Array, "
     if square.shape[0] != square.shape[1]:
         raise refuse(name, "a square matrix", square)
     return square
-
-
-def checked_rank(rank: int, largest: int) -> None:
-    """Raise a `ValueError` for a rank outside 1, ..., largest."""
-    check_whole("rank", rank, most=largest)
 
 
 eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), tpu=_jacobi.eigh)
@@ -96,7 +91,6 @@ def _values(matrix: Float[Array, "d d"], rank: int) -> Eigen:
         return values[:rank], vectors[:, :rank]
 
     def decompose(bad, values, vectors):
-        del vectors
         values, vectors = eigh(jnp.where(bad, matrix, values[0]), bad)
         return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
@@ -187,7 +181,6 @@ def _rule(primals, tangents, rank):
 
 
 def _resolvent(matrix, found, y):
-    del matrix
     dropped, reciprocals = found.others
     return matmul(dropped, reciprocals * matmul(dropped.T, y))
 
@@ -200,7 +193,9 @@ def perturbed(
 ) -> tuple[Eigen, Eigen]:
     """Eigenvalues and eigenvectors U of a symmetric matrix S, and the changes of both, for a rule.
 
-    The change of U is the Z with `UᵀZ = 0` that solves the equation of perturbation theory
+    S is made `of` arrays that change `by` others. `image` and `resolvent` are always the same
+    functions: products with S, and with the inverse of lambda - S. The change of U is the Z with
+    `UᵀZ = 0` that solves the equation of perturbation theory
 
         (I - UUᵀ)(Z UᵀSU - S Z - dS U) = 0.
 
@@ -208,13 +203,6 @@ def perturbed(
     out, since no function of the subspace depends on it. Second derivatives are those of the
     equation, and never of a decomposition, which would divide by differences of the eigenvalues
     left out, often zero.
-
-    Args:
-        of: the arrays that determine S.
-        by: their change.
-        found: the decomposition.
-        image: products with S, always the same function.
-        resolvent: products with the inverse of lambda - S, always the same function.
     """
     inner, vectors = _turning(of, found, image=image, resolvent=resolvent)
     moved = _along(image, of, by, vectors)
@@ -247,7 +235,6 @@ def _along(image: Image, of: PyTree, by: PyTree, x: Array) -> Array:
 
 def _at(of: PyTree, found: Decomposition, *, image: Image, resolvent: Resolvent):
     """`UᵀSU` and U."""
-    del of, image, resolvent
     return jnp.diag(found.values), found.vectors
 
 

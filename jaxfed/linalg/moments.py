@@ -6,26 +6,20 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed._checks import check_factor, checked_array
+from jaxfed._checks import check_factor, check_whole, checked_array
 from jaxfed.linalg._dispatch import second_moment_product
 from jaxfed.linalg._factor import matmul, squared_norm
 from jaxfed.linalg._few import top_of_few
-from jaxfed.linalg.eigen import checked_rank, checked_square, top_eigenvectors
+from jaxfed.linalg.eigen import checked_square, top_eigenvectors
 from jaxfed.linalg.precision import client_matmul, data_matmul
 
 
 def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
-    """Whether forming the d x d moment once is cheaper than products with the samples.
+    """Whether forming the d x d moment once is cheaper than products with the samples, in all rounds.
 
     Forming it takes 2 n d² operations, once; a product with a d x r matrix then takes 2 d² r
     instead of 4 n d r. With fewer than d / 2 samples that never pays. The large product runs about
     twice as fast as the thin ones, which halves the number of rounds to break even.
-
-    Args:
-        samples: number of samples n of a client.
-        features: number of features d.
-        rank: number of columns r of the thin matrices.
-        rounds: number of products.
     """
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features
@@ -142,7 +136,7 @@ class Moment(eqx.Module):
         Raises:
             ValueError: if `rank` is not from 1 to d, or `beside` no matrix of d rows.
         """
-        checked_rank(rank, self.dim)
+        check_whole("rank", rank, most=self.dim)
         if beside is not None:
             beside = checked_array("beside", beside, f"{self.dim} b")
         if self.dense is not None or len(self._rows) >= self.dim:

@@ -8,28 +8,25 @@ badly conditioned an iteration on `Q` from the start, or, where rank is as good 
 value decomposition of `W`. For wide and square matrices the same goes for `W = P Q`.
 """
 
-from functools import partial
 from typing import Literal, get_args
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxfed.linalg import _jacobi
 from jaxfed.linalg._dispatch import inverse_sqrt_of_many
 from jaxfed.linalg._factor import (
     Factors,
     by_sums,
     checked_matrix,
     checked_method,
+    factor_alone,
     for_derivatives,
     gram,
     inner,
     is_wide,
     matmul,
     normalized,
-    one_by_one,
     repeated,
     squared_norm,
     times,
@@ -39,6 +36,7 @@ from jaxfed.linalg._sylvester import differentiable_sylvester, rotation, sylvest
 from jaxfed.linalg.eigen import eigh
 from jaxfed.linalg.platforms import per_platform
 from jaxfed.linalg.precision import client_matmul
+from jaxfed.linalg.svd import decomposed
 
 Method = Literal["newton_schulz", "eigh", "svd", "pallas"]
 
@@ -86,14 +84,6 @@ def polar(w: Float[Array, "m n"], method: Method | None = None) -> Float[Array, 
     return _polar(w, checked_method(method, get_args(Method)))
 
 
-# Compiled by itself, so that a program that needs it in several places traces it once.
-@partial(jax.jit, static_argnums=1)
-def _polar(w: Float[Array, "m n"], method: str) -> Float[Array, "m n"]:
-    return _factor(w.astype(jnp.promote_types(w.dtype, jnp.float32)), method=method)[0].astype(
-        w.dtype
-    )
-
-
 def _gram(w: Float[Array, "m n"]) -> Float[Array, "r r"]:
     """The smaller of the two Gram matrices."""
     if w.shape[0] == w.shape[1]:
@@ -134,24 +124,16 @@ def _values(w: Float[Array, "m n"], method: str) -> Factors:
 
     # Depends on what the loop changes, or the compiler would decompose before the loop, every time.
     def decompose(bad, q, inverse):
-        del inverse
         return _by_svd(jnp.where(bad, w, q), bad)
 
     return repeated(~(error <= tolerance), decompose, (q, inverse))
-
-
-_svd = one_by_one(
-    lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)),
-    tpu=_jacobi.svd,
-    cuda=_jacobi.svd_of_projected,
-)
 
 
 def _by_svd(w: Float[Array, "m n"], wanted: Bool[Array, ""] | None = None) -> Factors:
     """The polar factor by a singular value decomposition, for any rank and scale."""
     scale = jnp.max(jnp.abs(w))
     scale = jnp.where(scale == 0, 1, scale)
-    u, s, vt = _svd(w / scale, wanted)
+    u, s, vt = decomposed(w / scale, wanted)
     kept = s > jnp.finfo(w.dtype).eps * min(w.shape) * s[0]
     reciprocal = jnp.where(kept, 1 / (jnp.where(kept, s, 1) * scale), 0)
     small = u.T if is_wide(w) else vt
@@ -190,6 +172,7 @@ def _rule(primals, tangents, method):
 
 
 _factor = per_platform(_values, _rule)
+_polar = factor_alone(_factor)
 
 
 def _tangent(

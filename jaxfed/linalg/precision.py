@@ -58,13 +58,9 @@ def client_matmul(
 ) -> Float[Array, "m n"]:
     """The product of two matrices of one client, mapped over many clients by `jax.vmap`.
 
-    Args:
-        a: the left one.
-        b: the right one.
-        precision: of the product.
-        once: whether only one operation uses the product. Then a processor adds outer products of
-            small matrices, in a quarter to two thirds of the time; the compiler repeats the sum in
-            every operation that uses it.
+    If only one operation uses the product, `once`, a processor adds outer products of small
+    matrices, in a quarter to two thirds of the time; the compiler repeats the sum in every
+    operation that uses it.
     """
     k, n = b.shape
     if once and (k <= 5 or (k <= 16 and n <= 512)):
@@ -85,7 +81,6 @@ def _without_the_matrix_unit(a: Array, b: Array, *, precision: lax.Precision) ->
 def _by_outer_products(
     maps: Maps, a: Float[Array, "... m k"], b: Float[Array, "... k n"], *, precision: lax.Precision
 ) -> Float[Array, "... m n"] | None:
-    del precision  # processors have only one
     if not maps or not all(any(which) for which in zip(*maps, strict=True)):
         return None  # one side is the same for all clients: one large product is faster
     sizes = sizes_of(maps, [a, b])

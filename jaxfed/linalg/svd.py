@@ -51,16 +51,11 @@ def svd(w: Float[ArrayLike, "m n"]) -> Triples:
 
 
 def not_rounding(singular: Float[Array, " k"], shape: tuple[int, ...]) -> Bool[Array, " k"]:
-    """Which singular values of a matrix are more than the rounding of the largest.
-
-    Args:
-        singular: the singular values, in descending order.
-        shape: the matrix's shape.
-    """
+    """Which singular values, descending, are more than the rounding of the largest."""
     return singular > jnp.finfo(singular.dtype).eps * max(shape) * singular[0]
 
 
-_decomposed = one_by_one(
+decomposed = one_by_one(
     lambda w: tuple(jnp.linalg.svd(w, full_matrices=False)),
     tpu=_jacobi.svd,
     cuda=_jacobi.svd_of_projected,
@@ -68,7 +63,7 @@ _decomposed = one_by_one(
 
 
 def _values(w: Float[Array, "m n"]) -> Triples:
-    left, singular, right = _decomposed(w)
+    left, singular, right = decomposed(w)
     return left, singular, right
 
 

@@ -37,14 +37,7 @@ def search(
 
     The function is lower by enough there, and the slope along the curve is at most `flatness` times
     the first one in size. Near a minimum, where differences of values are rounding, slopes alone
-    decide.
-
-    Args:
-        surface: the function on its space.
-        here: where to start.
-        direction: of descent, tangent.
-        guess: the length to try first, as a multiple of the direction.
-        flatness: the largest slope accepted, as a share of the first one.
+    decide. The guess is the first length, as a multiple of the tangent direction.
 
     Returns:
         The point, whether it is lower, and the number of points tried.

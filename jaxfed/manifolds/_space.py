@@ -80,29 +80,33 @@ def project(
     return over_points(MANIFOLDS[name].project)(x, g).astype(g.dtype)
 
 
-def check_leaf(path: KeyPath, x: ArrayLike, name: str, argument: str = "params") -> None:
-    """Raise a `ValueError` for an array whose shape cannot be on its manifold."""
-    shape = jnp.shape(x)
-    if name != "euclidean" and (len(shape) < 2 or shape[-2] < shape[-1]):
-        raise ValueError(
-            f"{argument}{keystr(path)} is to be on the manifold {name!r} and must have shape "
-            f"(..., d, r) with d >= r, got {shape}; mark it 'euclidean' or transpose it."
-        )
+def check_points(argument: str, params: PyTree, names: PyTree[str], *, on: bool = True) -> None:
+    """Raise a `ValueError` for shapes that cannot be on their manifolds, or points off them.
 
+    Traced points pass, and so do all with `on=False`.
+    """
 
-def check_point(path: KeyPath, x: ArrayLike, name: str, argument: str = "params") -> None:
-    """Raise a `ValueError` for a point that is not on its manifold; traced ones pass."""
-    if name == "euclidean" or isinstance(x, Tracer):
-        return
-    # Evaluated now, even where the point is a constant of a function that is being traced.
-    with jax.ensure_compile_time_eval():
-        orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
-    if not orthonormal:
-        raise ValueError(
-            f"{argument}{keystr(path)} is to be on the manifold {name!r} but its columns are not "
-            "orthonormal; start from jaxfed.manifolds.stiefel.random or "
-            "jaxfed.linalg.orthonormalize."
-        )
+    def check(path: KeyPath, x: ArrayLike, name: str) -> None:
+        if name == "euclidean":
+            return
+        shape, place = jnp.shape(x), f"{argument}{keystr(path)} is to be on the manifold {name!r}"
+        if len(shape) < 2 or shape[-2] < shape[-1]:
+            raise ValueError(
+                f"{place} and must have shape (..., d, r) with d >= r, got {shape}; mark it "
+                "'euclidean' or transpose it."
+            )
+        if not on or isinstance(x, Tracer):
+            return
+        # Evaluated now, even where the point is a constant of a function that is being traced.
+        with jax.ensure_compile_time_eval():
+            orthonormal = jnp.vectorize(stiefel.is_on, signature="(d,r)->()")(x).all()
+        if not orthonormal:
+            raise ValueError(
+                f"{place} but its columns are not orthonormal; start from "
+                "jaxfed.manifolds.stiefel.random or jaxfed.linalg.orthonormalize."
+            )
+
+    jax.tree_util.tree_map_with_path(check, params, names)
 
 
 # --- arithmetic of vectors -----------------------------------------------------------------------

@@ -16,18 +16,17 @@ Slope = Callable[[PyTree, Any, PyTree], PyTree]
 def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
     """The point, with the derivatives that the equation of a slope of zero gives it.
 
-    Args:
-        point: where the slope is zero, a tree of arrays.
-        parameters: all that the point depends on.
-        slope: `(point, parameters, base) -> slope`, with the shapes of the point; its derivative by
-            the point is symmetric and positive there. The base is the point itself, around which
-            the slope may use coordinates. It closes over no traced arrays.
+    The slope `(point, parameters, base) -> slope` has the shapes of the point, depends on nothing
+    but the parameters and closes over no traced arrays; its derivative by the point is symmetric
+    and positive there. The base is the point itself, around which the slope may use coordinates.
     """
     arrays, others = eqx.partition(parameters, eqx.is_array)
 
     def rule(point, arrays, changes):
         point = with_rule(point, arrays, rule)
-        moving = jax.tree.map(lambda c, x: None if c is None else x, changes, arrays, is_leaf=_none)
+        moving = jax.tree.map(
+            lambda c, x: None if c is None else x, changes, arrays, is_leaf=lambda c: c is None
+        )
 
         def of(moved):
             return slope(point, eqx.combine(moved, arrays, others), point)
@@ -41,10 +40,6 @@ def stationary(point: PyTree, parameters: PyTree, slope: Slope) -> PyTree:
         return point, found
 
     return with_rule(point, arrays, rule)
-
-
-def _none(x: object) -> bool:
-    return x is None
 
 
 def conjugate_gradients(product: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:

@@ -14,9 +14,8 @@ from jaxfed.manifolds import _descent, _trust_regions
 from jaxfed.manifolds._space import (
     Space,
     broadcast,
-    check_leaf,
     check_names,
-    check_point,
+    check_points,
     combined,
     norm,
 )
@@ -163,6 +162,5 @@ def _checked(start: PyTree, manifold: PyTree[str]) -> tuple[PyTree, PyTree[str]]
             raise refuse("start", "floating-point arrays", leaf)
     start = jax.tree.map(jnp.asarray, start)
     names = broadcast("manifold", manifold, start)
-    jax.tree_util.tree_map_with_path(partial(check_leaf, argument="start"), start, names)
-    jax.tree_util.tree_map_with_path(partial(check_point, argument="start"), start, names)
+    check_points("start", start, names)
     return start, names

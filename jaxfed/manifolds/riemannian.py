@@ -10,9 +10,8 @@ from jaxtyping import Array, PyTree
 from jaxfed._checks import check_flag, check_instance
 from jaxfed.manifolds._space import (
     broadcast,
-    check_leaf,
     check_names,
-    check_point,
+    check_points,
     over_points,
     project,
 )
@@ -95,13 +94,13 @@ def riemannian(
         if mask is not None:
             constrained = broadcast("mask", mask, params)
             names = jax.tree.map(lambda n, on: n if on else "euclidean", names, constrained)
-        jax.tree_util.tree_map_with_path(check_leaf, params, names)
+        check_points("params", params, names, on=False)
         return names
 
     def init(params: PyTree) -> Any:
         # Optax asks for the state of a placeholder without leaves (`optax.tree_map_params`).
         if jax.tree.leaves(params):
-            jax.tree_util.tree_map_with_path(check_point, params, names_of(params))
+            check_points("params", params, names_of(params))
         return inner.init(params)
 
     def update(

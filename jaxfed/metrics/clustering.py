@@ -56,6 +56,7 @@ def adjusted_rand_index(labels: Labels, assigned: Labels) -> float:
 
 
 def _pairs(sizes):
+    """The number of pairs of items within groups of these sizes."""
     return np.sum(sizes * (sizes - 1)) / 2
 
 

@@ -39,6 +39,7 @@ def scaled_kkt_violation(
     product = _product(data, shared)
     energy = jnp.sum(data.count * data.trace)
     rest = jnp.linalg.norm(product - shared @ (shared.T @ product))
+    # Dividing by one where all samples are zero keeps NaN out of the derivative.
     return jnp.where(energy > 0, rest / jnp.where(energy > 0, energy, 1), 0)
 
 
@@ -119,7 +120,7 @@ def floats_to_accuracy(
     reached = _reached(values, accuracy)
     bits = checked_array("bits", bits, f"... {reached.shape[-1]}")
     check_whole("precision", precision)
-    # Cumulative bits never decrease, so the smallest number is that of the first such round.
+    # Cumulative bits never decrease, so the smallest number is that of the first round.
     return jnp.min(jnp.where(reached, bits, jnp.inf), axis=-1) / precision
 
 
@@ -136,5 +137,6 @@ def _checked(samples, counts, shared) -> tuple[Moment, Float[Array, "d r"]]:
 
 def _product(data: Moment, shared: Float[Array, "d r"]) -> Float[Array, "d r"]:
     """A Aᵀ U."""
+    # A client's second moment is a mean over its samples; their sum is what the pooled A has.
     each = jax.vmap(lambda moment: moment.count * moment.mv(shared))(data)
     return each.sum(0)

@@ -42,8 +42,8 @@ def expected_reconstruction_error(
     check_factor("noise_variance", noise_variance, single=True)
     _, features, rank = truth.shape
     overlap = jnp.einsum("mdk,mdr->mkr", local, truth, precision="highest")
-    kept = jnp.sum(local**2, axis=(1, 2))
-    error = rank - jnp.sum(overlap**2, axis=(1, 2)) + noise_variance * (features - kept)
+    ranks = jnp.sum(local**2, axis=(1, 2))  # of the clients: zero columns do not count
+    error = rank - jnp.sum(overlap**2, axis=(1, 2)) + noise_variance * (features - ranks)
     if relative:
         error = error / (noise_variance * (features - rank))
     return error if per_client else jnp.mean(error)

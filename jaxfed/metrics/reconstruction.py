@@ -42,16 +42,16 @@ class _Decomposed(NamedTuple):
     shared: Float[Array, "d r1"] | None
     local: Float[Array, "m d r2"] | None
 
+    def repeated_shared(self) -> Float[Array, "m d r1"] | None:
+        """The shared components, once for every client."""
+        if self.shared is None:
+            return None
+        return jnp.broadcast_to(self.shared, (len(self.data.count), *self.shared.shape))
+
     def basis(self) -> Float[Array, "m d r"]:
         """All components of every client, shared ones first."""
-        parts = [] if self.local is None else [self.local]
-        if self.shared is not None:
-            parts.insert(0, self.repeated_shared())
-        return jnp.concatenate(parts, axis=-1)
-
-    def repeated_shared(self) -> Float[Array, "m d r1"]:
-        assert self.shared is not None
-        return jnp.broadcast_to(self.shared, (len(self.data.count), *self.shared.shape))
+        parts = self.repeated_shared(), self.local
+        return jnp.concatenate([part for part in parts if part is not None], axis=-1)
 
 
 def reconstruction_error(
@@ -152,7 +152,7 @@ def separation(
 def _shares(given: _Decomposed, per_client: bool) -> EnergyShares:
     data = given.data
     parts = (
-        _inside(data, None if given.shared is None else given.repeated_shared()),
+        _inside(data, given.repeated_shared()),
         _inside(data, given.local),
         _outside(data, given.basis()),
     )
@@ -269,10 +269,7 @@ def _mean(values: Float[Array, " m"], per_client: bool) -> Float[Array, "..."]:
 
 
 def _checked(
-    samples: Data,
-    counts: ArrayLike | None,
-    shared: ArrayLike | None,
-    local: ArrayLike | None,
+    samples: Data, counts: ArrayLike | None, shared: ArrayLike | None, local: ArrayLike | None
 ) -> _Decomposed:
     shared, local = components(shared, local)
     data = moments(samples, counts)

@@ -68,6 +68,7 @@ class ConvolutionalAutoencoder(eqx.Module):
         check_name("hidden", hidden, ("relu", "linear"))
         self.hidden = hidden
         k = jax.random.split(key, 4)
+        # Positions of the kernel, and thus pixels after the convolution.
         rows, columns = ((side - KERNEL) // STRIDE + 1 for side in (height, width))
         numbers = rows * columns * channels
         self.encoder = Convolution(colours, channels, KERNEL, stride=STRIDE, key=k[0])

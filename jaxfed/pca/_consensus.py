@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
@@ -57,18 +57,24 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
     rank: int = eqx.field(static=True)
     stop: Literal["objective", "kkt"] = eqx.field(static=True)
 
+    @final
+    def _set(self, rank: int, stop: Literal["objective", "kkt"]) -> None:
+        check_count("rank", rank)
+        check_name("stop", stop, ("objective", "kkt"))
+        self.rank, self.stop = rank, stop
+
     @abc.abstractmethod
     def _products(self, rounds: int) -> int:
         """About how many products with the client's matrix so many rounds take."""
 
     @final
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_fits("rank", self.rank, clients)
         check_start(start, clients, self.rank, None)
 
     @final
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's matrix A_i A_iᵀ, or the samples behind it, whichever is cheaper."""
         # A second moment whose number of samples is one is the sum.
         one = jnp.ones_like(data.count)
@@ -82,20 +88,52 @@ class Eigensolver(Algorithm, DifferentiatedThrough):
         return Member(summed, data.count, client_id)
 
 
-class HoldsBasis(Eigensolver):
+class Measured(Eigensolver):
+    """An eigensolver whose server measures the components that its messages were computed at."""
+
+    @final
+    def first_message(self, key, data: Member, start) -> Sum | None:
+        """The samples' energy |A_i|_F² if the stopping rule needs it."""
+        return Sum(data.moment.trace) if self.stop == "kkt" else None
+
+    @final
+    def _first(self, key: RandomKey, energy: Array | None, like: Member, start: Start) -> Server:
+        """The server's first state: random components, or those of a warm start."""
+        dtype = like.moment.trace.dtype
+        if start is None:
+            shared = jax.random.uniform(key, (like.moment.dim, self.rank), dtype, -1, 1)
+        else:
+            shared = start.shared.astype(dtype)
+        return Server(orthonormalize(shared), jnp.full((), jnp.nan, dtype), energy)
+
+    @final
+    def _measures(
+        self,
+        server: Server,
+        captured: Array,
+        product: Frame | None,
+        exact: Bool[Array, ""] | bool = True,
+    ) -> Diagnostics:
+        """What the server knows about the components Z that entered a round, with f(Z).
+
+        The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F² comes from the product A Aᵀ Z; where
+        the product is not exactly that, it is infinite.
+        """
+        if product is None or server.energy is None:
+            change = relative_change(server.captured, captured)
+            return {"captured": captured, "stopping_measure": change}
+        violation = norm(ratio(deflate(product, server.shared), server.energy))
+        violation = jnp.where(exact, violation, jnp.inf)
+        return {"captured": captured, "kkt_violation": violation, "stopping_measure": violation}
+
+
+class HoldsBasis(Measured):
     """An eigensolver whose server holds the components alone, and whose clients get them."""
 
     @final
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
-        """The samples' energy if the stopping rule needs it."""
-        return energy_message(data, self.stop)
-
-    @final
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Member, start: Start
-    ) -> Server:
+    def server_init(self, key, first: Array | None, like: Member, start) -> Server:
         """The first components."""
-        return first_state(key, first, like, self.rank, start)
+        return self._first(key, first, like, start)
 
     @final
     def downlink(self, server: Server) -> Frame:
@@ -103,60 +141,9 @@ class HoldsBasis(Eigensolver):
         return server.shared
 
 
-def check_arguments(rank: int, stop: str) -> None:
-    """Raise a `ValueError` for a rank that is not a positive whole number or an unknown `stop`."""
-    check_count("rank", rank)
-    check_name("stop", stop, ("objective", "kkt"))
-
-
-def energy_message(data: Member, stop: str) -> Sum | None:
-    """The energy |A_i|_F² of a client's samples, where the scaled KKT violation needs it."""
-    return Sum(data.moment.trace) if stop == "kkt" else None
-
-
-def first_state(
-    key: RandomKey, energy: Float[Array, ""] | None, like: Member, rank: int, start: Start
-) -> Server:
-    """The server's first state: random components, or those of a warm start."""
-    dtype = like.moment.trace.dtype
-    if start is None:
-        shared = jax.random.uniform(key, (like.moment.dim, rank), dtype, -1, 1)
-    else:
-        shared = start.shared.astype(dtype)
-    return Server(orthonormalize(shared), jnp.full((), jnp.nan, dtype), energy)
-
-
 def residual_variance(data: Member, captured: Float[Array, ""]) -> Float[Array, ""]:
     """A client's mean squared reconstruction error of a sample, which goes into the history."""
     return uncaptured(data.moment, captured) / jnp.maximum(data.count, 1)
-
-
-def kkt_violation(server: Server, product: Frame) -> Float[Array, ""] | None:
-    """The scaled KKT violation |(I - ZZᵀ) A Aᵀ Z|_F / |A|_F², where it is measured.
-
-    Args:
-        server: the state with the components Z that the product was made at.
-        product: A Aᵀ Z.
-    """
-    if server.energy is None:
-        return None
-    return norm(ratio(deflate(product, server.shared), server.energy))
-
-
-def measures(
-    server: Server, captured: Float[Array, ""], violation: Float[Array, ""] | None
-) -> Diagnostics:
-    """What the server knows about the components that entered a round, the stopping measure last.
-
-    Args:
-        server: the state before the round.
-        captured: f at its components.
-        violation: the scaled KKT violation there, where it is measured.
-    """
-    if violation is None:
-        change = relative_change(server.captured, captured)
-        return {"captured": captured, "stopping_measure": change}
-    return {"captured": captured, "kkt_violation": violation, "stopping_measure": violation}
 
 
 def relative_change(before: Float[Array, ""], now: Float[Array, ""]) -> Float[Array, ""]:

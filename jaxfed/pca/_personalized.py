@@ -1,36 +1,25 @@
 """The clients' and the server's steps of `HierarchicalPCA` and `AdaptivePCA`.
 
-The two differ in where the prior's variance comes from, and in nothing else.
+The two differ in where the prior's variance comes from, and in nothing else. Their server's states
+and downlinks are the shared components, or records that hold them as `shared`.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import equinox as eqx
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_flag, check_name, check_positive
 from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
+from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import Moment, polar
-from jaxfed.pca.components import Frame, RandomKey, Rows, Start
-from jaxfed.pca.likelihood import (
-    Member,
-    Number,
-    Scalar,
-    aligned,
-    check_settings,
-    distance_gradients,
-    first_local,
-    joint_moment,
-    likelihood_gradient,
-    member,
-    negative_log_likelihood,
-    squared_distance,
-    stepped,
-)
+from jaxfed.pca import likelihood
+from jaxfed.pca.components import Frame, Rows
+from jaxfed.pca.likelihood import Member, Number, Scalar, aligned, check_settings
 
 
 class Solver(NamedTuple):
@@ -45,19 +34,19 @@ class Solver(NamedTuple):
 
 
 def _descend(data, local, shared, variance, step_size):
-    gradient = likelihood_gradient(data.moment, local, data.precision)
-    gradient = gradient + distance_gradients(shared, local)[1] / variance
+    gradient = likelihood.likelihood_gradient(data.moment, local, data.precision)
+    gradient = gradient + likelihood.distance_gradients(shared, local)[1] / variance
     curvature = None if data.curvature is None else data.curvature + 1 / variance
-    return stepped(local, gradient, step_size, curvature)
+    return likelihood.stepped(local, gradient, step_size, curvature)
 
 
 def _descended_copy(shared, local, variance, step_size):
     ratio = 1 if step_size is None else step_size.astype(variance.dtype) / variance
-    return shared - ratio * distance_gradients(shared, local)[0]
+    return shared - ratio * likelihood.distance_gradients(shared, local)[0]
 
 
 def _best_local(data, local, shared, variance, step_size):
-    joint = joint_moment(data.moment, data.precision, shared.T, variance)
+    joint = likelihood.joint_moment(data.moment, data.precision, shared.T, variance)
     return aligned(joint.top(len(local))[1].T, shared)
 
 
@@ -113,19 +102,23 @@ class PersonalizedPCA(Algorithm, HasBases):
         self.global_step_size = hyperparameter(global_step_size)
 
     @final
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment, and its curvature where a step size comes from it."""
         factor = 0.5 if self.likelihood == "half" else 1.0
         automatic = self.solver == "gradient" and self.step_size is None
-        return member(
+        return likelihood.member(
             data, self.noise_variance, self.rank, rounds, factor=factor, curvature=automatic
         )
 
     @final
-    def _first_local(self, key: RandomKey, shared: Rows, data: Member, start: Start) -> Rows:
+    def client_init(self, key, downlink: Any, data: Member, start) -> Rows:
         """Local components: a warm start's, random, or the shared ones."""
         from_shared = self.start == "pooled" if start is None else start.local is None
-        return shared if from_shared else first_local(self.rank, key, data, start)
+        return (
+            shared_of(downlink)
+            if from_shared
+            else likelihood.first_local(self.rank, key, data, start)
+        )
 
     @final
     def _step(
@@ -134,15 +127,31 @@ class PersonalizedPCA(Algorithm, HasBases):
         """A step with the local components, then the message that moves the shared ones."""
         local = aligned(local, shared) if self.align else local
         noise = self.noise_variance.astype(local.dtype)
-        distance = squared_distance(shared, local)
-        objective = negative_log_likelihood(data.moment, local, noise) + distance / (2 * variance)
+        distance = likelihood.squared_distance(shared, local)
+        objective = likelihood.negative_log_likelihood(data.moment, local, noise)
+        objective = objective + distance / (2 * variance)
         solver = SOLVERS[self.solver]
         moved = solver.local_step(data, local, shared, variance, self.step_size)
         uplink = solver.message(shared, moved, variance, self.global_step_size)
         return uplink, moved, {"objective": objective, "distance": distance}
 
     @final
-    def _turned(self, shared: Rows, local: Rows) -> Frame:
-        """The client's components, turned towards the shared ones."""
+    def client_result(self, downlink: Any, local: Rows, data: Member) -> Frame:
+        """The local components, turned towards the shared ones."""
         # Done once a run, so a short program matters more than a fast one.
-        return (aligned(local, shared, "svd") if self.align else local).T
+        return (aligned(local, shared_of(downlink), "svd") if self.align else local).T
+
+    @final
+    def shared_result(self, server: Any) -> Frame:
+        """The shared components."""
+        return shared_of(server).T
+
+    @final
+    def bases(self, server: Any, local: Rows) -> Bases:
+        """The components, all of which rotate together."""
+        return Bases(shared=(shared_of(server).T,), along=(local.T,))
+
+
+def shared_of(state: Any) -> Rows:
+    """The shared components in a state of the server or a downlink."""
+    return getattr(state, "shared", state)

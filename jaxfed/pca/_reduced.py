@@ -35,14 +35,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     moment: Moment, shared: Frame, rank: int, active: Active = None
 ) -> tuple[Evaluation, Float[Array, ""]]:
-    """ONE client's part of gradient and objective, and the variance that it does not capture.
-
-    Args:
-        moment: the client's second moment.
-        shared: U.
-        rank: number of the client's components.
-        active: which of them are in use; all by default.
-    """
+    """ONE client's part of gradient and objective at U, and the variance left out."""
     local = best_local(moment, shared, rank, active)
     product = moment.mv(jnp.concatenate([shared, local], axis=1))
     by_shared, by_local = jnp.split(product, [shared.shape[1]], axis=1)

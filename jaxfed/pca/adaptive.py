@@ -13,10 +13,9 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.common.checks import check_name, check_positive
-from jaxfed.core.contract.algorithm import ClientsLike, Diagnostics, hyperparameter
-from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start
+from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import (
     Member,
     Scalar,
@@ -136,7 +135,7 @@ class AdaptivePCA(PersonalizedPCA):
         self.hyper_prior = hyperparameter(hyper_prior)
         self.spread_step_size = hyperparameter(spread_step_size)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for what does not fit, or settings outside of Lemma 3.2."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, self.rank)
@@ -158,7 +157,7 @@ class AdaptivePCA(PersonalizedPCA):
                     f"variance vanish (Lemma 3.2), got {self.hyper_prior}"
                 )
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
         """The second moment for the pooled start, the precision where the hyper prior needs it."""
         first = pooled_message(data, self.start, start)
         if self.hyper_prior is None:
@@ -166,9 +165,7 @@ class AdaptivePCA(PersonalizedPCA):
             first["precision"] = precision(data.moment.count, noise)
         return first
 
-    def server_init(
-        self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
-    ) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
         """The shared components, the first variance and the hyper prior."""
         shared = first_shared(self.rank, key, first, like, start)
         hyper_prior = self.hyper_prior
@@ -181,13 +178,7 @@ class AdaptivePCA(PersonalizedPCA):
         """The shared components and the prior's variance."""
         return Message(server.shared, server.prior_variance)
 
-    def client_init(self, key: RandomKey, downlink: Message, data: Member, start: Start) -> Rows:
-        """Local components: a warm start's, random, or the shared ones."""
-        return self._first_local(key, downlink.shared, data, start)
-
-    def client_step(
-        self, key: RandomKey, downlink: Message, local: Rows, data: Member
-    ) -> tuple[Message, Rows, Diagnostics]:
+    def client_step(self, key, downlink: Message, local: Rows, data: Member):
         """The step of `HierarchicalPCA`, and the distance that the variance is learned from."""
         sent, moved, diagnostics = self._step(*downlink, local, data)
         # The paper's gradient step uses the components that entered the round; the other rules are
@@ -197,9 +188,7 @@ class AdaptivePCA(PersonalizedPCA):
             distance = squared_distance(downlink.shared, moved)
         return Message(sent, distance), moved, diagnostics
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Message
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Message) -> tuple[Server, Diagnostics]:
         """The step of `HierarchicalPCA`, and one of the variance."""
         shared, variance, hyper_prior = server
         dimension = self._dimension(shared.shape[1])
@@ -208,18 +197,6 @@ class AdaptivePCA(PersonalizedPCA):
         )
         shared = SOLVERS[self.solver].shared_step(shared, uplink.shared)
         return Server(shared, variance, hyper_prior), {"prior_variance": variance}
-
-    def client_result(self, downlink: Message, local: Rows, data: Member) -> Frame:
-        """The local components, turned towards the shared ones."""
-        return self._turned(downlink.shared, local)
-
-    def shared_result(self, server: Server) -> Frame:
-        """The shared components."""
-        return server.shared.T
-
-    def bases(self, server: Server, local: Rows) -> Bases:
-        """The components, all of which rotate together."""
-        return Bases(shared=(server.shared.T,), along=(local.T,))
 
     def _dimension(self, features: int) -> int:
         free = features - self.rank if self.dimension == "subspace" else features

@@ -173,11 +173,8 @@ def separate_video(
         True
     """
     frames = checked_array("frames", frames, "frames height width", finite=True, whole=False)
-    check_count("shared_rank", shared_rank)
-    check_count("local_rank", local_rank)
-    check_count("rounds", rounds)
     clients = Clients.from_samples(frames)
-    algorithm = _checked(algorithm, shared_rank, local_rank)
+    algorithm = _checked(algorithm, shared_rank, local_rank, rounds)
     if warm_start is None:
         warm_start = _fit(OneShot(shared_rank, local_rank), clients)
     solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
@@ -259,16 +256,13 @@ def topic_words(
     ]
     clients = Clients.from_samples(counts)
     check_texts("vocabulary", vocabulary)
-    check_count("shared_rank", shared_rank)
-    check_count("local_rank", local_rank)
-    check_count("rounds", rounds)
     if len(vocabulary) != clients.features:
         raise ValueError(
             f"vocabulary: wanted {clients.features} words, one per column of the counts, got "
             f"{len(vocabulary)}"
         )
     check_count("words", words)
-    algorithm = _checked(algorithm, shared_rank, local_rank)
+    algorithm = _checked(algorithm, shared_rank, local_rank, rounds)
     if warm_start is None:
         warm_start = _thin_start(clients, shared_rank, local_rank)
     solution = _fit(algorithm, clients, rounds=rounds, warm_start=warm_start)
@@ -300,12 +294,13 @@ def _thin_start(clients: Clients, shared_rank: int, local_rank: int) -> Personal
     return Personalized(shared, local)
 
 
-def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int) -> PerPCA:
+def _checked(algorithm: PerPCA | None, shared_rank: int, local_rank: int, rounds: int) -> PerPCA:
     """The algorithm, `PerPCA` with these ranks by default."""
-    if algorithm is None:
-        return PerPCA(shared_rank, local_rank)
-    check_instance("algorithm", algorithm, PerPCA, "jaxfed.pca.PerPCA or None")
-    return algorithm
+    check_count("rounds", rounds)  # before anything is computed
+    default = PerPCA(shared_rank, local_rank)
+    if algorithm is not None:
+        check_instance("algorithm", algorithm, PerPCA, "jaxfed.pca.PerPCA or None")
+    return algorithm or default
 
 
 def _fit(algorithm, clients: Clients, *, rounds: int = 1, warm_start=None) -> Solution:

@@ -75,11 +75,7 @@ def check_start(
 ) -> None:
     """Raise a `ValueError` for a warm start of other shapes, or one that is not finite.
 
-    Args:
-        start: the warm start.
-        clients: the clients.
-        shared_rank: of the shared components; None where the algorithm needs none.
-        local_rank: of the local components, which may be missing; None where none are used.
+    A rank is None where the algorithm does not use that part. Local components may be missing.
     """
     if start is None:
         return
@@ -185,13 +181,8 @@ def moment_message(
 ) -> Gram | Symmetric:
     """The smaller of two messages that give the server the exact mean, or total, of the moments.
 
-    Args:
-        moment: a client's second moment.
-        scale: factor on it.
-        total: whether to send it for the sum over clients, whatever their weights.
-
-    Returns:
-        A thin factor, or the upper triangle of the matrix.
+    A thin factor, or the upper triangle of the matrix, multiplied by the scale. A total is the sum
+    over clients, whatever their weights.
     """
     if moment.samples is not None and 2 * len(moment.samples) <= moment.dim:
         root = jnp.sqrt(scale / jnp.maximum(moment.count, 1))
@@ -231,11 +222,6 @@ def common_local(result: Personalized) -> tuple[str, ...]:
         f"The local components are common to all clients (misalignment {theta:.2g}) and so not "
         "local at all: learn more shared or fewer local components.",
     )
-
-
-def captured(moment: Moment, basis: Frame) -> Float[Array, ""]:
-    """Variance within the span of an orthonormal basis, tr(BᵀSB)."""
-    return moment.quadratic(basis)
 
 
 def uncaptured(moment: Moment, captured: Float[Array, ""]) -> Float[Array, ""]:

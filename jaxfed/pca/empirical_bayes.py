@@ -15,22 +15,18 @@ Source: the prior is that of Ozkara, Huang & Diggavi (2023), as a law of subspac
 in `jaxfed.pca.bingham`.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count, check_positive
 from jaxfed.core.contract.algorithm import (
     Algorithm,
-    ClientsLike,
     Diagnostics,
-    Personalized,
     hyperparameter,
 )
 from jaxfed.core.contract.bases import Bases
@@ -41,8 +37,6 @@ from jaxfed.linalg.division import ratio
 from jaxfed.pca import bingham
 from jaxfed.pca.components import (
     Frame,
-    RandomKey,
-    Start,
     change_within,
     check_start,
     moment_message,
@@ -126,24 +120,22 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         check_positive("noise_variance", noise_variance)
         self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Moment:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Moment:
         """The client's second moment."""
         return moment_of(data, rank=self.rank, rounds=rounds)
 
-    def first_message(self, key: RandomKey, data: Moment, start: Start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Moment, start) -> dict[str, PyTree]:
         """The precision of the second moment, and the moment itself for the pooled start."""
         weight = self._precision(data)
         first: dict[str, PyTree] = {"precision": weight}
         return first if start is not None else first | {"moment": moment_message(data, weight)}
 
-    def server_init(
-        self, key: RandomKey, first: dict[str, PyTree], like: Moment, start: Start
-    ) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
         """Pooled components; a prior as strong as the samples."""
         top = moment_received(first["moment"]).top(self.rank)[1] if start is None else start.shared
         # A last step of zero makes the first one EM's own.
@@ -157,12 +149,10 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         """The shared components and the concentration."""
         return Downlink(server.shared, server.concentration)
 
-    def client_init(self, key: RandomKey, downlink: Downlink, data: Moment, start: Start) -> None:
+    def client_init(self, key, downlink: Downlink, data: Moment, start) -> None:
         """Nothing: the posterior is found anew each round."""
 
-    def client_step(
-        self, key: RandomKey, downlink: Downlink, local: None, data: Moment
-    ) -> tuple[Uplink, None, Diagnostics]:
+    def client_step(self, key, downlink: Downlink, local: None, data: Moment):
         """The posterior's mean projector, applied to the shared components."""
         shared, concentration = downlink
         joint = self._posterior(data, downlink)
@@ -195,9 +185,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         left = (data.trace - ratio(held, self._precision(data))) / (features - rank)
         return Uplink(product, distance), local, {"objective": objective, "residual_variance": left}
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Uplink
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """The shared components and the concentration that the mean posterior asks for."""
         features = len(server.shared)
         place = jnp.log(server.concentration)
@@ -227,7 +215,7 @@ class EmpiricalBayesPCA(Algorithm, HasBases, HasRemarks):
         """The shared components."""
         return server.shared
 
-    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    def remarks(self, result, history) -> tuple[str, ...]:
         """Whether the spread is at its lower limit, and what noise the components leave."""
         if not history["at_lower_limit"].size or not history["at_lower_limit"][-1]:
             return ()

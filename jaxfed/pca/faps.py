@@ -24,12 +24,9 @@ from jaxfed.pca._consensus import (
     HoldsBasis,
     Member,
     Server,
-    check_arguments,
-    kkt_violation,
-    measures,
     residual_variance,
 )
-from jaxfed.pca.components import Frame, RandomKey, Start, deflate
+from jaxfed.pca.components import Frame, deflate
 from jaxfed.pca.subspace_iteration import Accelerated
 
 # Rule (25): every PERIOD rounds the penalty grows, unless the distance between the subspaces of
@@ -117,7 +114,7 @@ class FAPS(Accelerated, HoldsBasis):
                 unknown, a penalty, its growth or a tolerance is not positive and finite, or a
                 tolerance is given that the rule does not use.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         rules = {"fixed": (5, None), "relative_change": (500, 1e-2)}
         rules["sufficient_decrease"] = (500, 0.5)
         check_name("local_solver", local_solver, tuple(rules))
@@ -129,7 +126,6 @@ class FAPS(Accelerated, HoldsBasis):
         check_positive("penalty", penalty)
         check_positive("penalty_growth", penalty_growth, optional=True)
         check_positive("local_tol", local_tol, optional=True)
-        self.rank, self.stop = rank, stop
         self.penalty = hyperparameter(penalty)
         self.penalty_growth = hyperparameter(penalty_growth)
         self.local_tol = hyperparameter(tolerance if local_tol is None else local_tol)
@@ -138,9 +134,7 @@ class FAPS(Accelerated, HoldsBasis):
     def _products(self, rounds: int) -> int:
         return rounds * (self.local_steps + 2 if self.local_solver == "fixed" else 4)
 
-    # --- start ---------------------------------------------------------------------------------
-
-    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> Consensus:
+    def client_init(self, key, downlink: Frame, data: Member, start) -> Consensus:
         """X_i = Z, with its multiplier."""
         norm = data.moment.largest_eigenvalue()
         return Consensus(
@@ -151,11 +145,7 @@ class FAPS(Accelerated, HoldsBasis):
             age=jnp.zeros((), jnp.int32),
         )
 
-    # --- a round (Algorithm 1) -----------------------------------------------------------------
-
-    def client_step(
-        self, key: RandomKey, downlink: Frame, local: Consensus, data: Member
-    ) -> tuple[Sum, Consensus, Diagnostics]:
+    def client_step(self, key, downlink: Frame, local: Consensus, data: Member):
         """Solve the local problem a little, renew the multiplier, send Q_i Z."""
         z, moment, penalty = downlink, data.moment, local.penalty
         x, steps = self._solve(local, z, data)
@@ -172,26 +162,17 @@ class FAPS(Accelerated, HoldsBasis):
         uplink = Masked(product, captured if gradient is None else None, gradient)
         return Sum(uplink), Consensus(x, w, *self._adapted(local, z), local.age + 1), diagnostics
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Masked
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Masked) -> tuple[Server, Diagnostics]:
         """One step of subspace iteration on the sum of the Q_i."""
         product, captured, gradient = uplink
-        violation = None
         if gradient is not None:
             captured = jnp.vdot(server.shared, gradient)
-            violation = kkt_violation(server, gradient)
         assert captured is not None
-        measured = measures(server, captured, violation)
+        measured = self._measures(server, captured, gradient)
         return Server(orthonormalize(product), captured, server.energy), measured
 
     def _adapted(self, local: Consensus, z: Frame) -> tuple[Array, Array]:
-        """The next round's penalty by rule (25), and the distance to compare with next.
-
-        Args:
-            local: the client's state before the round.
-            z: the server's components before the round.
-        """
+        """The next round's penalty by rule (25), and the distance to compare with next."""
         if self.penalty_growth is None:
             return local.penalty, local.distance
         # By a residual, since inner products keep no digit of a small distance; without derivative,
@@ -246,8 +227,6 @@ class FAPS(Accelerated, HoldsBasis):
             (jnp.zeros((), bool), initial, first, jnp.zeros((), jnp.int32)),
         )
         return x, steps
-
-    # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink: Frame, local: Consensus, data: Member) -> None:
         """No local components."""

@@ -17,10 +17,9 @@ from typing import Literal
 
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.contract.algorithm import ClientsLike, Diagnostics
-from jaxfed.core.contract.bases import Bases
+from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
-from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start
+from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import Member, check_proper_rank, first_shared, pooled_message
 
 
@@ -89,18 +88,16 @@ class HierarchicalPCA(PersonalizedPCA):
         steps = step_size, global_step_size
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
         check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, self.rank)
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
         """The second moment for the pooled start."""
         return pooled_message(data, self.start, start)
 
-    def server_init(
-        self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
-    ) -> Rows:
+    def server_init(self, key, first: dict[str, PyTree], like, start) -> Rows:
         """The shared components."""
         return first_shared(self.rank, key, first, like, start)
 
@@ -108,28 +105,10 @@ class HierarchicalPCA(PersonalizedPCA):
         """The shared components."""
         return server
 
-    def client_init(self, key: RandomKey, downlink: Rows, data: Member, start: Start) -> Rows:
-        """Local components: a warm start's, random, or the shared ones."""
-        return self._first_local(key, downlink, data, start)
-
-    def client_step(
-        self, key: RandomKey, downlink: Rows, local: Rows, data: Member
-    ) -> tuple[PyTree, Rows, Diagnostics]:
+    def client_step(self, key, downlink: Rows, local: Rows, data: Member):
         """A step with the local components, then the message that moves the shared ones."""
         return self._step(downlink, self.prior_variance.astype(downlink.dtype), local, data)
 
-    def server_step(self, key: RandomKey, server: Rows, uplink: Array) -> tuple[Rows, Diagnostics]:
+    def server_step(self, key, server: Rows, uplink: Array) -> tuple[Rows, Diagnostics]:
         """Retract the mean of the copies, or take the eigenvectors of the mean projector."""
         return SOLVERS[self.solver].shared_step(server, uplink), {}
-
-    def client_result(self, downlink: Rows, local: Rows, data: Member) -> Frame:
-        """The local components, turned towards the shared ones."""
-        return self._turned(downlink, local)
-
-    def shared_result(self, server: Rows) -> Frame:
-        """The shared components."""
-        return server.T
-
-    def bases(self, server: Rows, local: Rows) -> Bases:
-        """The components, all of which rotate together."""
-        return Bases(shared=(server.T,), along=(local.T,))

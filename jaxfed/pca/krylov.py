@@ -29,8 +29,8 @@ from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._consensus import Member, check_arguments, norm, positive, relative_change
-from jaxfed.pca.components import Frame, RandomKey, Start
+from jaxfed.pca._consensus import Member, norm, positive, relative_change
+from jaxfed.pca.components import Frame, RandomKey
 from jaxfed.pca.subspace_iteration import Accelerated
 
 # Columns that the server remembers by default. More save hardly a round on spectra that decay, and
@@ -114,10 +114,10 @@ class BlockLanczos(Accelerated):
             ValueError: if `rank` is not a positive whole number, `memory` is one below three, or
                 `stop` is unknown.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         if memory is not None:
             check_count("memory", memory, least=3)
-        self.rank, self.stop, self.memory = rank, stop, memory
+        self.memory = memory
 
     def _products(self, rounds: int) -> int:
         return min(rounds, 16)  # far fewer rounds than are allowed will do
@@ -126,13 +126,11 @@ class BlockLanczos(Accelerated):
         wanted = max(6, COLUMNS // self.rank) if self.memory is None else self.memory
         return min(wanted, -(-features // self.rank))
 
-    # --- start ---------------------------------------------------------------------------------
-
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum:
+    def first_message(self, key, data: Member, start) -> Sum:
         """The energy and the number of the samples."""
         return Sum(Totals(data.moment.trace, data.count))
 
-    def server_init(self, key: RandomKey, first: Totals, like: Member, start: Start) -> Memory:
+    def server_init(self, key, first: Totals, like, start) -> Memory:
         """A first block, random but for a warm start, and an empty memory."""
         features, dtype = like.moment.dim, like.moment.trace.dtype
         if start is None:
@@ -153,27 +151,21 @@ class BlockLanczos(Accelerated):
             totals=first,
         )
 
-    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Frame, data: Member, start) -> None:
         """Clients keep nothing."""
-
-    # --- a round -------------------------------------------------------------------------------
 
     def downlink(self, server: Memory) -> Frame:
         """The next block."""
         return server.block
 
-    def client_step(
-        self, key: RandomKey, downlink: Frame, local: None, data: Member
-    ) -> tuple[Sum, None, Diagnostics]:
+    def client_step(self, key, downlink: Frame, local: None, data: Member):
         """One product with the client's matrix."""
         product = data.moment.mv(downlink)
         # The server alone knows the components, and its objective replaces this one in the history.
         # The energy in the block is free; an error would take another pass over the samples.
         return Sum(product), local, {"objective": jnp.sum(downlink * product)}
 
-    def server_step(
-        self, key: RandomKey, server: Memory, uplink: Frame
-    ) -> tuple[Memory, Diagnostics]:
+    def server_step(self, key, server: Memory, uplink: Frame) -> tuple[Memory, Diagnostics]:
         """Rayleigh-Ritz with one block more, and the next block."""
         # After convergence, more rounds would only add rounding, also to derivatives.
         new = lax.cond(
@@ -261,14 +253,10 @@ class BlockLanczos(Accelerated):
     def _next(
         self, key: RandomKey, basis: Array, rest: Frame, scale: Array, left: Int[Array, ""]
     ) -> Frame:
-        """The next block: an orthonormal basis of the residuals, orthogonal to the memory.
+        """The next block: an orthonormal basis of the residuals W, orthogonal to Q.
 
-        Args:
-            key: random key.
-            basis: Q.
-            rest: W.
-            scale: the largest eigenvalue known.
-            left: number of dimensions outside the basis; columns beyond that are zero.
+        The largest eigenvalue known is the scale of noise. Columns beyond the dimensions that are
+        left outside of the basis are zero.
         """
         eps = jnp.finfo(rest.dtype).eps
         # Rotated so that noise comes last, since the first columns of a QR factor do not depend on
@@ -287,8 +275,6 @@ class BlockLanczos(Accelerated):
         for _ in range(2):  # once leaves rounding errors as large as the part projected out
             block = orthonormalize((block - basis @ (basis.T @ block)) * some) * some
         return block
-
-    # --- result --------------------------------------------------------------------------------
 
     def shared_result(self, server: Memory) -> Frame:
         """The best components within the memory, Q V, one product further."""

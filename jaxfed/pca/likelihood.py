@@ -68,17 +68,9 @@ def overlap(frame: Rows, shared: Rows) -> Float[Array, "r r"]:
     )
 
 
-def tangent_part(shared: Rows, frame: Rows) -> Rows:
-    """Projection of a client's components onto the tangent space at V, U - V sym(VᵀU).
-
-    Its squared length is d²(V, U) = r - ‖sym(VᵀU)‖².
-    """
-    return frame - matmul(_symmetric(overlap(frame, shared)), shared)
-
-
 def squared_distance(shared: Rows, frame: Rows) -> Scalar:
-    """d²(V, U)."""
-    return jnp.sum(tangent_part(shared, frame) ** 2)
+    """d²(V, U) = ‖U - V sym(VᵀU)‖², of the projection onto the tangent space at V."""
+    return jnp.sum((frame - matmul(_symmetric(overlap(frame, shared)), shared)) ** 2)
 
 
 def distance_gradients(shared: Rows, frame: Rows) -> tuple[Rows, Rows]:
@@ -152,13 +144,8 @@ def member(
 ) -> Member:
     """One client's prepared data.
 
-    Args:
-        data: the client's data.
-        noise_variance: s.
-        rank: r.
-        rounds: of the run, which decide whether the moment is kept as a matrix.
-        factor: on the precision.
-        curvature: whether a step size is derived from the curvature.
+    The precision is multiplied by `factor`, and `curvature` is whether a step size is derived from
+    it.
     """
     moment = moment_of(data, rank=rank, rounds=rounds)
     weight = factor * precision(moment.count, noise_variance.astype(moment.trace.dtype))

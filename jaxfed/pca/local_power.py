@@ -12,20 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
-from jaxfed.pca._consensus import (
-    Member,
-    Server,
-    check_arguments,
-    energy_message,
-    first_state,
-    kkt_violation,
-    measures,
-    residual_variance,
-)
-from jaxfed.pca.components import Frame, RandomKey, Start
+from jaxfed.pca._consensus import Measured, Member, Server, residual_variance
+from jaxfed.pca.components import Frame
 from jaxfed.pca.subspace_iteration import Accelerated
 
 
@@ -51,7 +41,7 @@ class PowerServer(NamedTuple):
     steps: Int[Array, ""]
 
 
-class LocalPower(Accelerated):
+class LocalPower(Accelerated, Measured):
     r"""Principal components of all samples together by local power iterations.
 
     In a round with q local steps client i starts at the common Z, makes q products with
@@ -93,40 +83,27 @@ class LocalPower(Accelerated):
             ValueError: if `rank` or `local_steps` is not a positive whole number, or a name is
                 unknown.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         check_count("local_steps", local_steps)
         check_name("alignment", alignment, ("none", "sign", "procrustes"))
-        self.rank, self.stop = rank, stop
         self.local_steps, self.alignment = local_steps, alignment
 
     def _products(self, rounds: int) -> int:
         return rounds
 
-    # --- start ---------------------------------------------------------------------------------
-
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> Sum | None:
-        """The samples' energy if the stopping rule needs it."""
-        return energy_message(data, self.stop)
-
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Member, start: Start
-    ) -> PowerServer:
+    def server_init(self, key, first: Array | None, like, start) -> PowerServer:
         """The first components, and the most local steps."""
         steps = jnp.asarray(self.local_steps, jnp.int32)
-        return PowerServer(first_state(key, first, like, self.rank, start), steps)
+        return PowerServer(self._first(key, first, like, start), steps)
 
-    def client_init(self, key: RandomKey, downlink: Broadcast, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Broadcast, data: Member, start) -> None:
         """Clients keep nothing."""
-
-    # --- a round -------------------------------------------------------------------------------
 
     def downlink(self, server: PowerServer) -> Broadcast:
         """The components, and how many products to make."""
         return Broadcast(server.common.shared, server.steps)
 
-    def client_step(
-        self, key: RandomKey, downlink: Broadcast, local: None, data: Member
-    ) -> tuple[tuple[Sum | Gather, Sum], None, Diagnostics]:
+    def client_step(self, key, downlink: Broadcast, local: None, data: Member):
         """As many products with the client's matrix as the server asks for."""
         z, steps = downlink
         first = data.moment.mv(z)
@@ -151,20 +128,14 @@ class LocalPower(Accelerated):
         return (message, Sum(captured)), local, {"objective": residual_variance(data, captured)}
 
     def server_step(
-        self,
-        key: RandomKey,
-        server: PowerServer,
-        uplink: tuple[Frame | Aligned, Float[Array, ""]],
-    ) -> tuple[PowerServer, Diagnostics]:
+        self, key, server: PowerServer, uplink: tuple[Frame | Aligned, Float[Array, ""]]
+    ):
         """An orthonormal basis of the aligned sum; half the local steps."""
         (common, steps), (product, captured) = server, uplink
         if isinstance(product, Aligned):
             product = self._aligned_sum(product)
-        violation = kkt_violation(common, product)
-        if violation is not None:
-            # A sum of repeated local products is not A Aᵀ Z.
-            violation = jnp.where(steps > 1, jnp.inf, violation)
-        measured = measures(common, captured, violation)
+        # A sum of repeated local products is not A Aᵀ Z.
+        measured = self._measures(common, captured, product, exact=steps <= 1)
         common = Server(orthonormalize(product), captured, common.energy)
         return PowerServer(common, jnp.maximum(steps // 2, 1)), measured
 
@@ -181,8 +152,6 @@ class LocalPower(Accelerated):
             return product @ polar(overlap)
 
         return jax.vmap(aligned)(clients.product, clients.basis).sum(0)
-
-    # --- result --------------------------------------------------------------------------------
 
     def shared_result(self, server: PowerServer) -> Frame:
         """The components."""

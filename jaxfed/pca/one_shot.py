@@ -10,16 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.core.contract.one_exchange import OneExchange
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.pca.components import (
     Frame,
-    Start,
     beside,
     best_local,
-    captured,
     change_within,
     check_fits,
     common_local,
@@ -51,7 +48,7 @@ class _OneRank(OneExchange):
         self.rank = rank
 
     @final
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank that does not fit."""
         check_fits("rank", self.rank, clients)
 
@@ -76,7 +73,7 @@ class Local(_OneRank):
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return uncaptured(data, captured(data, local))
+        return uncaptured(data, data.quadratic(local))
 
 
 class Pooled(_OneRank):
@@ -101,7 +98,7 @@ class Pooled(_OneRank):
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return uncaptured(data, captured(data, downlink))
+        return uncaptured(data, data.quadratic(downlink))
 
 
 class OneShot(OneExchange, HasRemarks):
@@ -147,7 +144,7 @@ class OneShot(OneExchange, HasRemarks):
         check_name("method", method, METHODS)
         self.shared_rank, self.local_rank, self.method = shared_rank, local_rank, method
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for ranks that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
 
@@ -187,7 +184,7 @@ class OneShot(OneExchange, HasRemarks):
 
     def residual_variance(self, downlink, local, data):
         """The variance that the components leave."""
-        return uncaptured(data, captured(data, downlink) + captured(data, local))
+        return uncaptured(data, data.quadratic(downlink) + data.quadratic(local))
 
     def remarks(self, result, history):
         """Whether the local components are common to all clients."""

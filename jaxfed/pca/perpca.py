@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.common.checks import check_count, check_flag, check_name, check_positive
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
 from jaxfed.core.contract.reduction import Max
@@ -27,7 +27,6 @@ from jaxfed.pca._reduced import Reduced
 from jaxfed.pca.components import (
     RETRACTIONS,
     Rows,
-    Start,
     activated,
     beside,
     best_local,
@@ -155,7 +154,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _width(self) -> int:
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for ranks or a warm start that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self._width, clients)
         if isinstance(self.local_rank, tuple):
@@ -181,8 +180,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             rank = jnp.asarray(self.local_rank)[client_id]
             active = (jnp.arange(self._width) < rank).astype(moment.trace.dtype)
         return Member(moment, unshrunk, active)
-
-    # --- start ---------------------------------------------------------------------------------
 
     def first_message(self, key, data, start):
         """What the server needs for its start: deflated moments, and the largest eigenvalue."""
@@ -230,8 +227,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         moment = moment if unshrunk is None else unshrunk
         return best_local(moment, downlink.shared.T, self._width, active).T
 
-    # --- a round (Algorithm 2) -----------------------------------------------------------------
-
     def downlink(self, server):
         """The shared components, and the curvature unless the step size is a constant."""
         return Message(server.shared, server.curvature)
@@ -278,8 +273,6 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             assert self.step_size is not None
             return self.step_size.astype(gradient.dtype) * gradient
         return ratio(gradient, curvature)
-
-    # --- result --------------------------------------------------------------------------------
 
     def client_result(self, downlink, local, data):
         """The local components, deflated by the final shared ones and retracted."""

@@ -4,42 +4,48 @@ Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogen
 they are called local and global training.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, final
 
 import equinox as eqx
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_name
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, hyperparameter
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment
-from jaxfed.pca.components import Frame, RandomKey, Rows, Start, check_start, moment_received
-from jaxfed.pca.likelihood import (
-    Member,
-    Scalar,
-    check_proper_rank,
-    check_settings,
-    first_local,
-    first_shared,
-    likelihood_gradient,
-    member,
-    negative_log_likelihood,
-    pooled_message,
-    stepped,
-)
+from jaxfed.pca import likelihood
+from jaxfed.pca.components import Frame, Rows, check_start, moment_received
+from jaxfed.pca.likelihood import Member, Number, Scalar, check_settings
 
 
-class LocalProbabilisticPCA(Algorithm, HasBases):
-    """Each client's most likely components, by Stiefel gradient descent without any exchange.
-
-    `result.local` are the components, `result.shared` is None. The optimum is that of `Local`.
-    """
+class _Descent(Algorithm, HasBases):
+    """Gradient descent of the negative log-likelihood of components."""
 
     noise_variance: Array
     step_size: Array | None
     rank: int = eqx.field(static=True)
+
+    @final
+    def _set(self, rank: int, noise_variance: Number, step_size: Number | None) -> None:
+        check_settings(rank, noise_variance, step_size)
+        self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
+        self.step_size = hyperparameter(step_size)
+
+    @final
+    def _evaluated(self, frame: Rows, data: Member) -> tuple[Rows, Scalar]:
+        """The likelihood's gradient, and the objective."""
+        noise = self.noise_variance.astype(frame.dtype)
+        objective = likelihood.negative_log_likelihood(data.moment, frame, noise)
+        return likelihood.likelihood_gradient(data.moment, frame, data.precision), objective
+
+
+class LocalProbabilisticPCA(_Descent):
+    """Each client's most likely components, by Stiefel gradient descent without any exchange.
+
+    `result.local` are the components, `result.shared` is None. The optimum is that of `Local`.
+    """
 
     def __init__(
         self, rank: int, noise_variance: float | Array, *, step_size: float | Array | None = None
@@ -56,41 +62,35 @@ class LocalProbabilisticPCA(Algorithm, HasBases):
         Raises:
             ValueError: for a rank, variance or step size that is not positive.
         """
-        check_settings(rank, noise_variance, step_size)
-        self.rank, self.noise_variance = rank, hyperparameter(noise_variance)
-        self.step_size = hyperparameter(step_size)
+        self._set(rank, noise_variance, step_size)
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
-        check_proper_rank(self.rank, clients)
+        likelihood.check_proper_rank(self.rank, clients)
         check_start(start, clients, None, self.rank)
 
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment, and its curvature where the step size comes from it."""
         automatic = self.step_size is None
-        return member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
+        return likelihood.member(data, self.noise_variance, self.rank, rounds, curvature=automatic)
 
-    def server_init(self, key: RandomKey, first: None, like: Member, start: Start) -> None:
+    def server_init(self, key, first: None, like, start) -> None:
         """Nothing is shared."""
 
     def downlink(self, server: None) -> None:
         """Nothing is sent."""
 
-    def client_init(self, key: RandomKey, downlink: None, data: Member, start: Start) -> Rows:
+    def client_init(self, key, downlink: None, data: Member, start) -> Rows:
         """A warm start's components, or random ones."""
-        return first_local(self.rank, key, data, start)
+        return likelihood.first_local(self.rank, key, data, start)
 
-    def client_step(
-        self, key: RandomKey, downlink: None, local: Rows, data: Member
-    ) -> tuple[None, Rows, Diagnostics]:
+    def client_step(self, key, downlink: None, local: Rows, data: Member):
         """A gradient step."""
-        noise = self.noise_variance.astype(local.dtype)
-        objective = negative_log_likelihood(data.moment, local, noise)
-        gradient = likelihood_gradient(data.moment, local, data.precision)
-        moved = stepped(local, gradient, self.step_size, data.curvature)
+        gradient, objective = self._evaluated(local, data)
+        moved = likelihood.stepped(local, gradient, self.step_size, data.curvature)
         return None, moved, {"objective": objective}
 
-    def server_step(self, key: RandomKey, server: None, uplink: None) -> tuple[None, Diagnostics]:
+    def server_step(self, key, server: None, uplink: None) -> tuple[None, Diagnostics]:
         """Nothing changes."""
         return server, {}
 
@@ -110,7 +110,7 @@ class Server(NamedTuple):
     curvature: Scalar | None  # where the step size comes from it
 
 
-class GlobalProbabilisticPCA(Algorithm, HasBases):
+class GlobalProbabilisticPCA(_Descent):
     """The same most likely components for all clients, by Stiefel gradient descent.
 
     Clients send their likelihood's gradients; the server steps along the mean and retracts.
@@ -118,9 +118,6 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
     where each client weighs the same.
     """
 
-    noise_variance: Array
-    step_size: Array | None
-    rank: int = eqx.field(static=True)
     start: Literal["pooled", "random"] = eqx.field(static=True)
 
     def __init__(
@@ -143,32 +140,29 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         Raises:
             ValueError: for a rank, variance or step size that is not positive, and another start.
         """
-        check_settings(rank, noise_variance, step_size)
+        self._set(rank, noise_variance, step_size)
         check_name("start", start, ("pooled", "random"))
-        self.rank, self.start, self.noise_variance = rank, start, hyperparameter(noise_variance)
-        self.step_size = hyperparameter(step_size)
+        self.start = start
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for a rank or a warm start that does not fit."""
-        check_proper_rank(self.rank, clients)
+        likelihood.check_proper_rank(self.rank, clients)
         check_start(start, clients, self.rank, None)
 
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Member:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
         """The client's second moment."""
-        return member(data, self.noise_variance, self.rank, rounds)
+        return likelihood.member(data, self.noise_variance, self.rank, rounds)
 
-    def first_message(self, key: RandomKey, data: Member, start: Start) -> dict[str, PyTree]:
+    def first_message(self, key, data: Member, start) -> dict[str, PyTree]:
         """The second moment for the pooled start, or the curvature where the step size needs it."""
-        first = pooled_message(data, self.start, start)
+        first = likelihood.pooled_message(data, self.start, start)
         if self.step_size is None and not first:
             first["curvature"] = data.precision * data.moment.largest_eigenvalue()
         return first
 
-    def server_init(
-        self, key: RandomKey, first: dict[str, PyTree], like: Member, start: Start
-    ) -> Server:
+    def server_init(self, key, first: dict[str, PyTree], like, start) -> Server:
         """The components, and the curvature where the step size comes from it."""
-        shared, curvature = first_shared(self.rank, key, first, like, start), None
+        shared, curvature = likelihood.first_shared(self.rank, key, first, like, start), None
         if self.step_size is None:
             # A mean of largest eigenvalues bounds that of the mean, which a pooled start knows.
             curvature = first.get("curvature")
@@ -180,23 +174,17 @@ class GlobalProbabilisticPCA(Algorithm, HasBases):
         """The components."""
         return server.shared
 
-    def client_init(self, key: RandomKey, downlink: Rows, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Rows, data: Member, start) -> None:
         """No local components."""
 
-    def client_step(
-        self, key: RandomKey, downlink: Rows, local: None, data: Member
-    ) -> tuple[Rows, None, Diagnostics]:
+    def client_step(self, key, downlink: Rows, local: None, data: Member):
         """The likelihood's gradient."""
-        noise = self.noise_variance.astype(downlink.dtype)
-        objective = negative_log_likelihood(data.moment, downlink, noise)
-        gradient = likelihood_gradient(data.moment, downlink, data.precision)
+        gradient, objective = self._evaluated(downlink, data)
         return gradient, local, {"objective": objective}
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Rows
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Rows) -> tuple[Server, Diagnostics]:
         """A step along the mean gradient."""
-        moved = stepped(server.shared, uplink, self.step_size, server.curvature)
+        moved = likelihood.stepped(server.shared, uplink, self.step_size, server.curvature)
         return server._replace(shared=moved), {}
 
     def shared_result(self, server: Server) -> Frame:

@@ -23,7 +23,7 @@ from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error
-from jaxfed.pca.components import check_fits
+from jaxfed.pca.components import check_fits, moment_behind
 from jaxfed.pca.one_shot import METHODS, OneShot
 from jaxfed.pca.perpca import PerPCA
 
@@ -153,8 +153,8 @@ def suggest_ranks(
     clients.layout.check_in_memory("suggest_ranks")
     key_split, key_fit = jax.random.split(key)
     fitted, probe = _split(clients.unbucketed(), held_out, key_split)
-    moments = _moments(fitted)
-    measured = moments if probe is None else _moments(probe)
+    moments = jax.vmap(moment_behind)(fitted.data)
+    measured = moments if probe is None else jax.vmap(moment_behind)(probe.data)
 
     pairs = [(r1, r2) for r1 in shared_ranks for r2 in local_ranks]
     errors, thetas = [], []
@@ -181,13 +181,6 @@ def suggest_ranks(
         held_out=probe is not None,
         suggested=pairs[best] if thetas[best] >= min_misalignment else None,
     )
-
-
-def _moments(clients: Clients) -> Moment:
-    data = clients.data
-    if isinstance(data, Moment):
-        return data
-    return jax.vmap(Moment.from_samples)(data.values, data.count)
 
 
 def _error(data: Moment, result: Personalized, weights: Float[Array, " m"]) -> float:

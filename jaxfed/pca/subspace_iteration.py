@@ -21,12 +21,9 @@ from jaxfed.pca._consensus import (
     HoldsBasis,
     Member,
     Server,
-    check_arguments,
-    kkt_violation,
-    measures,
     residual_variance,
 )
-from jaxfed.pca.components import RETRACTIONS, Frame, RandomKey, Start
+from jaxfed.pca.components import RETRACTIONS, Frame
 
 
 class SubspaceIteration(HoldsBasis, HasBases):
@@ -65,30 +62,26 @@ class SubspaceIteration(HoldsBasis, HasBases):
         Raises:
             ValueError: if `rank` is not a positive whole number, or a name is unknown.
         """
-        check_arguments(rank, stop)
+        self._set(rank, stop)
         check_name("retraction", retraction, tuple(RETRACTIONS))
-        self.rank, self.stop, self.retraction = rank, stop, retraction
+        self.retraction = retraction
 
     def _products(self, rounds: int) -> int:
         return rounds
 
-    def client_init(self, key: RandomKey, downlink: Frame, data: Member, start: Start) -> None:
+    def client_init(self, key, downlink: Frame, data: Member, start) -> None:
         """Clients keep nothing."""
 
-    def client_step(
-        self, key: RandomKey, downlink: Frame, local: None, data: Member
-    ) -> tuple[Sum, None, Diagnostics]:
+    def client_step(self, key, downlink: Frame, local: None, data: Member):
         """One product with the client's matrix."""
         product = data.moment.mv(downlink)
         captured = jnp.vdot(downlink, product)
         return Sum(product), local, {"objective": residual_variance(data, captured)}
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Frame
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Frame) -> tuple[Server, Diagnostics]:
         """An orthonormal basis of the sum."""
         captured = jnp.vdot(server.shared, uplink)
-        measured = measures(server, captured, kkt_violation(server, uplink))
+        measured = self._measures(server, captured, uplink)
         shared = RETRACTIONS[self.retraction](uplink)
         return Server(shared, captured, server.energy), measured
 

@@ -2,31 +2,24 @@
 
 For given shared components the best local components are known: the top eigenvectors of the
 client's second moment deflated by the shared ones. What is left is a function of the shared
-subspace alone,
+subspace alone, F of `jaxfed.pca._reduced`. Its gradient takes one thin message per client and
+round, of which the server needs only the mean. The server takes Barzilai-Borwein steps uphill,
+safeguarded by a non-monotone line search; a round is one evaluation.
 
-    F(U) = mean_i max_V [ tr UᵀS_iU + tr VᵀS_iV ] / 2   over orthonormal V orthogonal to U,
-
-whose gradient on the Grassmannian is (I - UUᵀ) mean_i (I - V_iV_iᵀ) S_i U: one thin message per
-client and round, of which the server needs only the mean. The server takes Barzilai-Borwein steps
-uphill, safeguarded by a non-monotone line search; a round is one evaluation.
-
-Source: the objective is (7) of Shi & Kontar (2024); eliminating the local components is variable
-projection (Golub & Pereyra 1973); the steps are those of Wen & Yin (2013), A feasible method for
-optimization with orthogonality constraints, Algorithm 1 and equation 18.
+Source: the steps are those of Wen & Yin (2013), A feasible method for optimization with
+orthogonality constraints, Algorithm 1 and equation 18; for the rest see `jaxfed.pca._reduced`.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.algorithm import Algorithm, ClientsLike, Diagnostics, Personalized
+from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Gram, Symmetric
 from jaxfed.core.contract.remarks import HasRemarks
@@ -35,8 +28,6 @@ from jaxfed.linalg.division import ratio
 from jaxfed.pca._reduced import Evaluation, evaluate
 from jaxfed.pca.components import (
     Frame,
-    RandomKey,
-    Start,
     best_local,
     check_fits,
     check_start,
@@ -95,24 +86,22 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
-    def check(self, clients: ClientsLike, start: Start) -> None:
+    def check(self, clients, start) -> None:
         """Raise a `ValueError` for ranks or a warm start that do not fit."""
         check_fits("shared_rank + local_rank", self.shared_rank + self.local_rank, clients)
         check_start(start, clients, self.shared_rank, None)
 
-    def prepare(self, data: Samples | Moment, client_id: Int[Array, ""], rounds: int) -> Moment:
+    def prepare(self, data: Samples | Moment, client_id, rounds) -> Moment:
         """The client's second moment."""
         return moment_of(data, rank=self.shared_rank + self.local_rank, rounds=rounds)
 
-    def first_message(self, key: RandomKey, data: Moment, start: Start) -> Gram | Symmetric | None:
+    def first_message(self, key, data: Moment, start) -> Gram | Symmetric | None:
         """The deflated second moment, for the local-first start of `OneShot`."""
         if start is not None:
             return None
         return moment_message(data.deflate(top_components(data, self.local_rank)))
 
-    def server_init(
-        self, key: RandomKey, first: Array | None, like: Moment, start: Start
-    ) -> Server:
+    def server_init(self, key, first: Array | None, like, start) -> Server:
         """The first trial is the start itself."""
         if start is not None:
             shared = start.shared
@@ -133,19 +122,15 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """The trial point, which as a result is one step beyond the last accepted one."""
         return server.trial
 
-    def client_init(self, key: RandomKey, downlink: Frame, data: Moment, start: Start) -> None:
+    def client_init(self, key, downlink: Frame, data: Moment, start) -> None:
         """Nothing: the local components are found anew each round."""
 
-    def client_step(
-        self, key: RandomKey, downlink: Frame, local: None, data: Moment
-    ) -> tuple[Evaluation, None, Diagnostics]:
+    def client_step(self, key, downlink: Frame, local: None, data: Moment):
         """Evaluate the gradient and the objective with the best local components."""
         uplink, rest = evaluate(data, downlink, self.local_rank)
         return uplink, local, {"objective": rest}
 
-    def server_step(
-        self, key: RandomKey, server: Server, uplink: Evaluation
-    ) -> tuple[Server, Diagnostics]:
+    def server_step(self, key, server: Server, uplink: Evaluation) -> tuple[Server, Diagnostics]:
         """Accept the trial and step on from it, or try a shorter step from the base."""
         base, old_gradient, trial, step, captured, accepted, unit = server
         first = accepted == 0
@@ -177,9 +162,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         trial = polar(base + step * gradient)
         return Server(base, gradient, trial, step, captured, accepted + good, unit), {}
 
-    def client_result(
-        self, downlink: Frame, local: None, data: Moment
-    ) -> Float[Array, "features local_rank"]:
+    def client_result(self, downlink: Frame, local: None, data: Moment):
         """The best local components for the final shared ones."""
         return best_local(data, downlink, self.local_rank)
 
@@ -188,7 +171,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Whether clients of large variance count more: yes, by a mean of second moments."""
         return True
 
-    def remarks(self, result: Personalized, history: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    def remarks(self, result, history) -> tuple[str, ...]:
         """Whether the local components are common to all clients."""
         return common_local(result)
 

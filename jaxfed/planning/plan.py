@@ -1,4 +1,4 @@
-"""What a run takes on machines that nobody has rented yet: memory, messages, whether it fits."""
+"""Predicts memory and messages of a run on machines that need not be there."""
 
 import math
 import re
@@ -23,12 +23,12 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.wire import Wire
 from jaxfed.planning.targets import GIB, Compiled, Target, compiled, target
 
-_SMALLEST = 64  # clients in a block, below which nothing is tried
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+_SMALLEST = 64  # clients; smaller blocks are not tried
+_UNITS = {"T": 2**40, "G": GIB, "M": 2**20, "K": 2**10, "": 1}
 
 
 class Memory(NamedTuple):
-    """Bytes on one device, as the compiler's own analysis gives them."""
+    """Bytes on one device, by the compiler's own analysis."""
 
     arguments: int
     outputs: int
@@ -37,33 +37,33 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of the four."""
         return sum(self)
 
 
 class Plan(NamedTuple):
-    """What a run takes. Every figure is a compiler's or a count: nothing ran.
+    """What a run takes. Every figure is the compiler's or a count: nothing ran.
 
     Attributes:
-        topology: what was planned for.
-        devices: how many there are.
-        clients: how many of them one device holds, with those that only fill it up.
-        fits: whether it does; None where the device's memory is not known.
-        chunk_size: of `jaxfed.backend.chunked` on each device; None: all its clients at once. If
+        topology: the devices that the plan is for.
+        devices: their number.
+        clients: clients on each device, including those that only fill it up.
+        fits: whether they fit into its memory; None if the device's memory is not known.
+        chunk_size: of `jaxfed.backend.chunked` on each device; None for all its clients at once. If
             nothing fits, the smallest that was tried.
-        memory: of one device, as `compiled.memory_analysis()` of the program of `jaxfed.fit` has
-            it; None where the compiler refused it.
-        needed: bytes of one device in all, also where the compiler refused.
-        available: bytes that one device has, or None.
-        bytes_up: of one participant's message, a round; parts of variable length come on top.
-        bytes_down: of the server's, a round.
+        memory: on one device, as in `compiled.memory_analysis()` of the program of `jaxfed.fit`;
+            None if the compiler refused the program.
+        needed: bytes on one device in all, also where the compiler refused.
+        available: bytes of one device, or None.
+        bytes_up: of one participant's message in a round, without parts of variable length.
+        bytes_down: of the server's message in a round.
         first_bytes_up: of a client's first message, before the rounds.
-        first_bytes_down: of the server's answer to that.
-        varies: whether there are parts of variable length, which only the data tell.
-        all_reduces: exchanges between devices in the program; those in the rounds' loop count once.
-        seconds: compiling took here, all attempts together.
+        first_bytes_down: of the server's answer to it.
+        varies: whether messages have parts of variable length, which depend on the data.
+        all_reduces: exchanges between devices in the program; those in a loop count once.
+        seconds: time that all compilations took here.
         recomputed: what is computed more than once, and when.
-        advice: what would fit, where this does not.
+        advice: what would fit, if this does not.
     """
 
     topology: str
@@ -87,33 +87,32 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         held = "all at once" if self.chunk_size is None else f"chunked({self.chunk_size})"
         fits = {True: "fits", False: "does not fit", None: "fits where there is as much memory"}
-        lines = [
-            f"{self.topology}, {self.devices} devices with {self.clients:,} clients each, {held}: "
-            f"{fits[self.fits]}",
-            f"memory of a device    {_size(self.needed)}"
-            + ("" if self.available is None else f" of {_size(self.available)}"),
-        ]
-        if self.memory is not None:
-            lines += [f"  {name:<20}{_size(x)}" for name, x in self.memory._asdict().items()]
+        room = "" if self.available is None else f" of {_size(self.available)}"
         more = " and parts of variable length" if self.varies else ""
-        lines += [
-            f"a round, up           {_size(self.bytes_up)} a client{more}",
-            f"a round, down         {_size(self.bytes_down)} a client{more}",
-            f"before the rounds     {_size(self.first_bytes_up)} up, "
-            f"{_size(self.first_bytes_down)} down",
+        first = f"{_size(self.first_bytes_up)} up, {_size(self.first_bytes_down)} down"
+        rows = [("memory of a device", _size(self.needed) + room)]
+        if self.memory is not None:
+            rows += [(f"  {name}", _size(x)) for name, x in self.memory._asdict().items()]
+        rows += [
+            ("a round, up", f"{_size(self.bytes_up)} a client{more}"),
+            ("a round, down", f"{_size(self.bytes_down)} a client{more}"),
+            ("before the rounds", first),
         ]
         if self.all_reduces is not None:
-            lines.append(f"all-reduces           {self.all_reduces} in the program")
-        lines += [f"computed again        {text}" for text in self.recomputed or ("nothing",)]
-        lines.append(f"compiled in           {self.seconds:.0f} s; nothing ran")
-        if self.advice:
-            lines.append(self.advice)
-        return "\n".join(lines)
+            rows.append(("all-reduces", f"{self.all_reduces} in the program"))
+        rows += [("computed again", text) for text in self.recomputed or ("nothing",)]
+        rows.append(("compiled in", f"{self.seconds:.0f} s; nothing ran"))
+        title = (
+            f"{self.topology}, {self.devices} devices with {self.clients:,} clients each, {held}: "
+            f"{fits[self.fits]}"
+        )
+        advice = [self.advice] if self.advice else []
+        return "\n".join([title, *(f"{name:<22}{text}" for name, text in rows), *advice])
 
 
 def _size(count: float) -> str:
-    unit = next((u for u in ("T", "G", "M", "K") if count >= _UNITS[u]), "")
-    return f"{count / _UNITS[unit]:.3g} {unit + 'iB' if unit else 'B'}"
+    unit, size = next(((u, n) for u, n in _UNITS.items() if count >= n), ("", 1))
+    return f"{count / size:.3g} {unit + 'iB' if unit else 'B'}"
 
 
 def plan(
@@ -128,32 +127,32 @@ def plan(
     backend: Backend | None = None,
     chunk_size: int | None = None,
 ) -> Plan:
-    """Compile the program of `jaxfed.fit` for machines that are not here, and say what it takes.
+    """Predict what `jaxfed.fit` takes on machines that need not be there, by compiling for them.
 
-    Several devices share the clients, as by `jaxfed.backend.shard`; where all clients of a device
-    at once are too many, blocks are found that fit. Each attempt is a compilation, and the next
-    takes a power of two of clients for which there would be room if what the last one needed
-    beyond its arguments were as much for each client. Nothing is compiled where
-    arguments alone are more than a device has.
+    Several devices share the clients, as with `jaxfed.backend.shard`. If a device has too little
+    memory for all its clients at once, a block size that fits is searched for. Each attempt is a
+    compilation. The next block is the largest power of two that would fit if the memory beyond the
+    arguments were proportional to the clients in a block. Nothing is compiled if the arguments
+    alone are too large.
 
     Args:
-        algorithm: what would run.
-        clients: whom it would run on; only shapes count, so that `jax.ShapeDtypeStruct`s do in
-            place of arrays, as `shapes_of` makes them.
+        algorithm: the algorithm to run.
+        clients: the clients to run it on. Only shapes count: `jax.ShapeDtypeStruct`s may take the
+            place of arrays, as in `shapes_of`.
         topology: `"v5e:4x4"`, a slice of TPUs; `"v5e"`, one chip; `"h100"` or `"h100:8"`; `"cpu"`,
-            this processor by its own compiler.
-        rounds: how many.
-        warm_start: as of `fit`.
-        channel: as of `fit`.
-        participation: as of `fit`.
+            this processor with its own compiler.
+        rounds: number of rounds.
+        warm_start: as in `fit`.
+        channel: as in `fit`.
+        participation: as in `fit`.
         backend: how clients are mapped; None chooses as described above.
-        chunk_size: clients in a block on each device, if it is not to be found.
+        chunk_size: clients in a block on each device; None searches for it.
 
     Returns:
-        The plan; `print` shows it.
+        The plan, to be shown by `print`.
 
     Raises:
-        ValueError: for arguments that do not fit together.
+        ValueError: if arguments do not fit together.
         ImportError: without the compiler, which `pip install 'jaxfed[aot]'` installs;
             `topology="cpu"` needs none.
     """
@@ -161,29 +160,21 @@ def plan(
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     checked_start(warm_start)
-    if backend is not None:
-        check_instance("backend", backend, Backend, "one of jaxfed.backend")
-        if chunk_size is not None:
-            raise refuse("chunk_size", "None beside a backend", chunk_size)
+    if backend is not None and chunk_size is not None:
+        raise refuse("chunk_size", "None beside a backend", chunk_size)
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     place = target(topology)
     count = len(place.devices)
     each = -(-len(clients) // count)
-    clients = _filled(clients, each * count)
-
-    def attempt(size: int | None) -> _Attempt:
-        mapped = _mapped(place, size) if backend is None else backend
-        return _attempt(
-            place, mapped, size, algorithm, clients, rounds, warm_start, channel, participation
-        )
-
-    if backend is not None or chunk_size is not None:
-        tried = [attempt(chunk_size)]
-    else:
-        tried = [attempt(None)]
+    filled = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((each * count, *x.shape[1:]), x.dtype), clients
+    )
+    run = _Run(algorithm, filled, rounds, warm_start, channel, participation)
+    tried = [_attempt(place, run, backend or _mapped(place, chunk_size), chunk_size)]
+    if backend is None and chunk_size is None:
         while tried[-1].fits is False and (size := _smaller(tried[-1], place, each)):
-            tried.append(attempt(size))
+            tried.append(_attempt(place, run, _mapped(place, size), size))
     return _reported(place, tried[-1], each, sum(x.seconds for x in tried))
 
 
@@ -191,7 +182,7 @@ def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float3
     """Clients without data, for `plan`: `samples` of `features` numbers each.
 
     Raises:
-        ValueError: for numbers that are not positive and whole, and what is no floating type.
+        ValueError: if a number is not positive and whole, or `dtype` is not a floating type.
     """
     for name, number in (("clients", clients), ("samples", samples), ("features", features)):
         check_count(name, number)
@@ -199,23 +190,21 @@ def shapes_of(clients: int, samples: int, features: int, dtype: Any = jnp.float3
     return jax.eval_shape(Clients.from_samples, shape)
 
 
-def _smaller(last: "_Attempt", place: Target, each: int) -> int | None:
-    """How many clients to take in a block after so many were too many; None if that is hopeless."""
-    assert place.memory is not None
-    room, taken = place.memory - last.held, last.needed - last.held
-    if room <= 0:
-        return None
-    before = last.size or each
-    # At most half, since what was refused may have been counted short.
-    size = min(before // 2, int(before * room / max(taken, 1)))
-    return 2 ** int(math.log2(size)) if size >= _SMALLEST else None
+class _Run(NamedTuple):
+    """The arguments of `jaxfed.fit` that are planned for."""
 
-
-# --- one compilation ------------------------------------------------------------------------------
+    algorithm: Algorithm
+    clients: Clients
+    rounds: int
+    warm_start: Any
+    channel: channel.Channel | Wire
+    participation: participation.Participation | None
 
 
 class _Attempt(NamedTuple):
-    size: int | None
+    """A compilation, or why there was none."""
+
+    size: int | None  # clients in a block; None for all at once
     fits: bool | None
     needed: int
     seconds: float
@@ -229,58 +218,63 @@ def _mapped(place: Target, size: int | None) -> Backend:
     return inner if len(place.devices) == 1 else backend.shard(place.mesh(), inner=inner)
 
 
-def _filled(clients: Clients, count: int) -> Clients:
-    """Shapes of so many clients."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), clients)
+def _smaller(last: _Attempt, place: Target, each: int) -> int | None:
+    """The next block size to try after one that did not fit; None if no block would."""
+    assert place.memory is not None
+    room, taken = place.memory - last.held, last.needed - last.held
+    if room <= 0:
+        return None
+    before = last.size or each
+    # At most half, because a compiler that refuses a program may underestimate its need.
+    size = min(before // 2, int(before * room / max(taken, 1)))
+    return 2 ** int(math.log2(size)) if size >= _SMALLEST else None
 
 
-def _attempt(
-    place: Target, mapped: Backend, size: int | None, algorithm: Algorithm, clients: Clients,
-    rounds: int, warm_start: Any, channels: channel.Channel | Wire, participants: Any,
-) -> _Attempt:  # fmt: skip
+def _attempt(place: Target, run: _Run, mapped: Backend, size: int | None) -> _Attempt:
     def made(algorithm, clients, key, warm_start):
+        channels, participants = run.channel, run.participation
         return problem_of(
-            algorithm, clients, rounds, key, warm_start, channels, participants, mapped
+            algorithm, clients, run.rounds, key, warm_start, channels, participants, mapped
         )
 
+    # Shapes stand in for arrays throughout, so that nothing is computed or held in memory here.
     key = jax.eval_shape(lambda: jax.random.key(0))
-    problem, start = jax.eval_shape(made, algorithm, clients, key, warm_start)
-    costs = jax.eval_shape(lambda *given: prepare(given[0], given[1], rounds)[2], problem, start)
-    mesh = place.mesh()
-    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+    problem, start = jax.eval_shape(made, run.algorithm, run.clients, key, run.warm_start)
+    costs = jax.eval_shape(lambda *both: prepare(both[0], both[1], run.rounds)[2], problem, start)
+    spread = jax.sharding.NamedSharding(place.mesh(), jax.sharding.PartitionSpec(AXIS))
 
     def along(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spread), tree)
 
+    # What belongs to clients is spread over the devices, and everything else is on each of them.
     problem = eqx.tree_at(lambda p: p.clients, problem, along(problem.clients))
+    local = None
     if start is not None:
-        start = start._replace(local=along(start.local))
-    options = Options(rounds, stops=False)
-    run = programs(**compiler_options(algorithm, clients, place.platform))(whole_run)
-    local = None if start is None else start.local
-    held = sum(map(_bytes, jax.tree.leaves((problem.clients, local)))) // len(place.devices)
+        local = along(start.local)
+        start = start._replace(local=local)
+    leaves = jax.tree.leaves((problem.clients, local))
+    held = sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves) // len(place.devices)
     if place.memory is not None and held > place.memory:
         return _Attempt(size, False, held, 0.0, None, costs, held)
-    begun = time.perf_counter()
+    options = Options(run.rounds, stops=False)
+    program = programs(**compiler_options(run.algorithm, run.clients, place.platform))(whole_run)
+    started = time.perf_counter()
     try:
-        found = compiled(run, problem, start, None, options, target=place)
+        found = compiled(program, problem, start, None, options, target=place)
     except Exception as error:
+        # A compiler may refuse a program that does not fit, and print what it would need.
         used = _used(str(error))
         if used is None:
             raise
-        return _Attempt(size, False, used, time.perf_counter() - begun, None, costs, held)
+        return _Attempt(size, False, used, time.perf_counter() - started, None, costs, held)
     needed = _memory(found).total
     fits = None if place.memory is None else needed <= place.memory
     return _Attempt(size, fits, needed, found.seconds, found, costs, held)
 
 
-def _bytes(x: jax.ShapeDtypeStruct) -> int:
-    return math.prod(x.shape) * x.dtype.itemsize
-
-
 def _used(message: str) -> int | None:
-    """The bytes that a compiler says it would have needed."""
-    # All of it, or, where these alone are too much, its temporaries.
+    """The bytes that a program needs, from the compiler's message that it does not fit."""
+    # The total, or the temporaries if these alone are too large.
     match = re.search(r"(?:Used |HLO temporaries \()([0-9.]+)([KMGT]?)", message)
     return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
@@ -299,7 +293,7 @@ def _reported(place: Target, best: _Attempt, each: int, seconds: float) -> Plan:
     advice = None
     if best.fits is False and place.memory is not None:
         least = math.ceil(len(place.devices) * best.needed / place.memory)
-        # What was not compiled is known by its arguments alone.
+        # Without a compilation only the arguments' size is known.
         about = "more than" if best.needed == best.held else "about"
         advice = f"{about} {least:,} such devices would hold it, or fewer samples on each"
     recomputed = ()

@@ -1,7 +1,7 @@
-"""Machines that programs are compiled for without having one: TPU slices and CUDA devices.
+"""Compiles programs for TPU slices and CUDA devices that need not be there.
 
-Their own compilers do it, on an ordinary processor; what they say of a program's memory is what it
-takes. Nothing runs, so that nothing is known of speed or of digits.
+Their own compilers run on an ordinary processor, and report the memory that a program takes.
+Nothing runs on the devices, so nothing is learned about speed or accuracy.
 """
 
 import os
@@ -20,8 +20,8 @@ from jaxfed.core.run.compiling import GPU_OPTIONS
 
 GIB = 2**30
 
-# What the compiler of `nvidia-cuda-nvcc-cu12` is told of one H100: NVIDIA's data sheet and CUDA's
-# device attributes of compute capability 9.0.
+# One H100 as XLA's compiler for GPUs describes devices. Numbers are from NVIDIA's data sheet and
+# CUDA's device attributes for compute capability 9.0.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -39,18 +39,16 @@ _H100_MEMORY = 84929347584
 
 # Memory of a device, in GiB. A chip of v2 and v3 is two devices.
 _TPUS = {"v2": 8, "v3": 16, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 96}
-# The smallest slice that the compiler knows, of which a single chip is one.
-_SMALLEST = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2",
-             "tpu7x": "2x2x1"}  # fmt: skip
+_THREE_DIMENSIONAL = ("v4", "v5p", "tpu7x")  # whose topologies have three numbers
 
 
 class Target(NamedTuple):
-    """Devices that a program is compiled for."""
+    """The devices to compile a program for."""
 
     name: str
     platform: str  # as JAX calls it: "tpu", "cuda" or "cpu"
     devices: tuple[Device, ...]
-    memory: int | None  # bytes of one device; None: as much as this machine has
+    memory: int | None  # bytes of one device; None if unknown
 
     def mesh(self, axis: str = AXIS) -> Mesh:
         """All devices in one row, for `jaxfed.backend.shard`."""
@@ -65,7 +63,7 @@ class Compiled(NamedTuple):
 
     @property
     def all_reduces(self) -> int:
-        """How many exchanges between devices the program holds; one in a loop counts once."""
+        """The number of exchanges between devices; one in a loop counts once."""
         return len(re.findall(r" all-reduce(?:-start)?\(", self.program.as_text()))
 
 
@@ -77,11 +75,9 @@ def target(name: str) -> Target:
             `"h100:8"`, GPUs of one machine; `"cpu"`, this processor.
 
     Raises:
-        ValueError: for another name, or a topology that the compiler does not know.
+        ValueError: if the name or the topology is unknown.
         ImportError: without the compiler, which `pip install 'jaxfed[aot]'` installs.
     """
-    if not isinstance(name, str):
-        raise refuse("topology", "a name, e.g. 'v5e:4x4'", name)
     kind, _, shape = name.partition(":")
     if name == "cpu":
         return Target(name, "cpu", (jax.devices("cpu")[0],), None)
@@ -103,15 +99,17 @@ def _gpus(count: int) -> tuple[Device, ...]:
 
 
 def _tpus(kind: str, shape: str) -> tuple[Device, ...]:
-    # Else the compiler asks for a description of this machine over the network, as in a cloud.
+    # Otherwise the compiler asks the cloud for a description of this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     topologies = require("jax.experimental.topologies", extra="aot")
+    # The smallest slice that the compiler knows has four chips.
+    smallest = "2x2x1" if kind in _THREE_DIMENSIONAL else "2x2"
     try:
         found = topologies.get_topology_desc(
-            topology_name=f"{kind}:{shape or _SMALLEST[kind]}", platform="tpu"
+            topology_name=f"{kind}:{shape or smallest}", platform="tpu"
         )
     except (ValueError, RuntimeError) as error:
-        message = f"a shape such as {_SMALLEST[kind]} for {kind}; its compiler says: {error}"
+        message = f"a shape such as {smallest} for {kind}; its compiler says: {error}"
         raise refuse("topology", message, shape) from error
     return tuple(found.devices) if shape else tuple(found.devices[:1])
 
@@ -121,9 +119,8 @@ def compiled(function: Any, *arguments: Any, target: Target) -> Compiled:
 
     Args:
         function: what `jax.jit` returned.
-        arguments: arrays or `jax.ShapeDtypeStruct`s; those without a sharding are on the first
-            device, or on all of them alike.
-        target: what to compile for.
+        arguments: arrays or `jax.ShapeDtypeStruct`s; those without a sharding are replicated.
+        target: the devices to compile for.
     """
     mesh = target.mesh()
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -134,9 +131,9 @@ def compiled(function: Any, *arguments: Any, target: Target) -> Compiled:
         sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or everywhere)
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     lowered = function.trace(*jax.tree.map(placed, arguments)).lower(
         lowering_platforms=(target.platform,)
     )
     options = GPU_OPTIONS if target.platform == "cuda" else {}
-    return Compiled(lowered.compile(compiler_options=options), time.perf_counter() - begun)
+    return Compiled(lowered.compile(compiler_options=options), time.perf_counter() - started)

@@ -10,27 +10,17 @@ keeps state or needs a screen. With `figure`, a function draws into that figure 
 """
 
 from jaxfed import _names
-from jaxfed.plot._agreement import agreement, confusion
-from jaxfed.plot._clusters import client_map, clusters
-from jaxfed.plot._curves import convergence
-from jaxfed.plot._grid import grid
-from jaxfed.plot._images import components, separation
-from jaxfed.plot._samples import reconstructions, samples
-from jaxfed.plot._variance import scree, variance_shares
-
-__all__ = [
-    "agreement",
-    "client_map",
-    "clusters",
-    "components",
-    "confusion",
-    "convergence",
-    "grid",
-    "reconstructions",
-    "samples",
-    "scree",
-    "separation",
-    "variance_shares",
-]
+from jaxfed.plot._agreement import agreement as agreement
+from jaxfed.plot._agreement import confusion as confusion
+from jaxfed.plot._clusters import client_map as client_map
+from jaxfed.plot._clusters import clusters as clusters
+from jaxfed.plot._curves import convergence as convergence
+from jaxfed.plot._grid import grid as grid
+from jaxfed.plot._images import components as components
+from jaxfed.plot._images import separation as separation
+from jaxfed.plot._samples import reconstructions as reconstructions
+from jaxfed.plot._samples import samples as samples
+from jaxfed.plot._variance import scree as scree
+from jaxfed.plot._variance import variance_shares as variance_shares
 
 __dir__ = _names.public_names(__name__)

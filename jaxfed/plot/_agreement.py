@@ -34,7 +34,6 @@ def agreement(
         ValueError: if the shares are not `(views, rank)`, or there is not one name per view.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     values = _figure.host("shares", shares, 2, "shares of shape (views, rank)")
     views, rank = values.shape
     _figure.check_names("names", names, views)
@@ -74,7 +73,6 @@ def confusion(
             not two names.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     wanted = "components of shape (features, rank)"
     left, right = _figure.host("first", first, 2, wanted), _figure.host("second", second, 2, wanted)
     if len(left) != len(right):

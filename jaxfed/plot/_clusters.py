@@ -37,7 +37,6 @@ def clusters(
         ValueError: if points are not `(clients, 2)`, or labels or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     points = _figure.host("embedding", embedding, 2, "points of shape (clients, 2)")
     if points.shape[1] != 2:
         raise refuse("embedding", "points of shape (clients, 2)", embedding)
@@ -78,9 +77,9 @@ def client_map(
             names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     wanted = "local components (clients, features, rank) or points (clients, 2), of two clients"
     points = host_array("clients", clients, wanted)
+    # Three axes are components, which are placed below; two are points.
     points = _figure.host("clients", points, 3 if points.ndim == 3 else 2, wanted)
     if len(points) < 2 or (points.ndim == 2 and points.shape[1] != 2):
         raise refuse("clients", wanted, clients)

@@ -41,7 +41,6 @@ def convergence(
         ValueError: if an entry is not in the history, or bits are asked for on both axes.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     _figure.check_named("history", history, "arrays")
     if not quantities:
         raise refuse("quantities", "names of the history, at least one", quantities)
@@ -53,33 +52,26 @@ def convergence(
     needed = dict.fromkeys(quantities, "quantities")
     if bits or against == "bits_up":
         needed["bits_up"] = "bits" if bits else "against"
+    curves = {}
     for name, argument in needed.items():
         if name not in history:
             raise ValueError(f"{argument}: the history has {sorted(history)}, not {name!r}")
-        _figure.host(
-            f"history[{name!r}]", history[name], 1, "a number for each round", finite=False
-        )
+        wanted = "a number for each round"
+        curves[name] = _figure.host(f"history[{name!r}]", history[name], 1, wanted, finite=False)
     target = _figure.one_axes(figure, ax, 5.0, 3.0)
     axes = target.axes
     for position, name in enumerate(quantities):
-        values = np.asarray(history[name], float)
-        places = np.arange(1, len(values) + 1)
-        if against == "bits_up":
-            places = np.asarray(history["bits_up"], float)
+        values = curves[name]
+        places = curves["bits_up"] if against == "bits_up" else np.arange(1, len(values) + 1)
         known = np.isfinite(values)
         # A line through one point would be invisible.
         style = "." if known.sum() == 1 else "-"
-        axes.plot(
-            places[known],
-            values[known],
-            style,
-            color=_figure.colour(position),
-            label=_figure.verbatim(name),
-        )
+        look = {"color": _figure.colour(position), "label": _figure.verbatim(name)}
+        axes.plot(places[known], values[known], style, **look)
     _figure.marked(axes.axhline, levels)
     _figure.light(axes)
     if bits:
-        _bits(axes.twinx(), np.asarray(history["bits_up"], float))
+        _bits(axes.twinx(), curves["bits_up"])
     if against == "rounds":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if against == "rounds" else "bits sent by a client", fontsize=9)

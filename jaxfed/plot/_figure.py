@@ -1,4 +1,4 @@
-"""What all plots share: figures and axes, colours, and checks of what is drawn."""
+"""Helpers of all plots: figures and axes, colours, and checks of arrays and names."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +39,7 @@ def canvas(figure: Any, width: float, height: float) -> Any:
 
 def one_axes(figure: Any, ax: Any, width: float, height: float) -> Target:
     """Axes for a single plot: the given ones, or those of a figure of this size in inches."""
+    _check_place(figure, ax)
     if ax is not None:
         return Target(ax, ax)
     figure = canvas(figure, width, height)
@@ -47,24 +48,22 @@ def one_axes(figure: Any, ax: Any, width: float, height: float) -> Target:
 
 def within(figure: Any, ax: Any) -> Any:
     """The figure for several panels, which takes the place of `ax` in its grid if given."""
+    _check_place(figure, ax)
     if ax is None:
         return figure
+    if ax.get_subplotspec() is None:
+        raise ValueError("ax: wanted axes of a grid, such as from plt.subplots, for several panels")
     ax.set_axis_off()
     return ax.get_figure(root=False).add_subfigure(ax.get_subplotspec())
 
 
-def check_place(figure: Any, ax: Any, *, panels: bool = False) -> None:
-    """Check that a plot, or several panels, can be drawn into `figure` or `ax`."""
-    if figure is not None and not (hasattr(figure, "subplots") and hasattr(figure, "subfigures")):
-        raise refuse("figure", "a Matplotlib figure or subfigure, or None", figure)
-    if ax is None:
-        return
-    if figure is not None:
+def _check_place(figure: Any, ax: Any) -> None:
+    if figure is not None and ax is not None:
         raise ValueError("figure, ax: wanted at most one of the two, got both")
-    if not hasattr(ax, "imshow"):
+    if figure is not None and not hasattr(figure, "subfigures"):
+        raise refuse("figure", "a Matplotlib figure or subfigure, or None", figure)
+    if ax is not None and not hasattr(ax, "imshow"):
         raise refuse("ax", "Matplotlib axes, or None", ax)
-    if panels and ax.get_subplotspec() is None:
-        raise ValueError("ax: wanted axes of a grid, such as from plt.subplots, for several panels")
 
 
 def bare(axes: Any) -> None:

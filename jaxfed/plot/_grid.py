@@ -55,7 +55,6 @@ def grid(
             another dimension without coordinates.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     dataset = require("xarray", extra="sweep").Dataset
     check_instance("found", found, dataset, "an xarray.Dataset")
     check_name("scale", scale, ("log", "linear"))

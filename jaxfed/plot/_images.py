@@ -41,7 +41,6 @@ def components(
             `image_shape`.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax, panels=True)
     check_count("columns", columns)
     arrays = {
         name: _figure.host(f"groups[{name!r}]", group, 2, "components of shape (features, rank)")
@@ -65,6 +64,7 @@ def components(
         columns = max(columns, math.ceil(0.08 * max(map(len, images)) / _SIZE))
         tall = _SIZE * height / width * sum(rows) + 0.3 * len(rows)
         panel = _figure.canvas(None, _SIZE * columns, tall)
+    # A subfigure for each group, because a row of axes has no title of its own.
     parts = np.atleast_1d(panel.subfigures(len(images), 1, height_ratios=[r + 0.3 for r in rows]))
     for (name, group), part, number in zip(images.items(), parts, rows, strict=True):
         part.suptitle(_figure.verbatim(name), fontsize=9, x=0.01, ha="left")
@@ -106,7 +106,6 @@ def separation(
         ValueError: if shapes do not match, or both parts are None.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax, panels=True)
     samples = _figure.host("original", original, 2, "samples of shape (samples, features)")
     parts = {
         name: _figure.host(name, part, 2, f"numbers of shape {samples.shape}")
@@ -128,11 +127,8 @@ def separation(
     rows["together"] = centre + np.sum(list(parts.values()), axis=0)
     images = {name: _figure.as_images("original", row, image_shape) for name, row in rows.items()}
     height, width = image_shape
-    panel = _figure.canvas(
-        _figure.within(figure, ax),
-        0.95 * len(samples) + 0.5,
-        0.95 * len(rows) * height / width + 0.3,
-    )
+    tall = 0.95 * len(rows) * height / width + 0.3
+    panel = _figure.canvas(_figure.within(figure, ax), 0.95 * len(samples) + 0.5, tall)
     grid = panel.subplots(len(rows), len(samples), squeeze=False)
     # Samples and sums share one colour scale, the two parts another.
     low, high = float(min(samples.min(), 0)), float(samples.max())
@@ -142,9 +138,8 @@ def separation(
             if label.endswith("part"):
                 _figure.signed_image(axes, image, end)
             else:
-                axes.imshow(
-                    image, cmap=_figure.INK, vmin=low, vmax=high, interpolation=_figure.SMOOTH
-                )
+                look = {"cmap": _figure.INK, "interpolation": _figure.SMOOTH}
+                axes.imshow(image, vmin=low, vmax=high, **look)
                 _figure.bare(axes)
         line[0].set_ylabel(label, fontsize=8)
     for axes, name in zip(grid[0], names or (), strict=False):

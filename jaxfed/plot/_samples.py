@@ -48,7 +48,6 @@ def samples(
             `image_shape`, `columns` is not positive, or a note belongs to no group.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax, panels=True)
     _figure.check_named("groups", groups, "images")
     check_count("columns", columns)
     notes = notes or {}
@@ -89,7 +88,6 @@ def reconstructions(
         ValueError: if there is no reconstruction, or shapes do not match.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax, panels=True)
     rows = [_Row("original", _clipped("original", original, image_shape))]
     _figure.check_named("found", found, "reconstructions")
     count = len(rows[0].images)

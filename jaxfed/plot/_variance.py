@@ -39,7 +39,6 @@ def scree(
             positive.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     _figure.check_named("variances", variances, "variances")
     wanted = "variances of shape (components,) or (clients, components)"
     curves = {}
@@ -95,7 +94,6 @@ def variance_shares(
         ValueError: if shares are not three arrays of one length, or names are not one per client.
         ImportError: if Matplotlib is not installed.
     """
-    _figure.check_place(figure, ax)
     parts = [
         100 * _figure.host(f"shares.{name}", part, 1, "a share for each client")
         for name, part in zip(EnergyShares._fields, shares, strict=True)
@@ -104,6 +102,7 @@ def variance_shares(
     if {len(part) for part in parts} != {clients}:
         raise refuse("shares", "arrays of one length", shares)
     _figure.check_names("names", names, clients)
+    # Bars are drawn from the bottom, so the most shared client comes last.
     order = np.argsort(parts[0], kind="stable")
     written = names is not None and clients <= MOST_NAMES
     bar = 0.2 if written else 0.06

@@ -20,8 +20,6 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.pca.ranks import RankTable
 from jaxfed.report import _page, _sections
 
-__all__ = ["html", "write"]
-
 
 def html(
     solution: Solution,

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.calls import RESERVED
-from jaxfed.core.run.sent import Sent, sent
+from jaxfed.core.run.message_parts import MessagePart, message_parts
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.release import Release
@@ -43,7 +43,7 @@ def revealed(solution: Solution, clients: Clients) -> list[str]:
         ),
         table([_released(release, when) for release, when in releases]),
     ]
-    messages = sent(solution, clients)
+    messages = message_parts(solution, clients)
     if messages:
         parts.append(table([_message(part) for part in messages]))
     parts += [paragraph(text) for text in _meaning(solution, releases, messages)]
@@ -78,7 +78,7 @@ def _called(channel: Channel) -> str:
     return re.sub(r"\b_([A-Za-z]+)(?=\()", function, text)
 
 
-def _message(part: Sent) -> dict[str, Any]:
+def _message(part: MessagePart) -> dict[str, Any]:
     size = " × ".join(map(str, part.shape)) or "1"
     return {
         "part": part.name or "the message",
@@ -89,38 +89,39 @@ def _message(part: Sent) -> dict[str, Any]:
 
 
 def _meaning(
-    solution: Solution, releases: list[tuple[Release, str]], messages: list[Sent]
+    solution: Solution, releases: list[tuple[Release, str]], messages: list[MessagePart]
 ) -> list[str]:
     """What this means for privacy, in sentences."""
     channels = [release.channel for release, _ in releases]
+    noisy = all(channel.noise() is not None for channel in channels)
     if all(channel.private for channel in channels):
-        said = []
+        sentences = []
         if all(channel.one_time for channel in channels):
-            said.append("Masks hid single messages: the server could read only their sum.")
-        if all(channel.noise() is not None for channel in channels):
-            said.append("Messages were clipped and carried noise.")
-        return [" ".join([*said, _guarantee(solution, channels)])]
+            sentences.append("Masks hid single messages: the server could read only their sum.")
+        if noisy:
+            sentences.append("Messages were clipped and carried noise.")
+        return [" ".join([*sentences, _guarantee(solution, noisy)])]
     unprotected = [when for release, when in releases if not release.channel.private]
-    said = [
+    sentences = [
         f"Messages {' and '.join(dict.fromkeys(unprotected))} were not protected: whoever runs the "
         "server could read each client's. jaxfed.channel.secure_sum hides single messages; "
         "jaxfed.channel.gaussian limits what can be inferred from them."
     ]
     rules = {part.rule for part in messages}
     if rules & {"Gram", "Symmetric"}:
-        said.append(
+        sentences.append(
             "A client's second moment, or a factor of it, reveals the variances and covariances of "
             "its features; for a client with few samples it may reveal the samples."
         )
     if "Gather" in rules:
-        said.append(
+        sentences.append(
             "Gathered messages cannot be hidden in a sum, because the server needs each one."
         )
-    return [*said, "There is no guarantee of differential privacy for this run."]
+    return [*sentences, "There is no guarantee of differential privacy for this run."]
 
 
-def _guarantee(solution: Solution, channels: list[Channel]) -> str:
-    if any(channel.noise() is None for channel in channels):
+def _guarantee(solution: Solution, noisy: bool) -> str:
+    if not noisy:
         return "There is no guarantee of differential privacy for this run: sums had no noise."
     try:
         epsilon = spent(solution, delta=DELTA)

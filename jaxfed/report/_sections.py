@@ -1,4 +1,4 @@
-"""The sections of a report."""
+"""Writes the sections of a report on a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ NUMBERS = 10**8  # most numbers in the samples for which spectra and variances a
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a report, and what is computed from them once."""
+    """The arguments of a report, and values that several sections need."""
 
     solution: Solution
     clients: Clients
@@ -120,6 +120,7 @@ def _data(given: Given) -> Section:
         f"{np.median(counts):,.0f}",
     }
     weights = np.asarray(clients.weights)
+    # Equal weights need no row.
     if len(weights) == len(counts) and np.ptp(weights) > 1e-6 * weights.max():
         rows["weights"] = f"from {weights.min():.3g} to {weights.max():.3g}"
     each = [
@@ -147,15 +148,11 @@ def _ranks(given: Given, picture: Any) -> Section | None:
             {"shared": int(a), "local": int(b), "error": float(e), "misalignment": float(t)}
             for a, b, e, t in zip(*given.ranks[:4], strict=True)
         ]
-        pairs = [(row["shared"], row["local"]) for row in rows]
-        chosen = given.ranks.suggested
-        text = "No ranks were suggested: local components were too similar between clients."
-        if chosen is not None:
-            text = (
-                f"Among the ranks tried, {chosen[0]} shared and {chosen[1]} local components were "
-            )
-            text += "suggested."
-        marked = None if chosen is None else pairs.index(chosen)
+        marked, text = None, "No ranks were suggested: clients' local components were too similar."
+        if given.ranks.suggested is not None:
+            a, b = given.ranks.suggested
+            marked = [(row["shared"], row["local"]) for row in rows].index((a, b))
+            text = f"Among the ranks tried, {a} shared and {b} local components were suggested."
         parts += [paragraph(text), table(rows, marked=marked)]
     found = None
     if given.samples is not None:
@@ -173,9 +170,7 @@ def _convergence(given: Given, picture: Any) -> Section | None:
     objective = np.asarray(history.get("objective", ()), float)
     known = objective[np.isfinite(objective)]
     if len(known) < 2:
-        text = (
-            "The algorithm needs a single exchange of messages, so there is no convergence to show."
-        )
+        text = "The algorithm exchanges messages only once, so there is no convergence to show."
         return Section("Convergence", [paragraph(text)])
     change = abs(known[-1] - known[-2]) / max(abs(known[-2]), 1e-30)
     text = (
@@ -209,10 +204,10 @@ def _components(given: Given, picture: Any) -> Section | None:
 def _turned(components: Array, samples: list[np.ndarray] | None) -> np.ndarray:
     """Principal axes if there are samples, else the components unchanged."""
     basis = np.asarray(components)
-    kept = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
-    if samples is None or not kept.shape[1]:
+    present = basis[:, np.abs(basis).max(axis=0) > 0]  # a client may have fewer than others
+    if samples is None or not present.shape[1]:
         return basis
-    return principal_axes(kept, samples)
+    return principal_axes(present, samples)
 
 
 def _clients(given: Given, picture: Any) -> Section | None:
@@ -230,16 +225,15 @@ def _clients(given: Given, picture: Any) -> Section | None:
         data, label = given.metadata, given.label
         if data is None:
             data, label = given.counts, "samples"
-        data = np.asarray(data)[some]
-        drawn = plot.client_map(
-            local[some], data, label=label, names=names if len(some) <= 30 else None
-        )
+        data, written = np.asarray(data)[some], names if len(some) <= 30 else None
+        drawn = plot.client_map(local[some], data, label=label, names=written)
         caption = "Clients, closer together if their local components are more similar"
         parts.append(picture(drawn, caption))
         text = (
             f"Misalignment of the local components: {float(misalignment(local)):.4f}. It is 0 if "
+            "all clients share a direction, which should not be local."
         )
-        parts.append(paragraph(text + "all clients share a direction, which should not be local."))
+        parts.append(paragraph(text))
     if len(some) < len(given.names):
         text = f"Pictures show {len(some):,} of {len(given.names):,} clients, selected evenly."
         parts.append(paragraph(text, note=True))
@@ -258,7 +252,7 @@ def _costs(given: Given) -> Section:
         total = float(known[-1]) if known.size else 0.0
         rows[f"bits {words} by a client"] = f"{total:,.0f} ({in_bytes(total / 8)})"
     rows["sent by all clients together"] = in_bytes(
-        float(np.asarray(history["bits_up"], float)[-1]) / 8 * len(given.clients)
+        float(history["bits_up"][-1]) / 8 * len(given.clients)
     )
     rows["seconds, including compilation"] = given.seconds
     return Section("Costs", [facts({k: v for k, v in rows.items() if v is not None})])

@@ -1,4 +1,4 @@
-"""Eigenvalues for choosing ranks: of all clients together, and of what is left of each client."""
+"""Eigenvalues for choosing ranks: of the mean second moment, and of each client's own."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

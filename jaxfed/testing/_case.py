@@ -1,5 +1,6 @@
 """The input of the checks, and runs and settings that several checks use."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -96,6 +97,7 @@ class Case:
         """Raise an AssertionError unless both are the same up to the case's tolerances."""
         same(given, wanted, sentence, self.rtol, self.atol)
 
+    @functools.cached_property
     def messages(self) -> Messages:
         """One client's first message, a downlink and an uplink, filled with random numbers."""
 

@@ -29,7 +29,7 @@ def check_structure(case: Case) -> None:
     for name in ("state", "result"):
         sentence = f"the {name} has the same shapes and types after one round and after three"
         alike(getattr(three, name), getattr(one, name), sentence)
-    first, downlink, uplink = case.messages()
+    first, downlink, uplink = case.messages
     everything = {"first message": first, "downlink": downlink, "uplink": uplink}
     everything |= {"server": one.server, "local": one.local, "result": one.result}
     for name, tree in everything.items():

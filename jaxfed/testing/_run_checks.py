@@ -4,7 +4,6 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from unittest import mock
 
 import equinox as eqx
@@ -114,7 +113,7 @@ def check_participation(case: Case) -> None:
 
 
 def check_channels(case: Case) -> None:
-    first, downlink, uplink = case.messages()
+    first, downlink, uplink = case.messages
     exact = channel.top_k(1.0)
     for message in (first, downlink, uplink):
         for way in (channel.lossless(), exact):
@@ -155,7 +154,7 @@ def check_channels(case: Case) -> None:
 
 
 def check_bits(case: Case) -> None:
-    first, downlink, uplink = map(length, case.messages())
+    first, downlink, uplink = map(length, case.messages)
     history = case.solve().history
     number = np.arange(1, case.rounds + 1)
     wanted = {"bits_up": 8 * (first + uplink * number), "bits_down": 8 * downlink * number}
@@ -184,8 +183,6 @@ class _Interruption(Exception):
 
 
 def check_checkpoint(case: Case) -> None:
-    if find_spec("orbax") is None or find_spec("orbax.checkpoint") is None:
-        raise Skipped("Orbax is not installed")
     given = case.algorithm, case.clients, case.key
     wanted = chunked(case, *given)
     with tempfile.TemporaryDirectory() as folder:

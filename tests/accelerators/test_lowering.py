@@ -9,9 +9,16 @@ import pytest
 import jaxfed as jf
 from bench.tables import accelerator_matrix as matrix
 from jaxfed.linalg import Moment
+from tests.examples import LONG
 
 
-@pytest.mark.parametrize("kind", matrix.CASES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] * (kind in LONG))
+        for kind in matrix.CASES
+    ],
+)
 def test_lowers_for_accelerators(kind):
     function, arguments = matrix.program(kind, "lossless", "forward", rounds=2)
     exported = jax.export.export(function, platforms=("tpu", "cuda"))(*arguments)

@@ -4,6 +4,7 @@ import csv
 import inspect
 import json
 import math
+import re
 import tomllib
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ import jaxfed as jf
 import papers
 from jaxfed import Personalized, metrics
 from jaxfed.cli import main, reproduce
-from jaxfed.data import PERPCA_SETTINGS, perpca_synthetic
+from jaxfed.data import perpca_synthetic
 from papers.intervals import (
     Interval,
     about,
@@ -35,6 +36,7 @@ from papers.intervals import (
 from papers.perpca import _noiseless, _statistics, _synthetic, figure3, figure9, table2
 from papers.report import Cell, Found, Target
 from papers.runs import Seeds, learned, runs
+from papers.synthetic import PERPCA_SETTINGS
 
 SYNTHETIC = [f"perpca/{name}" for name in ("table2", "table3")]
 SYNTHETIC += [f"perpca/figure{number}" for number in (3, 4, 7, 8, 9)]
@@ -140,17 +142,45 @@ def test_the_package_holds_no_target():
     ("arguments", "expected"),
     [
         (["perpca/table1"], ["'perpca/table1'", *SYNTHETIC]),
+        (["adept/table9"], ["'adept/table9'", "adept/table1"]),
+        (["gcca/table3"], ["'gcca/table3'", "gcca/table1"]),
         ([], SYNTHETIC),
         (["perpca/table2", "--seeds", "0"], ["--seeds", "got 0"]),
         (["perpca/table2", "--seed", "-1"], ["--seed:", "got -1"]),
         (["perpca/table2", "--data", "no/such/folder"], ["--data", "no/such/folder"]),
         (["perpca/table2", "--scale", "0.5"], ["--scale", "perpca/table2"]),
+        (["gcca/deep_digits", "--scale", "0.5"], ["always runs at its full size"]),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments, expected, capsys):
     assert main(["reproduce", *arguments]) == 2
     error = capsys.readouterr().err
     assert all(words in error for words in expected)
+
+
+def test_targets_on_real_files_say_which_they_want(tmp_path):
+    found = {}
+    for name in papers.names():
+        target = papers.find(name)
+        if not target.takes("data"):
+            continue
+        with pytest.raises(ValueError, match=r"^--data: .* real files.* They come from ") as told:
+            target(Seeds(1))
+        (folder,) = re.findall(r"subfolder (\w+)/", str(told.value))
+        data = tmp_path / name
+        (data / "another").mkdir(parents=True)
+        with pytest.raises(ValueError, match=rf"^--data: .* has no subfolder {folder}/"):
+            target(Seeds(1), data=data)
+        (data / folder).mkdir()
+        with pytest.raises(ValueError, match=r"^--data: no |: holds no file"):
+            target(Seeds(1), data=data)
+        found[name] = folder
+    assert set(found.values()) == {"mnist", "mfeat", "thermal", "debates"} and len(found) == 12
+
+
+def test_the_command_says_what_files_a_target_wants(capsys):
+    assert main(["reproduce", "adept/table2"]) == 2
+    assert "--data: this target runs on real files" in capsys.readouterr().err
 
 
 # --- verdicts --------------------------------------------------------------------------------
@@ -188,6 +218,18 @@ def test_what_cannot_be_run_is_refused(arguments, expected, capsys):
         (Cell([0.4, 0.8] * 5, at_least(0.5), by="claim"), "differs by -0.022"),
         (Cell([0.4, 2.0], near(1.0, 0.5), by="claim"), "differs by -0.1"),
         (Cell([2.0], at_least(0.5), by="claim"), "reproduced"),
+        # Of a median, what is printed is one draw: it is compared with the range.
+        (Cell([1.0, 2.0, 9.0], near(2.0, 0.1), by="median"), "reproduced"),
+        (Cell([1.0, 2.0, 9.0], near(3.0, 0.5), by="median"), "differs by -0.5"),
+        (Cell([1.0, 2.0, 9.0], near(2.0, 0.1), paper=8.0, by="median"), "reproduced"),
+        (
+            Cell([1.0, 2.0, 9.0], near(2.0, 0.1), 20.0, by="median"),
+            "reproduced; from the paper by -10",
+        ),
+        (Cell([1.0, 2.0, 9.0], Interval(5, np.inf, "> 5"), by="median"), "differs by -3"),
+        (Cell([3.0], between(1.0, 2.0), by="median"), "differs by +0.5"),
+        (Cell([3.0], paper=3.1, by="median"), "reproduced"),
+        (Cell([3.0], by="median"), "not comparable: no published value"),
         # A goal that was never reached.
         (Cell([17.0, math.inf], between(17, 20)), "differs: measured inf"),
     ],
@@ -247,6 +289,8 @@ def test_texts_hold_mean_spread_and_what_is_compared_with():
     assert Cell([1.0, 5.0, 2.0], by="range").texts()["measured"] == "2 [1, 5]"
     assert Cell([1.0, 2.0], by="claim").texts()["measured"] == "1.5, s.e. 0.5 [1, 2]"
     assert Cell([2.0], by="claim").texts()["measured"] == "2"
+    texts = Cell([1.0, 2.0, 3.0, 4.0, 100.0], paper=1.5e-6, by="median").texts()
+    assert (texts["measured"], texts["paper"]) == ("3 [2, 4]", "1.5e-06")
 
 
 # --- text and files --------------------------------------------------------------------------

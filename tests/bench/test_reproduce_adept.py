@@ -153,8 +153,6 @@ def test_clients_have_one_class_and_share_no_image():
 
 @pytest.mark.slow
 def test_clients_of_digits(tmp_path, monkeypatch, capsys):
-    assert main(["reproduce", "adept/table2"]) == 2
-    assert "--data: this target runs on real files" in capsys.readouterr().err
     mnist(tmp_path, 10)
     assert main(["reproduce", "adept/table2", "--data", str(tmp_path)]) == 2
     assert "of class 0 there are 10" in capsys.readouterr().err
@@ -183,8 +181,3 @@ def test_clients_of_digits(tmp_path, monkeypatch, capsys):
 def test_settings_are_chosen_by_draws_that_are_not_measured():
     assert _autoencoders.tuning(Seeds(3)) == [1000, 1001]
     assert not set(_autoencoders.tuning(Seeds(3, 5))) & {1000, 1001, *Seeds(999, 5)}
-
-
-def test_what_is_no_target(capsys):
-    assert main(["reproduce", "adept/table9"]) == 2
-    assert "adept/table1" in capsys.readouterr().err

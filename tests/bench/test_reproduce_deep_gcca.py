@@ -4,9 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-import jaxfed as jf
 import papers
-from jaxfed.cli import main
 from papers.gcca import _deep, _digits, deep_digits, figure10, figure11
 from papers.runs import Seeds
 from tests.bench.targets import DIGITS, cells, classes_told_apart, write_digits
@@ -76,10 +74,7 @@ def test_scale_is_of_the_entities(scale, entities, batch):
 
 
 @pytest.mark.slow
-def test_real_views(tmp_path, capsys):
-    assert main(["reproduce", "gcca/deep_digits"]) == 2
-    assert "--data: this target runs on real files" in capsys.readouterr().err
-
+def test_real_views(tmp_path):
     labels, views = classes_told_apart(30, 0.2)
     write_digits(tmp_path, labels, views)
     report = papers.find("gcca/deep_digits")(
@@ -113,9 +108,3 @@ def test_real_views(tmp_path, capsys):
     # The classifier's rows are of one scale for any number of entities.
     rows = np.sqrt(90) * np.eye(90)[:, :2]
     assert deep_digits._accuracies(rows, labels, 0).shape == (_digits.SPLITS,)
-
-
-def test_real_views_have_one_size(capsys):
-    assert main(["reproduce", "gcca/deep_digits", "--scale", "0.5"]) == 2
-    assert "always runs at its full size" in capsys.readouterr().err
-    assert isinstance(_deep.algorithm_of(400), jf.gcca.DeepMaxVar)

@@ -1,4 +1,4 @@
-"""The targets of personalized PCA on files: what they ask for, and small runs."""
+"""The targets of personalized PCA on files: how images are dealt, and small runs."""
 
 import chex
 import jax
@@ -12,19 +12,6 @@ from jaxfed.data import image_sequence_synthetic
 from papers.perpca import mnist
 from papers.runs import Seeds
 from tests.bench.targets import cells
-
-
-@pytest.mark.parametrize("name", ["mnist", "thermal", "debates"])
-def test_reproductions_say_what_files_they_need(name, tmp_path):
-    target = papers.find(f"perpca/{name}")
-    with pytest.raises(ValueError, match=f"--data: .* subfolder {name}/ .* They come from "):
-        target(Seeds(1))
-    with pytest.raises(ValueError, match=f"has no subfolder {name}/"):
-        target(Seeds(1), data=tmp_path)
-    (tmp_path / name).mkdir()
-    if name != "debates":
-        with pytest.raises(ValueError, match="--data: no "):
-            target(Seeds(1), data=tmp_path)
 
 
 def test_digits_are_dealt_without_repetition():

@@ -19,8 +19,9 @@ import pytest
 import jaxfed as jf
 from jaxfed.cli import SUMMARIES, _report, load, main, parse
 from jaxfed.cli._options import descriptions
-from jaxfed.cli.fit import ALGORITHMS, pca
+from jaxfed.cli.fit import pca
 from jaxfed.core.common.files import locked
+from jaxfed.core.store import saved
 from tests.cli.command_line import fit, loaded, refused, run, value, written
 from tests.helpers import ROOT
 
@@ -148,9 +149,9 @@ def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
 
     # Not with other points, another model or other data.
     assert main([*options, "3.0", "--out", str(out)]) == 2
-    assert "holds another grid; its axes" in capsys.readouterr().err
+    assert "belongs to another grid: axes was" in capsys.readouterr().err
     assert main([*options, "--rounds", "4", "--out", str(out)]) == 2
-    assert "holds a grid of another computation" in capsys.readouterr().err
+    assert "belongs to another grid: computation differs" in capsys.readouterr().err
 
     # Not while another process is at it, whatever is said.
     with locked(out / "checkpoint", "folder"):
@@ -238,18 +239,20 @@ def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
     with np.load(learned / "fit" / "result.npz") as stored:
         arrays = dict(stored)
 
-    def attempt(**others):
-        np.savez(tmp_path / "other.npz", **(arrays | others))
+    whole = jf.load(learned / "fit" / "result.npz")
+
+    def attempt(features=None, **parts):
+        changed = whole._replace(result=whole.result._replace(**parts))
+        others = {} if features is None else {"features": features}
+        np.savez(tmp_path / "other.npz", **(arrays | saved.entries(changed) | others))
         command = ["personalize", str(tmp_path / "other.npz"), "--data", str(learned / "new")]
         capsys.readouterr()
         return refused(capsys, run(*command, "--out", tmp_path / "out"))
 
     around = np.repeat(arrays["shared"][None], 4, axis=0)
     assert "by a prior that is not in it" in attempt(local=around)
-    header = json.loads(str(arrays["header"]))
     for part, message in (("shared", "no shared components"), ("local", "--local-rank: wanted")):
-        without = json.dumps(header | {"parts": header["parts"] | {part: None}})
-        assert message in attempt(header=np.asarray(without))
+        assert message in attempt(**{part: None})
     assert "wanted what jaxfed fit wrote of the PCA family" in attempt(features=np.arange(3))
     assert not (tmp_path / "out").exists()
 
@@ -472,6 +475,17 @@ def described():
     for name in SUMMARIES:
         found |= leaves(load(name), (name,))
     return found
+
+
+# The algorithms that each command below `jaxfed fit` can run.
+ALGORITHMS = {
+    **{name: (entry.algorithm,) for name, entry in pca.ALGORITHMS.items()},
+    "gcca": (jf.gcca.MaxVar, jf.gcca.MVLSA),
+    "mvlsa": (jf.gcca.MVLSA,),
+    "deep-gcca": (jf.gcca.DeepMaxVar,),
+    "autoencoder": (jf.generative.AdaptiveAutoencoder, jf.generative.FedAvg),
+    "diffusion": (jf.generative.AdaptiveDiffusion, jf.generative.FedAvg),
+}
 
 
 def test_every_exported_algorithm_has_a_command(described):

@@ -464,7 +464,7 @@ def test_a_killed_run_ends_where_the_uninterrupted_one_does(data, tmp_path, caps
     process = subprocess.Popen([*map(str, command), "--out", str(out)], stdout=subprocess.DEVNULL)
     rounds = out / "checkpoint" / "rounds"
     deadline = time.monotonic() + 200
-    while not (rounds.is_dir() and any(entry.name.isdigit() for entry in rounds.iterdir())):
+    while not (rounds.is_dir() and any(entry.stem.isdigit() for entry in rounds.iterdir())):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -506,8 +506,8 @@ def interrupted(number, after):
     threading.Thread(target=send, args=(number, after)).start()
     return main(sys.argv[1:])
 
-assert interrupted(signal.SIGTERM, "1") == 143
-sys.exit(interrupted(signal.SIGINT, "3"))
+assert interrupted(signal.SIGTERM, "00000001.npz") == 143
+sys.exit(interrupted(signal.SIGINT, "00000003.npz"))
 """
 
 
@@ -522,7 +522,7 @@ def test_a_run_ends_in_one_line_at_a_signal_and_goes_on(data, tmp_path, capsys):
     assert ended.returncode == 130, ended.stderr
     assert ended.stderr == "jaxfed: terminated\njaxfed: interrupted\n"
     rounds = out / "checkpoint" / "rounds"
-    assert all(entry.name.isdigit() for entry in rounds.iterdir())  # whole
+    assert all(entry.stem.isdigit() for entry in rounds.iterdir())  # whole
     assert fit("perpca", data, out, *options) == 0
     assert "Taking up the run" in capsys.readouterr().out
     options[-1] = "15"
@@ -540,7 +540,7 @@ def test_force_resumes_its_own_run_and_discards_another(data, tmp_path, capsys):
     assert "--out: " in (told := capsys.readouterr().err) and "is in use by process" in told
     # A mistake costs nothing that was computed.
     assert fit("perpca", data, tmp_path, *options, "--tol", "-1") == 2
-    assert (tmp_path / "checkpoint" / "rounds" / "6").exists()
+    assert (tmp_path / "checkpoint" / "rounds" / "00000006.npz").exists()
     capsys.readouterr()
     assert fit("perpca", data, tmp_path, *options) == 0
     assert "Taking up" in capsys.readouterr().out

@@ -21,8 +21,8 @@ def results(folder, *, force=False, checkpoint=True, fail=False):
     results.begin(resume=results.interrupted)
     if checkpoint:
         results.begin_checkpoint()
-        (folder / "checkpoint" / "rounds" / "5").mkdir(parents=True, exist_ok=True)
-        (folder / "checkpoint" / "rounds" / "5" / "part").write_text("saved")
+        (folder / "checkpoint" / "rounds").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoint" / "rounds" / "00000005.npz").write_text("saved")
     if fail:
         return None
     for name in ("picture.png", "result.npz", "result.json"):
@@ -68,7 +68,7 @@ def test_the_manifest_lists_what_was_written(tmp_path):
     out = tmp_path / "out"
     left = results(out)
     listed = json.loads(left.pop("manifest.json"))["files"]
-    del left["checkpoint/rounds/5/part"]
+    del left["checkpoint/rounds/00000005.npz"]
     assert set(listed) == set(left) and len(left) == 4
     for name, content in left.items():
         digest = hashlib.sha256(content).hexdigest()
@@ -109,8 +109,8 @@ def test_force_replaces_results_and_leaves_the_rest(tmp_path):
     whole = results(tmp_path)
     for name in others:
         (tmp_path / name).write_text("mine")
-    stale = tmp_path / "checkpoint" / "rounds" / "3"
-    stale.mkdir()
+    stale = tmp_path / "checkpoint" / "rounds" / ".part-00000003.npz"
+    stale.write_text("killed while it was written")
     with pytest.raises(ValueError, match="is not empty"):
         results(tmp_path)
     assert results(tmp_path, force=True) == whole | dict.fromkeys(others, b"mine")
@@ -119,7 +119,7 @@ def test_force_replaces_results_and_leaves_the_rest(tmp_path):
     with Folder(tmp_path).writing("other.png") as part:
         part.write_text("other")
     left = results(tmp_path, force=True, checkpoint=False)
-    assert left.keys() == whole.keys() - {"checkpoint/rounds/5/part"} | others
+    assert left.keys() == whole.keys() - {"checkpoint/rounds/00000005.npz"} | others
 
 
 def test_files_of_others_in_an_interrupted_run_are_refused_and_left(tmp_path):

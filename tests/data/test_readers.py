@@ -12,11 +12,9 @@ import scipy.sparse
 from PIL import Image
 
 from jaxfed.data import (
-    SPOKEN_FILLERS,
     ParquetGroups,
     bag_of_words,
     english_stop_words,
-    paragraphs,
     read_arrays,
     read_folder,
     read_idx,
@@ -24,6 +22,10 @@ from jaxfed.data import (
     read_table,
     read_text,
     read_views,
+)
+from papers.perpca._transcripts import (
+    SPOKEN_FILLERS,
+    paragraphs,
     repair_mojibake,
     strip_transcript,
 )

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.data import (
-    PERPCA_SETTINGS,
-    image_sequence_synthetic,
-    misalignment_pair,
-    perpca_synthetic,
-    spectrum_synthetic,
-    topics_synthetic,
-)
+from jaxfed.data import image_sequence_synthetic, perpca_synthetic
+from papers.synthetic import PERPCA_SETTINGS, misalignment_pair, spectrum_synthetic
 
 
 def projection(w):
@@ -241,12 +235,6 @@ def test_impossible_settings_are_refused(key, changes, message):
         small(key, **changes)
 
 
-@pytest.mark.parametrize("theta", [-0.1, 0.6, float("nan")])
-def test_impossible_misalignment_is_refused(key, theta):
-    with pytest.raises(ValueError, match="theta: wanted"):
-        misalignment_pair(key, theta)
-
-
 def test_images_are_a_low_rank_background_and_sparse_blobs(key):
     video = image_sequence_synthetic(key)
     assert video.frames.shape == (20, 32, 48)
@@ -283,20 +271,6 @@ def test_impossible_images_are_refused(key, changes):
         image_sequence_synthetic(key, **changes)
 
 
-def test_topics_have_their_own_words_and_the_stated_length(key):
-    data = topics_synthetic(key, groups=3, documents=200, words_per_topic=10)
-    assert data.counts.shape == (3, 200, 40)
-    chex.assert_trees_all_close(data.counts, jnp.round(data.counts))
-    chex.assert_trees_all_close(data.counts.sum(-1).mean(), 50.0, rtol=0.05)
-    topics = jnp.concatenate([data.shared[None], data.local])
-    chex.assert_trees_all_close(topics.sum(-1), jnp.ones(4), atol=1e-6)
-    np.testing.assert_array_equal((topics @ topics.T > 0), np.eye(4, dtype=bool))
-    foreign = (data.shared + data.local == 0).astype(jnp.float32)
-    assert not jnp.any(data.counts @ foreign[..., None])  # no other group's words
-    with pytest.raises(ValueError, match="documents"):
-        topics_synthetic(key, documents=0)
-
-
 # --- a given spectrum ----------------------------------------------------------------------------
 
 SPECTRA = {
@@ -306,17 +280,21 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("samples", [8, (1, 2, 20, 9)], ids=["even", "uneven"])
 @pytest.mark.parametrize("rotate", [False, True])
-def test_pooled_samples_have_the_stated_decomposition(key, x64, spectrum, samples, rotate):
+def test_pooled_samples_have_the_stated_decomposition(key, x64, spectrum, rotate):
     ratios, values = SPECTRA[spectrum]
     data = spectrum_synthetic(
-        key, clients=4, features=6, samples=samples, spectrum=spectrum, rotate=rotate,
-        dtype=jnp.float64, **ratios,
-    )  # fmt: skip
-    sizes = (samples,) * 4 if isinstance(samples, int) else samples
-    assert tuple(len(y) for y in data.samples) == sizes
-    pooled = np.concatenate([np.asarray(y) for y in data.samples]).T
+        key,
+        clients=4,
+        features=6,
+        samples=8,
+        spectrum=spectrum,
+        rotate=rotate,
+        dtype=jnp.float64,
+        **ratios,
+    )
+    assert data.samples.shape == (4, 8, 6)
+    pooled = np.asarray(data.samples).reshape(32, 6).T
     np.testing.assert_allclose(data.singular_values, values, rtol=1e-12)
     np.testing.assert_allclose(np.linalg.svd(pooled)[1], values, rtol=1e-12)
     np.testing.assert_allclose(data.basis.T @ data.basis, np.eye(6), atol=1e-12)
@@ -343,23 +321,3 @@ def test_draws_of_a_spectrum_differ_by_the_key(key):
     assert jnp.abs(one.samples - other.samples).max() > 0.01
     assert jnp.abs(one.basis - other.basis).max() > 0.01
     assert one.samples.dtype == jnp.float32
-
-
-@pytest.mark.parametrize(
-    ("bad", "told"),
-    [
-        ({"clients": 0}, "clients"),
-        ({"features": 2.0}, "features"),
-        ({"samples": 1}, "samples: wanted at least the features = 3"),
-        ({"samples": (4, 4, 4)}, "samples"),
-        ({"spectrum": "flat"}, "spectrum"),
-        ({"decay": 0.9}, "decay"),
-        ({"decay": float("nan")}, "decay"),
-        ({"condition": 0.0}, "condition"),
-        ({"condition": np.ones(2)}, "condition"),
-    ],
-)
-def test_impossible_spectra_are_refused(key, bad, told):
-    arguments: dict[str, Any] = {"clients": 2, "features": 3, "samples": 4} | bad
-    with pytest.raises(ValueError, match=told):
-        spectrum_synthetic(key, **arguments)

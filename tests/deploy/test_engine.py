@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from bench.speed.machines import secured
+from bench.speed.machines import secured, start_secured
 from tests.deploy.federation import alone, same
 from tests.examples import draw_samples
 from tests.helpers import ROOT, blocks
 
 pytest.importorskip("flwr")
 from jaxfed.deploy.app import write_app
-from jaxfed.deploy.local import Local
-from jaxfed.deploy.local import _family as family
+from jaxfed.deploy.local import Local, family, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CLIENTS = 3
@@ -68,14 +67,7 @@ def session_of(entry):
 
 def finish(local, run, out, seconds):
     """Wait for a run's end."""
-    end = time.monotonic() + seconds
-    asked = time.monotonic()
-    while not (out / "solution.npz").exists():
-        assert time.monotonic() < end, local.output(run)[-3000:]
-        if time.monotonic() > asked + 30:  # each question takes seconds of processor time
-            assert "failed" not in local.status(run), local.output(run)[-3000:]
-            asked = time.monotonic()
-        time.sleep(0.5)
+    local.wait(run, out / "solution.npz", seconds)
     return jf.load(out / "solution.npz")
 
 
@@ -86,9 +78,9 @@ def test_tls_and_node_authentication(tmp_path, environment, clients):
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=3, key=0)
     nodes = configs(tmp_path, clients)
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
-    with Local(
-        tmp_path / "flower", nodes, secured=secured(tmp_path / "keys"), environment=environment
-    ) as local:
+    options = secured(tmp_path / "keys")
+    with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
+        start_secured(local)
         run = local.begin(app, {"out": str(app / "out")})
         saved = finish(local, run, app / "out", 240)
     print(f"{time.monotonic() - started:.0f} seconds")
@@ -121,13 +113,18 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     states = app / "out" / "server"
     with Local(tmp_path / "flower", configs(tmp_path, clients), environment=environment) as local:
+        local.start()
         local.begin(app, {"out": str(app / "out")})
-        wait_for(states / "000001.npz", 200)
-        local.kill_node(2)
-        wait_for(states / "000002.npz", 200)
-        local.start_node(2)
-        wait_for(states / "000004.npz", 200)
-        local.kill_server()
+        wait_for(states / "00000001.npz", 200)
+        kill(local.nodes[2])
+        wait_for(states / "00000002.npz", 200)
+        local.start_nodes(2)
+        wait_for(states / "00000004.npz", 200)
+        # The server's own process crashes; the SuperLink stays.
+        for pid in family(local.link.pid):
+            with contextlib.suppress(OSError):
+                if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
         saved = finish(local, local.begin(app, {"out": str(app / "out")}), app / "out", 300)
     present = np.asarray(saved.history["present"])
     assert not present[1:3, 2].all() and present[:, :2].all() and present[-1].all()
@@ -145,15 +142,16 @@ def test_a_killed_superlink(tmp_path, environment, clients):
     settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=3, key=0)
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
-    nodes, keys = configs(tmp_path, clients), secured(tmp_path / "keys")
+    nodes, options = configs(tmp_path, clients), secured(tmp_path / "keys")
+    database = ("--database", str(tmp_path / "superlink.db"))
+    options = options._replace(link=(*options.link, *database))
     states = app / "out" / "server"
-    with Local(
-        tmp_path / "flower", nodes, secured=keys, database=True, environment=environment
-    ) as local:
+    with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
+        start_secured(local)
         first = local.begin(app, {"out": str(app / "out")})
-        wait_for(states / "000001.npz", 300)
-        local.kill_link()
-        assert all(node.poll() is None for node in local.nodes)
+        wait_for(states / "00000001.npz", 300)
+        kill(local.link)
+        assert all(node.poll() is None for node in local.nodes.values())
         assert not (app / "out" / "solution.npz").exists()
         before = max(int(path.stem) for path in states.glob("*.npz"))
         local.start_link()

@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("flwr")
 from tests.deploy.federation import Federation, check_equal
-from tests.examples import CLIENTS, GOOD, LONG, family, first_example
+from tests.examples import CLIENTS, GOOD, family, first_example
 
 
-@first_example(slow=LONG)
+@first_example
 def test_every_algorithm_is_bit_equal_to_fit(name, tmp_path):
     algorithm = GOOD[name].make(CLIENTS)
     clients = family(algorithm).draw()

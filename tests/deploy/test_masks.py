@@ -53,23 +53,23 @@ def unmasked(monkeypatch):
 
 
 def test_shares_give_a_secret_back_from_the_threshold_on():
-    secret = masks.Keys.drawn().masking
+    secret = masks.Keys.draw().masking
     shares = masks.split(secret, 4, [0, 2, 5, 7, 9])
-    assert masks.joined([shares[i] for i in (9, 0, 5, 2)]) == secret
+    assert masks.join([shares[i] for i in (9, 0, 5, 2)]) == secret
     with pytest.raises(ValueError):
-        masks.joined([shares[i] for i in (9, 0, 5)])
+        masks.join([shares[i] for i in (9, 0, 5)])
 
 
 def test_agreed_secrets_are_those_of_two():
-    one, other, third = masks.Keys.drawn(), masks.Keys.drawn(), masks.Keys.drawn()
-    agreed = masks.agreed(one.masking, other.public[1], "x")
-    assert agreed == masks.agreed(other.masking, one.public[1], "x")
-    assert agreed != masks.agreed(third.masking, one.public[1], "x")
-    assert agreed != masks.agreed(one.masking, other.public[1], "y")
-    sealed = masks.sealed(agreed, b"share")
-    assert masks.opened(agreed, sealed) == b"share"
+    one, other, third = masks.Keys.draw(), masks.Keys.draw(), masks.Keys.draw()
+    agreed = masks.agree(one.masking, other.public[1], "x")
+    assert agreed == masks.agree(other.masking, one.public[1], "x")
+    assert agreed != masks.agree(third.masking, one.public[1], "x")
+    assert agreed != masks.agree(one.masking, other.public[1], "y")
+    encrypted = masks.encrypt(agreed, b"share")
+    assert masks.decrypt(agreed, encrypted) == b"share"
     with pytest.raises(ValueError, match="changed"):
-        masks.opened(agreed, sealed[:-5] + b"AAAA=")
+        masks.decrypt(agreed, encrypted[:-5] + b"AAAA=")
 
 
 def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
@@ -168,8 +168,8 @@ def test_a_client_tells_one_share_of_each(tmp_path):
     packet = packet_of(asked[0])
     node = federation.grid.nodes[asked[0].metadata.dst_node_id]
 
-    def ask(heard):
-        changed = packet._replace(words={**packet.words, "heard": heard})
+    def ask(survivors):
+        changed = packet._replace(words={**packet.words, "survivors": survivors})
         message = message_of(changed, 0, "unmasking")
         return node[0](message, Context(1, 0, dict(node[1]), RecordDict(), {}))
 
@@ -212,7 +212,7 @@ def test_two_questions_never_share_noise(tmp_path):
     hurried = {"deadline": 0.01, "patience": 5.0}
     with pytest.raises(KeyboardInterrupt):
         federation.run(3, **hurried)
-    (tmp_path / "out" / "server" / "000002.npz").write_bytes(b"damaged")
+    (tmp_path / "out" / "server" / "00000002.npz").write_bytes(b"damaged")
     stops, lost = False, [104]
     federation.run(3, **hurried)
     by_round = {n: [x for x in told if x[0].words["round"] == n] for n in (1, 2, 3)}

@@ -12,7 +12,7 @@ from tests.examples import draw_samples
 
 pytest.importorskip("flwr")
 from jaxfed.deploy.app import write_app
-from jaxfed.deploy.local import Local
+from jaxfed.deploy.local import Local, Options
 from jaxfed.deploy.messages import packet_of
 from tests.deploy.federation import Federation
 from tests.deploy.test_engine import CLIENTS, configs, finish
@@ -101,7 +101,10 @@ def test_the_server_writes_no_unmasked_message(tmp_path, environment, messages):
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"), "FLWR_LOG_LEVEL": "DEBUG",
     }  # fmt: skip
     found = {}
-    with Local(tmp_path / "flower", nodes, database=True, environment=environment) as local:
+    database = ("--database", str(tmp_path / "flower" / "superlink.db"))
+    options = Options(link=("--insecure", *database))
+    with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
+        local.start()
         for name, channel in (
             ("hidden", f"jf.Wire(jf.channel.secure_sum({CLIENTS}, bits=24, bound=100.0), "
              "jf.channel.lossless())"),

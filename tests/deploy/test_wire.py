@@ -19,12 +19,11 @@ from jaxfed.core.common.files import replacing
 from jaxfed.core.wire.wire import checked_wire
 from jaxfed.deploy import exchange
 from jaxfed.deploy import node as nodes
-from jaxfed.deploy.data import common, told
+from jaxfed.deploy.data import common, describe
 from jaxfed.deploy.exchange import RefusedError
-from jaxfed.deploy.messages import HEAD, WORDS, packet_of, reply_of
+from jaxfed.deploy.messages import HEAD, WORDS, Packet, packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.run import Run
-from jaxfed.deploy.wire import Packet
 from tests.deploy.federation import Federation, alone
 
 ALGORITHM = jf.pca.PerPCA(2, 2, step_size=0.05)
@@ -41,7 +40,7 @@ def node(tmp_path):
 
 def question(node, kind="first", **run):
     """Of a run in which some words are others."""
-    words = Run("0123456789abcdef", 2, 5, told(node.data), jax.random.key(0)).words
+    words = Run("0123456789abcdef", 2, 5, describe(node.data), jax.random.key(0)).words
     own = {"kind": kind, "position": 0, "weight": 0.2, "base": 0, "attempt": "ab"}
     return Packet(own | {"run": words | run})
 
@@ -118,7 +117,7 @@ def arrays(**others):
 )
 def test_shapes_that_are_not_those_of_the_data_are_refused(node, tmp_path, like):
     with pytest.raises(ValueError, match=r"client 0: (run|data|length): wanted"):
-        node.answer(question(node, like=told(node.data) | like))
+        node.answer(question(node, like=describe(node.data) | like))
     assert not list(tmp_path.iterdir())
 
 
@@ -153,7 +152,7 @@ def test_a_run_survives_its_words(sparse):
         clients = jf.gcca.Views.from_sparse([csr_array(view) for view in views])
     else:
         clients = jf.gcca.Views.from_arrays(views)
-    like = common({0: told(jax.tree.map(lambda x: x[0], clients.data))})
+    like = common({0: describe(jax.tree.map(lambda x: x[0], clients.data))})
     run = Run.read(json.loads(json.dumps(Run("ab", 2, 2, like, jax.random.key(0)).words)))
     assert run.like == like == common({-1: run.like, 0: like})
 
@@ -320,7 +319,7 @@ def test_what_a_node_keeps_is_its_owners_alone(node, tmp_path, monkeypatch, ther
     finally:
         os.umask(before)
     kept = {path.name for path in (tmp_path / "nodes").rglob("*")}
-    assert {"000002.npz", "000000.npz", "secret", "result.npz", "ab.json"} <= kept
+    assert {"00000002.npz", "00000000.npz", "secret", "result.npz", "ab.json"} <= kept
     (run, other) = (tmp_path / "nodes").iterdir()
     assert modes(run) | modes(other) == {(True, 0o700), (False, 0o600)}
     # A folder that somebody made stays as it is.

@@ -83,7 +83,7 @@ def test_a_new_client_is_personalized(data, fitted):
     labels = np.full(N, 9)
     scores = fitted.transform(new, groups=labels)
     assert np.abs(scores[:, 2:]).max() > 0.5
-    with pytest.raises(ValueError, match=r"groups: .*9.* was not there in fit"):
+    with pytest.raises(ValueError, match=r"groups: .*9.* was not in fit"):
         fitted.inverse_transform(scores, groups=labels)
     known = pickle.loads(pickle.dumps(fitted)).personalize(new, groups=labels)
     restored = known.inverse_transform(known.transform(new, labels), groups=labels)

@@ -1,6 +1,7 @@
 """Grouping clients, separating videos, and topics, on synthetic data with known answers."""
 
 import doctest
+from typing import NamedTuple
 
 import chex
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
-from jaxfed.data import image_sequence_synthetic, topics_synthetic
+from jaxfed.data import image_sequence_synthetic
 from jaxfed.metrics import client_distances, clustering_accuracy, projector_distance
 from jaxfed.pca import applications, robust
 from jaxfed.pca.applications import cluster_clients, embed_clients, separate_video, topic_words
@@ -138,9 +139,24 @@ def test_video_refuses_bad_frames():
 # --- topics -------------------------------------------------------------------------------------
 
 
+class Topics(NamedTuple):
+    """Counts of words in groups of documents, and the topics that they are drawn from."""
+
+    counts: np.ndarray
+    shared: np.ndarray
+    local: np.ndarray
+
+
 @pytest.fixture(scope="module")
 def topics():
-    return topics_synthetic(jax.random.key(3), groups=4, documents=60, words_per_topic=8)
+    """Counts of four groups, one topic common to all and one of each; each topic has 8 words."""
+    rng = np.random.default_rng(3)
+    weights = np.exp(rng.normal(size=(5, 8)))
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    common, *own = (np.eye(5)[:, :, None] * shares[:, None]).reshape(5, 40)
+    share = rng.uniform(size=(4, 60, 1))
+    counts = rng.poisson(50 * (share * common + (1 - share) * np.stack(own)[:, None]))
+    return Topics(counts.astype(np.float32), common, np.stack(own))
 
 
 def test_words_belong_to_their_topics(topics):

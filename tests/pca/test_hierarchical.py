@@ -13,6 +13,7 @@ import jaxfed as jf
 from bench.formulas import adept as theory
 from jaxfed.linalg import Moment
 from jaxfed.pca import adaptive, bingham, empirical_bayes, likelihood
+from tests import helpers
 from tests.references import empirical_bayes as reference_of_bayes
 from tests.references import hierarchical as reference
 
@@ -43,10 +44,7 @@ def frames():
     return np.linalg.qr(rng.normal(size=(CLIENTS + 1, FEATURES, RANK)))[0]
 
 
-@partial(jax.jit, static_argnames="rounds")
-def solve(algorithm, clients, start=None, *, rounds=ROUNDS):
-    key = jax.random.key(0)
-    return jf.rollout(algorithm, clients, rounds=rounds, key=key, warm_start=start)
+solve = partial(helpers.solve, rounds=ROUNDS)
 
 
 def projectors(frames):
@@ -81,7 +79,7 @@ def test_terms_against_dense_inverses(samples, frames, x64):
         joint = likelihood.joint_moment(given, jnp.float64(2.0), v, 0.3)
         np.testing.assert_allclose(joint.matrix(), 2 * s + v @ v.T / 0.3, atol=1e-12)
     overlap = reference.sym(v.T @ u)
-    squared = np.sum(np.asarray(likelihood.tangent_part(v.T, u.T)) ** 2)
+    squared = float(likelihood.squared_distance(v.T, u.T))
     np.testing.assert_allclose(squared, RANK - np.sum(overlap**2), rtol=1e-12)
 
 
@@ -142,7 +140,7 @@ def test_gradient_descent(name, samples, frames, x64):
     given, expected = SETTINGS[name]
     clients = jf.Clients.from_samples(samples)
     start = jf.Personalized(jnp.asarray(frames[-1]), jnp.asarray(frames[:-1]))
-    solution = solve(Hierarchical(**given), clients, start)
+    solution = solve(Hierarchical(**given), clients, warm_start=start)
     shared, own, _ = reference.gradient_descent(
         samples, frames[-1], frames[:-1], NOISE, VARIANCE, ROUNDS, **expected
     )
@@ -210,15 +208,14 @@ def test_half_the_gradient_is_half_the_prior_variance(samples, frames, x64):
     make = partial(jf.pca.HierarchicalPCA, RANK, NOISE, align=False)
     printed = make(0.1, step_size=8e-3, global_step_size=0.1, likelihood="half")
     exact = make(0.05, step_size=4e-3, global_step_size=0.05)
-    chex.assert_trees_all_close(
-        solve(printed, clients, start).result, solve(exact, clients, start).result, atol=1e-12
-    )
+    found, wanted = (solve(given, clients, warm_start=start).result for given in (printed, exact))
+    chex.assert_trees_all_close(found, wanted, atol=1e-12)
 
 
 def test_global_training(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
     start = jf.Personalized(jnp.asarray(frames[-1]), None)
-    solution = solve(Global(step_size=0.01), clients, start)
+    solution = solve(Global(step_size=0.01), clients, warm_start=start)
     shared = reference.global_training(samples, frames[-1], NOISE, ROUNDS, 0.01)
     np.testing.assert_allclose(projectors(solution.result.shared), projectors(shared), atol=1e-8)
     assert solution.result.local is None
@@ -231,7 +228,7 @@ def test_global_training(samples, frames, x64):
 
 def test_local_training(samples, frames, x64):
     clients = jf.Clients.from_samples(samples)
-    solution = solve(Alone(), clients, jf.Personalized(None, jnp.asarray(frames[:-1])))
+    solution = solve(Alone(), clients, warm_start=jf.Personalized(None, jnp.asarray(frames[:-1])))
     own = reference.local_training(samples, frames[:-1], NOISE, ROUNDS)
     np.testing.assert_allclose(projectors(solution.result.local), projectors(own), atol=1e-8)
     assert solution.result.shared is None

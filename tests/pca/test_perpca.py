@@ -2,12 +2,12 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfed as jf
+from tests import helpers
 from tests.references import perpca as reference
 
 FEATURES, SHARED, LOCAL, ROUNDS, STEP = 6, 1, 2, 50, 0.03
@@ -44,16 +44,8 @@ def first(ranks):
     return shared, frames, jf.Personalized(jnp.asarray(shared), jnp.asarray(local))
 
 
-@functools.partial(jax.jit, static_argnames="rounds")
-def run(algorithm, clients, rounds, warm_start, participation):
-    return jf.rollout(
-        algorithm, clients, rounds=rounds, key=jax.random.key(0),
-        warm_start=warm_start, participation=participation,
-    )  # fmt: skip
-
-
-def solve(algorithm, samples, *, rounds=ROUNDS, warm_start=None, participation=None):
-    return run(algorithm, jf.Clients.from_samples(samples), rounds, warm_start, participation)
+def solve(algorithm, samples, *, rounds=ROUNDS, **options):
+    return helpers.solve(algorithm, jf.Clients.from_samples(samples), rounds=rounds, **options)
 
 
 def agree(result, shared, frames):
@@ -91,7 +83,14 @@ def polar_step_with_qr(samples, shared, frames, participants):
     return shared, [deflated(frame) for frame in frames]
 
 
-@pytest.mark.parametrize(("ranks", "some"), [("equal", False), ("equal", True), ("unequal", True)])
+@pytest.mark.parametrize(
+    ("ranks", "some"),
+    [
+        ("equal", False),
+        pytest.param("equal", True, marks=pytest.mark.slow),
+        ("unequal", True),
+    ],
+)
 @pytest.mark.parametrize("retraction", ["polar", "qr"])
 @pytest.mark.parametrize("variant", ["tangent", "polar"])
 def test_every_variant(variant, retraction, ranks, some):

@@ -33,7 +33,7 @@ def test_shapes_are_those_of_samples():
         jf.shapes_of(3, 0, 5)
 
 
-@pytest.mark.parametrize("topology", ["gpu", "v5e4x4", "h100:0", None])
+@pytest.mark.parametrize("topology", ["gpu", "v5e4x4", "h100:0"])
 def test_unknown_places_are_refused(topology):
     with pytest.raises(ValueError, match=r"^topology: wanted .*, got"):
         jf.plan(jf.pca.Pooled(2), jf.shapes_of(2, 3, 4), topology=topology)
@@ -64,7 +64,7 @@ def planned(monkeypatch, fixed, each):
     """A plan for a device of 100 bytes by a compiler of known needs, and what it was asked for."""
     asked = []
 
-    def attempt(place, mapped, size, *rest):
+    def attempt(place, run, mapped, size):
         asked.append(size)
         needed = fixed + each * (size or 4096)
         return plan_module._Attempt(size, needed <= 100, needed, 1.0, None, COSTS, fixed)

@@ -10,10 +10,10 @@ import subprocess
 import jax
 import numpy as np
 import pytest
+from jaxfed.core.run.sent import sent
 
 import jaxfed as jf
 from jaxfed.cli import main
-from jaxfed.core.run.sent import sent
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NAMES = ["<script>alert(1)</script>", "a & b", "$\\nosuch$", "x\"y'"]

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxfed import data as datasets
-from jaxfed.models import train_classifier
 from papers._files import MNIST_FILES, data_folder
+from papers.adept._classifier import train_classifier
 
 DIGITS, SIDE = 10, 28
 
@@ -139,12 +139,7 @@ def features_of(images: Images, side: int, seed: int) -> Callable[[np.ndarray], 
     def shown(flat: np.ndarray) -> np.ndarray:
         return flat.reshape(-1, side, side).repeat(times, 1).repeat(times, 2)
 
-    classifier = train_classifier(
-        jax.random.key(seed),
-        shown(images.others),
-        images.labels,
-        classes=DIGITS,
-        image_shape=(times * side, times * side, 1),
-    )
+    key = jax.random.key(seed)
+    classifier = train_classifier(key, shown(images.others), images.labels, classes=DIGITS)
     features = jax.jit(classifier.features)
     return lambda flat: features(shown(flat))

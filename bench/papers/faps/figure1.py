@@ -9,13 +9,13 @@ import numpy as np
 
 import papers
 from jaxfed import Algorithm, Clients, metrics, privacy
-from jaxfed import data as datasets
 from jaxfed.pca import FAPS, SubspaceIteration
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.faps._problems import FIVE, KKT, POWER, PRINTED, SSI, power, printed
 from papers.report import Found, Labels, cells
 from papers.runs import Seeds
+from papers.synthetic import spectrum_synthetic
 
 _LATE = f"{POWER}, rounds with one local step"
 _ROUNDS = (1, 2, 5, 9, 10, 11, 12, 15, 40)
@@ -44,7 +44,7 @@ def run(
     with jax.enable_x64(True):
         for seed in seeds:
             key = jax.random.key(seed)
-            drawn = datasets.spectrum_synthetic(
+            drawn = spectrum_synthetic(
                 key, clients=8, features=features, samples=1000, rotate=False, dtype=jnp.float64
             )
             clients = Clients.from_samples(drawn.samples)

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed import Personalized, rollout, stack
 from jaxfed import channel as channels
-from jaxfed.data import gcca_synthetic
 from jaxfed.gcca import MVLSA, MaxVar, Views, compression_ratio, cost, optimum
 from jaxfed.metrics import rounds_to_accuracy
 from papers.runs import Seeds, runs
+from papers.synthetic import gcca_synthetic
 
 Costs = Float[np.ndarray, "draws rounds_plus_1"]
 

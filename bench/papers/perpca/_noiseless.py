@@ -10,13 +10,14 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
 from jaxfed import Clients, Personalized, Solution, metrics, pca, stack
-from jaxfed.data import PERPCA_SETTINGS, PerPCAData, perpca_synthetic
+from jaxfed.data import PerPCAData, perpca_synthetic
 from jaxfed.linalg import Moment, orthonormalize
 from papers.drawing import curves
 from papers.intervals import Interval
 from papers.perpca._synthetic import Keys, gaussian
 from papers.report import Cell
 from papers.runs import learned, runs
+from papers.synthetic import PERPCA_SETTINGS
 
 EXTRA = (0, 1, 2, 3, 4, 6)  # components more than there are
 # What errors do, on a logarithmic scale, in the reference and in the paper's words.

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxfed import Clients, Personalized, stack
-from jaxfed.data import PERPCA_SETTINGS, PerPCAData, perpca_synthetic
+from jaxfed.data import PerPCAData, perpca_synthetic
 from papers.perpca._synthetic import Keys
+from papers.synthetic import PERPCA_SETTINGS
 
 
 def wishart_moments(

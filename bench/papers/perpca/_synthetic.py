@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxfed import Clients, Personalized, metrics, pca, stack
-from jaxfed.data import PERPCA_SETTINGS, PerPCAData, perpca_synthetic
+from jaxfed.data import PerPCAData, perpca_synthetic
 from papers.runs import learned
+from papers.synthetic import PERPCA_SETTINGS
 
 Keys = Key[Array, " runs"]
 

@@ -13,6 +13,12 @@ from jaxfed import metrics
 from jaxfed.pca import PerPCA
 from jaxfed.pca.applications import topic_words
 from papers._files import data_folder
+from papers.perpca._transcripts import (
+    SPOKEN_FILLERS,
+    paragraphs,
+    repair_mojibake,
+    strip_transcript,
+)
 from papers.report import Cell, Found, Labels
 from papers.runs import Seeds
 
@@ -34,10 +40,10 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     years = sorted({name[:4] for name in names})
     groups = [
         [
-            datasets.strip_transcript(datasets.repair_mojibake(turn))
+            strip_transcript(repair_mojibake(turn))
             for name, text in zip(names, texts, strict=True)
             if name[:4] == year
-            for turn in datasets.paragraphs(text)
+            for turn in paragraphs(text)
         ]
         for year in years
     ]
@@ -50,9 +56,7 @@ def run(seeds: Seeds, *, data: Path | None = None) -> Found:
     error = float(metrics.reconstruction_error(samples, *result))
     misalignment = float(metrics.misalignment(result.local))
 
-    counts, vocabulary = datasets.bag_of_words(
-        groups, stop_words=stop_words | datasets.SPOKEN_FILLERS
-    )
+    counts, vocabulary = datasets.bag_of_words(groups, stop_words=stop_words | SPOKEN_FILLERS)
     topics = topic_words(counts, vocabulary, rounds=20, algorithm=paper, words=_TOP)
     found = dict(zip(years, topics.own, strict=True)) | {"common": topics.common}
     measured: dict[Labels, Any] = {}

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import Clients, metrics, stack
-from jaxfed.data import misalignment_pair
 from jaxfed.pca import PerPCA, Pooled
 from papers.report import Found, Labels
 from papers.runs import Seeds, learned
+from papers.synthetic import misalignment_pair
 
 THETA = 0.127  # of the paper's picture
 POOLED, OURS = "pooled PCA, two components", "PerPCA, one shared and one local"

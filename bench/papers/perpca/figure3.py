@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed import pca, rollout
-from jaxfed.data import misalignment_pair
 from jaxfed.plot._figure import colour
 from papers.drawing import graphs, legend
 from papers.perpca._noiseless import Problem
 from papers.report import Found, Labels
 from papers.runs import Seeds
+from papers.synthetic import misalignment_pair
 
 # Half of the angle between the two local components, in degrees.
 _ANGLES = (2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 33.0)

@@ -141,10 +141,6 @@ def six_pixels(value) -> bool:
     return listed(count())(value) and len(value) in (2, 3) and int(np.prod(value)) == 6
 
 
-def large_image(value) -> bool:
-    return listed(count(), 3)(value) and min(value[:2]) >= 13
-
-
 # --- what runs take ------------------------------------------------------------------------------
 
 
@@ -306,10 +302,6 @@ def twelve_rows(value) -> bool:
 def classes(value) -> bool:
     chosen = set(np.asarray(value)) if real(None)(value) else {None}
     return chosen <= {0, 1, 2} and len(chosen) == len(value)
-
-
-def labels_of_two(value) -> bool:
-    return array(4, kinds="iu")(value) and set(np.asarray(value)) == {0, 1}
 
 
 def arrays_of_two_rows(value) -> bool:

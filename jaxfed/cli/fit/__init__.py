@@ -6,18 +6,6 @@ solutions; the run itself, in `_run`, is the same for all.
 
 from jaxfed.cli._command import Command
 from jaxfed.cli.fit import autoencoder, diffusion, pca, views
-from jaxfed.gcca import MVLSA, DeepMaxVar, MaxVar
-from jaxfed.generative import AdaptiveAutoencoder, AdaptiveDiffusion, FedAvg
-
-# The algorithms that each command can run; a test compares them with those that are exported.
-ALGORITHMS = {
-    **{name: (entry.algorithm,) for name, entry in pca.ALGORITHMS.items()},
-    "gcca": (MaxVar, MVLSA),
-    "mvlsa": (MVLSA,),
-    "deep-gcca": (DeepMaxVar,),
-    "autoencoder": (AdaptiveAutoencoder, FedAvg),
-    "diffusion": (AdaptiveDiffusion, FedAvg),
-}
 
 
 def command() -> Command:

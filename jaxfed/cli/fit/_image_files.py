@@ -14,19 +14,13 @@ from jaxfed.cli._common import share_of
 
 
 class Images(NamedTuple):
-    """Every client's images, flattened, with values from 0 to 1.
+    """Every client's images, flattened, with values from 0 to 1."""
 
-    Attributes:
-        names: of the clients.
-        train: images to learn from, `(n_i, d)`.
-        held_out: images to test on, `(k_i, d)`, none of them if nothing is held out.
-        shape: height, width and channels.
-    """
-
-    names: list[str]
-    train: list[Float[np.ndarray, "n_i d"]]
+    names: list[str]  # of the clients
+    train: list[Float[np.ndarray, "n_i d"]]  # to learn from
+    # To test on; none of them if nothing is held out.
     held_out: list[Float[np.ndarray, "k_i d"]]
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # height, width and channels
 
 
 def read(arguments: argparse.Namespace) -> Images:

@@ -3,18 +3,20 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed import plot
+from jaxfed.cli._command import Command
 from jaxfed.cli._common import BACKEND, files, held_out, rounds
 from jaxfed.cli._options import Option, option, optional_of
 from jaxfed.cli.fit import _run
-from jaxfed.cli.fit._image_files import Images
+from jaxfed.cli.fit._image_files import Images, read
 from jaxfed.cli.fit._run import CHECKPOINTS, PARTICIPATION, RUN
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
@@ -33,6 +35,9 @@ LABELLED = [
     option("--images", int, "images of each client; default: as many as there are", None),
 ]
 
+CONVERGENCE = "convergence.png"
+DRAWN = 10  # largest number of clients that pictures show
+
 Trained = AdaptiveAutoencoder | AdaptiveDiffusion | FedAvg
 
 
@@ -43,58 +48,57 @@ def _shape(text: str) -> tuple[int, int, int]:
     return int(match[1]), int(match[2]), int(match[3] or 1)
 
 
-def options(
-    method: str,
-    count: int,
-    *,
-    model: Sequence[Option],
-    steps: Sequence[Option],
-    prior: Mapping[str, str],
-) -> dict[str, Sequence[Option]]:
-    """Describe the options of a command that trains networks on images.
+class Networks(NamedTuple):
+    """How a command trains networks on images."""
 
-    Args:
-        method: name of the personalized method.
-        count: default number of rounds.
-        model: options of the model.
-        steps: options of the steps.
-        prior: how the help states the default of each option of the prior.
-    """
-    training = f"{method}, federated averaging, or each client alone"
+    name: str  # of the command
+    summary: str  # its line in the list of commands
+    method: str  # name of the personalized method
+    models: str  # what the networks are called in the message before the run
+    rounds: int  # default number of rounds
+    options: Mapping[str, Sequence[Option]]  # more options, by the title of their group
+    prior: Mapping[str, str]  # how the help states the default of each option of the prior
+    captions: Mapping[str, str]  # of the picture of what the networks make, by the name of its file
+    make: Callable[[argparse.Namespace, Images], Trained]  # makes the algorithm
+    # Measures and draws a solution.
+    evaluate: Callable[[argparse.Namespace, Trained, Images, Solution], _run.Findings]
+
+
+def command_of(networks: Networks) -> Command:
+    """Describe the command."""
+    training = f"{networks.method}, federated averaging, or each client alone"
     shape = "shape of images that are read as arrays; default: square gray ones"
     batch = "images of a local step; default: so many that a round is an epoch"
     published = "do what the authors' code does, where it differs from their text"
-    return {
+    options = {
         "": [
             *files(DATA),
             *RUN,
             option("--image-shape", _shape, shape, None, metavar="HxW[xC]"),
             held_out("share of each client's images to measure the loss of; 0 for none", 0.2),
-            *model,
+            *networks.options[""],
             option("--training", ("personalized", "fedavg", "local"), training, "personalized"),
             *BACKEND,
         ],
         "labelled images (MNIST, Fashion-MNIST, CIFAR-10)": LABELLED,
         "rounds": [
-            rounds(count),
+            rounds(networks.rounds),
             PARTICIPATION,
             option("--local-steps", int, "steps of a client in a round", 20),
             option("--batch-size", int, batch, None),
-            *steps,
+            *networks.options["rounds"],
             CHECKPOINTS,
         ],
         "prior, with --training personalized": [
             option("--published", bool, published, False),
-            *optional_of(AdaptiveTraining, prior),
+            *optional_of(AdaptiveTraining, networks.prior),
         ],
     }
-
-
-def check_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """Refuse options that are below 1."""
-    for name in names:
-        if (value := getattr(arguments, name)) < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: wanted at least 1, got {value}")
+    # Groups that only these networks have come last.
+    options = {**options, **networks.options, **options}
+    pictures = (*networks.captions, CONVERGENCE)
+    run = partial(_run.run, prepare=partial(_prepare, networks=networks), pictures=pictures)
+    return Command(networks.summary, run, options, {"algorithm": networks.name, "tol": None})
 
 
 def prior_options(arguments: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]:
@@ -123,37 +127,41 @@ def step_options(arguments: argparse.Namespace, images: Images) -> dict[str, Any
 # --- the problem ---------------------------------------------------------------------------------
 
 
-def problem(
-    arguments: argparse.Namespace,
-    algorithm: Trained,
-    images: Images,
-    models: str,
-    evaluate: Callable[[Solution], _run.Findings],
-) -> _run.Problem:
-    """Make the problem of training models of images.
-
-    Args:
-        arguments: values of the options.
-        algorithm: what is run.
-        images: the clients' images.
-        models: what they are called in the message before the run.
-        evaluate: measures and draws the solution.
-    """
+def _prepare(arguments: argparse.Namespace, *, networks: Networks) -> _run.Problem:
+    """Read the images, and make the algorithm."""
+    for name in ("rounds", "samples", "sampling_steps"):
+        if (value := getattr(arguments, name, 1)) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: wanted at least 1, got {value}")
+    images = read(arguments)
+    algorithm = networks.make(arguments, images)
     counts = [len(part) for part in images.train]
     weights = sum(leaf.size for leaf in jax.tree.leaves(algorithm.arrays))
     options: dict[str, Any] = {"metrics_every": max(1, arguments.rounds // 20)}
     if arguments.held_out:
         options["metrics"] = _held_out_loss(arguments, algorithm, images)
+
+    def evaluate(solution: Solution) -> _run.Findings:
+        found = networks.evaluate(arguments, algorithm, images, solution)
+        figures = {**found.figures, CONVERGENCE: _convergence(solution)}
+        arrays = {**found.arrays, "image_shape": images.shape}
+        return found._replace(figures=figures, arrays=arrays, captions=networks.captions)
+
     return _run.Problem(
         algorithm,
         Clients.from_samples(images.train),
         images.names,
         f"{len(counts)} clients of {min(counts)} to {max(counts)} images to learn from and "
-        f"{sum(map(len, images.held_out))} held out in all; {models} of {weights:,} weights.",
+        f"{sum(map(len, images.held_out))} held out in all; {networks.models} of {weights:,} "
+        "weights.",
         jax.random.key(arguments.seed),
         evaluate,
         options=options,
     )
+
+
+def drawn(count: int) -> Int[np.ndarray, " drawn"]:
+    """The clients that pictures show, evenly chosen from so many."""
+    return np.unique(np.linspace(0, count - 1, min(DRAWN, count)).astype(int))
 
 
 def models_of(arguments: argparse.Namespace, result: Personalized) -> tuple[PyTree, int | None]:
@@ -177,9 +185,9 @@ def _held_out_loss(arguments: argparse.Namespace, algorithm: Trained, images: Im
     return metrics
 
 
-def convergence(solution: Solution) -> Any:
+def _convergence(solution: Solution) -> Any:
     """Draw the losses of each round."""
-    curves = [name for name in ("loss", "objective", "held_out_loss") if name in solution.history]
-    if "loss" in curves:
-        curves.remove("objective")  # it contains the prior's part, which is of another size
+    # Beside its loss an algorithm's objective has the prior's part, which is of another size.
+    objective = "loss" if "loss" in solution.history else "objective"
+    curves = [x for x in (objective, "held_out_loss") if x in solution.history]
     return plot.convergence(solution.history, curves, label="squared error of an image")

@@ -1,16 +1,14 @@
 """`jaxfed fit ... --processes`: one run in several processes, each with its own clients' files."""
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import jax
 
 from jaxfed import backend
-from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.processes import attempted
@@ -36,17 +34,11 @@ OPTIONS = [
 
 
 class Together(NamedTuple):
-    """The part of this process in a run of all processes.
+    """The part of this process in a run of all processes."""
 
-    Attributes:
-        processes: how many there are.
-        process: the number of this one.
-        out: what `--out` names, the folder of the processes' folders.
-    """
-
-    processes: int
-    process: int
-    out: Path
+    processes: int  # how many there are
+    process: int  # the number of this one
+    out: Path  # what `--out` names, the folder of the processes' folders
 
     @classmethod
     def join(cls, arguments: argparse.Namespace) -> Self:
@@ -77,19 +69,6 @@ class Together(NamedTuple):
         arguments.out = together.out / f"process{together.process}"
         return together
 
-    def first_folder(self, folder: Folder) -> Folder:
-        """Return the first process's folder of results, given this one's."""
-        return folder if self.processes == 1 else Folder(self.out / "process0")
-
-    def each(self, name: str, attempt: Callable[[], Any]) -> list[Any]:
-        """Collect what every process returns; an error in one is an error in all.
-
-        Args:
-            name: the option that the error is about.
-            attempt: returns what JSON can hold.
-        """
-        return [attempt()] if self.processes == 1 else attempted(name, attempt)
-
     def read(self, prepare: Callable[[], "Problem"]) -> "Problem":
         """Read this process's data, and refuse clients whose files several processes have read."""
         problems: list[Problem] = []
@@ -99,7 +78,7 @@ class Together(NamedTuple):
             return problems[0].names
 
         readers: dict[str, int] = {}
-        for process, names in enumerate(self.each("--data", attempt)):
+        for process, names in enumerate(attempted("--data", attempt)):
             for name in names:
                 if name in readers:
                     raise ValueError(
@@ -108,18 +87,6 @@ class Together(NamedTuple):
                     )
                 readers[name] = process
         return problems[0]
-
-    @contextmanager
-    def in_first(self, name: str, make: Callable[[], AbstractContextManager]) -> Iterator[None]:
-        """Enter a context in the first process; its error there is an error in all."""
-        with ExitStack() as stack:
-
-            def enter() -> None:
-                if self.process == 0:
-                    stack.enter_context(make())
-
-            self.each(name, enter)
-            yield
 
     def spread(self, clients: Clients, mapping: backend.Backend) -> Clients:
         """Return the clients of all processes."""

@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from jaxfed.cli._options import option
 from jaxfed.cli.fit._processes import Together
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.common.files import locked
+from jaxfed.core.common.processes import attempted
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
@@ -44,47 +45,31 @@ ONE_EXCHANGE = {"rounds": 1, "tol": None, "participation": None, "checkpoint_eve
 
 
 class Findings(NamedTuple):
-    """What a solution shows.
+    """What a solution shows."""
 
-    Attributes:
-        quantities: lines of the table, between the number of rounds and the traffic.
-        figures: pictures, by the names of their files.
-        arrays: more for `result.npz`, beside the solution and the clients' names.
-        summary: more for `result.json`.
-        captions: captions of the pictures that the report does not draw itself.
-    """
-
+    # Lines of the table, between the number of rounds and the traffic.
     quantities: Mapping[str, Any]
-    figures: Mapping[str, Any]
+    figures: Mapping[str, Any]  # pictures, by the names of their files
+    # More for `result.npz`, beside the solution and the clients' names.
     arrays: Mapping[str, Any] = {}
-    summary: Mapping[str, Any] = {}
+    summary: Mapping[str, Any] = {}  # more for `result.json`
+    # Captions of the pictures that the report does not draw itself.
     captions: Mapping[str, str] = {}
 
 
 class Problem(NamedTuple):
-    """What a command fits, made from its options and files.
-
-    Attributes:
-        algorithm: the algorithm to run.
-        clients: the clients of this process, usually all.
-        names: their names.
-        message: printed before the run.
-        key: randomness of the run.
-        evaluate: measures and draws a solution.
-        start: an algorithm of one exchange whose solution the run starts from.
-        options: more arguments of `jaxfed.fit`.
-        page: more arguments of `jaxfed.report.html`.
-    """
+    """What a command fits, made from its options and files."""
 
     algorithm: Algorithm
-    clients: Clients
-    names: list[str]
-    message: str
-    key: Key[Array, ""]
-    evaluate: Callable[[Solution], Findings]
+    clients: Clients  # the clients of this process, usually all
+    names: list[str]  # their names
+    message: str  # printed before the run
+    key: Key[Array, ""]  # randomness of the run
+    evaluate: Callable[[Solution], Findings]  # measures and draws a solution
+    # An algorithm of one exchange whose solution the run starts from.
     start: Algorithm | None = None
-    options: Mapping[str, Any] = {}
-    page: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}  # more arguments of `jaxfed.fit`
+    page: Mapping[str, Any] = {}  # more arguments of `jaxfed.report.html`
 
 
 def run(
@@ -177,8 +162,6 @@ def _begin(
 ) -> Iterator[Callable[[Callable[..., Solution]], Solution]]:
     """Prepare the folder of results, and lock its checkpoint while a run uses it.
 
-    All processes save one checkpoint, in the folder of the first.
-
     Yields:
         A function that calls `jaxfed.fit` with the checkpoint, if there is one.
     """
@@ -187,8 +170,10 @@ def _begin(
         folder.begin()
         yield lambda fit: fit()
         return
-    checkpoint = Checkpoint(together.first_folder(folder).checkpoint, every=every)
-    resumes = together.each("--out", lambda: folder.interrupted)[0]
+    # All processes save one checkpoint, in the folder of the first.
+    first = folder if together.processes == 1 else Folder(together.out / "process0")
+    checkpoint = Checkpoint(first.checkpoint, every=every)
+    resumes = attempted("--out", lambda: folder.interrupted)[0]
     folder.begin(resume=resumes)
     folder.begin_checkpoint()
     if resumes:
@@ -201,10 +186,16 @@ def _begin(
             if not (resumes and arguments.force):
                 raise
             # The checkpoint is of another run, which --force allows to overwrite.
-            together.each("--out", folder.discard_checkpoint)
+            attempted("--out", folder.discard_checkpoint)
             return fit(checkpoint=checkpoint)
 
-    with together.in_first("--out", partial(locked, checkpoint.path, "--out")):
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            if together.process == 0:
+                stack.enter_context(locked(checkpoint.path, "--out"))
+
+        attempted("--out", lock)
         yield attempt
 
 

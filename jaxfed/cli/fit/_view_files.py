@@ -14,23 +14,15 @@ MATCHED = 1000  # largest number of held-out entities that are looked for in oth
 
 
 class Split(NamedTuple):
-    """The views, scaled.
+    """The views, scaled."""
 
-    Attributes:
-        names: of the views.
-        entities: indices of the entities that are learned from.
-        train: the views of these entities, dense or sparse; sparse ones are not centered.
-        held_out: the views of other entities, `(k, d_j)`.
-        mean: what was subtracted, `(d_j,)`; for sparse views, what is to be subtracted.
-        scale: what they were divided by, `(d_j,)`.
-    """
-
-    names: list[str]
-    entities: Int[np.ndarray, " entities"]
-    train: list[Any]
-    held_out: list[Float[np.ndarray, "k d_j"]]
+    names: list[str]  # of the views
+    entities: Int[np.ndarray, " entities"]  # indices of the entities that are learned from
+    train: list[Any]  # the views of these entities, dense or sparse; sparse ones are not centered
+    held_out: list[Float[np.ndarray, "k d_j"]]  # the views of other entities
+    # What was subtracted; for sparse views, what is to be subtracted.
     mean: list[Float[np.ndarray, " d_j"]]
-    scale: list[Float[np.ndarray, " d_j"]]
+    scale: list[Float[np.ndarray, " d_j"]]  # what they were divided by
 
     @property
     def widths(self) -> list[int]:

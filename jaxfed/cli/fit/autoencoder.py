@@ -1,7 +1,6 @@
 """`jaxfed fit autoencoder`: train an autoencoder for every client, or one for all."""
 
 import argparse
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,18 +11,14 @@ from jaxfed import plot
 from jaxfed.cli._command import Command
 from jaxfed.cli._options import option
 from jaxfed.cli.fit import _images, _run
-from jaxfed.cli.fit._image_files import Images, read
+from jaxfed.cli.fit._image_files import Images
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.run.solution import Solution
 from jaxfed.generative import AdaptiveAutoencoder, FedAvg
 from jaxfed.metrics import reconstructed_energy
 from jaxfed.models import Autoencoder, reconstruction_loss
 
-SUMMARY = "an autoencoder for every client (ADEPT-AE of Ozkara et al.), or one for all"
-PICTURES = ("reconstructions.png", "convergence.png")
-CAPTIONS = {PICTURES[0]: "Images, and what the models make of them"}
-DRAWN = 10  # largest number of images that are drawn, one for each client
-
+PICTURE = "reconstructions.png"
 # How the help states the defaults of the prior's settings.
 PRIOR = {
     "global_step_size": "1, with --published 0.01",
@@ -35,38 +30,38 @@ PRIOR = {
 }
 
 
-STEP = "step size of the clients' models"
-MODEL = [
-    option("--latent", int, "size of the code", metavar="K"),
-    option("--hidden", ("linear", "relu"), "activation of the code", "relu"),
-    option("--output", ("linear", "sigmoid"), "activation of the reconstruction", "sigmoid"),
-]
-STEPS = [
-    option("--step-size", float, f"{STEP}; default: 0.03, with --published 0.01", None),
-    option("--momentum", float, "momentum of the local steps", 0.9),
-]
-
-
 def commands() -> dict[str, Command]:
     """Describe the command."""
-    options = _images.options("ADEPT-AE", 150, model=MODEL, steps=STEPS, prior=PRIOR)
-    run = partial(_run.run, prepare=prepare, pictures=PICTURES)
-    defaults = {"algorithm": "autoencoder", "tol": None}
-    return {"autoencoder": Command(SUMMARY, run, options, defaults)}
+    step = "step size of the clients' models; default: 0.03, with --published 0.01"
+    output = "activation of the reconstruction"
+    networks = _images.Networks(
+        name="autoencoder",
+        summary="an autoencoder for every client (ADEPT-AE of Ozkara et al.), or one for all",
+        method="ADEPT-AE",
+        models="autoencoders",
+        rounds=150,
+        options={
+            "": [
+                option("--latent", int, "size of the code", metavar="K"),
+                option("--hidden", ("linear", "relu"), "activation of the code", "relu"),
+                option("--output", ("linear", "sigmoid"), output, "sigmoid"),
+            ],
+            "rounds": [
+                option("--step-size", float, step, None),
+                option("--momentum", float, "momentum of the local steps", 0.9),
+            ],
+        },
+        prior=PRIOR,
+        captions={PICTURE: "Images, and what the models make of them"},
+        make=_make,
+        evaluate=_evaluate,
+    )
+    return {networks.name: _images.command_of(networks)}
 
 
-def prepare(arguments: argparse.Namespace) -> _run.Problem:
-    """Read the images, and make the algorithm."""
-    _images.check_positive(arguments, "rounds")
+def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveAutoencoder | FedAvg:
     if not 0 <= arguments.momentum < 1:
         raise ValueError(f"--momentum: wanted from 0 to below 1, got {arguments.momentum}")
-    images = read(arguments)
-    algorithm = _algorithm(arguments, images)
-    evaluate = partial(_evaluated, arguments=arguments, algorithm=algorithm, images=images)
-    return _images.problem(arguments, algorithm, images, "autoencoders", evaluate)
-
-
-def _algorithm(arguments: argparse.Namespace, images: Images) -> AdaptiveAutoencoder | FedAvg:
     prior = _images.prior_options(arguments, PRIOR)
     model = Autoencoder(
         int(np.prod(images.shape)),
@@ -91,12 +86,8 @@ def _algorithm(arguments: argparse.Namespace, images: Images) -> AdaptiveAutoenc
     return AdaptiveAutoencoder(model, optimizer=descent, **steps, **prior)
 
 
-def _evaluated(
-    solution: Solution,
-    *,
-    arguments: argparse.Namespace,
-    algorithm: AdaptiveAutoencoder | FedAvg,
-    images: Images,
+def _evaluate(
+    arguments: argparse.Namespace, algorithm: Any, images: Images, solution: Solution
 ) -> _run.Findings:
     samples, which = images.train, "images"
     if arguments.held_out:
@@ -112,15 +103,12 @@ def _evaluated(
         f"captured energy of {which}": float(energies.mean()),
         "that of the worst client": float(energies.min()),
     }
-    saved: dict[str, Any] = {"energies": energies, "image_shape": images.shape}
+    found: dict[str, Any] = {"energies": energies}
     if arguments.training == "personalized":
         quantities["mean spread"] = float(solution.history["spread"][-1])
         for path, leaf in jax.tree.leaves_with_path(solution.server.spread):
-            saved[f"spread{jax.tree_util.keystr(path)}"] = leaf
-    chosen = np.unique(np.linspace(0, len(samples) - 1, min(DRAWN, len(samples))).astype(int))
-    original, reconstructed = (
-        np.asarray(part)[chosen, 0] for part in (padded.values, reconstructions)
-    )
+            found[f"spread{jax.tree_util.keystr(path)}"] = leaf
+    chosen = _images.drawn(len(samples))
+    original, reconstructed = (np.asarray(x)[chosen, 0] for x in (padded.values, reconstructions))
     picture = plot.reconstructions(original, {"reconstructed": reconstructed}, images.shape)
-    figures = {PICTURES[0]: picture, PICTURES[1]: _images.convergence(solution)}
-    return _run.Findings(quantities, figures, saved, captions=CAPTIONS)
+    return _run.Findings(quantities, {PICTURE: picture}, found)

@@ -12,19 +12,15 @@ from jaxfed import plot
 from jaxfed.cli._command import Command
 from jaxfed.cli._options import option
 from jaxfed.cli.fit import _images, _run
-from jaxfed.cli.fit._image_files import Images, read
+from jaxfed.cli.fit._image_files import Images
 from jaxfed.core.run.solution import Solution
 from jaxfed.generative import AdaptiveDiffusion, FedAvg, sample
 from jaxfed.generative.diffusion import decaying_adam
 from jaxfed.metrics import noise_level
 from jaxfed.models import DenoisingLoss, UNet, interpolation, variance_preserving
 
-SUMMARY = "a diffusion model for every client (ADEPT-DGM of Ozkara et al.), or one for all"
-PICTURES = ("samples.png", "convergence.png")
-CAPTIONS = {PICTURES[0]: "Samples that were drawn from the models"}
-DRAWN = 10  # largest number of clients whose samples are drawn, and of samples of each
+PICTURE = "samples.png"
 CORRUPTIONS = {"preserving": variance_preserving(), "interpolation": interpolation()}
-
 # How the help states the defaults of the prior's settings.
 PRIOR = {
     "global_step_size": "0.001, with --published 0.1",
@@ -35,45 +31,45 @@ PRIOR = {
 }
 
 
-FINE_TUNING = "rounds of each client alone after --training fedavg; default: 0, one model for all"
-CORRUPTION = (
-    "normal noise that preserves the variance, or interpolation with uniform noise; default: "
-    "preserving, with --published interpolation"
-)
-DECAY = "rounds after which step sizes are divided by ten; default: three quarters of all"
-MODEL = [
-    option("--fine-tuning", int, FINE_TUNING, None, metavar="ROUNDS"),
-    option("--widths", int, "channels of the U-Net", (32, 64, 64), nargs=3, metavar=tuple("ABC")),
-    option("--corruption", tuple(CORRUPTIONS), CORRUPTION, None),
-]
-STEPS = [
-    option("--step-size", float, "step size of the clients' models", 1e-3),
-    option("--decay-after", int, DECAY, None, metavar="ROUNDS"),
-]
-SAMPLES = [
-    option("--samples", int, "samples of each model", DRAWN),
-    option("--sampling-steps", int, "steps from noise to a sample", 500),
-]
-
-
 def commands() -> dict[str, Command]:
     """Describe the command."""
-    options = _images.options("ADEPT-DGM", 100, model=MODEL, steps=STEPS, prior=PRIOR)
-    run = partial(_run.run, prepare=prepare, pictures=PICTURES)
-    defaults = {"algorithm": "diffusion", "tol": None}
-    return {"diffusion": Command(SUMMARY, run, {**options, "samples": SAMPLES}, defaults)}
+    tuning = "rounds of each client alone after --training fedavg; default: 0, one model for all"
+    widths = {"nargs": 3, "metavar": tuple("ABC")}
+    corruption = (
+        "normal noise that preserves the variance, or interpolation with uniform noise; default: "
+        "preserving, with --published interpolation"
+    )
+    decay = "rounds after which step sizes are divided by ten; default: three quarters of all"
+    networks = _images.Networks(
+        name="diffusion",
+        summary="a diffusion model for every client (ADEPT-DGM of Ozkara et al.), or one for all",
+        method="ADEPT-DGM",
+        models="a U-Net",
+        rounds=100,
+        options={
+            "": [
+                option("--fine-tuning", int, tuning, None, metavar="ROUNDS"),
+                option("--widths", int, "channels of the U-Net", (32, 64, 64), **widths),
+                option("--corruption", tuple(CORRUPTIONS), corruption, None),
+            ],
+            "rounds": [
+                option("--step-size", float, "step size of the clients' models", 1e-3),
+                option("--decay-after", int, decay, None, metavar="ROUNDS"),
+            ],
+            "samples": [
+                option("--samples", int, "samples of each model", _images.DRAWN),
+                option("--sampling-steps", int, "steps from noise to a sample", 500),
+            ],
+        },
+        prior=PRIOR,
+        captions={PICTURE: "Samples that were drawn from the models"},
+        make=_make,
+        evaluate=_evaluate,
+    )
+    return {networks.name: _images.command_of(networks)}
 
 
-def prepare(arguments: argparse.Namespace) -> _run.Problem:
-    """Read the images, and make the algorithm."""
-    _images.check_positive(arguments, "rounds", "samples", "sampling_steps")
-    images = read(arguments)
-    algorithm = _algorithm(arguments, images)
-    evaluate = partial(_evaluated, arguments=arguments, algorithm=algorithm, images=images)
-    return _images.problem(arguments, algorithm, images, "a U-Net", evaluate)
-
-
-def _algorithm(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusion | FedAvg:
+def _make(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusion | FedAvg:
     prior = _images.prior_options(arguments, PRIOR)
     training, fine_tuning = arguments.training, arguments.fine_tuning
     if training != "fedavg" and fine_tuning is not None:
@@ -100,12 +96,8 @@ def _algorithm(arguments: argparse.Namespace, images: Images) -> AdaptiveDiffusi
     return make(model, corruption, decay_after=decay, **steps, **prior)
 
 
-def _evaluated(
-    solution: Solution,
-    *,
-    arguments: argparse.Namespace,
-    algorithm: AdaptiveDiffusion | FedAvg,
-    images: Images,
+def _evaluate(
+    arguments: argparse.Namespace, algorithm: Any, images: Images, solution: Solution
 ) -> _run.Findings:
     print("Drawing samples ...")
     arrays, names = solution.result.local, images.names
@@ -130,11 +122,9 @@ def _evaluated(
         quantities["mean spread"] = float(history["spread"][-1])
     quantities["noise of samples"] = _noise(samples, images.shape)
     quantities["noise of images"] = _noise(np.concatenate(images.train)[:1000], images.shape)
-    chosen = np.unique(np.linspace(0, len(names) - 1, min(DRAWN, len(names))).astype(int))
-    picture = plot.samples({names[i]: samples[i][:DRAWN] for i in chosen}, images.shape)
-    figures: dict[str, Any] = {PICTURES[0]: picture, PICTURES[1]: _images.convergence(solution)}
-    saved = {"samples": samples, "image_shape": images.shape}
-    return _run.Findings(quantities, figures, saved, captions=CAPTIONS)
+    shown = {names[i]: samples[i][: _images.DRAWN] for i in _images.drawn(len(names))}
+    picture = plot.samples(shown, images.shape)
+    return _run.Findings(quantities, {PICTURE: picture}, {"samples": samples})
 
 
 def _noise(flat: np.ndarray, shape: tuple[int, int, int]) -> float:

@@ -13,7 +13,17 @@ from jaxtyping import Array, Float, Key
 from jaxfed import data, pca, plot
 from jaxfed.cli import _evaluate
 from jaxfed.cli._command import Command
-from jaxfed.cli._common import BACKEND, CENTER, COLUMN, SAMPLES, files, held_out, rounds, share_of
+from jaxfed.cli._common import (
+    BACKEND,
+    CENTER,
+    COLUMN,
+    SAMPLES,
+    files,
+    held_out,
+    read_samples,
+    rounds,
+    share_of,
+)
 from jaxfed.cli._options import call, option, options_of, summary
 from jaxfed.cli.fit import _processes, _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, RUN, TOL
@@ -28,17 +38,11 @@ DRAWN = 4  # clients whose local components are drawn
 
 
 class Entry(NamedTuple):
-    """How an algorithm is run.
+    """How an algorithm is run."""
 
-    Attributes:
-        algorithm: its class, which describes its options.
-        has_rounds: whether it runs more than one exchange.
-        has_warm_start: whether it may start from the solution of `OneShot`.
-    """
-
-    algorithm: Callable[..., Algorithm]
-    has_rounds: bool = True
-    has_warm_start: bool = False
+    algorithm: Callable[..., Algorithm]  # its class, which describes its options
+    has_rounds: bool = True  # whether it runs more than one exchange
+    has_warm_start: bool = False  # whether it may start from the solution of `OneShot`
 
 
 ALGORITHMS = {
@@ -107,19 +111,13 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 class Split(NamedTuple):
-    """The clients' samples, centered.
+    """The clients' samples, centered."""
 
-    Attributes:
-        names: of the clients.
-        train: samples to learn from, `(n_i, d)`.
-        held_out: samples to test on, `(k_i, d)`; an empty list if none are held out.
-        mean: what was subtracted, `(m, d)`.
-    """
-
-    names: list[str]
-    train: list[Float[np.ndarray, "n_i d"]]
+    names: list[str]  # of the clients
+    train: list[Float[np.ndarray, "n_i d"]]  # to learn from
+    # To test on; an empty list if none are held out.
     held_out: list[Float[np.ndarray, "k_i d"]]
-    mean: Float[np.ndarray, "m d"]
+    mean: Float[np.ndarray, "m d"]  # what was subtracted
 
 
 def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
@@ -155,9 +153,7 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
 
 def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
     """Read, split and center the samples that `--data` names."""
-    arrays, names = data.read_folder(
-        arguments.data, client_column=arguments.client_column, max_bytes=arguments.max_bytes
-    )
+    arrays, names = read_samples(arguments)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:

@@ -101,22 +101,15 @@ def _command(name: str, options: dict[str, list[Option]], **defaults: Any) -> Co
 
 
 class Method(NamedTuple):
-    """How the views are mapped to the common representation.
-
-    Attributes:
-        algorithm: the algorithm to run.
-        outputs: `outputs(result.local, views)` maps the views, `(views, entities, rank)`; each
-            approximates the representation times the square root of the number of entities.
-        batches: words about batches for the message before the run.
-        maps: words about the map of a view, behind its number of features.
-        start: an algorithm whose solution the run starts from.
-    """
+    """How the views are mapped to the common representation."""
 
     algorithm: Algorithm
+    # `outputs(result.local, views)` maps the views, `(views, entities, rank)`; each approximates
+    # the representation times the square root of the number of entities.
     outputs: Callable[[PyTree, gcca.Views], Float[Array, "views entities rank"]]
-    batches: str
-    maps: str
-    start: Algorithm | None = None
+    batches: str  # words about batches for the message before the run
+    maps: str  # words about the map of a view, behind its number of features
+    start: Algorithm | None = None  # an algorithm whose solution the run starts from
 
 
 def prepare(arguments: argparse.Namespace) -> _run.Problem:

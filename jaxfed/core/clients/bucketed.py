@@ -1,4 +1,4 @@
-"""Clients of very different sizes, in a few rectangular arrays."""
+"""The layout of clients of very different sizes: a few rectangular arrays."""
 
 from dataclasses import dataclass
 from typing import final

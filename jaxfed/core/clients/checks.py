@@ -1,4 +1,4 @@
-"""What clients are made of, refused where it is nothing to compute with."""
+"""Checks of what clients are made from."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, cast
@@ -37,7 +37,7 @@ def check_ids(ids: Int[Array, "*data_sets clients"]) -> None:
 
 
 def check_part(name: str, number: object, most: int) -> None:
-    """Refuse what is no number of clients or samples to keep; nothing is known of a traced one.
+    """Check a number of clients or samples to keep, unless it is traced.
 
     Raises:
         ValueError: if it is not whole, not positive or more than there are.
@@ -97,7 +97,7 @@ def checked_array(array: ArrayLike, name: str, *, half: bool = False) -> Array:
     if not isinstance(array, jax.Array):
         array = host_array(name, array, f"real floating point numbers ({types})")
         if array.dtype == np.float64:
-            # Before the check below: what is too large for single precision becomes infinite.
+            # Before the check for infinity: numbers too large for single precision become infinite.
             with np.errstate(over="ignore"):
                 array = array.astype(jax.dtypes.canonicalize_dtype(np.float64))
     short = array.dtype.itemsize < 4 and not (half and array.dtype == jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""Clients: who takes part, with what data and which weight."""
+"""`Clients`: their data, ids and weights."""
 
 import os
 from collections.abc import Sequence
@@ -57,8 +57,7 @@ class Clients(eqx.Module):
     data: PyTree
     ids: Int[Array, " clients"]
     weights: Float[Array, " clients"]
-    # Of those that are spread over processes: how many each device has. The arrays have a row for
-    # each of these and for what fills up devices.
+    # Of clients that are spread over processes: how many each device has, without padding.
     blocks: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
@@ -71,7 +70,7 @@ class Clients(eqx.Module):
         Raises:
             ValueError: for ids that do not differ or are negative.
         """
-        # Rows that fill up devices have the ids of others.
+        # Padding has the ids of other rows.
         check_ids(self.ids if self.blocks is None else self.ids[..., self.layout.rows(len(self))])
 
     @classmethod
@@ -233,8 +232,8 @@ class Clients(eqx.Module):
         fewer clients than another. `own` picks out those of this process.
 
         Args:
-            own: this process's clients, made by any constructor; at least one. What they weigh and
-                their ids are not taken over.
+            own: this process's clients, made by any constructor; at least one. Their weights and
+                ids are ignored.
             backend: that of the runs, a `jf.backend.shard(...)`; by default over all devices.
             ids: of this process's clients; by default they are counted through all processes.
             weights: `"equal"`, `"samples"` (by number of samples), or one non-negative number per
@@ -283,7 +282,7 @@ class Clients(eqx.Module):
 
     @property
     def layout(self) -> Layout:
-        """How the data lie."""
+        """How the data are stored."""
         length = self.ids.shape[-1]
         if isinstance(self.data, Buckets):
             return Bucketed(self.data, length)
@@ -349,7 +348,8 @@ class Clients(eqx.Module):
             indices = checked_positions(indices, len(self))
         data = self.layout.take(indices)
         ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))
-        # Not by the constructor: who is taken twice is refused where it would matter.
+        # Not by the constructor, which refuses equal ids: clients may be taken twice, as long as no
+        # run draws random numbers by their ids.
         chosen = data, ids, weights / weights.sum()
         return eqx.tree_at(lambda c: (c.data, c.ids, c.weights), self, chosen)
 

@@ -1,4 +1,4 @@
-"""What is asked of clients' data, wherever and in whichever arrays they lie."""
+"""Layouts: how the data of clients are stored, and what can be done with them in each case."""
 
 import abc
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from jaxfed.core.common.buckets import over_parts, parts_of
 
 
 class Layout(abc.ABC):
-    """How the data of clients lie; each way is a subclass.
+    """How the data of clients are stored. Each layout is a subclass.
 
-    Arrays have one row a client along their leading axis. On several devices there are rows beside
-    them, copies of weight 0, which fill up the devices.
+    Arrays have one row per client along their leading axis. Several devices need equally many rows
+    each; the rows beyond the clients are copies of weight 0, called padding.
     """
 
     in_memory: ClassVar[bool]
@@ -32,7 +32,7 @@ class Layout(abc.ABC):
     @final
     @property
     def parts(self) -> tuple[PyTree, ...]:
-        """The data as rectangular trees, or their shapes, those of the longest clients first."""
+        """The data, or their shapes, as rectangular trees; the longest clients come first."""
         return parts_of(self.sketch())
 
     @abc.abstractmethod
@@ -45,7 +45,7 @@ class Layout(abc.ABC):
 
     @final
     def over_parts(self, function: Callable[[PyTree], PyTree]) -> PyTree:
-        """A function of each rectangular tree, or of its shapes: what clients have instead."""
+        """Apply a function to each rectangular tree, or to its shapes."""
         return over_parts(function, self.sketch())
 
     @abc.abstractmethod
@@ -53,7 +53,7 @@ class Layout(abc.ABC):
         """The data of the clients at these positions.
 
         Raises:
-            ValueError: where a part of the clients cannot be had.
+            ValueError: if this layout has no such part.
         """
 
     # --- rows ------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Layout(abc.ABC):
     @property
     @abc.abstractmethod
     def numbers(self) -> Int[np.ndarray, " rows"]:
-        """Each row's client, counted from 0; the number of clients and more for other rows."""
+        """Each row's client, counted from 0; the number of clients or more for padding."""
 
     @abc.abstractmethod
     def rows(self, clients: int) -> slice | Int[Array, " clients"]:
@@ -69,19 +69,19 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def with_all_rows(self, tree: PyTree, clients: int) -> PyTree:
-        """What callers have of the clients, with a row wherever the data have one."""
+        """Add padding to arrays with one row per client, such as a warm start."""
 
     @abc.abstractmethod
     def without_more_rows(self, tree: PyTree, clients: int) -> PyTree:
-        """What rows have, as callers get it."""
+        """Remove padding from arrays, such as a result."""
 
     @abc.abstractmethod
     def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
-        """One number a client, and 0 in other rows."""
+        """One number per client, and 0 in padding."""
 
     @abc.abstractmethod
     def own_rows(self, array: Any) -> np.ndarray:
-        """The rows of this process's clients, in the order in which they were given.
+        """The rows of this process's clients, in their original order.
 
         Raises:
             ValueError: if the array has another leading axis.
@@ -107,7 +107,7 @@ class Layout(abc.ABC):
 
 
 class OfOneProcess(Layout):
-    """All clients are in this process; rows that fill up devices come after theirs."""
+    """All clients are in this process. Padding comes last."""
 
     in_one_process = True
 
@@ -175,6 +175,6 @@ def check_leading(array: Any, rows: int) -> None:
     """
     if np.shape(array)[:1] != (rows,):
         raise ValueError(
-            f"tree: wanted arrays with a leading axis of {rows}, that of the clients with "
-            f"those that fill up devices, got shape {np.shape(array)}"
+            f"tree: wanted arrays with a leading axis of {rows}, the clients and their padding, "
+            f"got shape {np.shape(array)}"
         )

@@ -1,4 +1,4 @@
-"""Files that are mapped into memory: which one an array lies in, and when its pages are read."""
+"""Memory-mapped files: which file an array is in, and when its pages are read and released."""
 
 import ctypes
 import mmap
@@ -16,9 +16,9 @@ ALIGNMENT = 64  # bytes; what lies so is used by a processor's programs where it
 
 
 def release(array: Any) -> None:
-    """Give back the memory of a mapped file's pages that an array lies in; the file keeps them.
+    """Release the memory of the mapped pages that an array lies in.
 
-    So does the system's cache, as far as it has room.
+    The file keeps their content, and so may the system's cache.
     """
     if (mapping := _mapping(array)) is None:
         return
@@ -29,14 +29,14 @@ def release(array: Any) -> None:
 
 
 def copy_into(part: np.ndarray, into: np.ndarray) -> None:
-    """Copy a part of a source; what is too large for the type becomes infinite."""
+    """Copy a part of a source; numbers too large for the type become infinite."""
     with np.errstate(over="ignore"):
         np.copyto(into, part, casting="same_kind")
     release(part)
 
 
 def files_of(source: Sequence[Any]) -> list[str | os.PathLike[str] | None]:
-    """The file that each client lies in, as far as a source says or its arrays are mapped."""
+    """The file of each client, if the source names it or its arrays are memory maps."""
     if isinstance(source, np.ndarray):
         return [base_of(source)[1]] * len(source)
     if isinstance(source, list | tuple):
@@ -48,7 +48,7 @@ def files_of(source: Sequence[Any]) -> list[str | os.PathLike[str] | None]:
 
 
 def stamp_of(file: Any) -> tuple[int, int] | None:
-    """What changes with a file: its size in bytes, and the time of its last change."""
+    """A file's size in bytes and modification time; None if it cannot be found."""
     with suppress(OSError):
         found = os.stat(file)
         return found.st_size, found.st_mtime_ns
@@ -56,7 +56,7 @@ def stamp_of(file: Any) -> tuple[int, int] | None:
 
 
 def base_of(array: Any) -> tuple[Any, str | None, int]:
-    """What an array's numbers lie in; of a memory map its file, and where in there it begins."""
+    """The object that owns an array's memory and, for a memory map, its file and offset there."""
     file, offset = None, 0
     while isinstance(array, np.ndarray):
         file = getattr(array, "filename", None) or file
@@ -66,7 +66,7 @@ def base_of(array: Any) -> tuple[Any, str | None, int]:
 
 
 def check_end(name: str, array: np.ndarray) -> None:
-    """Refuse an array beyond whose file's end it is mapped: Python would die of a look at it."""
+    """Refuse an array mapped beyond the end of its file: reading it would kill the process."""
     mapping, _, start = base_of(array)
     if isinstance(mapping, mmap.mmap):
         with suppress(OSError):  # of memory without a file
@@ -78,22 +78,22 @@ def check_end(name: str, array: np.ndarray) -> None:
 
 
 def is_usable(part: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether a processor's programs use an array where it lies."""
+    """Whether compiled programs can use the array without a copy."""
     lies_well = part.flags.c_contiguous and part.ctypes.data % ALIGNMENT == 0
     return lies_well and part.dtype == dtype
 
 
 def read_pages(part: np.ndarray) -> None:
-    """Have a mapped file's pages in memory, of an array without gaps."""
+    """Read the pages of a contiguous mapped array into memory."""
     if (mapping := _mapping(part)) and not _populated(part):
         mapping.madvise(mmap.MADV_SEQUENTIAL)  # the system reads further ahead
         part.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].max()
 
 
 def _populated(part: np.ndarray) -> bool:
-    """Whether the system, Linux from 5.14 on, read all pages at once, faster than one by one.
+    """Read all pages in one call, which Linux 5.14 and later can; whether that succeeded.
 
-    Called so and not by `mmap.madvise`, which would let no other thread run meanwhile.
+    Through ctypes, since `mmap.madvise` would hold the interpreter lock meanwhile.
     """
     if sys.platform != "linux":
         return False
@@ -104,17 +104,17 @@ def _populated(part: np.ndarray) -> bool:
 
 
 def _mapping(array: Any) -> mmap.mmap | None:
-    """The mapped file that an array lies in, if its pages can be had again from there."""
+    """The memory map of an array, if its pages can be read again from the file."""
     shared = hasattr(mmap, "MADV_DONTNEED")  # not on Windows
     while isinstance(array, np.ndarray):
-        # Pages that are written to and not shared exist nowhere else.
+        # Pages of a private map that were written to exist nowhere else.
         shared = shared and getattr(array, "mode", "r") != "c"
         array = array.base
     return array if shared and isinstance(array, mmap.mmap) else None
 
 
 def aligned(numbers: int, dtype: np.dtype) -> np.ndarray:
-    """Room for so many numbers, where a processor's programs use it as it lies."""
+    """An empty array that compiled programs can use without a copy."""
     whole = np.empty(numbers * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -whole.ctypes.data % ALIGNMENT
     return whole[start : start + numbers * dtype.itemsize].view(dtype)

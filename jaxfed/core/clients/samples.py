@@ -1,4 +1,4 @@
-"""Clients' samples in arrays of one shape, filled up with zeros."""
+"""Clients' samples in one array, padded with zeros."""
 
 import abc
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from jaxfed.core.common.printing import is_known
 
 
 class Ragged(eqx.Module):
-    """Clients' data, filled up along the axes in which clients differ."""
+    """Clients' data, padded along the axes in which clients differ."""
 
     summed_by_index: ClassVar[bool] = False
     """Whether products with the data are sums by index, as of sparse data."""
@@ -24,19 +24,19 @@ class Ragged(eqx.Module):
     @property
     @abc.abstractmethod
     def lengths(self) -> tuple[int, ...]:
-        """What all clients are filled up to."""
+        """The padded lengths of these axes."""
 
     @abc.abstractmethod
     def filled(self, lengths: tuple[int, ...]) -> Self:
-        """The same data of ALL clients, filled up to these lengths, none of them smaller."""
+        """The data of all clients, padded to these lengths, which are not smaller."""
 
 
 @final
 class Samples(Ragged):
     """One client's samples as rows, padded with zero rows up to the longest client.
 
-    With a leading client axis on both fields it holds all clients. What is computed with them is
-    in the precision of `count`, single where they are bfloat16.
+    With a leading client axis on both fields it holds all clients. Computations use the precision
+    of `count`: single if the samples are bfloat16.
     """
 
     values: Float[Array, "*clients samples features"]
@@ -74,12 +74,12 @@ class Samples(Ragged):
 def in_buckets(
     tables: Sequence[Array], sizes: Int[np.ndarray, " clients"], bucket: float | None
 ) -> Samples | Buckets:
-    """Clients' samples in one array, or in several if that keeps padding within a factor."""
+    """Clients' samples in one array, or in as many as keep padding within a factor."""
     groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
     parts = []
     for own in groups:
         values = padded([tables[int(place)] for place in own])
-        # By NumPy: JAX would compile the conversion.
+        # With NumPy, since JAX would compile the conversion.
         counts = sizes[own].astype(at_least_single(values.dtype))
         parts.append(Samples(values, jnp.asarray(counts)))
     if len(parts) == 1:
@@ -89,12 +89,12 @@ def in_buckets(
 
 
 def at_least_single(dtype: DTypeLike) -> np.dtype:
-    """The precision in which samples of a type are computed with."""
+    """The precision of computations with samples of a type."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def widened(array: Array, lengths: dict[int, int]) -> Array:
-    """An array with zeros up to other lengths of some axes, each counted from the last."""
+    """An array padded with zeros to these lengths of axes, which are counted from the last."""
     more = [(0, 0)] * array.ndim
     for axis, length in lengths.items():
         more[axis] = (0, length - array.shape[axis])
@@ -102,12 +102,12 @@ def widened(array: Array, lengths: dict[int, int]) -> Array:
 
 
 def padded(tables: Sequence[Array]) -> Float[Array, "tables rows columns"]:
-    """Tables as one array, filled with zeros up to the longest and the widest."""
+    """Tables as one array, padded with zeros to the longest and widest."""
     rows, columns = (max(table.shape[axis] for table in tables) for axis in (0, 1))
     if any(is_traced(table) for table in tables):
         missing = [((0, rows - len(x)), (0, columns - x.shape[1])) for x in tables]
         return jnp.stack([jnp.pad(x, width) for x, width in zip(tables, missing, strict=True)])
-    # Filled on the host: one device operation instead of one (and one compilation) per length.
+    # On the host: one device operation, rather than one and its compilation per length.
     block = np.zeros((len(tables), rows, columns), tables[0].dtype)
     for part, table in zip(block, tables, strict=True):
         part[: table.shape[0], : table.shape[1]] = table

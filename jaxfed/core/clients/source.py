@@ -1,4 +1,4 @@
-"""Clients whose samples are read block by block, because memory does not hold all of them."""
+"""Clients whose samples are read block by block because they do not fit into memory."""
 
 import hashlib
 import math
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Reader:
-    """Reads blocks of a sequence of clients; equal to itself alone."""
+    """Reads blocks of a sequence of clients. Compares by identity."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Reader:
         block_bytes: int,
         states: Path | None,
     ):
-        """Lay out the blocks; nothing is read but the first client's type and width."""
+        """Lay out the blocks; reads only the type and width of the first client."""
         self.source, self.sizes, self.states = source, sizes, states
         self.files = files_of(source)
         self._bucket, self._block_bytes = bucket, block_bytes
@@ -62,7 +62,7 @@ class Reader:
         for own in self.groups:
             rows = int(sizes[own].max())
             many = max(1, block_bytes // (rows * self.features * self.dtype.itemsize))
-            # As equal as can be, since each size is compiled for itself.
+            # Of equal size where possible, since each size is compiled separately.
             for places in np.array_split(own, -(-len(own) // many)):
                 self.blocks.append(Block(places, rows))
         self._within = [
@@ -88,10 +88,10 @@ class Reader:
         return table
 
     def check(self, number: int) -> None:
-        """Refuse a block whose files are not as they were when the clients were made.
+        """Refuse a block whose files have changed since the clients were made.
 
         Raises:
-            ValueError: for one whose size or time of change is another, with its client.
+            ValueError: naming the client and its file.
         """
         for file, place in self._within[number].items():
             if stamp_of(file) != self._stamps[file]:
@@ -101,11 +101,11 @@ class Reader:
                 )
 
     def mark(self) -> Int[np.ndarray, " words"]:
-        """What tells sources apart, without reading all of each client.
+        """A digest of the source that does not read all samples.
 
-        It is a digest of all sizes and, of each client, of the size and the time of change of its
-        file, and of its first, middle and last sample. Those in a file that is not mapped are left
-        out, since to have them is to read it.
+        It covers all sizes and, for each client, the size and modification time of its file and the
+        first, middle and last sample. Samples of files that are not mapped are left out, since any
+        one of them would mean reading the whole file.
         """
         digest = hashlib.sha256(self.sizes.tobytes())
         for number in range(len(self.blocks)):
@@ -122,16 +122,16 @@ class Reader:
     def read(self, number: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of a block, padded with zeros, and how many each client has.
 
-        They are a part of the source itself where that is one array of the right type that lies as
-        programs want it; of a memory map its pages are read from the disk here.
+        They are a view of the source where that is one array of the right type and alignment; the
+        pages of a memory map are read from the disk here.
 
         Args:
             number: of the block.
-            slot: 0 or 1; what was read there before may be overwritten.
+            slot: 0 or 1; overwrites what was read there before.
 
         Raises:
-            ValueError: for a client whose samples are not what they were said to be, or whose file
-                has changed.
+            ValueError: if a client's samples have another shape than announced, or its file has
+                changed.
         """
         places, rows = self.blocks[number]
         self.check(number)
@@ -152,10 +152,10 @@ class Reader:
         return values, counts
 
     def _stretch(self, places: Int[np.ndarray, " block"]) -> np.ndarray | None:
-        """The part of the source that a block is, where that is one array."""
+        """The block as a view of the source, if that is one array."""
         if not isinstance(self.source, np.ndarray) or (np.diff(places) != 1).any():
             return None
-        # Plain, and still with the map that it lies in as its base.
+        # A plain array, whose base still is the memory map.
         return np.asarray(self.source[places[0] : places[-1] + 1])
 
     def _fill(self, row: Float[np.ndarray, "rows features"], place: int) -> None:
@@ -166,7 +166,7 @@ class Reader:
         row[count:] = 0
 
     def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
-        """Of the clients at these positions."""
+        """A reader of the clients at these positions."""
         chosen = _Chosen(self.source, places), self.sizes[places]
         return Reader(*chosen, self._bucket, self._block_bytes, self.states)
 
@@ -187,7 +187,7 @@ class _Chosen(Sequence[Any]):
 
 
 class Source(eqx.Module):
-    """Samples of clients that are in no memory; the place of data in `Clients`."""
+    """Samples that are not in memory, in place of the data in `Clients`."""
 
     reader: Reader = eqx.field(static=True)
 
@@ -204,7 +204,7 @@ class Source(eqx.Module):
 @final
 @dataclass(frozen=True)
 class FromSource(OfOneProcess):
-    """Samples that are read block by block, because memory does not hold all of them."""
+    """Samples that are read block by block because they do not fit into memory."""
 
     data: Source
     length: int
@@ -244,7 +244,7 @@ class FromSource(OfOneProcess):
 
 
 def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
-    """Numbers of samples, as they are given or found by a look at each client.
+    """Numbers of samples: given, or found by looking at each client once.
 
     Raises:
         ValueError: for what is no sequence of clients, and counts that are not theirs.
@@ -281,12 +281,12 @@ def sizes_of(source: Any, counts: Any) -> Int[np.ndarray, " clients"]:
 
 
 def read_ahead(reader: Reader, numbers: Sequence[int]) -> Iterator[tuple[Block, Any]]:
-    """Blocks with their samples and counts, the next one read while one is in use.
+    """Blocks with their samples and counts; reads the next one while one is in use.
 
-    Who asks for the next one must be done with the one before.
+    Be done with a block before asking for the next one, whose samples overwrite it.
 
     Raises:
-        ValueError: as `Reader.read`, also for a file that has changed while a block was in use.
+        ValueError: as `Reader.read`; also if a file has changed while its block was in use.
     """
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(reader.read, numbers[0], 0)

@@ -1,7 +1,7 @@
-"""Where the clients of several processes lie: on the devices of the process that has their data.
+"""Clients of several processes, on the devices of the process that has their data.
 
-A device has a block of the arrays' rows, of the same length as all others. What a process's clients
-leave over of its blocks is filled up with copies of them, of weight 0.
+Each device has a block of the arrays' rows, all of one length. Copies of a process's clients, of
+weight 0, pad its blocks.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 
 class Rows(NamedTuple):
-    """Which rows of the arrays are clients: equal blocks, one a device, filled up at their ends.
+    """Which rows of the arrays are clients: one block per device, each padded to one length.
 
     Attributes:
         blocks: how many clients each device has.
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
     @property
     def numbers(self) -> Int[np.ndarray, " rows"]:
-        """Each row's client, counted from 0; the number of all for a row that only fills up."""
+        """Each row's client, counted from 0; the number of clients for padding."""
         first = np.cumsum((0, *self.blocks))
         row = np.arange(self.length)
         parts = [
@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Spread(Layout):
-    """Arrays whose rows lie on the devices of the process that has the client."""
+    """Arrays whose rows are on the devices of the process that has the client."""
 
     data: PyTree
     blocks: tuple[int, ...]  # how many clients each device has
@@ -79,14 +79,14 @@ class Spread(Layout):
 
     def rows(self, clients):
         real = self._rows.real
-        # A slice moves nothing.
+        # A slice moves no data between devices.
         return slice(clients) if real.all() else jnp.asarray(np.flatnonzero(real))
 
     def with_all_rows(self, tree, clients):
         return tree
 
     def without_more_rows(self, tree, clients):
-        return tree  # they stay where they lie
+        return tree  # to leave each process its own rows
 
     def in_rows(self, values):
         real = np.flatnonzero(self._rows.real)
@@ -99,7 +99,7 @@ class Spread(Layout):
         mine = [start + np.flatnonzero(real[start : start + block]) for start in starts]
         if not isinstance(array, jax.Array) or is_here(array):
             return np.asarray(array)[np.concatenate(mine)]
-        # Where it lies otherwise, as a result of a user's own function may, all processes move it.
+        # Users' functions may return arrays with another sharding; then all processes move them.
         along = NamedSharding(like.sharding.mesh, PartitionSpec(like.sharding.spec[0]))
         if not array.sharding.is_equivalent_to(along, array.ndim):
             array = jax.device_put(array, along)
@@ -128,12 +128,12 @@ class Spread(Layout):
 
 
 class Everybody(NamedTuple):
-    """Arrays of all processes' clients.
+    """The arrays of all processes' clients.
 
     Attributes:
         data: leading axis = rows, each process's on its own devices.
         ids: the same in all processes.
-        weights: the same in all processes; 0 for rows that only fill up.
+        weights: the same in all processes; 0 for padding.
         blocks: how many clients each device has.
     """
 
@@ -149,12 +149,12 @@ def spread(
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
 ) -> Everybody:
-    """The arrays of all processes' clients, of which each gives and keeps its own.
+    """Lay out the clients of all processes; each process keeps the data of its own.
 
-    What is exchanged are the clients' ids and weights, and the shapes of their data.
+    Processes exchange only ids, weights and shapes.
 
     Args:
-        own: gives this process's clients, and their numbers of samples where they have any.
+        own: returns this process's clients and, if they have samples, their numbers.
         sharding: of the leading axis.
         ids: of this process's clients; None for the next numbers.
         weights: `"equal"`, `"samples"`, or this process's clients' weights, of any scale.
@@ -165,7 +165,7 @@ def spread(
     places = owners(sharding)
     held: list[Any] = []
 
-    def told() -> dict[str, Any]:
+    def described() -> dict[str, Any]:
         clients, samples = own()
         if any(np.shape(x)[:1] != (len(clients),) for x in jax.tree.leaves(clients.data)):
             raise refuse("own", "clients in arrays with a row for each, without buckets", clients)
@@ -176,13 +176,13 @@ def spread(
             "lengths": list(getattr(clients.data, "lengths", ())),
         }
 
-    everybody = attempted("own", told)
+    everybody = attempted("own", described)
     (clients,) = held
     if missing := set(range(len(everybody))) - set(places):
         raise ValueError(f"backend: wanted devices of every process, got none of {sorted(missing)}")
     data = clients.data
     if lengths := everybody[0]["lengths"]:
-        # Only as many as all have: what they are is compared below.
+        # Lengths may differ in number; `_compare` refuses such data below.
         each = zip(*(one["lengths"] for one in everybody), strict=False)
         lengths = tuple(max(sizes) for sizes in each)
         data = data.filled(lengths) if len(data.lengths) == len(lengths) else data
@@ -214,7 +214,7 @@ def _checked_ids(ids: Any, clients: int) -> np.ndarray:
 
 
 def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
-    """This process's clients' weights, of a scale that is the same in all processes."""
+    """This process's clients' weights, on a scale common to all processes."""
     count = len(within)
     if not isinstance(weights, str):
         return checked_weights(weights, count)
@@ -230,7 +230,7 @@ def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
 
 
 def _numbered(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:
-    """Each process's ids; counted through where none are given."""
+    """Each process's ids; consecutive numbers if none are given."""
     given = [one["ids"] for one in everybody]
     if all(isinstance(each, int) for each in given):
         first = np.cumsum([0, *given])
@@ -245,7 +245,7 @@ def _compare(data: PyTree) -> None:
     """Refuse processes whose clients' data are of different kinds, shapes or types."""
     leaves, structure = jax.tree.flatten(data)
     shapes = ", ".join(f"{leaf.dtype}{leaf.shape[1:]}" for leaf in leaves)
-    # A structure has much to say, of which the type alone is for people.
+    # The text of a structure is long; show people its type and compare a digest.
     digest = hashlib.sha256(str(structure).encode()).hexdigest()[:8]
     own = f"{type(data).__name__} {digest} of {shapes} a client"
 
@@ -279,7 +279,7 @@ def owners(sharding: NamedSharding) -> list[int]:
 
 
 def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """How many clients each device has, and the rows of a block."""
+    """How many clients each device has, and the length of a block."""
     length = max(-(-count // places.count(owner)) for owner, count in enumerate(counts))
     blocks, left = [], list(counts)
     for owner in places:
@@ -289,13 +289,13 @@ def _blocks(places: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ..
 
 
 def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]]:
-    """For each block its process, and which of that one's clients its rows are."""
+    """For each block its process, and which of that process's clients its rows are."""
     counts = [0] * (max(places) + 1)
     for owner, size in zip(places, layout.blocks, strict=True):
         counts[owner] += size
     done, found = [0] * len(counts), []
     for owner, size in zip(places, layout.blocks, strict=True):
-        # Copies fill up, since zeros could make NaN in a derivative.
+        # Pad with copies, since zeros could make derivatives NaN.
         rows = done[owner] + np.arange(layout.length)
         found.append((owner, rows % counts[owner]))
         done[owner] += size
@@ -315,7 +315,7 @@ def _laid(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedShard
 
     def part(index: Any) -> np.ndarray:
         rows = sources[(index[0].start or 0) // layout.length][1]
-        # Of a block that is full, no copy.
+        # A full block needs no copy.
         full = rows[-1] - rows[0] == len(rows) - 1
         return values[rows[0] : rows[-1] + 1] if full else values[rows]
 

@@ -1,4 +1,4 @@
-"""What clients keep between rounds, with the host or in files, and read block by block."""
+"""The states of clients that are read block by block: in host memory or in temporary files."""
 
 import tempfile
 from pathlib import Path
@@ -11,15 +11,15 @@ from jaxfed.core.clients.mapped import release
 
 
 class States:
-    """What clients keep between rounds, in memory or in files that go when nobody needs them."""
+    """What clients keep between rounds, in memory or in files that are deleted after use."""
 
     def __init__(self, like: PyTree, clients: int, folder: Path | None):
-        """Room for so many clients.
+        """Allocate the states.
 
         Args:
-            like: shapes and types of what one of them keeps.
-            clients: how many.
-            folder: where the files go; None for memory.
+            like: shapes and types of what one client keeps.
+            clients: number of clients.
+            folder: for the files; None for memory.
         """
 
         def room(one):
@@ -32,18 +32,18 @@ class States:
         self._rooms = jax.tree.map(room, like)
 
     def put(self, places: Int[np.ndarray, " some"], kept: PyTree) -> None:
-        """Write what clients at these positions keep."""
+        """Write the states of the clients at these positions."""
         for room, own in zip(jax.tree.leaves(self._rooms), jax.tree.leaves(kept), strict=True):
             room[places] = np.asarray(own)
             release(room)
 
     def all(self) -> PyTree:
-        """What all of them keep, leading axis = clients."""
+        """All states, leading axis = clients."""
         return jax.tree.map(np.asarray, self._rooms)
 
 
 def rows(kept: PyTree, places: Int[np.ndarray, " some"]) -> PyTree:
-    """What clients at these positions keep."""
+    """The states of the clients at these positions."""
 
     def some(x):
         found = np.asarray(x[places])

@@ -2,13 +2,11 @@
 
 import os
 import platform
-import re
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from jaxfed._names import caller
 
@@ -20,11 +18,11 @@ except ImportError:  # Windows, where folders are not locked
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """A file beside the wanted one, put in its place once it is complete.
+    """A file beside the wanted one, put in its place once it is complete and on the disk.
 
     Args:
         path: the wanted file.
-        private: whether its owner alone may read it.
+        private: whether only its owner may read it.
 
     Yields:
         The path to write to. If an exception is raised, what was written there is removed.
@@ -38,41 +36,31 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
             part.unlink(missing_ok=True)  # with whatever rights
             part.touch(0o600)
         yield part
+        _sync(part, os.O_RDWR)
         part.replace(path)
+        with suppress(OSError):  # Windows opens no folders
+            _sync(path.parent, os.O_RDONLY)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({reason(error)})") from error
     finally:
         part.unlink(missing_ok=True)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put off SIGINT, and SIGTERM where it has a handler, until what is done here is complete.
-
-    Libraries that write in threads and event loops of their own do not end well in the middle.
-    """
-    handlers, arrived = {}, []
+def _sync(path: Path, flags: int) -> None:
+    """Have the operating system write what it holds back, in case the power fails."""
+    file = os.open(path, flags)
     try:
-        if threading.current_thread() is threading.main_thread():  # which alone has handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if callable(handler := signal.getsignal(number)):
-                    handlers[number] = handler
-                    signal.signal(number, lambda number, _: arrived.append(number))
-        yield
+        os.fsync(file)
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])
+        os.close(file)
 
 
 def reason(error: Exception) -> str:
-    """In a few words, why something could not be written."""
+    """In a few words, why something could not be done."""
+    if isinstance(error.__cause__, OSError):
+        error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # TensorStore tells it in the middle of many lines.
-    if code := re.search(r"os_error_code='([0-9]+)'", str(error)):
-        return os.strerror(int(code[1]))
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
@@ -81,7 +69,7 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     """Keep everybody else out of a folder.
 
     The operating system holds the lock, on the hidden file `.lock` in the folder, and releases it
-    when the process ends, in whatever way. The file itself stays and means nothing.
+    when the process ends, in whatever way. The file itself stays, and names the last holder.
 
     Args:
         folder: an existing folder.
@@ -91,28 +79,31 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
         BlockingIOError: if another process, or another call in this one, holds the lock.
         OSError: if the file cannot be written.
     """
-    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(file, folder, argument)
+    if fcntl is None:
         yield
-    finally:
-        if fcntl is not None:
-            # A child process may hold the file open for longer than this one does.
+        return
+    with open(folder / ".lock", "a+", errors="replace") as file:
+        _lock(file, folder, argument)
+        try:
+            yield
+        finally:
+            # Closing the file is not enough: a child process may still have it open.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)
-        os.close(file)
 
 
-def _lock(file: int, folder: Path, argument: str) -> None:
-    if fcntl is None:
-        return
+def _lock(file: TextIO, folder: Path, argument: str) -> None:
+    assert fcntl is not None
+    file.seek(0)
+    holder = file.read(200)
+    is_ours = not holder or holder.startswith("process ")
+    named = holder if holder and is_ours else "another process"
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = _holder(file)
         raise BlockingIOError(
-            f"{argument}: {folder} is in use by {holder or 'another process'}; wait until it is "
-            "done, or name another folder"
+            f"{argument}: {folder} is in use by {named}; wait until it is done, or name another "
+            "folder"
         ) from None
     except OSError as error:
         warnings.warn(
@@ -121,13 +112,7 @@ def _lock(file: int, folder: Path, argument: str) -> None:
             stacklevel=caller(),
         )
         return
-    if _holder(file) is None:
-        return  # a file of somebody else's that happens to have this name is not overwritten
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-
-
-def _holder(file: int) -> str | None:
-    """Who wrote the file of a lock, empty if nobody did; None if it holds something else."""
-    written = os.pread(file, 200, 0).decode(errors="replace")
-    return written if not written or written.startswith("process ") else None
+    if is_ours:  # else a file of somebody else's happens to have this name, and stays as it is
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()

@@ -1,4 +1,4 @@
-"""What ONE client does in a run: its first message, its first state, its rounds, its model."""
+"""One client's part of a run: first message, first state, a step per round, its model."""
 
 from typing import NamedTuple
 
@@ -13,19 +13,19 @@ from jaxfed.core.wire.channel import Context
 
 
 class RoundShapes(NamedTuple):
-    """Shapes of what ONE client sends in a round."""
+    """Shapes of the message that one client sends in a round."""
 
     uplink: PyTree
     objective: jax.ShapeDtypeStruct
 
 
 def prepare(problem: Problem, data: PyTree, client_id: Int[Array, ""], rounds: int) -> PyTree:
-    """The client's data as its steps need them."""
+    """Prepares the client's data once, before its steps use them."""
     return problem.algorithm.prepare(data, client_id, rounds)
 
 
 def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Message:
-    """What the client sends before the rounds."""
+    """The message that the client sends before the first round."""
     key, channel_key = _keys(broadcast, member)
     start = _warm_start(broadcast, member)
     message = calls.first_message(problem.algorithm, key, member.data, start)
@@ -61,7 +61,9 @@ def first_local(problem: Problem, broadcast: Broadcast, member: Member) -> PyTre
 
 
 def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
-    """Whether the uplink counts from the first message, which is possible if it is like a round's.
+    """Whether uplink differences start from the first message.
+
+    They can if the first message has the shapes of a round's message.
 
     Args:
         problem: the run.
@@ -74,7 +76,7 @@ def remembers_first(problem: Problem, first: PyTree, uplink: PyTree) -> bool:
 def round_shapes(
     problem: Problem, broadcast: Broadcast, local: PyTree, data: PyTree
 ) -> RoundShapes:
-    """Shapes of what the client sends in a round; nothing is computed."""
+    """Shapes of the client's message in a round, without computing it."""
     algorithm = problem.algorithm.at_round(broadcast.round)
     step = jax.eval_shape(
         calls.client_step, algorithm, problem.key, broadcast.downlink, local, data
@@ -83,7 +85,7 @@ def round_shapes(
 
 
 def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Message, ClientState]:
-    """The client's part of a round: the algorithm's step, and what of it goes up the wire."""
+    """The client's part of a round: takes the algorithm's step and sends the uplink."""
     assert member.state is not None
     key, channel_key = _keys(broadcast, member)
     algorithm = problem.algorithm.at_round(broadcast.round)
@@ -97,19 +99,19 @@ def step(problem: Problem, broadcast: Broadcast, member: Member) -> tuple[Messag
 
 
 def receive_first(problem: Problem, payload: PyTree) -> PyTree:
-    """The first downlink, from what travelled."""
+    """Decodes the payload of the first downlink."""
     way = problem.first_downlink
     return way.receive(way.decode(payload), None)
 
 
 def receive(problem: Problem, payload: PyTree, last: PyTree) -> PyTree:
-    """A later downlink, from what travelled and, where the channel needs it, the one before."""
+    """Decodes the payload of a later downlink; difference channels need the one before."""
     way = problem.downlink
     return way.receive(way.decode(payload), last)
 
 
 def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> PyTree:
-    """The client's own model, from what the server would send next, without any loss."""
+    """The client's own model, from the server's next downlink before compression."""
     return calls.client_result(problem.algorithm, downlink, local, data)
 
 

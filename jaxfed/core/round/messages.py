@@ -1,4 +1,4 @@
-"""Messages between clients and server: sent, summed up over clients, and found not finite."""
+"""Messages between clients and server: encoding, sums over clients, checks for NaN."""
 
 from typing import NamedTuple
 
@@ -11,20 +11,20 @@ from jaxfed.core.wire import calls, channel
 
 
 class Transit(NamedTuple):
-    """A message on its way through a channel."""
+    """A message at the three stages of a channel."""
 
-    payload: PyTree  # what travels
-    decoded: PyTree  # what the other end makes of it, which can be differentiated
-    memory: PyTree  # the sender's, after
+    payload: PyTree  # the encoded message
+    decoded: PyTree  # as the receiver decodes it; differentiable
+    memory: PyTree  # of the sender, after sending
 
 
 class Message(NamedTuple):
-    """A client's message and what it says beside it; or those of many, along a leading axis."""
+    """A client's message with its diagnostics; or those of many, along a leading axis."""
 
     payload: PyTree
     not_finite: Bool[Array, "*members"]
     diagnostics: PyTree = None  # of a round
-    decoded: PyTree = None  # None where the server is yet to decode it
+    decoded: PyTree = None  # None until the server decodes it
 
 
 class Contribution(NamedTuple):
@@ -44,12 +44,12 @@ def send(way: channel.Channel, key: Key[Array, ""], message: PyTree, memory: PyT
 
 
 def send_first(way: channel.Channel, key: Key[Array, ""], message: PyTree) -> Transit:
-    """Encode the first message of its channel, which has no memory yet, and decode it."""
+    """Encode and decode the first message of a channel, which has no memory yet."""
     return send(way, key, message, calls.memory(way, message))
 
 
 def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
-    """Shapes of what a message of these shapes becomes on its way."""
+    """Shapes of the payload that a channel makes of a message of these shapes."""
 
     def payload(message):
         zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
@@ -67,7 +67,10 @@ def is_not_finite(message: PyTree) -> Bool[Array, ""]:
 
 
 def poisoned(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
-    """A received message, all NaN if a client's was not finite, which a channel may have hidden."""
+    """The received message, or NaN throughout if a client's message was not finite.
+
+    Channels such as quantizers can turn NaN into ordinary numbers.
+    """
 
     def one(x):
         return jnp.where(failed, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
@@ -78,12 +81,12 @@ def poisoned(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
 def first_contribution(
     message: Message, weight: Float[Array, ""], real: Float[Array, ""]
 ) -> Contribution:
-    """ONE client's share in what the server receives before the rounds.
+    """One client's share in the reduction of the first messages.
 
     Args:
         message: the client's.
         weight: the client's.
-        real: 0 for a copy that only fills up a device and sends nothing, else 1.
+        real: 1; 0 for a copy that only pads a device and sends nothing.
     """
     return Contribution(
         contributions(message.decoded, weight),
@@ -95,7 +98,7 @@ def first_contribution(
 def round_contribution(
     message: Message, weight: Float[Array, ""], present: Float[Array, ""], cumulative: bool
 ) -> Contribution:
-    """ONE client's share in what the server receives in a round.
+    """One client's share in the reduction of a round's messages.
 
     Args:
         message: the client's.
@@ -104,7 +107,8 @@ def round_contribution(
         cumulative: whether messages are differences to those before.
     """
     share = weight * present.astype(weight.dtype)
-    # Of absent clients the server has the last message already: they have changed nothing.
+    # A difference channel adds to the last messages, which the server has of absent clients too:
+    # only the participants' have changed.
     changed = weight * (present > 0).astype(weight.dtype) if cumulative else share
     diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
     return Contribution(
@@ -130,5 +134,5 @@ def _bytes(payload: PyTree, present: Float[Array, ""]) -> PyTree:
 
 
 def _failure(not_finite: Bool[Array, ""], like: Float[Array, ""]) -> PyTree:
-    # Counted in the one sum over clients that a round takes anyway.
+    # Part of the sum over clients that a round computes anyway, so that it costs no second one.
     return contributions(Sum(not_finite.astype(like.dtype)), jnp.ones_like(like))

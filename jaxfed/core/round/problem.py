@@ -1,4 +1,4 @@
-"""What a run is, what changes in it from round to round, and where its random keys come from."""
+"""The records of a run: what is fixed, what changes each round, and its random keys."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Problem(eqx.Module):
 
     @property
     def positions(self) -> Int[np.ndarray, " rows"]:
-        """Each row's client, counted from 0; `size` and more for rows that fill up devices."""
+        """Each row's client, counted from 0; `size` or more for rows that pad devices."""
         return self.clients.layout.numbers
 
     @property
@@ -47,71 +47,71 @@ class Problem(eqx.Module):
 
     @property
     def for_server(self) -> "Problem":
-        """The run as the server knows it: without the clients' data."""
+        """The problem as the server knows it: without the clients' data."""
         clients = eqx.tree_at(lambda c: c.data, self.clients, None, is_leaf=lambda x: x is None)
         return replace(self, clients=clients)
 
     @property
     def for_client(self) -> "Problem":
-        """The run as a client knows it: without anything of the others."""
+        """The problem as one client knows it: without the other clients."""
         return replace(self, clients=None)
 
     def cut(self, tree: PyTree) -> PyTree:
-        """Arrays as the clients were given: those of several processes stay where they lie."""
+        """Arrays without padding rows, except where clients are spread over processes."""
         return self.clients.layout.without_more_rows(tree, self.size)
 
     def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
-        """One number a client, and 0 for rows that fill up devices."""
+        """One number per client, and 0 for rows that pad devices."""
         return self.clients.layout.in_rows(values)
 
 
 class ClientState(NamedTuple):
-    """What clients keep between rounds."""
+    """What a client keeps between rounds."""
 
     local: PyTree  # the algorithm's state
-    memory: PyTree  # of their end of the uplink
+    memory: PyTree  # of the sender's end of the uplink
 
 
 class Member(NamedTuple):
-    """A client of a run, or many of them along a leading axis."""
+    """One client of a run, or many along a leading axis."""
 
     data: PyTree  # prepared
     id: Int[Array, "*members"]
     weight: Float[Array, "*members"]
     position: Int[Array, "*members"]  # see `Problem.positions`
-    start: PyTree = None  # its local part of a warm start
+    start: PyTree = None  # the local part of a warm start
     state: ClientState | None = None
-    present: Float[Array, "*members"] | None = None  # a factor on its weight; 0: takes no part
+    present: Float[Array, "*members"] | None = None  # factor on its weight; 0: absent
 
 
 class Broadcast(NamedTuple):
-    """What all clients get for a round, or for what comes before the first."""
+    """What every client receives for a round, or before the first one."""
 
     key: Key[Array, ""]
-    secret: Key[Array, ""]  # which the server does not know
+    secret: Key[Array, ""]  # unknown to the server
     round: Int[Array, ""]  # 0 before the first
     downlink: PyTree = None
     start: Personalized | None = None  # the shared part of a warm start
 
 
 class Missed(NamedTuple):
-    """What clients have not received of the broadcasts, for them to catch up with."""
+    """How much of the broadcasts each client has yet to receive."""
 
     messages: Int[Array, " clients"]
-    bytes: UInt32[Array, " clients"]  # of their parts of variable length
+    bytes: UInt32[Array, " clients"]  # in parts of variable length
 
 
 class Failure(NamedTuple):
-    """The first round in which an objective or a message was not finite, and at whom."""
+    """The first round with an objective or message that is not finite, and whose it was."""
 
-    round: Int[Array, ""]  # counted from 1, to which the first messages count; 0 if there was none
-    clients: Bool[Array, " clients"]  # with the padding, as long as a run lasts
+    round: Int[Array, ""]  # counted from 1, which includes the first messages; 0 for none
+    clients: Bool[Array, " clients"]  # with padding rows while the run lasts
 
 
 class State(eqx.Module):
     """Everything that changes from round to round.
 
-    The clients' part, `clients`, lies with the clients; the server has the rest, `for_server`.
+    Clients hold the part `clients`, the server holds the rest, `for_server`.
     """
 
     round: Int[Array, ""]
@@ -119,10 +119,10 @@ class State(eqx.Module):
     local: PyTree
     uplink: channel.Link
     downlink: channel.Link
-    broadcast_bytes: UInt32[Array, ""]  # the last downlink's parts of variable length
-    missed: Missed | None  # where it matters
+    broadcast_bytes: UInt32[Array, ""]  # of variable length in the last downlink
+    missed: Missed | None  # only where downlinks are differences and clients can be absent
     objective: Float[Array, ""]  # of the last round
-    measure: Float[Array, ""]  # what a tolerance is compared with
+    measure: Float[Array, ""]  # compared with the tolerance
     failure: Failure
 
     @property
@@ -132,43 +132,43 @@ class State(eqx.Module):
 
     @property
     def for_server(self) -> "State":
-        """Without what the clients keep."""
+        """The state without the clients' part."""
         return self.with_clients(ClientState(None, None))
 
     def with_clients(self, clients: ClientState) -> "State":
-        """With this in place of what the clients keep."""
+        """The state with this as the clients' part."""
         uplink = replace(self.uplink, sender=clients.memory)
         return replace(self, local=clients.local, uplink=uplink)
 
 
 class Costs(eqx.Module):
-    """What messages cost: bits of their parts of fixed length, bytes of the others."""
+    """What messages cost: bits of parts of fixed length, bytes of those of variable length."""
 
-    first_up: int | float = eqx.field(static=True)  # a mean where clients' data differ in shape
+    first_up: int | float = eqx.field(static=True)  # a mean over clients of different shapes
     first_down: int = eqx.field(static=True)
     up: int = eqx.field(static=True)
     down: int = eqx.field(static=True)
-    whole_down: int = eqx.field(static=True)  # of a downlink as it is
+    whole_down: int = eqx.field(static=True)  # of a downlink that is not a difference
     first_bytes_up: UInt32[Array, ""]  # of all clients together
     first_bytes_down: UInt32[Array, ""]
-    varies: bool = eqx.field(static=True)  # whether a round's messages have parts of that kind
+    varies: bool = eqx.field(static=True)  # whether messages have parts of variable length
 
 
-# What a round's messages took, for the history's bits: bytes that all participants sent, and the
-# broadcast's; broadcasts that they received, and bytes of those that had been missed; and how many
-# got the whole message instead.
+# A round's entries from which the history's bits are computed: bytes that the participants sent;
+# bytes of the broadcast; broadcasts that they received; bytes of broadcasts they had missed; and
+# how many received the whole message instead of the differences they missed.
 TRAFFIC = ("bytes_up", "broadcast_bytes", "messages_down", "missed_bytes", "whole_down")
 
 
 def server_key_of(key: Key[Array, ""]) -> Key[Array, ""]:
-    """The server's key of a round, and of what comes before them."""
+    """The server's key in a round, or before the first one."""
     # Client ids are non-negative, so no client ever folds in this number.
     return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
 def shared_secret(key: Key[Array, ""]) -> Key[Array, ""]:
-    """What the clients have in common and the server has not."""
-    return jax.random.fold_in(server_key_of(key), 0)  # no round folds in the largest number
+    """The key that clients share and the server does not know."""
+    return jax.random.fold_in(server_key_of(key), 0)  # no round has the number 2**32 - 1
 
 
 class ServerKeys(NamedTuple):
@@ -180,7 +180,7 @@ class ServerKeys(NamedTuple):
 
 
 def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
-    """The server's keys of the round after so many."""
+    """The server's keys in round `done + 1`."""
     key = server_key_of(jax.random.fold_in(problem.key, done + 1))
     return ServerKeys(*jax.random.split(key, 3))
 
@@ -188,14 +188,14 @@ def server_keys(problem: Problem, done: Int[Array, ""] | int) -> ServerKeys:
 def before_rounds(
     problem: Problem, start: Personalized | None, downlink: PyTree = None
 ) -> Broadcast:
-    """What clients get before the first round, with the first downlink once there is one."""
+    """The broadcast before the first round, with the first downlink if there is one yet."""
     key, zero = jax.random.fold_in(problem.key, 0), jnp.zeros((), jnp.int32)
     shared = None if start is None else Personalized(start.shared, None)
     return Broadcast(key, shared_secret(problem.key), zero, downlink, shared)
 
 
 def for_round(problem: Problem, done: Int[Array, ""], downlink: PyTree) -> Broadcast:
-    """What clients get for the round after so many."""
+    """The broadcast of round `done + 1`."""
     number = done + 1
     key = jax.random.fold_in(problem.key, number)
     return Broadcast(key, shared_secret(problem.key), number, downlink)
@@ -207,6 +207,6 @@ def zeros_of(like: PyTree) -> PyTree:
 
 
 def blank(shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """What the history says where nothing was computed."""
+    """The history's entry where nothing was computed: NaN, or 0 for whole numbers."""
     number = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else 0
     return jnp.full(shape, number, dtype)

@@ -1,7 +1,7 @@
-"""A run up to its first round, and one round: the same for clients that lie anywhere.
+"""The start of a run and one federated round, written once for every engine.
 
-An `Engine` says where the clients are, runs their part and collects what they send. Everything else
-of a run is written here and in `client` and `server`, once.
+An `Engine` knows where the clients are, runs their part and collects their messages. All else is
+here, in `client` and in `server`.
 """
 
 import abc
@@ -22,27 +22,27 @@ T = TypeVar("T")
 
 
 class Turnout(NamedTuple):
-    """Who took part after all, where that is not as planned, as clients are lost on the way."""
+    """Who took part in the end, if clients were lost during the round."""
 
-    problem: Problem  # with the participation and the uplink that it came to
+    problem: Problem  # with the actual participation and uplink
     inclusion: Float[Array, " clients"]
 
 
 class Collected(NamedTuple):
-    """What comes of the clients' part."""
+    """The outcome of the clients' part of a round."""
 
-    received: Contribution  # what they send, reduced
-    kept: PyTree  # what they keep, leading axis = clients, wherever the engine has it
+    received: Contribution  # their messages, reduced
+    kept: PyTree  # what clients keep, leading axis = clients, where the engine stores it
     failed: Bool[Array, " rows"]  # whose objective or message is not finite
     turnout: Turnout | None = None  # None: as planned
 
 
 class Engine(abc.ABC):
-    """Where a run's clients are, and how their part of it is run and collected."""
+    """Runs the clients' part of a run, wherever they are, and collects their messages."""
 
     @abc.abstractmethod
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a part of the server's, as a program of its own or within that of the round."""
+        """Run a function of the server: as its own program, or within the round's."""
 
     @abc.abstractmethod
     def kinds(self, problem: Problem) -> tuple[Kind, ...]:
@@ -50,9 +50,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def first_messages(self, problem: Problem, start: Personalized | None) -> Collected:
-        """The clients' messages before the rounds.
+        """The clients' messages before the first round.
 
-        They keep their messages as the server received them, where the uplink counts from these.
+        Where uplink differences start from them, clients keep them as the server decoded them.
         """
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class Engine(abc.ABC):
         inclusion: Float[Array, " clients"],
         broadcast: Broadcast,
     ) -> Collected:
-        """The participants' part of a round. They keep their states."""
+        """The participants' part of a round; what they keep is their states."""
 
     @abc.abstractmethod
     def opened(self, problem: Problem, opening: Opening) -> Opening:
@@ -91,7 +91,7 @@ class Engine(abc.ABC):
 
 
 def begin(problem: Problem, start: Personalized | None, engine: Engine) -> tuple[State, Costs]:
-    """The state before the first round, and what messages cost.
+    """The state before the first round, and the bits that messages take.
 
     Args:
         problem: the run, whose clients' data are prepared.
@@ -112,7 +112,7 @@ def begin(problem: Problem, start: Personalized | None, engine: Engine) -> tuple
 
 
 def one_round(problem: Problem, state: State, engine: Engine) -> tuple[State, dict[str, Array]]:
-    """One federated round: every participant's step, up the wire, the server, down the wire.
+    """One federated round: participants' steps, uplink, server step, downlink.
 
     Returns:
         The state after the round, and its entries of the history.
@@ -126,11 +126,11 @@ def one_round(problem: Problem, state: State, engine: Engine) -> tuple[State, di
         server.close_round, run, before, inclusion, collected.received, collected.failed
     )
     closing = engine.closed(problem, before, closing)
-    # Whatever the server makes of it, participants have done their steps.
+    # Even if the server rejects the round, the participants have taken their steps.
     return closing.state.with_clients(collected.kept), closing.record
 
 
 def result_of(problem: Problem, state: State, engine: Engine) -> Personalized:
-    """The models at this state, without those of clients that only fill up devices."""
+    """The shared and local models at a state, without rows that only pad devices."""
     shared, downlink = engine.call(server.shared_result, problem.for_server, state.for_server)
     return Personalized(shared, engine.local_results(problem, state, downlink))

@@ -1,4 +1,4 @@
-"""What the server does in a run: it opens it, and closes each round."""
+"""The server's part of a run: opening it, calling each round, and closing each round."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from jaxfed.core.wire import channel
 
 
 class Opening(NamedTuple):
-    """What the server has before the rounds."""
+    """The server's result before the first round."""
 
     state: State
     costs: Costs
@@ -49,7 +49,7 @@ class Opening(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """What the server makes of a round."""
+    """The server's result of a round."""
 
     state: State
     record: dict[str, Array]  # for the history
@@ -62,12 +62,12 @@ def open_run(
     kinds: tuple[Kind, ...],
     start: Personalized | None,
 ) -> Opening:
-    """The server before the rounds.
+    """Initialises the server from the first messages and sends the first downlink.
 
     Args:
         problem: the run.
         received: the first messages of all clients, reduced.
-        kinds: what shapes the clients' data have, the largest first.
+        kinds: shapes of the clients' data, the largest first.
         start: a warm start.
 
     Raises:
@@ -117,25 +117,25 @@ def open_run(
 
 
 def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clients"]:
-    """Who takes part in the round after so many: factors on the clients' weights."""
+    """Who takes part in round `done + 1`: factors on the clients' weights."""
     clients = problem.clients
     ids, weights = clients.ids[problem.rows], clients.weights[problem.rows]
     key = server_keys(problem, done).participation
     inclusion = problem.participation.inclusion(key, done, ids, weights)
     if problem.everybody:
         return inclusion
-    # Of participants without any weight there is no mean: nobody takes part then.
+    # Participants whose weights are all 0 have no mean; such a round does not take place.
     return jnp.where(inclusion @ weights != 0, inclusion, 0)
 
 
 def call_round(problem: Problem, state: State) -> tuple[Float[Array, " clients"], Broadcast]:
-    """Who takes part in the next round, and what they get for it."""
+    """Who takes part in the next round, and the broadcast for it."""
     broadcast = for_round(problem, state.round, state.downlink.receiver)
     return inclusion_of(problem, state.round), broadcast
 
 
 def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Bool[Array, " m"]]:
-    """Decode all clients' first messages and add them up.
+    """Decodes all clients' first messages and reduces them.
 
     Returns:
         The reduction, and whose message is not finite.
@@ -155,11 +155,11 @@ def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Boo
 def reduce_round(
     problem: Problem, messages: Message, inclusion: Float[Array, " m"]
 ) -> tuple[Contribution, Bool[Array, " m"]]:
-    """Decode the participants' messages and add them up.
+    """Decodes the participants' messages and reduces them.
 
     Args:
         problem: the run.
-        messages: a row for each client, whoever is absent.
+        messages: a row for each client, absent ones included.
         inclusion: who took part.
 
     Returns:
@@ -192,14 +192,14 @@ def close_round(
     received: Contribution,
     failed_clients: Bool[Array, " clients"],
 ) -> Closing:
-    """The algorithm's step at the server, and what of it goes down the wire.
+    """Takes the algorithm's server step and sends the next downlink.
 
     Args:
         problem: the run.
-        state: the server's before.
+        state: of the server, before the round.
         inclusion: who took part.
-        received: what they sent, reduced.
-        failed_clients: whose objective or message is not finite.
+        received: their messages, reduced.
+        failed_clients: those whose objective or message is not finite.
     """
     failed = plain(received.failures) > 0
     message = problem.uplink.receive(received.message, state.uplink.receiver)
@@ -208,7 +208,7 @@ def close_round(
     algorithm = problem.algorithm.at_round(state.round + 1)
     server, measured = calls.server_step(algorithm, key, state.server, plain(message))
 
-    # Diagnostics are means over the participants, so that they stay comparable between rounds.
+    # Means over the participants, so that rounds with different participants stay comparable.
     share = plain(received.share)
     share = jnp.where(share != 0, share, 1)
     diagnostics = {name: x / share for name, x in plain(received.diagnostics).items()}
@@ -248,7 +248,7 @@ def close_round(
 
 
 def shared_result(problem: Problem, state: State) -> tuple[PyTree, PyTree]:
-    """The shared model, and the downlink, without any loss, that clients make their own of."""
+    """The shared model, and the downlink before compression, from which clients make their own."""
     algorithm = problem.algorithm
     return algorithm.shared_result(state.server), algorithm.downlink(state.server)
 
@@ -263,13 +263,13 @@ def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> F
 
 
 def _failure(state: State, finite: Bool[Array, ""], failed: Bool[Array, " m"]) -> Failure:
-    """The first failure of all, whose round and clients stay."""
+    """The run's first failure: a later one does not replace it."""
     now = Failure(jnp.where(finite, 0, state.round + 1).astype(jnp.int32), failed)
     return _chosen(state.failure.round == 0, now, state.failure)
 
 
 class _Down(NamedTuple):
-    """The next downlink, what clients still miss of it, and what this round's took."""
+    """The next downlink, what clients still miss, and the traffic of this round."""
 
     link: channel.Link
     payload: PyTree
@@ -285,13 +285,12 @@ def _send_down(
     transit = send(way, server_keys(problem, state.round + 1).downlink, message, link.sender)
     received = way.receive(transit.decoded, link.receiver)
 
-    # The first downlink is that of round 1, and everybody has it.
+    # Everybody received the first downlink, with which round 1 begins.
     new = (state.round > 0).astype(jnp.int32)
     none = jnp.zeros((), jnp.int32)
     last = jnp.where(new > 0, state.broadcast_bytes, 0)
-    messages, missed_bytes, whole, missed = (
-        new * present.sum(dtype=jnp.int32), none.astype(jnp.uint32), none, None
-    )  # fmt: skip
+    messages, whole = new * present.sum(dtype=jnp.int32), none
+    missed_bytes, missed = none.astype(jnp.uint32), None
     if state.missed is not None:
         due = Missed(state.missed.messages + new, state.missed.bytes)
         one, all_of_it = channel.fixed_bits(transit.payload), channel.fixed_bits(message)

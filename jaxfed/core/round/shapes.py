@@ -1,4 +1,4 @@
-"""Shapes of what clients hold and send, known before anything is computed."""
+"""Shapes of clients' data, states and messages, found without computing anything."""
 
 import operator
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from jaxfed.core.wire import channel
 
 
 class Kind(eqx.Module):
-    """Clients whose data have one shape: shapes of one of them, and how many there are.
+    """Clients whose data have the same shape: that shape, and the number of clients.
 
-    Static throughout, so that compiled functions tell runs apart by them.
+    All fields are static, so that compiled functions are specialised to them.
     """
 
     leaves: tuple[jax.ShapeDtypeStruct, ...] = eqx.field(static=True)
@@ -45,14 +45,14 @@ class MessageShapes(NamedTuple):
 
     uplink: PyTree
     objective: jax.ShapeDtypeStruct
-    first_bits: int | float  # of a first message; a mean where clients' data differ in shape
-    remembered: bool  # whether the uplink counts from the first messages
+    first_bits: int | float  # of a first message; a mean over clients of different shapes
+    remembered: bool  # whether uplink differences start from the first messages
 
 
 def message_shapes(
     problem: Problem, kinds: Sequence[Kind], start: Personalized | None, downlink: PyTree
 ) -> MessageShapes:
-    """Shapes of the clients' messages; nothing is computed.
+    """Shapes of the clients' messages, without computing them.
 
     Raises:
         ValueError: if what clients keep or send in a round depends on the size of their data.

@@ -1,4 +1,4 @@
-"""The engine of clients in memory: all of a round is part of one program."""
+"""The engine for clients in memory: the whole round is part of one program."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from jaxfed.core.round.shapes import Kind
 
 
 class Whole(Engine):
-    """All clients within the caller's program, mapped as the problem's backend does."""
+    """Maps all clients by the problem's backend within the caller's program."""
 
     def call(self, function, *arguments):
         return function(*arguments)
@@ -47,7 +47,7 @@ class Whole(Engine):
         number = problem.participation.number(problem.size)
         if number is None or problem.everybody or not problem.backend.gathers:
             return steps(problem, broadcast, members, problem.rows)
-        # Only the participants are computed; the others' states are left where they are.
+        # Compute only the participants; the other clients' states stay as they are.
         some, chosen, which = picked(members, present > 0, number)
         found = steps(problem, broadcast, some, which)
         before = state.clients, jnp.zeros(len(problem.clients.ids), bool)
@@ -75,7 +75,7 @@ WHOLE = Whole()
 
 
 def members_of(problem: Problem, start: Personalized | None) -> Member:
-    """All clients of a run, with their parts of a warm start."""
+    """All clients of a run, with their local parts of a warm start."""
     clients, positions = problem.clients, jnp.asarray(problem.positions)
     local = None if start is None else start.local
     local = clients.layout.with_all_rows(local, problem.size)
@@ -92,8 +92,8 @@ def first_messages(
 
     Args:
         problem: the run.
-        broadcast: what they get.
-        members: who they are.
+        broadcast: of before the first round.
+        members: the clients.
         gathering: whose messages are gathered; see `collect`.
     """
 
@@ -102,7 +102,7 @@ def first_messages(
         not_finite = message.not_finite & (member.weight > 0)
         real = (member.position < problem.size).astype(member.weight.dtype)
         received = first_contribution(message._replace(not_finite=not_finite), member.weight, real)
-        # Only what both ends may remember is kept.
+        # Clients keep it only where uplink differences may start from it.
         kept = message.decoded if problem.uplink.cumulative else None
         return received, (kept, not_finite)
 
@@ -113,7 +113,7 @@ def first_messages(
 def first_states(
     problem: Problem, broadcast: Broadcast, members: Member, first: PyTree
 ) -> ClientState:
-    """The first states of some clients, from what `first_messages` kept of them."""
+    """The first states of some clients, given what they kept of their first messages."""
 
     def work(broadcast: Broadcast, own: tuple[Member, PyTree]):
         member, first = own
@@ -125,7 +125,7 @@ def first_states(
 def steps(
     problem: Problem, broadcast: Broadcast, members: Member, gathering: int | slice | Array
 ) -> Collected:
-    """The round of some clients, of whom those that take no part keep their states."""
+    """The step of some clients; those that take no part keep their states."""
 
     def work(broadcast: Broadcast, member: Member):
         assert member.present is not None
@@ -157,10 +157,10 @@ def results(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> 
 
 
 def prepared(problem: Problem, rounds: int) -> Problem:
-    """Pad the clients to what the backend needs and let the algorithm prepare their data."""
+    """Pads the clients to what the backend needs and has the algorithm prepare their data."""
     clients, multiple = problem.clients, problem.backend.multiple
     if any(len(jax.tree.leaves(part)[0]) % multiple for part in clients.parts):
-        # Copies of real clients with weight 0: zeros could make NaN in a derivative.
+        # Pad with copies of clients at weight 0, since zeros could make derivatives NaN.
         data, whose = filled(clients.data, problem.size, multiple)
         weights = jnp.pad(clients.weights, (0, len(whose) - problem.size))
         clients = eqx.tree_at(
@@ -168,13 +168,13 @@ def prepared(problem: Problem, rounds: int) -> Problem:
         )
 
     data = _prepared(problem, clients, rounds)
-    # Not by their constructor: those that fill up devices have the ids of others.
+    # Not by the constructor, which refuses equal ids: padding rows have those of others.
     clients = eqx.tree_at(lambda c: c.data, clients, data)
     return eqx.tree_at(lambda p: p.clients, problem, clients)
 
 
 def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
-    """Their data as the algorithm prepares them."""
+    """The clients' data as the algorithm prepares them."""
 
     def prepare(_, own):
         data, client_id = own
@@ -192,7 +192,7 @@ def _prepared(problem: Problem, clients: Clients, rounds: int) -> PyTree:
         made = tree, [given.get(id(leaf)) for leaf in leaves]
         return [leaf for leaf, place in zip(leaves, made[1], strict=True) if place is None]
 
-    # What is passed on as it was given is not computed, and not held twice.
+    # Leaves that the algorithm returns unchanged are neither computed nor stored twice.
     new = iter(problem.backend.map(new_alone, None, own))
     tree, places = made
     old = jax.tree.leaves(clients.data)

@@ -28,9 +28,12 @@ class Adjoint(eqx.Module):
 
     @abc.abstractmethod
     def solve(
-        self, problem: Problem, start: Personalized | None, tol: Array | float | None,
+        self,
+        problem: Problem,
+        start: Personalized | None,
+        tol: Array | float | None,
         options: Options,
-    ) -> Solution:  # fmt: skip
+    ) -> Solution:
         """The run."""
 
     def with_report(self, report: PyTree) -> "Adjoint":

@@ -38,7 +38,8 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.loop import prepare
 from jaxfed.core.run.new_clients import by_id
 from jaxfed.core.run.solution import Solution
-from jaxfed.core.store.checkpoint import Checkpoint, digest_of
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.identity import digest_of
 from jaxfed.core.wire import channel
 from jaxfed.core.wire.wire import Wire, checked_wire
 
@@ -97,7 +98,7 @@ def problem_of(
 
 
 def _check_axes(**given: PyTree) -> None:
-    """Refuse arrays on explicit axes of a mesh, with which most operations do not go together."""
+    """Refuse arrays on explicit axes of a mesh, which most operations do not support."""
     for name, tree in given.items():
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, jax.Array) and is_explicit(leaf):
@@ -109,7 +110,7 @@ def _check_axes(**given: PyTree) -> None:
 
 
 def check_host_alone(*given: PyTree) -> None:
-    """Refuse to run from the host where values are not known.
+    """Refuse to run from the host when values are traced.
 
     Raises:
         ValueError: if anything is traced.
@@ -122,10 +123,7 @@ def check_host_alone(*given: PyTree) -> None:
 
 
 def _check_processes(problem: Problem, start: Personalized | None) -> None:
-    """Refuse to spread over processes what is not the same in all of them.
-
-    Every process takes the others' share of a computation for one on its own values.
-    """
+    """Refuse arguments that differ between processes, which would silently mix different runs."""
     if problem.backend.processes == 1 or jax.process_count() == 1 or is_traced():
         return
     for name, given in (
@@ -138,7 +136,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
         leaves = jax.tree.leaves(given)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             continue
-        # What is spread over processes already is one thing.
+        # Arrays that are spread over processes are the same in all of them.
         own = digest_of([leaf for leaf in leaves if not spans(leaf)])
         others = [place for place, one in enumerate(exchanged(own)) if one != own]
         if others:
@@ -152,7 +150,7 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
 def _surroundings(
     channels: Any, participants: Any, mapped: Any, warm_start: Any
 ) -> tuple[Wire, participation.Participation, Personalized | None]:
-    """What is composed around an algorithm, whichever that and its clients are."""
+    """The checked wire, participation and warm start."""
     check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
     wire = checked_wire(channels)
     participants = EVERYBODY if participants is None else participants
@@ -175,28 +173,30 @@ def checked_start(warm_start: object) -> Personalized | None:
 
 
 def check_passed_on(arguments: Mapping[str, Any]) -> None:
-    """Refuse at once what `rollout` would only refuse while it is traced.
+    """Refuse now what `rollout` would refuse only once it is traced.
 
     Raises:
         ValueError: naming the argument.
     """
     known = arguments.get
     _surroundings(
-        known("channel", LOSSLESS), known("participation"), known("backend", VMAP),
+        known("channel", LOSSLESS),
+        known("participation"),
+        known("backend", VMAP),
         known("warm_start"),
-    )  # fmt: skip
+    )
     check_loop(
         known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
     )
 
 
 def check_together(problem: Problem, start: Personalized | None, rounds: int) -> None:
-    """Refuse a channel, a participation and an algorithm that do not go together.
+    """Refuse a channel, participation and algorithm that do not work together.
 
     Args:
-        problem: the run; of the clients' data only the shapes count.
+        problem: the run; only the shapes of its clients' data matter.
         start: a warm start.
-        rounds: how many rounds.
+        rounds: number of rounds.
 
     Raises:
         ValueError: saying what is wanted.
@@ -243,18 +243,18 @@ def check_together(problem: Problem, start: Personalized | None, rounds: int) ->
 def messages_of(
     problem: Problem, start: Personalized | None, *, rounds: int
 ) -> list[tuple[PyTree, PyTree]]:
-    """One client's first message and uplink in each bucket, for their shapes."""
+    """The first message and the uplink of one client per bucket, for their shapes."""
     open_problem = replace(
         problem, uplink=LOSSLESS, downlink=LOSSLESS, first_uplink=LOSSLESS, first_downlink=LOSSLESS
     )
     ready, state, _ = prepare(open_problem, start, rounds)
     algorithm, key = problem.algorithm, problem.key
     own = None if start is None else jax.tree.map(lambda x: x[0], start.local)
-    begun = None if start is None else Personalized(start.shared, own)
+    warm = None if start is None else Personalized(start.shared, own)
     found = []
     for data, local in each_first((ready.clients.data, state.local)):
         uplink = contract.client_step(algorithm, key, state.downlink.receiver, local, data)[0]
-        first = contract.first_message(algorithm, key, data, begun)
+        first = contract.first_message(algorithm, key, data, warm)
         found.append((wrapped(first), wrapped(uplink)))
     return found
 
@@ -270,7 +270,7 @@ def check_rounds(rounds: Any) -> None:
 
 
 def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED) -> None:
-    """Refuse what the traced loop cannot use.
+    """Refuse arguments of the traced loop.
 
     Raises:
         ValueError: naming the argument.
@@ -286,7 +286,7 @@ def check_loop(tol: Any, metrics: Any, metrics_every: Any, given: Any = UNROLLED
 def check_host(
     checkpoint: Any, callbacks: Any, best: Any, chunk_rounds: Any, progress: Any, throw: Any
 ) -> None:
-    """Refuse what `fit` cannot use.
+    """Refuse arguments of `fit` alone.
 
     Raises:
         ValueError: naming the argument.

@@ -1,4 +1,4 @@
-"""What happens between the chunks of a run: pure, so that it can be saved with a checkpoint."""
+"""Callbacks between chunks of rounds. They are pure, so that checkpoints can save their states."""
 
 import abc
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from jaxfed.core.run.solution import Solution
 
 
 class Callback(eqx.Module):
-    """What is called between chunks of rounds, and may stop a run.
+    """Called between chunks of rounds; may stop the run.
 
-    It keeps nothing itself: its state goes in and comes out, and is saved with the checkpoint, so
-    that a resumed run and a second run behave like the first.
+    A callback stores nothing in itself. Its state is an argument and a result, and checkpoints save
+    it, so that a resumed run and a second run behave like the first.
     """
 
     @abc.abstractmethod
@@ -33,9 +33,9 @@ class Callback(eqx.Module):
 class EarlyStopping(Callback):
     """Stops a run when a metric has not improved for a while.
 
-    Use it with a metric of held-out samples, and with `fit(..., best=monitor)`: on few, noisy
-    samples the optimum of the training objective can lie far from the truth, and stopping early is
-    what keeps close to it.
+    Use it with a metric of held-out samples and with `fit(..., best=monitor)`. With few, noisy
+    samples the optimum of the training objective can be far from the truth; stopping early stays
+    closer to it.
     """
 
     monitor: str = eqx.field(static=True)
@@ -47,8 +47,8 @@ class EarlyStopping(Callback):
 
         Args:
             monitor: name of a metric or diagnostic in the history.
-            patience: how many measurements, one a chunk, without an improvement are waited for.
-            min_delta: what counts as an improvement.
+            patience: how many measurements without an improvement to wait for, one per chunk.
+            min_delta: the least decrease that counts as an improvement.
 
         Raises:
             ValueError: if `monitor` is no text, `patience` is not a whole number of at least 0, or
@@ -60,7 +60,7 @@ class EarlyStopping(Callback):
         self.monitor, self.patience, self.min_delta = monitor, patience, float(min_delta)
 
     def init(self) -> dict[str, np.ndarray]:
-        """Nothing was measured."""
+        """The state before any measurement."""
         return {
             "lowest": np.full((), np.inf),
             "waited": np.zeros((), int),
@@ -70,7 +70,7 @@ class EarlyStopping(Callback):
     def update(
         self, state: dict[str, np.ndarray], solution: Solution
     ) -> tuple[dict[str, np.ndarray], bool]:
-        """Stop once the last improvement is too long ago."""
+        """Stops once the last improvement is more than `patience` measurements ago."""
         value = newest(solution, "monitor", self.monitor)
         seen = np.count_nonzero(~np.isnan(solution.history[self.monitor]))
         if seen == state["seen"]:
@@ -83,7 +83,7 @@ class EarlyStopping(Callback):
 
 
 class Best(eqx.Module):
-    """The lowest value of a metric so far, and the state that had it."""
+    """The lowest value of a metric so far, and the state at which it occurred."""
 
     value: np.ndarray
     state: State

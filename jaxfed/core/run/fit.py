@@ -23,7 +23,7 @@ from jaxfed.core.run.callbacks import Callback
 from jaxfed.core.run.compiling import compiler_options
 from jaxfed.core.run.host_loop import Requests, on_host_solution
 from jaxfed.core.run.loop import Metrics, Options
-from jaxfed.core.run.resume import begun_or_resumed
+from jaxfed.core.run.resume import start_or_resume
 from jaxfed.core.run.runner import LocalRunner, OneProgram, programs
 from jaxfed.core.run.separate import Separate
 from jaxfed.core.run.solution import Solution, with_earlier
@@ -96,8 +96,7 @@ def fit(
             a checkpoint that belongs to another run, or for traced arguments.
         DivergenceError: if the objective or a message becomes NaN or infinite, with the round, the
             clients and the solution of the round before; a `FloatingPointError`.
-        ImportError: if a progress bar or checkpoints are asked for and their packages are
-            missing.
+        ImportError: if a progress bar is asked for and tqdm is missing.
         jaxfed.ProcessError: if another process of the run has ended.
 
     Warns:
@@ -125,7 +124,7 @@ def fit(
         if not int(solution.failure.round):
             return with_earlier(warm_start, on_host_solution(solution, int(solution.rounds)))
     requests = Requests(rounds, tol, options, tuple(callbacks), best, progress, throw)
-    loop = begun_or_resumed(runner_of, problem, start, requests, channel, checkpoint)
+    loop = start_or_resume(runner_of, problem, start, requests, channel, checkpoint)
     return with_earlier(warm_start, loop.run())
 
 

@@ -1,4 +1,4 @@
-"""The host's loop over chunks of rounds: history, tolerance, callbacks, the best, saving."""
+"""The host's loop over chunks of rounds: history, tolerance, callbacks, best state, saving."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from jaxfed.core.run.solution import DivergenceError, Solution, Status
 
 
 class Requests(NamedTuple):
-    """What is asked for, beside the problem."""
+    """Settings of the host loop."""
 
     rounds: int
     tol: Tolerance
@@ -32,7 +32,7 @@ class Requests(NamedTuple):
 
 
 class Progress(eqx.Module):
-    """How far a run has come: all that the loop knows between chunks but the history."""
+    """All that the host loop knows between chunks, except the history. Saved as it is."""
 
     state: State
     callbacks: tuple[PyTree, ...]  # their states
@@ -41,23 +41,23 @@ class Progress(eqx.Module):
 
     @classmethod
     def first(cls, state: State, requests: Requests) -> "Progress":
-        """Before the first round."""
+        """The progress before the first round."""
         states = tuple(initial(callback) for callback in requests.callbacks)
         return cls(state, states, None, np.zeros((), bool))
 
 
 class Saver(abc.ABC):
-    """Where a run is saved between chunks."""
+    """Saves a run between chunks."""
 
     every: int  # rounds
 
     @abc.abstractmethod
     def save(self, progress: Progress, history: Mapping[str, np.ndarray]) -> None:
-        """Save it."""
+        """Save the run at this progress."""
 
 
 class HostLoop:
-    """One run, from wherever it is to its end."""
+    """Drives one run from its present progress to its end."""
 
     def __init__(
         self,
@@ -68,35 +68,35 @@ class HostLoop:
         history: Mapping[str, np.ndarray],
         saver: Saver | None = None,
     ):
-        """Go on from here.
+        """A loop that continues from this progress.
 
         Args:
             runner: of the prepared problem.
             costs: what messages cost, on the host.
-            requests: what is asked for.
-            progress: how far the run has come.
+            requests: its settings.
+            progress: where the run is.
             history: of the rounds that have run; empty before the first.
-            saver: where the run is saved, if anywhere.
+            saver: saves the run; None to save nothing.
         """
         self.requests, self.runner, self.progress = requests, runner, progress
         self._costs, self._history, self._saver = costs, dict(history), saver
-        # Of a run that is spread over processes, one speaks for all.
+        # Callbacks may stop one process of several; then all stop.
         self._processes = processes_of(runner.problem)
 
     @property
     def done(self) -> int:
-        """How many rounds have run."""
+        """The number of rounds that have run."""
         return int(self.progress.state.round)
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over, however it ended."""
+        """Whether the run is over, for whichever reason."""
         tol = self.requests.tol
         met = tol is not None and bool(self.progress.state.measure <= tol)
         return self.done >= self.requests.rounds or bool(self.progress.stopped) or met
 
     def run(self) -> Solution:
-        """All chunks that are left.
+        """Runs the remaining chunks.
 
         Raises:
             DivergenceError: if the run diverges, unless it is not to throw.
@@ -114,7 +114,7 @@ class HostLoop:
         return self._solution_at(self.progress.state if best is None else best.state)
 
     def _chunk(self) -> Solution | None:
-        """Run a chunk; the solution of the round before if it diverges in there."""
+        """Runs a chunk. If it diverges, returns the solution of the round before."""
         asked, done, before = self.requests, self.done, self.progress.state
         each = asked.options.rounds
         length = min(each - done % each, asked.rounds - done)
@@ -130,21 +130,21 @@ class HostLoop:
             return None
         good = before
         if ran:
-            # Once more up to there, with less kept on the way than states of every round.
+            # Run it again up to the last good round: cheaper than keeping every round's state.
             options = replace(options, rounds=ran)
             good, _ = self.runner.advance(before, asked.tol, options)
         good = replace(good, failure=state.failure)
         self.progress = replace(self.progress, state=good)
         solution = self._solution_at(good)
         if asked.throw:
-            # No round has run if a message before the first was not finite.
+            # There is no objective if a message before the first round was not finite.
             objectives = piece["objective"]
             objective = float(objectives[ran]) if len(objectives) > ran else np.nan
             raise _divergence(solution, objective)
         return solution
 
     def _look(self) -> None:
-        """Keep the best, and ask the callbacks whether to stop."""
+        """Updates the best state and the callbacks, which may stop the run."""
         asked, progress = self.requests, self.progress
         if not asked.callbacks and asked.best is None:
             return
@@ -179,7 +179,7 @@ class HostLoop:
 
 
 def processes_of(problem: Problem) -> int:
-    """How many processes a run is spread over."""
+    """The number of processes that a run is spread over."""
     return jax.process_count() if problem.backend.processes > 1 else 1
 
 
@@ -196,7 +196,7 @@ def _divergence(solution: Solution, objective: float) -> DivergenceError:
 
 
 def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> Solution:
-    """With plain numbers where the host has them, and all rounds that ran, the best or not."""
+    """The solution with numbers on the host; releases count all rounds, not those to the best."""
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
@@ -206,7 +206,7 @@ def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> So
 
 
 class _Bar:
-    """A progress bar, or nothing where none is asked for or another process shows it."""
+    """A progress bar; shows nothing unless requested, and in the first process alone."""
 
     def __init__(self, requests: Requests, done: int, processes: int):
         self._bar: Any = None
@@ -223,7 +223,7 @@ class _Bar:
             self._bar.close()
 
     def update(self, ran: int, objective: float) -> None:
-        """So many more rounds have run."""
+        """Advances by the rounds that ran."""
         if self._bar is not None:
             self._bar.update(ran)
             self._bar.set_postfix(objective=f"{objective:.6g}")

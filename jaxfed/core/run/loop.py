@@ -1,4 +1,4 @@
-"""The traced loop over rounds, its history and its end."""
+"""The traced loop over rounds, its history, and the solution at its end."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +24,7 @@ Step = Callable[[State], tuple[State, History]]
 
 
 class Options(eqx.Module):
-    """What the program of a chunk of rounds depends on."""
+    """Static settings of the program that runs a chunk of rounds."""
 
     rounds: int = eqx.field(static=True)
     stops: bool = eqx.field(static=True)  # at a tolerance
@@ -32,13 +32,13 @@ class Options(eqx.Module):
     metrics_every: int = eqx.field(static=True, default=1)
 
 
-# (one round, whether another one is due, the state, options) -> (the state after, the history); the
-# adjoint of a run chooses its loop.
+# (step, unfinished, state, options) -> (the state after the rounds, the history). The adjoint of a
+# run chooses it, since loops differ in how they can be differentiated.
 Loop = Callable[[Step, Callable[[State], Bool[Array, ""]], State, Options], tuple[State, History]]
 
 
 class Prepared(NamedTuple):
-    """What there is before the first round."""
+    """A run before its first round."""
 
     problem: Problem  # with prepared data
     state: State
@@ -51,7 +51,7 @@ def forward(
     state: State,
     options: Options,
 ) -> tuple[State, History]:
-    """A scan over a fixed number of rounds; else a while loop, without a reverse derivative."""
+    """Scans over a fixed number of rounds; with a tolerance, a while loop (not reversible)."""
     if not options.stops:
         return jax.lax.scan(lambda state, _: step(state), state, length=options.rounds)
     first, record = state.round, jax.eval_shape(step, state)[1]
@@ -73,7 +73,7 @@ def solve(
     options: Options,
     loop: Loop = forward,
 ) -> Solution:
-    """A whole run of clients in memory."""
+    """Runs all rounds for clients in memory."""
     problem, state, costs = prepare(problem, start, options.rounds)
     state, history = advance(problem, state, tol, options, loop)
     result = result_of(problem, state, WHOLE)
@@ -82,7 +82,7 @@ def solve(
 
 
 def prepare(problem: Problem, start: Personalized | None, rounds: int) -> Prepared:
-    """What there is before the first round of clients in memory."""
+    """Prepares clients in memory and begins their run."""
     problem = prepared(problem, rounds)
     return Prepared(problem, *begin(problem, start, WHOLE))
 
@@ -94,7 +94,7 @@ def advance(
     options: Options,
     loop: Loop = forward,
 ) -> tuple[State, History]:
-    """So many more rounds of clients in memory, with their history."""
+    """Runs a chunk of rounds for clients in memory."""
 
     def step(state):
         state, record = one_round(problem, state, WHOLE)
@@ -120,7 +120,7 @@ def advance(
 
 
 def check_names(metrics: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Refuse metrics that are called like entries of the run's own history.
+    """Refuses metrics with the names of entries of the run's own history.
 
     Raises:
         ValueError: naming them.
@@ -155,7 +155,7 @@ def finish(
     tol: Array | float | None,
     result: Personalized,
 ) -> Solution:
-    """What a run returns, from its last state and the models at it."""
+    """The solution of a run, from its last state and the models there."""
     status = Status.round_limit
     if tol is not None:
         status = Status.where(state.measure <= tol, Status.converged, status)
@@ -176,7 +176,7 @@ def finish(
 
 
 def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
-    """What has left the clients in this run up to this state, the rounds' messages last."""
+    """What the clients have released so far: first messages, then the rounds' messages."""
     weights = problem.clients.weights[problem.rows]
     times = jnp.maximum(state.round, state.failure.round)
     stateless = not jax.tree.leaves(state.clients)
@@ -190,7 +190,7 @@ def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ..
 
 def with_bits(history: dict[str, Any], costs: Costs, clients: int, xp: Any) -> dict[str, Any]:
     """The history with cumulative bits per client in place of the rounds' traffic."""
-    # On the host in whole numbers and double precision: counts pass 2^24 soon.
+    # In double precision on the host: in single precision counts are exact up to 2^24 only.
     dtype = np.float64 if xp is np else float
     sent, broadcast, messages, missed, whole = (history[name].astype(dtype) for name in TRAFFIC)
     participants = history["participants"].astype(dtype)

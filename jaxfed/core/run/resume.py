@@ -1,4 +1,4 @@
-"""Runs with a checkpoint: begun, or taken up where they were saved last."""
+"""Starts a run, or resumes it from its checkpoint."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,8 @@ from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.callbacks import Best, Callback
 from jaxfed.core.run.host_loop import HostLoop, Progress, Requests, Saver, processes_of
 from jaxfed.core.run.runner import LocalRunner
-from jaxfed.core.store.checkpoint import Checkpoint, Identity, digest_of, fingerprint
+from jaxfed.core.store.checkpoint import Checkpoint
+from jaxfed.core.store.identity import Identity, digest_of, fingerprint
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire
 
@@ -28,7 +29,7 @@ class _ToCheckpoint(Saver):
         self._checkpoint.save(self._identity, done, progress, history)
 
 
-def begun_or_resumed(
+def start_or_resume(
     runner_of: Callable[[Problem], LocalRunner],
     given: Problem,
     start: Personalized | None,
@@ -36,13 +37,13 @@ def begun_or_resumed(
     channel: Channel | Wire,
     checkpoint: Checkpoint | None,
 ) -> HostLoop:
-    """The loop of a run, at its beginning or where the checkpoint has left it.
+    """The loop of a run, at its first round or where its checkpoint ends.
 
     Args:
         runner_of: gives the runner of a problem.
         given: the problem, as it was given.
         start: a warm start.
-        requests: what is asked for.
+        requests: settings of the host loop.
         channel: as it was given.
         checkpoint: where the run is saved, if anywhere.
 
@@ -54,25 +55,27 @@ def begun_or_resumed(
     progress = Progress.first(state, requests)
     if checkpoint is None:
         return HostLoop(runner, costs, requests, progress, {})
-    begun: Any = runner.problem, state
+    initial: Any = runner.problem, state
     lowered = runner.lower(state, requests.tol, requests.options)
     identity = _identity(lowered, given, start, requests, channel)
 
     def extends(fewer: int, done: int) -> bool:
-        """Whether a run of so many rounds went like this one up to there, bit for bit."""
+        """Whether a run of fewer rounds is, bit for bit, the beginning of this one."""
         each, every = requests.options.rounds, checkpoint.every
-        shorter = done == fewer and done % each and done % every  # than here, its last chunk
+        shorter = (
+            done == fewer and done % each and done % every
+        )  # its last chunk was shorter than one here
         if fewer > requests.rounds or shorter:
             return False
-        # Some algorithms prepare their data by how many rounds there are.
+        # Some algorithms prepare data differently for another number of rounds.
         other = runner_of(given)
         state, _ = other.prepare(start, fewer)
-        return digest_of((other.problem, state)) == digest_of(begun)
+        return digest_of((other.problem, state)) == digest_of(initial)
 
     best = None if requests.best is None else Best(np.full((), np.inf), state)
     saved = checkpoint.restore(identity, replace(progress, best=best), extends)
     progress, history = (progress, {}) if saved is None else saved
-    if not requests.callbacks:  # nobody is left who stops it
+    if not requests.callbacks:  # then nothing may stop the run any more
         progress = replace(progress, stopped=np.zeros((), bool))
     saver = _ToCheckpoint(checkpoint, identity)
     return HostLoop(runner, costs, requests, progress, history, saver)
@@ -85,14 +88,23 @@ def _identity(
     requests: Requests,
     channel: Channel | Wire,
 ) -> Identity:
-    """What tells a run from another."""
+    """What distinguishes this run from others."""
     processes = processes_of(given)
     identity = fingerprint(
-        given.algorithm, given.clients, lowered, key=given.key, start=start,
-        rounds=requests.rounds, processes=processes, channel=channel,
-        participation=given.participation, backend=given.backend, tol=requests.tol,
-        chunk_rounds=requests.options.rounds, metrics_every=requests.options.metrics_every,
+        given.clients,
+        lowered,
+        given.key,
+        start,
+        processes=processes,
+        rounds=requests.rounds,
+        algorithm=given.algorithm,
+        channel=channel,
+        participation=given.participation,
+        backend=given.backend,
+        tol=requests.tol,
+        chunk_rounds=requests.options.rounds,
+        metrics_every=requests.options.metrics_every,
         best=requests.best,
         callbacks=[one for one in requests.callbacks if isinstance(one, Callback)],
-    )  # fmt: skip
+    )
     return exchanged(identity)[0] if processes > 1 else identity

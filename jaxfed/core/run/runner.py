@@ -1,4 +1,4 @@
-"""What the host drives: runs as one program, or round by round from the host."""
+"""Runners: a run as one compiled program, or round by round from the host."""
 
 import abc
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Tolerance = Array | float | None
 
 
 class Programs:
-    """Functions as compiled programs, each compiled once."""
+    """Compiles functions, each once."""
 
     def __init__(self, **options: bool | int):
         """Compile with these options."""
@@ -32,7 +32,7 @@ class Programs:
         self._compiled: dict[Callable[..., Any], Any] = {}
 
     def __call__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> Any:
-        """The program of a function, the same one each time."""
+        """The compiled function; the same object each time."""
         if function not in self._compiled:
             self._compiled[function] = jax.jit(
                 function, static_argnums=static_argnums, compiler_options=self._options
@@ -42,12 +42,12 @@ class Programs:
 
 @cache
 def programs(**options: bool | int) -> Programs:
-    """The programs with these compiler options, the same ones each time."""
+    """The compiled functions for these compiler options; the same object each time."""
     return Programs(**options)
 
 
 class Start(NamedTuple):
-    """What there is before the first round, beside the problem."""
+    """The state and the costs before the first round."""
 
     state: State
     costs: Costs  # on the host
@@ -57,41 +57,41 @@ class Runner(abc.ABC):
     """Runs one problem, all at once or chunk by chunk.
 
     Attributes:
-        problem: as it was given; once the run is prepared, with prepared data.
+        problem: as given; with prepared data after `prepare`.
     """
 
     problem: Problem
 
     @abc.abstractmethod
     def prepare(self, start: Personalized | None, rounds: int) -> Start:
-        """Do what comes before the first of so many rounds."""
+        """Prepare a run of so many rounds, and run what comes before the first."""
 
     @abc.abstractmethod
     def advance(
         self, state: State, tol: Tolerance, options: Options
     ) -> tuple[State, dict[str, np.ndarray]]:
-        """The state after a chunk of rounds, and their history as far as they ran."""
+        """Run a chunk of rounds; the state after it, and the history of the rounds that ran."""
 
     @abc.abstractmethod
     def finish(self, state: State, costs: Costs, history: History, tol: Tolerance) -> Solution:
-        """What a run returns at this state, with the history of `advance`."""
+        """The solution at this state, with the history from `advance`."""
 
 
 class LocalRunner(Runner):
-    """Runs clients that this machine has."""
+    """Runs clients on this machine."""
 
     @abc.abstractmethod
     def lower(self, state: State, tol: Tolerance, options: Options) -> Any:
-        """The lowered program of a chunk, by which two runs are told apart."""
+        """The lowered program of a chunk, which is part of a run's identity."""
 
     @abc.abstractmethod
     def run(self, start: Personalized | None, tol: Tolerance, options: Options) -> Solution:
-        """A whole run, of one chunk."""
+        """Run all rounds in one chunk."""
 
 
 @final
 class OneProgram(LocalRunner):
-    """Clients in memory: a chunk of rounds is one program, and so is a whole run."""
+    """Clients in memory: a chunk of rounds is one program, as is a whole run."""
 
     def __init__(self, problem: Problem, programs: Programs):
         """Run this problem by these programs."""
@@ -124,7 +124,7 @@ class OneProgram(LocalRunner):
 def whole_run(
     problem: Problem, start: Personalized | None, tol: Tolerance, options: Options
 ) -> tuple[Solution, History, Costs]:
-    """A whole run as one program, which takes less time to compile than its parts.
+    """A whole run as one program, which compiles faster than its parts.
 
     Returns:
         The solution without its history, the history without bits, and the costs.
@@ -147,17 +147,17 @@ def _on_host(costs: Costs) -> Costs:
 
 
 class FromHost(Runner, Engine):
-    """Clients that no one program holds: the host goes from round to round."""
+    """Clients that no single program holds: the host runs round after round."""
 
     programs: Programs
 
     @abc.abstractmethod
     def prepared(self, problem: Problem, rounds: int) -> Problem:
-        """The problem with prepared data, as far as they lie in memory."""
+        """The problem with prepared data, where the data are in memory."""
 
     @abc.abstractmethod
     def before_round(self, state: State) -> State:
-        """The state that the next round begins with, as where clients join."""
+        """The state from which the next round starts; clients may join here."""
 
     @final
     def call(self, function, *arguments):
@@ -173,8 +173,8 @@ class FromHost(Runner, Engine):
     def advance(self, state, tol, options):
         records: list[dict[str, np.ndarray]] = []
         while len(records) < options.rounds:
-            # One round in any case, even of a run whose first messages are not finite: it says what
-            # the history has.
+            # Always run one round, even after first messages that are not finite: its record gives
+            # the entries of the history.
             met = tol is not None and bool(state.measure <= tol)
             if records and (met or int(state.failure.round)):
                 break
@@ -200,7 +200,7 @@ class FromHost(Runner, Engine):
     def _measured(
         self, state: State, record: dict[str, Array], options: Options
     ) -> dict[str, Array]:
-        """The requested metrics after a round, or that there are none."""
+        """The requested metrics after a round; NaN in rounds without them."""
         metrics = options.metrics
         assert metrics is not None
         if int(state.round) % options.metrics_every == 0:
@@ -214,10 +214,8 @@ class FromHost(Runner, Engine):
     def _result_shapes(self, state: State) -> Personalized:
         problem, kind = self.problem, self.kinds(self.problem)[0]
         shared, downlink = jax.eval_shape(shared_result, problem.for_server, state.for_server)
-        one = jax.eval_shape(
-            partial(client.result, problem.for_client), downlink,
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.local),
-            kind.data,
-        )  # fmt: skip
+        local = jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), state.local)
+        model = partial(client.result, problem.for_client)
+        one = jax.eval_shape(model, downlink, local, kind.data)
         local = jax.tree.map(lambda x: jax.ShapeDtypeStruct((problem.size, *x.shape), x.dtype), one)
         return Personalized(shared, local)

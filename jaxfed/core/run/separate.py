@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import equinox as eqx
 import jax
@@ -24,10 +24,10 @@ from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
 
 @final
 class Separate(FromHost, LocalRunner):
-    """One client after the other, each by the programs that it would run on its own machine.
+    """Runs clients one after the other, by the programs that separate machines run.
 
-    The server decodes what arrives, and clients decode what they receive, by their own programs, so
-    that numbers are bit for bit those of machines of one kind.
+    Server and clients decode messages in their own programs, so that numbers are bit for bit those
+    of a deployment on machines of one kind.
     """
 
     def __init__(self, problem: Problem, programs: Programs):
@@ -50,27 +50,21 @@ class Separate(FromHost, LocalRunner):
 
     def first_messages(self, problem, start):
         broadcast = self.call(before_rounds, problem.for_server, start)
-        messages = [
-            self.call(
-                client.first_message, problem.for_client, broadcast, _member(problem, start, i)
-            )
-            for i in range(problem.size)
-        ]
+
+        def own(i):
+            return broadcast, _member(problem, start, i)
+
+        messages = self._of_each(problem, client.first_message, own)
         first = stacked([message.decoded for message in messages])
         arrived = stacked([message._replace(decoded=None) for message in messages])
         received, failed = self.call(server.reduce_first, problem.for_server, arrived)
         return Collected(received, first if problem.uplink.cumulative else None, failed)
 
     def first_states(self, problem, start, broadcast, first):
-        return stacked(
-            [
-                self.call(
-                    client.first_state, problem.for_client, broadcast,
-                    _member(problem, start, i), _at(first, i),
-                )
-                for i in range(problem.size)
-            ]
-        )  # fmt: skip
+        def own(i):
+            return broadcast, _member(problem, start, i), _at(first, i)
+
+        return stacked(self._of_each(problem, client.first_state, own))
 
     def steps(self, problem, state, inclusion, broadcast):
         kept = state.clients
@@ -97,29 +91,30 @@ class Separate(FromHost, LocalRunner):
         return received(self, problem, before, closing)
 
     def local_results(self, problem, state, downlink):
-        return stacked(
-            [
-                self.call(
-                    client.result, problem.for_client, downlink,
-                    _at(state.local, i), _at(problem.clients.data, i),
-                )
-                for i in range(problem.size)
-            ]
-        )  # fmt: skip
+        def own(i):
+            return downlink, _at(state.local, i), _at(problem.clients.data, i)
+
+        return stacked(self._of_each(problem, client.result, own))
+
+    def _of_each(
+        self, problem: Problem, function: Callable, own: Callable[[int], tuple]
+    ) -> list[Any]:
+        """A function of each client in turn, with the arguments of the client at a position."""
+        return [self.call(function, problem.for_client, *own(i)) for i in range(problem.size)]
 
     def lower(self, state, tol, options):
         return jax.jit(loop.advance).lower(self.problem, state, tol, options)
 
 
-# --- the parts of separate machines, for those that really are -----------------------------------
+# --- shared with deployments on separate machines -------------------------------------------------
 
 
 def in_rows(messages: Sequence[Message | None], shapes: Callable[[], Message]) -> Message:
-    """What arrived, a row for each client; zeros from those that are absent.
+    """Messages with a row for each client; zeros for absent ones.
 
     Args:
-        messages: by client; None from who is absent.
-        shapes: gives the shapes of one, if everybody is absent.
+        messages: by client; None for absent ones.
+        shapes: returns the shapes of a message; called if all are absent.
     """
     present = [message for message in messages if message is not None]
     like = present[0] if present else shapes()
@@ -128,13 +123,13 @@ def in_rows(messages: Sequence[Message | None], shapes: Callable[[], Message]) -
 
 
 def received_first(engine: Engine, problem: Problem, opening: Opening) -> Opening:
-    """The opening of a run, with the downlink as a client decodes it."""
+    """The opening of a run, with the downlink as clients decode it."""
     downlink = engine.call(client.receive_first, problem.for_client, opening.payload)
     return opening._replace(state=_with_downlink(opening.state, downlink))
 
 
 def received(engine: Engine, problem: Problem, before: State, closing: Closing) -> Closing:
-    """The closing of a round, with the next downlink as a client decodes it."""
+    """The closing of a round, with the next downlink as clients decode it."""
     last = before.downlink.receiver if problem.downlink.cumulative else None
     downlink = engine.call(client.receive, problem.for_client, closing.payload, last)
     if not int(closing.record["participants"]):  # the round did not take place
@@ -143,7 +138,7 @@ def received(engine: Engine, problem: Problem, before: State, closing: Closing) 
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
-    """Trees of one structure, along a leading axis of clients."""
+    """Stacks trees of one structure along a leading axis of clients."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
+from jaxfed._versions import versions
 from jaxfed.core.common.checks import refuse
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -114,7 +115,11 @@ class Solution(eqx.Module):
         if not self._is_one:
             raise refuse(asked, "the solution of one run, not traced", self.rounds)
         (status,) = [name for name in saved.STATUSES if self.status == getattr(Status, name)]
-        return saved.saved(self, status)
+        history = {name: np.asarray(values) for name, values in self.history.items()}
+        return saved.Saved(
+            self.result, history, int(self.rounds), status, repr(self.algorithm),
+            len(self.failure.clients), versions(),
+        )  # fmt: skip
 
     @property
     def _is_one(self) -> bool:

@@ -1,7 +1,7 @@
-"""Runs on clients that are read block by block: each block's part of a round is one program.
+"""Runs on clients that are read block by block; each block's part of a round is one program.
 
-The host goes through the blocks, and the next one is read while the device works on one. What
-clients send is reduced block by block; what they keep lies with the host.
+The host goes through the blocks and reads the next one while the device computes. Messages are
+reduced block by block; clients' states stay on the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from jaxfed.core.round.rounds import Collected
 from jaxfed.core.round.shapes import Kind, member_shapes
 from jaxfed.core.run.runner import FromHost, LocalRunner, Programs
 
-PREPARED_FOR = 1  # rounds: what is prepared of a block serves once
+PREPARED_FOR = 1  # rounds, since a block is prepared anew each time it is read
 
 
 @final
@@ -82,7 +82,7 @@ class Streamed(FromHost, LocalRunner):
     def first_states(self, problem, start, broadcast, first):
         shapes = [jax.eval_shape(first_of, each) for each in first]
         if not all(calls.alike(each, shapes[0]) for each in shapes):
-            first = [None] * len(first)  # messages of several shapes are unlike a round's
+            first = [None] * len(first)  # no round's message has several shapes
 
         def state(member, own):
             return client.first_state(problem, broadcast, member, own)
@@ -101,12 +101,12 @@ class Streamed(FromHost, LocalRunner):
 
     def steps(self, problem, state, inclusion, broadcast):
         reader, present = _reader(problem), np.asarray(inclusion)
-        # There and back again: what was read last is what the system still has in its cache.
+        # Alternate the direction: the blocks read last are still in the system's cache.
         numbers = range(len(reader.blocks))[:: -1 if int(state.round) % 2 == 0 else 1]
         wanted = None
         number = problem.participation.number(problem.size)
         if number is not None and number != problem.size:
-            # In a round that does not take place anybody will do.
+            # In a round that does not take place, take any.
             wanted = present > 0 if present.any() else np.arange(problem.size) < number
             numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
         before = state.clients
@@ -172,12 +172,12 @@ class Streamed(FromHost, LocalRunner):
     def _each(
         self, reader: Reader, numbers: Sequence[int], work: Callable[..., Any], needed: bool
     ) -> None:
-        """Work on each block, whose samples are not read if they are not needed."""
+        """Runs work on each block; reads its samples only if they are needed."""
         blocks = read_ahead(reader, numbers)
         if not needed:
             blocks = ((reader.blocks[n], _zeros(reader, reader.blocks[n])) for n in numbers)
         for number, (block, data) in zip(numbers, blocks, strict=True):
-            # The block after the next is read to where these data lie.
+            # Wait, since the block after the next is read into the memory of this one.
             jax.block_until_ready(work(number, block, data))
 
     def _reduced(
@@ -188,14 +188,14 @@ class Streamed(FromHost, LocalRunner):
         needed: bool = True,
         wanted: Bool[np.ndarray, " clients"] | None = None,
     ) -> Contribution:
-        """What the clients of blocks send, reduced.
+        """The messages of the clients in blocks, reduced.
 
         Args:
-            reader: reads them.
+            reader: reads the blocks.
             numbers: of the blocks.
-            work: the part of a block's clients.
-            needed: whether their samples are.
-            wanted: whose messages are gathered; everybody's by default.
+            work: runs a block's clients.
+            needed: whether it needs their samples.
+            wanted: whose messages are gathered; all by default.
         """
         total, gathered = None, []
 
@@ -217,7 +217,14 @@ class Streamed(FromHost, LocalRunner):
     def _kept(
         self, problem: Problem, like: PyTree, work: Callable[..., PyTree], needed: bool
     ) -> PyTree:
-        """What the clients of all blocks keep, of which each has what is like this."""
+        """What all clients keep, gathered from the blocks.
+
+        Args:
+            problem: the run.
+            like: shapes of what one client keeps.
+            work: computes it for a block's clients.
+            needed: whether it needs their samples.
+        """
         reader = _reader(problem)
         room = States(like, problem.size, reader.states)
 
@@ -235,7 +242,7 @@ class Streamed(FromHost, LocalRunner):
         function: Callable[[Member], PyTree],
         state: ClientState | None = None,
     ) -> bool:
-        """Whether a function of a client, with a state of these shapes, depends on its samples."""
+        """Whether a function of a client depends on its samples; it is traced, not run."""
         reader = _reader(problem)
         member = member_shapes(Kind.of(None, 1), start)._replace(state=state)
 
@@ -251,7 +258,7 @@ class Streamed(FromHost, LocalRunner):
         return any(reads(rows) for rows, _ in _sizes(reader))
 
 
-# --- a block, as a program -----------------------------------------------------------------------
+# --- one block: functions that are compiled -------------------------------------------------------
 
 
 def _first_messages(problem: Problem, broadcast: Broadcast, members: Member) -> Collected:
@@ -294,7 +301,7 @@ def _reader(problem: Problem) -> Reader:
 
 
 def _members(problem: Problem, block: Block, data: tuple, start: Personalized | None) -> Member:
-    """The clients of a block, with samples and counts that are not prepared yet."""
+    """The clients of a block, whose samples are not prepared yet."""
     clients, places = problem.clients, block.places
     local = None if start is None else rows(start.local, places)
     ids, weights = np.asarray(clients.ids)[places], np.asarray(clients.weights)[places]
@@ -303,7 +310,7 @@ def _members(problem: Problem, block: Block, data: tuple, start: Personalized | 
 
 
 def _sizes(reader: Reader) -> list[tuple[int, int]]:
-    """By group of clients: how many samples each has, with padding, and how many clients."""
+    """For each group of clients: their padded number of samples, and the number of clients."""
     return [(int(reader.sizes[own].max()), len(own)) for own in reader.groups]
 
 
@@ -314,7 +321,7 @@ def _samples_shapes(reader: Reader, rows: int) -> Samples:
 
 
 def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:
-    """In place of a block's samples, where they do not count: of their shape, in no memory."""
+    """Zeros in place of a block's samples where these are not needed; they take no memory."""
     shape = len(block.places), block.rows, reader.features
     nothing = np.broadcast_to(np.zeros((), reader.dtype), shape)
     return nothing, reader.sizes[block.places].astype(reader.dtype)

@@ -1,6 +1,5 @@
 """Labelled grids: a function at every point, compiled once, in blocks that can be resumed."""
 
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +33,8 @@ from jaxfed.core.common.checks import (
 )
 from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted, on_host, spans, watched
-from jaxfed.core.store.checkpoint import digest_of
-from jaxfed.core.store.grid import Store
+from jaxfed.core.store.grid import Block, Store
+from jaxfed.core.store.identity import digest_of, digest_of_text
 from jaxfed.core.sweeps.sweep import mapped
 
 if TYPE_CHECKING:
@@ -120,8 +119,7 @@ def grid(
     names, shapes = eqx.filter_eval_shape(_at_point, function, first)
     dimensions = _dimensions(dict(zip(checked, sizes, strict=True)), names, shapes, dims or {})
     lowered = _at_point.lower(function, first)  # pyright: ignore[reportFunctionMemberAccess]
-    text = lowered.as_text() + digest_of(function)
-    computation = hashlib.sha256(text.encode()).hexdigest()[:16]
+    computation = digest_of_text(lowered.as_text() + digest_of(function))
     values = [np.empty((total, *one.shape), one.dtype) for one in shapes]
     done = np.zeros(total, bool)
 
@@ -140,10 +138,10 @@ def grid(
             nonlocal store
             if folder is None or not speaks:
                 return
-            store = Store(folder, checked, computation, names, values)
+            store = Store(folder, checked, computation, names)
             stack.enter_context(locked(folder, "folder"))
-            for chosen, found in store.kept():
-                keep(chosen, found)
+            for block in store.load():
+                keep(block.points, block.values)
 
         if several and folder is not None:
             attempted("folder", take_up)
@@ -163,7 +161,7 @@ def grid(
             found = [on_host(x)[: len(chosen)] for x in _block(function, filled, backend)]
             keep(chosen, found)
             if store is not None:
-                store.keep(chosen, found)
+                store.save(Block(chosen, found))
             if bar is not None:
                 bar.update(len(chosen))
         if bar is not None:

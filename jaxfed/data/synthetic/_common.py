@@ -1,8 +1,8 @@
-"""What all synthetic clients share: samples of shared and local components, checks of sizes."""
+"""Draws samples of shared and local components, for all synthetic clients."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jaxfed._checks import (
 
 
 class Law(NamedTuple):
-    """What samples are drawn from."""
+    """The components, standard deviations and noise of the samples to draw."""
 
     shared: Float[Array, "d r1"]
     local: Float[Array, "m d r2"]
@@ -30,18 +30,8 @@ class Law(NamedTuple):
     noise_variance: Float[Array, ""]
 
 
-@runtime_checkable
-class HasLaw(Protocol):
-    """Data that know what they were drawn from."""
-
-    @property
-    def law(self) -> Law:
-        """What samples are drawn from."""
-        ...
-
-
-def draw(self: HasLaw, key: PRNGKeyArray, samples: int | Sequence[int]) -> Any:  # noqa: D417
-    """Draw fresh samples of the same law, e.g. to test on.
+def draw(self: Any, key: PRNGKeyArray, samples: int | Sequence[int]) -> Any:  # noqa: D417
+    """Draw fresh samples of the same distribution, for example to test on.
 
     Args:
         key: random key.
@@ -87,12 +77,14 @@ def _draw(key, ids, shared, local, shared_scale, local_scale, noise_variance, *,
     return jax.vmap(client)(ids)
 
 
-def sizes_of(samples, clients: int) -> int | tuple[int, ...]:
+def sizes_of(samples: int | Sequence[int], clients: int) -> int | tuple[int, ...]:
+    """Samples per client: one number for all of them, or one for each."""
     sizes = counts_of("samples", samples, clients)
     return int(samples) if is_whole(samples) else sizes  # pyright: ignore[reportArgumentType]
 
 
-def scale_of(name: str, value, rank: int | None, dtype) -> Float[Array, "..."]:
+def scale_of(name: str, value: Any, rank: int | None, dtype: Any) -> Float[Array, "..."]:
+    """A standard deviation for all components or one for each; of rank None, a single number."""
     if rank is not None and is_list(value):
         value = host_array(name, value, "numbers")
     check_factor(name, value, single=rank is None)

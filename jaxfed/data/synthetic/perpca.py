@@ -7,9 +7,8 @@ The model of personalized PCA (equation 1) is, for a sample of client i,
 with standard normal scores phi, psi and noise of variance sigma^2 in every feature.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,9 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxfed._checks import (
-    check_flag,
     check_name,
-    check_number,
     check_whole,
     checked_dtype,
     checked_key,
@@ -131,12 +128,8 @@ def perpca_synthetic(
     Source:
         Shi & Kontar (2024), equation 1 and section 7.1.
     """
-    for name, value in (
-        ("clients", clients),
-        ("features", features),
-        ("shared_rank", shared_rank),
-        ("local_rank", local_rank),
-    ):
+    ranks = {"shared_rank": shared_rank, "local_rank": local_rank}
+    for name, value in ({"clients": clients, "features": features} | ranks).items():
         check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     free = features - shared_rank
@@ -146,7 +139,6 @@ def perpca_synthetic(
             f"got {shared_rank} + {local_rank}"
         )
     check_name("local", local, ("window", "random"))
-    check_flag("rotate", rotate)
     if window is not None and local != "window":
         raise ValueError(f"window: wanted None with local='random', got {shown(window)}")
     if groups is not None and local != "random":
@@ -184,106 +176,3 @@ def perpca_synthetic(
         noise_variance=scale_of("noise_variance", noise_variance, None, dtype),
     )
     return data._replace(samples=data.draw(key_samples, sizes))
-
-
-def misalignment_pair(
-    key: PRNGKeyArray,
-    theta: float | Float[Array, ""],
-    *,
-    samples: int | Sequence[int] = 1000,
-    shared_scale: float | Float[Array, ""] = 1.0,
-    local_scale: float | Float[Array, ""] = 2.0,
-    noise_variance: float | Float[Array, ""] = 0.0,
-    dtype: Any = jnp.float32,
-) -> PerPCAData:
-    """Draw two clients in three dimensions whose local components differ by a given amount.
-
-    theta = sin^2(arccos(v_1'v_2) / 2) is the misalignment 1 - lambda_max((P_1 + P_2) / 2): the
-    local components are (cos, +-sin, 0) of half the angle between them, the shared one is the
-    third axis. `theta` may be traced: a `vmap` over it is a sweep over heterogeneity.
-
-    Args:
-        key: random key.
-        theta: misalignment, from 0 (the same component) to 1/2 (orthogonal ones).
-        samples: samples per client, one number or one per client.
-        shared_scale: standard deviation of the shared score.
-        local_scale: standard deviation of the local score.
-        noise_variance: variance of the noise in each feature.
-        dtype: type of the samples.
-
-    Returns:
-        The samples with the truth behind them; each client is its own group.
-
-    Raises:
-        ValueError: if `theta` is not in [0, 1/2], or a size or scale is impossible.
-
-    Source:
-        Shi & Kontar (2024), section 7.1.1, figures 1 and 3.
-    """
-    check_number("theta", theta, "a number from 0 to 1/2", lambda x: (x >= 0) & (x <= 0.5))
-    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
-    sizes = sizes_of(samples, 2)
-    theta = jnp.asarray(theta, dtype)
-    cos, sin = jnp.sqrt(1 - theta), jnp.sqrt(theta)
-    v = jnp.stack([jnp.stack([cos, sin, 0 * sin]), jnp.stack([cos, -sin, 0 * sin])])
-    data = PerPCAData(
-        samples=[],
-        shared=jnp.eye(3, dtype=dtype)[:, 2:],
-        local=v[..., None],
-        labels=jnp.arange(2),
-        shared_scale=scale_of("shared_scale", shared_scale, 1, dtype),
-        local_scale=scale_of("local_scale", local_scale, 1, dtype),
-        noise_variance=scale_of("noise_variance", noise_variance, None, dtype),
-    )
-    return data._replace(samples=data.draw(key, sizes))
-
-
-_TABLE_2 = {"clients": 100, "features": 15, "shared_rank": 2, "noise_variance": 0.5}
-
-#: Arguments of `perpca_synthetic` for the experiments of Shi & Kontar (2024), section 7.1:
-#: `perpca_synthetic(key, **PERPCA_SETTINGS["figure9"])`. In `"table2"` and `"figure4"` the model
-#: can be identified from the samples: the first half of the clients has a tenth of the samples.
-#: `"table2_published"` holds the parameters of the published experiment; its test samples have
-#: another law, `data._replace(shared_scale=0.5, local_scale=0.5).draw(key, 100)`.
-PERPCA_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "table2": _TABLE_2
-        | {
-            "local_rank": 3,
-            "samples": (10,) * 50 + (100,) * 50,
-            "shared_scale": 2.0,
-            "local_scale": 3.0,
-            "window": 6,
-        },
-        "table2_published": _TABLE_2
-        | {
-            "local_rank": 10,
-            "samples": (100,) * 50 + (1000,) * 50,
-            "shared_scale": 0.01,
-            "local_scale": 0.99,
-        },
-        "figure4": _TABLE_2
-        | {
-            "local_rank": 4,
-            "samples": (100,) * 50 + (1000,) * 50,
-            "shared_scale": 1.0,
-            "local_scale": 2.0,
-        },
-        "figure7": {
-            "clients": 20,
-            "features": 30,
-            "shared_rank": 1,
-            "local_rank": 1,
-            "samples": 1000,
-            "window": 10,
-        },
-        "figure9": _TABLE_2
-        | {
-            "local_rank": 3,
-            "samples": 1000,
-            "shared_scale": 0.5,
-            "local_scale": 0.5,
-            "window": 10,
-        },
-    }
-)

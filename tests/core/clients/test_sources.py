@@ -17,7 +17,7 @@ import jaxfed as jf
 from jaxfed.core.clients.source import read_ahead
 from jaxfed.core.contract.reduction import Mean
 from jaxfed.core.run import streamed
-from jaxfed.core.store.checkpoint import fingerprint
+from jaxfed.core.store.identity import fingerprint
 from tests.core.clients.test_buckets import COUNTS, FEATURES, TIGHT, Probe, essence, samples
 
 STATUS = Path("/proc/self/status")
@@ -436,7 +436,7 @@ def test_every_client_tells_sources_apart(make, later, tmp_path):
     def identity(source):
         clients = jf.Clients.from_source(source, counts=[len(table) for table in source])
         lowered = SimpleNamespace(as_text=lambda: "")
-        known = fingerprint(None, clients, lowered, key=0, start=None, rounds=1, processes=1)
+        known = fingerprint(clients, lowered, key=0, start=None)
         return known["clients"]
 
     source = make(tmp_path)

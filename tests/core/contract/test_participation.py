@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 5, 6, 8
 
 
 def draw(clients=CLIENTS, seed=0):
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(clients, 9, FEATURES)) * [3, 2.5, 2, 1.5, 1]
-    return jf.Clients.from_samples(values.astype(jnp.result_type(float)))
+    scales, dtype = (3, 2.5, 2, 1.5, 1), jnp.result_type(float)
+    return gaussian((9,) * clients, scales, seed=seed, dtype=dtype)
 
 
 def perpca():

@@ -190,8 +190,8 @@ def test_thin_factors_of_one_batch_are_not_multiplied_out(name):
     [
         jf.pca.Pooled(2),
         jf.pca.OneShot(2, 1, method="projector"),
-        jf.pca.OneShot(2, 1, method="spectrum"),
-        jf.pca.OneShot(2, 1, method="local_first"),
+        pytest.param(jf.pca.OneShot(2, 1, method="spectrum"), marks=pytest.mark.slow),
+        pytest.param(jf.pca.OneShot(2, 1, method="local_first"), marks=pytest.mark.slow),
     ],
     ids=["Pooled", "projector", "spectrum", "local first"],
 )

@@ -1,6 +1,5 @@
 """Remarks on a result, and the warning about clients of another scale."""
 
-import json
 import sys
 import warnings
 
@@ -109,28 +108,6 @@ def test_remarks_are_saved_printed_and_in_the_report(tmp_path, capsys):
     assert COMMON in capsys.readouterr().out
     assert main(["info", str(tmp_path / "out")]) == 0
     assert COMMON in capsys.readouterr().out
-
-
-def test_a_file_without_remarks_is_read_and_one_with_unfit_ones_is_refused(tmp_path):
-    entries = fitted(samples(3), rounds=2).entries()
-    header = json.loads(str(entries["header"]))
-    path = tmp_path / "x.npz"
-
-    def write():
-        np.savez(path, **entries | {"header": np.asarray(json.dumps(header))})
-
-    del header["remarks"]
-    write()
-    assert jf.load(path).remarks == ()
-    for remarks, wanted in (
-        (["\x1b[2J"], "can be printed"),
-        ([1], "can be printed"),
-        ("x", "list"),
-    ):
-        header["remarks"] = remarks
-        write()
-        with pytest.raises(ValueError, match=wanted):
-            jf.load(path)
 
 
 # --- clients of another scale ---------------------------------------------------------------------

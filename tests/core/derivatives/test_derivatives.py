@@ -96,7 +96,13 @@ def test_with_respect_to_the_data(name):
         np.testing.assert_allclose((by_values * direction).sum(), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def mostly(names):
+    """Of the iterative algorithms but one, the gradient compiles for seconds."""
+    long = ALGORITHMS.keys() - {"tangent"}
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in long)) for name in names]
+
+
+@pytest.mark.parametrize("name", mostly(ALGORITHMS))
 def test_with_respect_to_the_step_size(name):
     values, (error, gradient) = draw(0)[0], compiled(name)
     wanted = along(lambda s: error(s, values), STEP, 1.0, 2e-5)
@@ -104,7 +110,7 @@ def test_with_respect_to_the_step_size(name):
     np.testing.assert_allclose(gradient(STEP, values)[0], wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *ONE_SHOT])
+@pytest.mark.parametrize("name", mostly([*ALGORITHMS, *ONE_SHOT]))
 def test_repeated_eigenvalues_of_the_data_make_no_nan(name):
     for part in compiled(name)[1](STEP, repeated()):
         assert jnp.isfinite(part).all()
@@ -182,7 +188,7 @@ def test_orthonormal_iterates(variant, retraction):
     np.testing.assert_allclose((by_values * direction).sum(), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rounds", [4, 300])
+@pytest.mark.parametrize("rounds", [pytest.param(4, marks=pytest.mark.slow), 300])
 def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
     """Few rounds are differentiated as they ran; of many, most are rounding alone."""
     samples = np.stack([draw(seed)[0] for seed in range(4)])

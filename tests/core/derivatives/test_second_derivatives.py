@@ -82,6 +82,7 @@ FUNCTIONS = (
     of_eigenvectors, of_few_samples, of_polar, of_turned_eigenvectors, of_singular_vectors,
     of_minimum, of_fixed_point,
 )  # fmt: skip
+LONG = (of_turned_eigenvectors, of_minimum, of_fixed_point)
 
 
 def in_a_loop(function):
@@ -118,7 +119,7 @@ def by_all_modes(function, x, first, second):
 @pytest.mark.parametrize(
     "function",
     # A run and its implicit derivative, four times differentiated, compiles for 15 seconds.
-    [pytest.param(f, marks=[pytest.mark.slow] * (f is of_fixed_point)) for f in FUNCTIONS],
+    [pytest.param(f, marks=[pytest.mark.slow] * (f in LONG)) for f in FUNCTIONS],
 )
 def test_all_modes_equal_differences_of_first_derivatives(function, around):
     function = around(function)
@@ -151,6 +152,7 @@ def test_what_goes_straight_through_does_so_in_second_derivatives(around):
     chex.assert_trees_all_close(found, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_second_derivative_of_a_run_through_a_channel():
     """Of what is nearly lossless, near that of the run without."""
     samples = np.random.default_rng(1).normal(size=(3, 20, SIZE)) / np.arange(1, SIZE + 1)

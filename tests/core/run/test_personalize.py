@@ -33,12 +33,6 @@ def best_beside(shared, samples, rank):
     return np.stack(found)
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def solved(algorithm, clients, key, rounds=200):
     return jf.fit(algorithm, clients, rounds=rounds, key=key)
 

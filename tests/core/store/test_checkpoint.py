@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint
 import pytest
 
 import jaxfed as jf
 from jaxfed.core.common.files import locked, replacing
 from jaxfed.core.run import resume
-from jaxfed.core.store import checkpoint
+from jaxfed.core.store import arrays, checkpoint, identity
 
 ROUNDS = 12
 
@@ -64,7 +63,7 @@ def interrupted(path, at, **arguments):
 
 
 def saved_rounds(path):
-    return sorted(int(step.name) for step in (path / "rounds").iterdir() if step.name.isdigit())
+    return sorted(int(file.stem) for file in (path / "rounds").iterdir())
 
 
 def identical(given, wanted):
@@ -219,17 +218,17 @@ def test_all_that_differs_is_named(finished):
     with pytest.raises(ValueError) as caught:
         fit(finished, key=jax.random.key(1), tol=1e-3, clients=draw(1), rounds=ROUNDS + 1)
     assert str(caught.value).endswith(
-        f": belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; clients has other "
-        "values; key has other values; tol was None and is 0.001"
+        f" belongs to another run: rounds was {ROUNDS} and is {ROUNDS + 1}; tol was None "
+        "and is 0.001; clients has other values; key has other values"
     )
 
 
 def test_a_run_of_several_processes_is_not_damage_to_one(tmp_path, monkeypatch):
-    named = checkpoint.fingerprint
+    named = identity.fingerprint
     with monkeypatch.context() as patched:
         patched.setattr(resume, "fingerprint", lambda *a, **b: named(*a, **{**b, "processes": 2}))
         fit(tmp_path)
-    with pytest.raises(ValueError, match=r"wanted a run over as many processes .*, 2, got .* 1$"):
+    with pytest.raises(ValueError, match=r"another run: processes was 2 and is 1$"):
         fit(tmp_path)
 
 
@@ -248,7 +247,7 @@ def test_each_round_says_itself_whose_it_is(tmp_path):
 def test_what_functions_carry_along_tells_runs_apart():
     def described(optimizer, loss=jf.models.reconstruction_loss):
         model = jf.models.Autoencoder(6, 2, key=jax.random.key(0))
-        return checkpoint._known(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
+        return identity.described(jf.generative.FedAvg(model, loss, optimizer, local_steps=1))
 
     assert described(optax.sgd(0.1)) == described(optax.sgd(0.1))
     assert described(optax.sgd(0.1)) != described(optax.sgd(0.2))
@@ -292,21 +291,63 @@ def test_another_metric_of_the_same_name_is_another_run(tmp_path):
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     whole = fit(tmp_path)
-    for path in (tmp_path / "rounds" / str(ROUNDS)).rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match=f"round {ROUNDS} is damaged"):
+    (tmp_path / "rounds" / f"{ROUNDS:08d}.npz").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=rf"^checkpoint: .*{ROUNDS}\.npz is damaged .*passed over"):
         identical(fit(tmp_path), whole)
     identical(fit(tmp_path), whole)  # the damage is gone
 
 
 def test_a_folder_of_damage_only_is_refused(tmp_path):
     fit(tmp_path)
-    for path in (tmp_path / "rounds").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"damaged")
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"^checkpoint .*: wanted one"):
+    for path in (tmp_path / "rounds").iterdir():
+        path.write_bytes(b"damaged")
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"^checkpoint: wanted a round"):
         fit(tmp_path)
+
+
+def test_a_round_counts_once_all_processes_have_saved_it(tmp_path):
+    whole = fit(tmp_path)
+    rounds, name = tmp_path / "rounds", f"{ROUNDS:08d}.npz"
+    (rounds / "0-of-2").mkdir()
+    (rounds / name).rename(rounds / "0-of-2" / name)
+    seen = []
+    identical(fit(tmp_path, callbacks=[lambda s: seen.append(s.rounds)]), whole)
+    assert seen == [ROUNDS]
+
+
+OTHER_PACKAGES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"]
+
+
+@pytest.mark.parametrize("dtype", [*OTHER_PACKAGES, "float16", ">f4", "complex64", "bool", "u1"])
+def test_arrays_of_every_type_and_shape_are_read_as_they_were(tmp_path, dtype):
+    values = np.arange(6).astype(dtype)
+    tree = {"all": values[::2], "none": values[:0].reshape(2, 0), "one": values[1].reshape(())}
+    path = tmp_path / "file.npz"
+    arrays.write(path, "test", {"words": ["a"]}, arrays.named("tree", tree))
+    header, found = arrays.read(path, "test")
+    assert header["words"] == ["a"]
+    for name, array in arrays.named("tree", tree).items():
+        native = array.astype(array.dtype.newbyteorder("="))
+        assert (found[name].shape, found[name].dtype) == (native.shape, native.dtype)
+        assert found[name].tobytes() == native.tobytes()
+    if dtype != ">f4":
+        chex.assert_trees_all_equal(arrays.rebuilt("tree", found, tree), tree)
+    with pytest.raises(ValueError, match="wanted format"):
+        arrays.read(path, "other")
+    with pytest.raises(ValueError, match="x: wanted an array of numbers, got object"):
+        arrays.write(path, "test", {}, {"x": np.asarray([None])})
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_typed_keys_are_read_as_they_were(tmp_path, impl):
+    tree = {"key": jax.random.key(1, impl=impl), "keys": jax.random.split(jax.random.key(2), 3)}
+    run = jf.Checkpoint(tmp_path)
+    run.save({}, 1, tree, {})
+    found, _ = run.restore({}, jax.tree.map(jnp.zeros_like, tree))
+    for name, wanted in tree.items():
+        assert found[name].dtype == wanted.dtype
+        draws = [jax.vmap(jax.random.bits)(jnp.atleast_1d(x)) for x in (found[name], wanted)]
+        np.testing.assert_array_equal(*draws)
 
 
 @contextlib.contextmanager
@@ -320,20 +361,19 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("keep", [1, 2])
 def test_on_a_full_disk_the_last_good_round_stays(tmp_path, keep):
     noise = np.random.default_rng(0).normal(size=10_000)
     checkpoint, identity = jf.Checkpoint(tmp_path, keep=keep), {"run": ["this", ""]}
-    first = rf"^checkpoint {tmp_path}: round 5 cannot be saved \(File too large\); nothing was"
+    first = rf"^checkpoint: round 5 cannot be saved in {tmp_path} \(File too large\); nothing was"
     with full_disk(), pytest.raises(OSError, match=first):
         checkpoint.save(identity, 5, {"x": noise}, {"error": np.ones(5)})
     checkpoint.save(identity, 5, {"x": noise}, {"error": np.ones(5)})
-    second = r"round 10 cannot be saved \(File too large\); round 5 stays"
+    second = r"round 10 cannot be saved in .* \(File too large\); round 5 stays"
     with full_disk(), pytest.raises(OSError, match=second):
         checkpoint.save(identity, 10, {"x": -noise}, {"error": np.ones(10)})
     # What could not be completed takes no room.
-    assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["5"]
+    assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["00000005.npz"]
     with jax.enable_x64(True):
         kept, history = checkpoint.restore(identity, {"x": noise})
     np.testing.assert_array_equal(kept["x"], noise)
@@ -383,9 +423,8 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
 
 
 def test_what_is_saved_describes_the_run(finished):
-    part = orbax.checkpoint.args.Composite(identity=orbax.checkpoint.args.JsonRestore())
-    with jf.Checkpoint(finished)._manager() as manager:
-        described = manager.restore(ROUNDS, args=part).identity
+    file = finished / "rounds" / f"{ROUNDS:08d}.npz"
+    described = arrays.read(file, checkpoint.KIND).header["identity"]
     assert described["algorithm"][0].startswith("PerPCA(")
     assert described["rounds"][0] == str(ROUNDS)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfed as jf
+from tests.helpers import gaussian
 
 FEATURES, ROUNDS = 6, 10
 COUNTS = (12, 9, 10, 12, 7)
@@ -17,11 +18,7 @@ CLIENTS, LONGEST = len(COUNTS), max(COUNTS)
 
 
 def draw(dtype=np.float32, counts=COUNTS):
-    rng = np.random.default_rng(0)
-    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
-    return jf.Clients.from_samples(
-        [(rng.normal(size=(n, FEATURES)) * scales).astype(dtype) for n in counts]
-    )
+    return gaussian(counts, dtype=dtype)
 
 
 class Bytes(jf.channel.Channel):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import jaxfed as jf
 from jaxfed.core.wire.entropy import decode_symbols, encode_symbols
 from jaxfed.core.wire.packing import grouping, pack_symbols, unpack_symbols
+from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 40
 
@@ -136,11 +137,7 @@ every_compressor = pytest.mark.parametrize(
 
 
 def draw(dtype=np.float32):
-    rng = np.random.default_rng(0)
-    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
-    return jf.Clients.from_samples(
-        [(rng.normal(size=(20, FEATURES)) * scales).astype(dtype) for _ in range(CLIENTS)]
-    )
+    return gaussian((20,) * CLIENTS, dtype=dtype)
 
 
 @functools.partial(jax.jit, static_argnames="rounds")

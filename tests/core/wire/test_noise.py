@@ -12,16 +12,14 @@ from scipy.stats import norm
 
 import jaxfed as jf
 from jaxfed import privacy
+from tests.helpers import gaussian
 
 FEATURES, CLIENTS = 6, 5
 LOSSLESS = jf.channel.lossless()
 
 
 def draw(**options):
-    rng = np.random.default_rng(0)
-    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
-    arrays = [(rng.normal(size=(n, FEATURES)) * scales) for n in (20, 12, 15, 30, 9)]
-    return jf.Clients.from_samples([x.astype(np.float32) for x in arrays], **options)
+    return gaussian((20, 12, 15, 30, 9), **options)
 
 
 def test_messages_are_clipped_as_a_whole(key):

@@ -12,18 +12,14 @@ import jaxfed as jf
 from jaxfed import privacy
 from jaxfed.core.wire.masks import without_masks
 from jaxfed.core.wire.packing import pack_wide, unpack_wide
+from tests.helpers import gaussian
 
 FEATURES, CLIENTS, ROUNDS = 6, 5, 12
 LOSSLESS = jf.channel.lossless()
 
 
 def draw(dtype=np.float32, **options):
-    rng = np.random.default_rng(0)
-    scales = [3, 2.5, 2, 1.5, 0.4, 0.3]
-    return jf.Clients.from_samples(
-        [(rng.normal(size=(n, FEATURES)) * scales).astype(dtype) for n in (20, 12, 15, 30, 9)],
-        **options,
-    )
+    return gaussian((20, 12, 15, 30, 9), dtype=dtype, **options)
 
 
 def masks(**options):

@@ -1,4 +1,4 @@
-"""What personalized PCA is applied to by Shi & Kontar (2024): image sequences and documents."""
+"""Synthetic videos: blobs that move over a still background, as Shi & Kontar (2024) separate."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -63,12 +63,8 @@ def image_sequence_synthetic(
     Raises:
         ValueError: if a size is impossible or a blob does not fit into a frame.
     """
-    for name, value in (
-        ("frames", frames),
-        ("height", height),
-        ("width", width),
-        ("blobs", blobs),
-    ):
+    sizes = {"frames": frames, "height": height, "width": width, "blobs": blobs}
+    for name, value in sizes.items():
         check_whole(name, value)
     key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
     check_whole("background_rank", background_rank, least=2)
@@ -80,20 +76,12 @@ def image_sequence_synthetic(
             f"got {radius} in frames of {height} x {width}"
         )
     variance = scale_of("noise_variance", noise_variance, None, dtype)
-    return _image_sequence(
-        key,
-        radius,
-        brightness,
-        variance,
-        shape=(frames, height, width),
-        blobs=blobs,
-        waves=background_rank - 1,
-        dtype=dtype,
-    )
+    shape = frames, height, width
+    return _draw(key, radius, brightness, variance, shape, blobs, background_rank - 1, dtype)
 
 
 @partial(jax.jit, static_argnames=("shape", "blobs", "waves", "dtype"))
-def _image_sequence(key, radius, brightness, variance, *, shape, blobs, waves, dtype):
+def _draw(key, radius, brightness, variance, shape, blobs, waves, dtype):
     frames, height, width = shape
     key_wave, key_phase, key_start, key_angle, key_speed, key_noise = jax.random.split(key, 6)
 
@@ -122,76 +110,3 @@ def _image_sequence(key, radius, brightness, variance, *, shape, blobs, waves, d
 
     noise = jnp.sqrt(variance) * jax.random.normal(key_noise, foreground.shape, dtype)
     return ImageSequence(background + foreground + noise, background, foreground)
-
-
-class TopicData(NamedTuple):
-    """Word counts of groups of documents, with the topics they were drawn from.
-
-    Attributes:
-        counts: how often each word occurs in each document.
-        shared: word probabilities of the topic common to all groups.
-        local: word probabilities of each group's own topic.
-    """
-
-    counts: Float[Array, "m n words"]
-    shared: Float[Array, " words"]
-    local: Float[Array, "m words"]
-
-
-def topics_synthetic(
-    key: PRNGKeyArray,
-    *,
-    groups: int = 5,
-    documents: int = 100,
-    words_per_topic: int = 20,
-    words_per_document: float = 50.0,
-    dtype: Any = jnp.float32,
-) -> TopicData:
-    """Draw bags of words that mix one common topic with the topic of the document's group.
-
-    Each topic has its own words (first the common topic's, then group by group). A document has a
-    share of the common topic that is uniform in [0, 1] and independent Poisson counts.
-
-    Args:
-        key: random key.
-        groups: number of groups m, the clients.
-        documents: documents n in each group.
-        words_per_topic: words that belong to each topic.
-        words_per_document: mean number of words of a document.
-        dtype: type of the counts.
-
-    Returns:
-        Counts over `words_per_topic * (groups + 1)` words, and the topics.
-
-    Raises:
-        ValueError: if a number is not positive.
-    """
-    for name, value in (
-        ("groups", groups),
-        ("documents", documents),
-        ("words_per_topic", words_per_topic),
-    ):
-        check_whole(name, value)
-    check_positive("words_per_document", words_per_document, single=True)
-    key, dtype = checked_key("key", key), checked_dtype("dtype", dtype)
-    return _topics(
-        key,
-        words_per_document,
-        groups=groups,
-        documents=documents,
-        words_per_topic=words_per_topic,
-        dtype=dtype,
-    )
-
-
-@partial(jax.jit, static_argnames=("groups", "documents", "words_per_topic", "dtype"))
-def _topics(key, words_per_document, *, groups, documents, words_per_topic, dtype):
-    key_topic, key_share, key_count = jax.random.split(key, 3)
-    weights = jax.random.normal(key_topic, (groups + 1, words_per_topic), dtype)
-    topics = (
-        jnp.eye(groups + 1, dtype=dtype)[:, :, None] * jax.nn.softmax(weights)[:, None, :]
-    ).reshape(groups + 1, -1)
-    shared, local = topics[0], topics[1:]
-    share = jax.random.uniform(key_share, (groups, documents, 1), dtype)
-    mean = words_per_document * (share * shared + (1 - share) * local[:, None])
-    return TopicData(jax.random.poisson(key_count, mean).astype(dtype), shared, local)

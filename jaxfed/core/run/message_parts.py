@@ -1,4 +1,4 @@
-"""What the clients of a run sent, part by part, and how it was put together at the server."""
+"""The parts of the messages that clients sent in a run, and how the server reduced each."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from jaxfed.core.run.solution import Solution
 from jaxfed.core.wire.release import Release
 
 
-class Sent(NamedTuple):
+class MessagePart(NamedTuple):
     """A part of a client's message.
 
     Attributes:
-        before: whether it went before the rounds, not in each of them.
-        name: where it is in the message.
-        rule: how the server gets it, a name of `jaxfed.reduction`, such as `"Mean"`.
+        before: whether it was sent before the first round, rather than in each round.
+        name: its path in the message.
+        rule: how the server reduces it, a name of `jaxfed.reduction`, such as `"Mean"`.
         shape: of a client's own part.
         dtype: of its numbers, before the channel.
     """
@@ -34,16 +34,16 @@ class Sent(NamedTuple):
     dtype: str
 
 
-def sent(solution: Solution, clients: Clients) -> list[Sent]:
-    """What each client of a run sent, as the algorithm's functions say it; nothing is computed.
+def message_parts(solution: Solution, clients: Clients) -> list[MessagePart]:
+    """The parts of each client's messages in a run, by abstract evaluation of the algorithm.
 
     Args:
         solution: of the run.
-        clients: whom it was with; only shapes count.
+        clients: those of the run; only their shapes matter.
 
     Returns:
-        The parts of the message before the rounds, if one was sent, and of a round's. Where
-        clients' shapes differ, they are those of the largest.
+        The parts of the message before the first round, if there was one, then those of a round's
+        message. Where clients' shapes differ, they are those of the largest.
 
     Raises:
         ValueError: for clients that the algorithm cannot have run on.
@@ -51,7 +51,7 @@ def sent(solution: Solution, clients: Clients) -> list[Sent]:
     *_, first, last = solution.releases
     rounds = max(1, int(solution.rounds))
     sketch = clients.sketch()
-    found: list[Sent] = []
+    found: list[MessagePart] = []
     for start in (None, Personalized(*solution.result)):
         problem, start = problem_of(
             solution.algorithm, sketch, rounds, jax.random.key(0), start, LOSSLESS, None, VMAP
@@ -71,16 +71,16 @@ def _bits(problem: Problem, start: Personalized | None, rounds: int, first: Rele
 
 def _parts(
     problem: Problem, start: Personalized | None, rounds: int, first: Release, last: Release
-) -> list[Sent]:
+) -> list[MessagePart]:
     messages = jax.eval_shape(lambda *given: messages_of(*given, rounds=rounds), problem, start)[0]
     pairs = zip((True, False), messages, (first, last), strict=True)
     return [part for before, tree, release in pairs if release.bits for part in _of(before, tree)]
 
 
-def _of(before: bool, message: PyTree) -> list[Sent]:
+def _of(before: bool, message: PyTree) -> list[MessagePart]:
     parts = jax.tree.leaves_with_path(message, is_leaf=is_part)
     return [
-        Sent(
+        MessagePart(
             before,
             jax.tree_util.keystr((*path, *inner[1:]), simple=True, separator="."),
             type(part).__name__,

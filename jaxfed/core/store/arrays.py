@@ -1,0 +1,196 @@
+"""Files of named arrays with a header in JSON, read and written without pickle.
+
+A file is an uncompressed `.npz`, which `numpy.load` opens. Two of its entries are texts:
+
+    header   a JSON object. Its `format` is the name and the number of the layout, such as
+             ["jaxfed.solution", 1], its `types` the dtype of each array by the array's name
+    digest   the SHA-256 hash of the header and the arrays
+
+The others are arrays. NumPy cannot write dtypes of other packages, such as bfloat16; these arrays
+are stored as the bytes of their numbers. Entries that `types` does not name are ignored.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, PyTree
+
+from jaxfed.core.common.files import replacing
+from jaxfed.core.common.processes import is_here
+
+NUMBER = 1  # of the newest layout of every kind
+
+
+class Content(NamedTuple):
+    """What a file holds."""
+
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def entries(
+    kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The entries of a file, by name.
+
+    Args:
+        kind: name of the layout.
+        header: what the header says besides `format` and `types`.
+        arrays: numbers or booleans, by name.
+
+    Raises:
+        ValueError: for arrays of anything else.
+    """
+    types, stored = {}, {}
+    for name, values in arrays.items():
+        array = np.asarray(values)
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
+            raise ValueError(f"{name}: wanted an array of numbers, got {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        types[name] = array.dtype.name
+        # 2 means: registered by another package.
+        raw = f"V{array.dtype.itemsize}" if array.dtype.isbuiltin == 2 else array.dtype
+        stored[name] = array.view(raw)
+    text = json.dumps({"format": [kind, NUMBER], **header, "types": types})
+    digest = _digest(text, stored)
+    return {"header": np.asarray(text), "digest": np.asarray(digest), **stored}
+
+
+def write(
+    path: Path,
+    kind: str,
+    header: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    *,
+    private: bool = False,
+) -> None:
+    """Write a file: complete or not at all, and on the disk when this returns.
+
+    Args:
+        path: of the file.
+        kind: name of the layout.
+        header: what the header says besides `format` and `types`.
+        arrays: numbers or booleans, by name.
+        private: whether only the file's owner may read it.
+
+    Raises:
+        ValueError: for arrays of anything but numbers.
+        OSError: if the file cannot be written; an earlier one in its place stays.
+    """
+    found = entries(kind, header, arrays)
+    with replacing(path, private=private) as part, part.open("wb") as file:
+        np.savez(file, **found)  # pyright: ignore[reportArgumentType]
+
+
+def read(path: Path, kind: str) -> Content:
+    """Read a file.
+
+    Args:
+        path: of the file.
+        kind: name of the layout.
+
+    Raises:
+        ValueError: for a file that is damaged, was edited, is of another kind or has a later
+            layout.
+        OSError: if there is no such file, or it cannot be opened.
+    """
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
+        raise ValueError("wanted a regular file")
+    with path.open("rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                return _content(stored, path.stat().st_size, kind)
+        except Exception as error:  # damaged files end in exceptions of every kind
+            raise ValueError(str(error)) from error
+
+
+def _content(stored: np.lib.npyio.NpzFile, size: int, kind: str) -> Content:
+    # A few bytes may stand for gigabytes, if they are compressed or listed more than once.
+    total = sum(entry.file_size for entry in stored.zip.infolist())  # pyright: ignore
+    if total > size:
+        raise ValueError(f"wanted entries of at most {size:,} bytes, as the file, got {total:,}")
+    text = str(stored["header"])
+    header = json.loads(text)
+    if header["format"] != [kind, NUMBER]:
+        raise ValueError(f"wanted format {[kind, NUMBER]}, got {header['format']!r}")
+    arrays = {name: stored[name] for name in header["types"]}
+    # The archive's own checksums are of single entries, and whoever edits one renews them.
+    if str(stored["digest"]) != _digest(text, arrays):
+        raise ValueError("wanted the content that was written, got another")
+    types = header["types"]
+    return Content(header, {name: x.view(jnp.dtype(types[name])) for name, x in arrays.items()})
+
+
+def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
+    found = hashlib.sha256(header.encode())
+    for array in arrays.values():  # their names and dtypes are in the header
+        found.update(f"{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def named(name: str, tree: PyTree) -> dict[str, ArrayLike]:
+    """A tree's arrays by their paths, each path after a name.
+
+    Typed keys of `jax.random` are given by their numbers. Of an array that is spread over processes
+    there are the pieces that this process has, by path and place.
+    """
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        whole = name + jax.tree_util.keystr(path)
+        if is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array) and not is_here(leaf):
+            found |= {f"{whole} {each.index}": each.data for each in leaf.addressable_shards}
+        else:
+            found[whole] = leaf
+    return found
+
+
+def rebuilt(name: str, arrays: Mapping[str, Any], like: PyTree) -> PyTree:
+    """Inverse of `named`.
+
+    Args:
+        name: as it was for `named`.
+        arrays: what `named` returned; arrays of other names are ignored.
+        like: arrays or their shapes, in the structure wanted. Those of JAX say on which devices
+            the new ones go; where they are spread over processes, they are so as before.
+
+    Raises:
+        ValueError: if the arrays are not those of `like` in number, shape and type.
+    """
+    wanted = {path: _shape_and_type(x) for path, x in named(name, like).items()}
+    found = {path: _shape_and_type(x) for path, x in arrays.items() if path.startswith(name)}
+    if wanted != found:
+        raise ValueError(f"like: wanted the arrays of {name} that the file has, got others")
+
+    def place(path: str, leaf: Any) -> Any:
+        if is_key(leaf):
+            data = place(path, jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        if not isinstance(leaf, jax.Array):
+            return arrays[path] if isinstance(leaf, np.ndarray) else jnp.asarray(arrays[path])
+        return jax.make_array_from_callback(
+            leaf.shape,
+            leaf.sharding,
+            lambda index: arrays[path][index] if path in arrays else arrays[f"{path} {index}"],
+        )
+
+    leaves, structure = jax.tree.flatten_with_path(like)
+    placed = [place(name + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    return jax.tree.unflatten(structure, placed)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed key of `jax.random`, which NumPy cannot read."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _shape_and_type(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return np.shape(leaf), np.dtype(leaf.dtype) if hasattr(leaf, "dtype") else np.result_type(leaf)

@@ -1,0 +1,130 @@
+"""What tells one run from another: for each argument, how it reads and a digest of its content."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxfed.core.common.processes import exchanged, is_here
+from jaxfed.core.store.arrays import is_key
+
+# By argument: how it reads, and a digest that may know more. JSON keeps it as it is.
+Identity = Mapping[str, list[str]]
+
+
+class CheckpointError(ValueError):
+    """A folder holds what this run cannot go on from: it is another run's, or damaged."""
+
+
+def check_same(argument: str, folder: Path, kind: str, saved: Identity, identity: Identity) -> None:
+    """Refuse to go on from something else.
+
+    Args:
+        argument: what the caller calls the folder.
+        folder: where the other one was found.
+        kind: what it is, such as a run.
+        saved: the identity that was saved.
+        identity: the one of this call.
+
+    Raises:
+        CheckpointError: if they differ; the message names the arguments.
+    """
+    found = []
+    for name, value in identity.items():
+        earlier = saved.get(name, ["missing", ""])
+        if earlier[0] != value[0]:
+            found.append(f"{name} was {earlier[0]} and is {value[0]}")
+        elif earlier != value and name != "computation":
+            found.append(f"{name} has other values")
+    # The computation follows from the other arguments, so that it counts where these agree.
+    if not found and saved.get("computation") != identity.get("computation"):
+        found = ["computation differs, by a function such as metrics, its data or a version"]
+    if found:
+        raise CheckpointError(
+            f"{argument}: wanted a folder of this {kind}, got {folder}, which belongs to another "
+            f"{kind}: {'; '.join(found)}"
+        )
+
+
+def fingerprint(clients: Any, lowered: Any, key: Any, start: Any, **arguments: Any) -> Identity:
+    """The identity of a run: everything that its numbers depend on.
+
+    Args:
+        clients: its clients.
+        lowered: a chunk of rounds, `jax.jit(...).lower(...)`, for the bodies of all functions.
+        key: the random key, which is not shown: it may keep noise secret.
+        start: the warm start.
+        **arguments: the other arguments, in the order in which differences are reported.
+    """
+    return {
+        **{name: described(value) for name, value in arguments.items()},
+        "clients": [f"{len(clients)} clients", digest_of(clients.identity())],
+        "key": ["", digest_of(key)],
+        "warm_start": ["none" if start is None else "some", digest_of(start)],
+        "computation": ["", digest_of_text(lowered.as_text())],
+    }
+
+
+def described(value: Any) -> list[str]:
+    """How a value reads, cut to 200 characters, and a digest of it and all that it carries."""
+    text = " ".join(eqx.tree_pformat(value, short_arrays=False).split())
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # a function's address differs between processes
+    content = " ".join([text, *_carried(value, set()), digest_of(value)])
+    return [text[:200], digest_of_text(content)]
+
+
+def _carried(value: Any, seen: set[int]) -> Iterator[str]:
+    """The values within functions, such as the step size within an Optax optimizer."""
+    if isinstance(value, str | int | float):
+        yield repr(value)
+    elif isinstance(value, jax.Array | np.ndarray):
+        yield digest_of(value)
+    elif id(value) not in seen:  # functions may refer to themselves
+        seen.add(id(value))
+        parts: list[Any] = []
+        if isinstance(value, Mapping):
+            parts += value.items()
+        elif isinstance(value, tuple | list):
+            parts += value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts += [getattr(value, field.name) for field in dataclasses.fields(value)]
+        elif isinstance(value, functools.partial):
+            parts += value.func, value.args, value.keywords
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # the cell of a name not yet assigned is empty
+                parts.append(cell.cell_contents)
+        for part in parts:
+            yield from _carried(part, seen)
+
+
+def digest_of_text(text: str) -> str:
+    """A short number that tells one text from another."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of(tree: PyTree) -> str:
+    """A short number that tells one tree of arrays from another."""
+    digest, everywhere = hashlib.sha256(), True
+    for leaf in jax.tree.leaves(tree):
+        if is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array) and not is_here(leaf):
+            everywhere = False
+            for shard in leaf.addressable_shards:
+                digest.update(f"{shard.index}".encode() + np.asarray(shard.data).tobytes())
+        elif isinstance(leaf, jax.Array | np.ndarray | float | int):
+            leaf = np.asarray(leaf)
+            digest.update(f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes())
+    if not everywhere:
+        # Each process sees its own shards only, and all must come to the same digest.
+        return digest_of_text(" ".join(exchanged(digest.hexdigest())))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,87 @@
+"""Which slow tests continuous integration runs for a change."""
+
+import importlib.util
+
+import pytest
+
+from tests.helpers import ROOT
+
+spec = importlib.util.spec_from_file_location("ci_slow", ROOT / ".ci" / "slow.py")
+ci_slow = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ci_slow)
+
+
+@pytest.fixture(scope="module")
+def used():
+    return ci_slow.uses()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jaxfed/core/run/fit.py",
+        "jaxfed/linalg/polar.py",
+        "jaxfed/_checks.py",
+        "jaxfed/channel.py",  # a door to `core`
+        "jaxfed/a_package_that_is_gone/module.py",
+        "kernels/jaxfed_kernels/polar.py",
+        "bench/formulas/noise.py",
+        "tests/conftest.py",
+        "tests/examples.py",
+        "tests/references/perpca.py",
+        "pyproject.toml",
+        ".ci/run",
+        "something/new.py",
+    ],
+)
+def test_what_everything_depends_on_runs_all(path, used):
+    assert ci_slow.slow_tests(["jaxfed/pca/perpca.py", path, "README.md"], used) == ["tests"]
+
+
+@pytest.mark.parametrize("family", ["pca", "gcca", "generative"])
+def test_a_family_runs_its_own_and_those_over_all_families(family, used):
+    found = set(ci_slow.slow_tests([f"jaxfed/{family}/new.py"], used))
+    assert found >= {
+        f"tests/{family}", "tests/bench", "tests/cli", "tests/deploy", "tests/test_contract.py",
+        "tests/core/backends", "tests/core/derivatives", "tests/project/test_readme.py",
+    }  # fmt: skip
+    others = ci_slow.FAMILIES - {family}
+    assert not found & {"tests", "tests/core/wire", *(f"tests/{other}" for other in others)}
+
+
+def test_a_package_runs_its_own_and_those_of_its_users(used):
+    report = ci_slow.slow_tests(["jaxfed/report/page.py"], used)
+    assert report == ["tests/bench", "tests/cli", "tests/report"]
+    models = set(ci_slow.slow_tests(["jaxfed/models/diffusion.py"], used))
+    assert {"tests/models", "tests/generative", "tests/bench"} <= models
+    assert not models & {"tests", "tests/pca", "tests/linalg"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [
+        ([], []),
+        (["README.md", "CHANGELOG.md", "notebooks/one.ipynb", ".github/workflows/a.yml"], []),
+        (["tests/example_package/tests/test_it.py"], []),
+        (["docs/guides/sweeps.md"], ["tests/project/test_readme.py"]),
+        (["bench/papers/items.md"], ["tests/bench"]),
+        (["tests/test_contract.py"], ["tests/test_contract.py"]),
+        (["tests/core/wire/test_channel.py", "README.md"], ["tests/core/wire"]),
+        (["tests/test_that_is_gone.py", "tests/gone/test_it.py"], []),
+    ],
+)
+def test_prose_runs_none_and_tests_run_those_beside_them(changed, wanted, used):
+    assert ci_slow.slow_tests(changed, used) == wanted
+
+
+def test_without_a_base_all_tests_run(monkeypatch, capsys):
+    monkeypatch.setenv("CI_BASE", "no-such-commit")
+    ci_slow.main()
+    assert capsys.readouterr().out == "tests\n"
+
+
+def test_a_release_itself_runs_all_tests(monkeypatch, capsys):
+    """HEAD is its own base."""
+    monkeypatch.setattr(ci_slow, "git", lambda *arguments: "a1b2c3")
+    ci_slow.main()
+    assert capsys.readouterr().out == "tests\n"
