@@ -18,10 +18,17 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed.core.common.checks import check_count, check_factor, check_optimizer
+from jaxfed.contract import (
+    Algorithm,
+    Diagnostics,
+    DifferentiatedThrough,
+    check_count,
+    check_factor,
+    check_optimizer,
+    hyperparameter,
+    without_batches,
+)
 from jaxfed.core.common.processes import finite
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 from jaxfed.gcca import _networks as networks
 from jaxfed.gcca._networks import Maker
 from jaxfed.gcca.views import RandomKey, Scores, Start, View, Views, check_shape, check_views

@@ -15,11 +15,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxfed.core.common.checks import check_count, check_factor, check_name
+from jaxfed.contract import (
+    Algorithm,
+    Bases,
+    Diagnostics,
+    DifferentiatedThrough,
+    HasBases,
+    check_count,
+    check_factor,
+    check_name,
+    hyperparameter,
+    without_batches,
+)
 from jaxfed.core.common.shuffle import shuffled
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases, without_batches
 from jaxfed.gcca.views import (
     RandomKey,
     Scores,

@@ -4,8 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.one_exchange import OneExchange
+from jaxfed.contract import OneExchange, check_count
 from jaxfed.core.contract.reduction import Gather
 from jaxfed.gcca.views import (
     Factors,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxfed.contract import Diagnostics
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.contract.algorithm import Diagnostics
 from jaxfed.generative._prior import (
     Prior,
     bounded,

@@ -11,12 +11,18 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from jaxfed.contract import (
+    Algorithm,
+    DifferentiatedThrough,
+    Personalized,
+    check_count,
+    refuse,
+    without_batches,
+)
 from jaxfed.core.clients.samples import Samples, at_least_single
-from jaxfed.core.common.checks import check_count, host_array, refuse
+from jaxfed.core.common.checks import host_array
 from jaxfed.core.common.processes import finite, looked_at
 from jaxfed.core.common.shuffle import shuffled
-from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough, without_batches
 
 Start = Personalized | None
 Loss = Callable[[Any, Float[Array, "b d"], Key[Array, ""]], Float[Array, ""]]

@@ -21,8 +21,14 @@ import optax
 from jax.core import Tracer
 from jaxtyping import ArrayLike
 
-from jaxfed.core.common.checks import check_count, check_factor, check_name, check_positive, refuse
-from jaxfed.core.contract.algorithm import hyperparameter
+from jaxfed.contract import (
+    check_count,
+    check_factor,
+    check_name,
+    check_positive,
+    hyperparameter,
+    refuse,
+)
 from jaxfed.generative._adaptive import Adaptive, Preset, PriorStep
 from jaxfed.generative._training import Loss, split_model
 

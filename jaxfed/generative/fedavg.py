@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
+from jaxfed.contract import Diagnostics, check_count, check_factor, hyperparameter
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_count, check_factor
-from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
 from jaxfed.generative._training import (
     Loss,
     Training,

@@ -16,10 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxfed.contract import Algorithm, Diagnostics, DifferentiatedThrough, check_count, check_name
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import Moment, orthonormalize
 from jaxfed.linalg.division import ratio

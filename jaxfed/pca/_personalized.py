@@ -10,11 +10,17 @@ from typing import Any, Literal, NamedTuple, final
 import equinox as eqx
 from jaxtyping import Array, PyTree
 
+from jaxfed.contract import (
+    Algorithm,
+    Bases,
+    Diagnostics,
+    HasBases,
+    check_flag,
+    check_name,
+    check_positive,
+    hyperparameter,
+)
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_flag, check_name, check_positive
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.core.contract.reduction import Gram
 from jaxfed.linalg import Moment, polar
 from jaxfed.pca import likelihood

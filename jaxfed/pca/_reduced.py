@@ -15,9 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.contract.algorithm import Algorithm
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import HasBases
+from jaxfed.contract import Algorithm, Bases, HasBases
 from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import Frame, best_local, deflate, uncaptured

@@ -12,8 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.common.checks import check_name, check_positive
-from jaxfed.core.contract.algorithm import Diagnostics, hyperparameter
+from jaxfed.contract import Diagnostics, check_name, check_positive, hyperparameter
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
 from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import (

@@ -10,12 +10,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
+from jaxfed.contract import ClientsLike, Personalized, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_instance
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
-from jaxfed.core.contract.algorithm import ClientsLike, Personalized
 from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, thin_product
 from jaxfed.linalg.basis import orthonormalize_once

@@ -22,16 +22,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_count, check_positive
-from jaxfed.core.contract.algorithm import (
+from jaxfed.contract import (
     Algorithm,
+    Bases,
     Diagnostics,
+    HasBases,
+    HasRemarks,
+    check_count,
+    check_positive,
     hyperparameter,
 )
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import HasBases
-from jaxfed.core.contract.remarks import HasRemarks
+from jaxfed.core.clients.samples import Samples
 from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca import bingham

@@ -17,7 +17,7 @@ from typing import Literal
 
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.contract.algorithm import Diagnostics
+from jaxfed.contract import Diagnostics
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
 from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import Member, check_proper_rank, first_shared, pooled_message

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.algorithm import Diagnostics
+from jaxfed.contract import Diagnostics, check_count
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize, top_eigenvectors
 from jaxfed.linalg.division import ratio

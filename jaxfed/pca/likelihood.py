@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
+from jaxfed.contract import ClientsLike, check_count, check_positive
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_count, check_positive
-from jaxfed.core.contract.algorithm import ClientsLike
 from jaxfed.linalg import Moment, matmul, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.manifolds import stiefel

@@ -9,10 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jaxfed.core.common.checks import check_count, check_name
-from jaxfed.core.contract.one_exchange import OneExchange
+from jaxfed.contract import HasRemarks, OneExchange, check_count, check_name
 from jaxfed.core.contract.reduction import Gram
-from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.pca.components import (
     Frame,
     beside,

@@ -14,12 +14,19 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.core.common.checks import check_count, check_flag, check_name, check_positive
-from jaxfed.core.contract.algorithm import Algorithm, hyperparameter
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
+from jaxfed.contract import (
+    Algorithm,
+    Bases,
+    DifferentiatedThrough,
+    HasBases,
+    HasRemarks,
+    check_count,
+    check_flag,
+    check_name,
+    check_positive,
+    hyperparameter,
+)
 from jaxfed.core.contract.reduction import Max
-from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import client_matmul, data_matmul

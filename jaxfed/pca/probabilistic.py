@@ -9,11 +9,8 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 from jaxtyping import Array, PyTree
 
+from jaxfed.contract import Algorithm, Bases, Diagnostics, HasBases, check_name, hyperparameter
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_name
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics, hyperparameter
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import HasBases
 from jaxfed.linalg import Moment
 from jaxfed.pca import likelihood
 from jaxfed.pca.components import Frame, Rows, check_start, moment_received

@@ -11,10 +11,7 @@ from typing import Literal, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from jaxfed.core.common.checks import check_name
-from jaxfed.core.contract.algorithm import Diagnostics
-from jaxfed.core.contract.bases import Bases
-from jaxfed.core.contract.fixed_point import HasBases
+from jaxfed.contract import Bases, Diagnostics, HasBases, check_name
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.pca._consensus import (
     Eigensolver,

@@ -17,12 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxfed.contract import Algorithm, Diagnostics, DifferentiatedThrough, HasRemarks, check_count
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_count
-from jaxfed.core.contract.algorithm import Algorithm, Diagnostics
-from jaxfed.core.contract.fixed_point import DifferentiatedThrough
 from jaxfed.core.contract.reduction import Gram, Symmetric
-from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.linalg import Moment, polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca._reduced import Evaluation, evaluate

@@ -48,9 +48,9 @@ class OneDevice(Backend):
             own: leading axis = clients, at least one.
 
         Returns:
-            What all of them sent, reduced: `jaxfed.reduction.over_clients` of contributions along a
-            leading axis, or `jaxfed.reduction.combined` of two such results. And what they keep,
-            leading axis = clients.
+            What all of them sent, reduced, by `jaxfed.reduction.over_clients` from contributions
+            along a leading axis and by `jaxfed.reduction.combined` from two such results; and what
+            they keep, leading axis = clients.
         """
 
     @final
@@ -164,9 +164,7 @@ class _Chunked(OneDevice):
         def in_order(x):
             whole = _dense(x.reshape(-1, *x.shape[2:]))
             twice = len(whole) - clients
-            if not twice:
-                return whole
-            return jnp.concatenate([whole[: len(whole) - size], whole[len(whole) - size + twice :]])
+            return jnp.concatenate([whole[:-size], whole[twice - size :]]) if twice else whole
 
         return total, jax.tree.map(in_order, kept)
 
