@@ -31,9 +31,20 @@ def log_normalizer(concentration: Numbers, features: int, rank: int) -> Float[Ar
         rank: r.
 
     Source: Butler & Wood (2002), (16), for ₁F₁(r/2; d/2; κ I_r / 2).
-    """Logarithm of the mean of exp(-κ/2 ‖U - VVᵀU‖²) over subspaces, C(κ VVᵀ) e^(-κr/2), for κ ≥ 0.
+    """
+    a, b, x = rank / 2, features / 2, concentration / 2
+    inside, outside = _saddle(concentration, features, rank)
+    pairs = rank * (rank + 1) / 4
+    curvature = b * (inside**2 / a + outside**2 / (b - a))
+    exponent = a * jnp.log(inside * b / a) + (b - a) * jnp.log(outside * b / (b - a)) - x * outside
+    return rank * exponent - pairs * jnp.log(curvature)
 
-    Source: Butler & Wood (2002), (16), for ₁F₁(r/2; d/2; κ I_r / 2).
+
+def prior_distance(concentration: Numbers, features: int, rank: int) -> Float[Array, "*batch"]:
+    """Expected ‖U - VVᵀU‖² for A = κ VVᵀ: from r(d - r)/d at κ = 0 down to about r(d - r)/κ.
+
+    It is -2 times the derivative of `log_normalizer`, written out: that of the exponent is 1 - y by
+    the saddle point's equation.
     """
     a, b = rank / 2, features / 2
     inside, outside = _saddle(concentration, features, rank)
