@@ -15,11 +15,12 @@ from jaxfed.linalg.precision import client_matmul, data_matmul
 
 
 def should_densify(samples: int, features: int, rank: int, rounds: int) -> bool:
-    """Whether forming the d x d moment once is cheaper than products with the samples, in all rounds.
+    """Whether forming the d x d moment once is cheaper than products with the samples.
 
     Forming it takes 2 n d² operations, once; a product with a d x r matrix then takes 2 d² r
     instead of 4 n d r. With fewer than d / 2 samples that never pays. The large product runs about
-    twice as fast as the thin ones, which halves the number of rounds to break even.
+    twice as fast as the thin ones, which halves the number of rounds to break even: products with
+    matrices of `rank` columns.
     """
     saved = 2 * samples - features
     return saved > 0 and 2 * rank * rounds * saved > samples * features

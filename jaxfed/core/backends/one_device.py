@@ -49,7 +49,8 @@ class OneDevice(Backend):
 
         Returns:
             What all of them sent, reduced: `jaxfed.reduction.over_clients` of contributions along a
-            leading axis, or `jaxfed.reduction.combined` of two such results. And what they keep, leading axis = clients.
+            leading axis, or `jaxfed.reduction.combined` of two such results. And what they keep,
+            leading axis = clients.
         """
 
     @final

@@ -3,25 +3,18 @@
 from dataclasses import dataclass
 from typing import final
 
-from jaxfed.core.clients.layout import OfOneProcess
+from jaxfed.core.clients.layout import InMemory, OfOneProcess
 from jaxfed.core.common.buckets import Buckets, take
 from jaxfed.core.common.checks import refuse
 
 
 @final
 @dataclass(frozen=True)
-class Bucketed(OfOneProcess):
+class Bucketed(InMemory, OfOneProcess):
     """Several rectangular trees in memory, each of clients of similar size."""
 
     data: Buckets
     length: int
-    in_memory = True
-
-    def sketch(self):
-        return self.data
-
-    def identity(self):
-        return self.data
 
     def take(self, indices):
         return take(self.data, indices)
@@ -31,6 +24,3 @@ class Bucketed(OfOneProcess):
             raise refuse(
                 "clients", "none in buckets, as of clients.unbucketed(), for separate()", self.data
             )
-
-    def check_in_memory(self, what):
-        pass

@@ -106,6 +106,25 @@ class Layout(abc.ABC):
         """
 
 
+class InMemory(Layout):
+    """The data are arrays in memory."""
+
+    in_memory = True
+    data: PyTree
+
+    @final
+    def sketch(self):
+        return self.data
+
+    @final
+    def identity(self):
+        return self.data
+
+    @final
+    def check_in_memory(self, what):
+        pass
+
+
 class OfOneProcess(Layout):
     """All clients are in this process. Padding comes last."""
 
@@ -144,26 +163,16 @@ class OfOneProcess(Layout):
 
 @final
 @dataclass(frozen=True)
-class Padded(OfOneProcess):
+class Padded(InMemory, OfOneProcess):
     """One rectangular tree of arrays in memory."""
 
     data: PyTree
     length: int
-    in_memory = True
-
-    def sketch(self):
-        return self.data
-
-    def identity(self):
-        return self.data
 
     def take(self, indices):
         return jax.tree.map(lambda x: x[jnp.asarray(indices)], self.data)
 
     def check_backend(self, backend):
-        pass
-
-    def check_in_memory(self, what):
         pass
 
 

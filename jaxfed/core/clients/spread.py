@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
-from jaxfed.core.clients.layout import Layout, check_leading
+from jaxfed.core.clients.layout import InMemory, check_leading
 from jaxfed.core.common.checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
@@ -51,24 +51,17 @@ class Rows(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Spread(Layout):
+class Spread(InMemory):
     """Arrays whose rows are on the devices of the process that has the client."""
 
     data: PyTree
     blocks: tuple[int, ...]  # how many clients each device has
     length: int
-    in_memory = True
     in_one_process = False
 
     @property
     def _rows(self) -> Rows:
         return Rows(self.blocks, self.length // len(self.blocks))
-
-    def sketch(self):
-        return self.data
-
-    def identity(self):
-        return self.data
 
     def take(self, indices):
         raise refuse("clients", "those of one process, for take()", self.blocks)
@@ -122,9 +115,6 @@ class Spread(Layout):
                 "backend: wanted the one that the clients were made with, by default shard(), "
                 f"since they lie on {len(self.blocks)} devices, got {backend!r}"
             )
-
-    def check_in_memory(self, what):
-        pass
 
 
 class Everybody(NamedTuple):
