@@ -133,6 +133,7 @@ def test_the_start_has_no_influence_and_unmet_tolerances_have_no_derivative(x64)
     assert jnp.isnan(slope(start, matrix, 2)).any()
 
 
+@pytest.mark.slow
 def test_unmet_tolerances_have_no_derivative_in_any_mode(x64):
     """Of two problems, the first begins at its minimum and the second ends before it."""
     start, turns = jnp.eye(4)[:, :1], jnp.array([0.0, 5.0])

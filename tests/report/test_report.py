@@ -10,10 +10,10 @@ import subprocess
 import jax
 import numpy as np
 import pytest
-from jaxfed.core.run.sent import sent
 
 import jaxfed as jf
 from jaxfed.cli import main
+from jaxfed.core.run.message_parts import message_parts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NAMES = ["<script>alert(1)</script>", "a & b", "$\\nosuch$", "x\"y'"]
@@ -149,7 +149,7 @@ def test_what_was_chosen_and_what_is_known_is_shown(solution, clients):
 )
 def test_what_was_sent_is_what_the_algorithm_declares(clients, algorithm, wanted):
     solution = jf.fit(algorithm, clients, rounds=1, key=KEY)
-    parts = sent(solution, clients)
+    parts = message_parts(solution, clients)
     assert {(part.name, part.before, part.rule) for part in parts} == wanted
     for before, release in zip((True, False), solution.releases, strict=True):
         own = [part for part in parts if part.before == before]
@@ -161,7 +161,7 @@ def test_what_was_sent_is_what_the_algorithm_declares(clients, algorithm, wanted
 def test_a_warm_start_sends_less_before_the_rounds(clients):
     start = jf.fit(jf.pca.OneShot(1, 1), clients, rounds=1, key=KEY)
     solution = jf.fit(jf.pca.PerPCA(1, 1), clients, rounds=1, key=KEY, warm_start=start)
-    assert [part.name for part in sent(solution, clients)] == ["curvature", "shared"]
+    assert [part.name for part in message_parts(solution, clients)] == ["curvature", "shared"]
     assert "of an earlier run" in jf.report.html(solution, clients)
 
 
