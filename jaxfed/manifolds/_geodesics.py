@@ -20,6 +20,17 @@ def exp(x: Matrix, v: Matrix, metric: str = "euclidean") -> Frame:
     columns, and exp(a bᵀ) x = x + a f(bᵀa) bᵀx with f(z) = (eᶻ - 1)/z, which is entire: nothing is
     special about a ``v`` of lower rank, in the derivative either.
 
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Tangent vector, ``x.T @ v`` skew, (d, r).
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Point of the manifold, (d, r).
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
+
     Source: Edelman et al. (1998), Sections 2.2.2 and 2.4.1; Hüper, Markina & Silva Leite (2021), A
     Lagrangian approach to extremal curves on Stiefel manifolds, for both at once.
     """
@@ -43,11 +54,22 @@ def _exp(x: Frame, v: Frame, metric: str) -> Frame:
 
 @full_precision
 def log(x: Matrix, y: Matrix, metric: str = "euclidean") -> Frame:
-    """Logarithm: the velocity at ``x`` of the shortest geodesic to ``y``, so that exp(x, v) = y.
+    """Logarithm: the velocity at ``x`` of the shortest geodesic to ``y``.
 
     Newton's method on the end of the geodesic, which finds the shortest one up to about the
-    injectivity radius: π by the Euclidean metric, 0.91 π by the canonical one. NaN if none was
-    found, as between square matrices whose determinants have other signs, which no path connects.
+    injectivity radius: π by the Euclidean metric, 0.91 π by the canonical one.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        y: Point of the same shape.
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Tangent vector v at x, (d, r): ``exp(x, v, metric)`` is ``y``. NaN if none was found, as
+        between points that no path connects: square ones whose determinants have other signs.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or the metric is unknown.
 
     Source: Bryner (2017), Endpoint geodesics on the Stiefel manifold embedded in Euclidean space,
     with Newton's method in place of its fixed-point iteration; Absil & Mataigne (2024), The

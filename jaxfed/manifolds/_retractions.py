@@ -17,6 +17,16 @@ def retract_polar(x: Matrix, v: Matrix) -> Frame:
     A generalized retraction: ``v`` need not be tangent, and the columns of the result span those
     of ``x + v`` (of full column rank).
 
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Step, (d, r).
+
+    Returns:
+        Point of the manifold, (d, r).
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
+
     Source: Shi & Kontar (2024), Proposition 6.
     """
     x, v = frames(x=x, v=v)
@@ -28,6 +38,16 @@ def retract_qr(x: Matrix, v: Matrix) -> Frame:
 
     The positive diagonal makes it continuous with ``retract_qr(x, 0) = x``. A generalized
     retraction, as `retract_polar`.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Step, (d, r).
+
+    Returns:
+        Point of the manifold, (d, r).
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
     Source: Shi & Kontar (2024), Proposition 7.
     """
@@ -45,6 +65,16 @@ def retract_cayley(x: Matrix, v: Matrix) -> Frame:
 
     Not a generalized retraction: W, hence the result, depends only on the tangent part of ``v``,
     and the columns of the result do not span those of ``x + v`` even when ``v`` is tangent.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Step, (d, r).
+
+    Returns:
+        Point of the manifold, (d, r).
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
     Source: Wen & Yin (2013), A feasible method for optimization with orthogonality constraints,
     Lemma 4.
@@ -72,7 +102,17 @@ RETRACTIONS: dict[str, Retraction] = {
 
 
 def retraction(name: str) -> Retraction:
-    """The function ``(x, v) -> point`` of that name, one of `RETRACTIONS`."""
+    """Retraction of that name.
+
+    Args:
+        name: A key of `RETRACTIONS`.
+
+    Returns:
+        The function ``(x, v) -> point``.
+
+    Raises:
+        ValueError: If there is no retraction of that name.
+    """
     check_name("retraction", name, sorted(RETRACTIONS))
     return RETRACTIONS[name]
 
@@ -80,7 +120,18 @@ def retraction(name: str) -> Retraction:
 def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "polar") -> Frame:
     """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
 
-    The derivative of ``retraction(x, v + t u)``, with one of `RETRACTIONS`.
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Step from it, tangent, (d, r).
+        u: Vector to carry along, tangent at ``x``, (d, r).
+        retraction: A key of `RETRACTIONS`.
+
+    Returns:
+        Vector tangent at ``retraction(x, v)``: the derivative of ``retraction(x, v + t u)``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
+            retraction of that name.
 
     Source: Absil et al. (2008), Section 8.1.2.
     """
@@ -93,7 +144,17 @@ def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "p
 def transport_cayley(x: Matrix, v: Matrix, u: Matrix) -> Frame:
     """Isometric vector transport along a step of `retract_cayley`, by the same rotation.
 
-    With ``-transport_cayley(x, v, v)`` for a step from there one is back at ``x``.
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Step from it, tangent, (d, r).
+        u: Vector to carry along, tangent at ``x``, (d, r).
+
+    Returns:
+        Vector tangent at ``retract_cayley(x, v)``, of the same norm. With ``-transport_cayley(x, v,
+        v)`` for a step one is back at ``x``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.
 
     Source: Zhu (2017), A Riemannian conjugate gradient method for optimization on the Stiefel
     manifold, Section 3.2.

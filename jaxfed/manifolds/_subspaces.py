@@ -18,7 +18,17 @@ def exp(x: Matrix, v: Matrix) -> Frame:
 
     x cos(√G) + v sin(√G)/√G with G = vᵀv. Both are entire functions of G, the first columns of
     the exponential of [[0, -G], [I, 0]], so that neither repeated nor zero singular values of
-    ``v`` are special, in the derivative either. The basis is carried in parallel along the way.
+    ``v`` are special, in the derivative either.
+
+    Args:
+        x: Orthonormal basis, (d, r).
+        v: Horizontal matrix, ``x.T @ v = 0``, (d, r).
+
+    Returns:
+        Orthonormal basis, (d, r), transported in parallel along the geodesic.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
 
     Source: Edelman et al. (1998), Theorem 2.3.
     """
@@ -37,8 +47,18 @@ def log(x: Matrix, y: Matrix) -> Frame:
     With y turned within its span so that C = xᵀy is positive, it is (y - xC) f(C) where
     f(cos θ) = θ / sin θ = ∫₀¹ 2 ds / ((1 + cos θ) + (1 - cos θ) s²), an integral of inverses of
     positive r × r matrices: nothing is special about repeated or zero angles, in the reverse mode
-    derivative either. No direction of ``y`` may be orthogonal to the subspace of ``x``: beyond an
-    angle of π/2 the shortest geodesic is not unique.
+    derivative either.
+
+    Args:
+        x: Orthonormal basis, (d, r).
+        y: Orthonormal basis of the same shape, no direction of which is orthogonal to the subspace
+            of ``x`` (beyond an angle of π/2 the shortest geodesic is not unique).
+
+    Returns:
+        Horizontal matrix v, (d, r): ``exp(x, v)`` spans the subspace of ``y``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``y`` has another shape.
 
     Source: Bendokat et al. (2024), Algorithm 5.3, with the integral in place of the singular value
     decomposition.
@@ -55,10 +75,21 @@ def log(x: Matrix, y: Matrix) -> Frame:
 
 @full_precision
 def transport_parallel(x: Matrix, v: Matrix, u: Matrix) -> Frame:
-    """Parallel transport of ``u`` along the geodesic to ``exp(x, v)``; it keeps inner products.
+    """Parallel transport along the geodesic to ``exp(x, v)``.
 
     u - x s(G) vᵀu - v k(G) vᵀu with G = vᵀv, s(θ²) = sin θ / θ and k(θ²) = (1 - cos θ) / θ²: entire
     functions, as those of `exp`.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        v: Velocity of the geodesic, horizontal at ``x``, (d, r).
+        u: Vector to carry along, horizontal at ``x``, (d, r).
+
+    Returns:
+        Vector horizontal at ``exp(x, v)``. Lengths and inner products are kept.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` or ``u`` has another shape.
 
     Source: Edelman et al. (1998), Theorem 2.4.
     """

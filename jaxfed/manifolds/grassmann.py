@@ -1,9 +1,9 @@
 """The Grassmann manifold Gr(d, r): the r-dimensional subspaces of a d-dimensional space.
-In all functions ``x`` and ``y`` are orthonormal bases of subspaces, (d, r), and tangent vectors are
-horizontal matrices ``u`` and ``v`` of the same shape, ``x.T @ v = 0``. Results are (d, r) unless
-said otherwise. A `ValueError` refuses what is no tall matrix, other shapes and unknown names. Map
-over subspaces with `jax.vmap`. No function forms a d × d projector. Random points and retractions
-are those of `jaxfed.manifolds.stiefel`: of a horizontal ``v`` they give the same subspace whichever
+
+A subspace is represented by any of its orthonormal bases ``x``, (d, r), and a tangent vector by
+the horizontal matrix ``v`` with ``x.T @ v = 0``. Every function works on one point; map over
+points with `jax.vmap`. No function forms a d × d projector. Random points and retractions are
+those of `jaxfed.manifolds.stiefel`: of a horizontal ``v`` they give the same subspace whichever
 basis represents it.
 
 References:
@@ -56,7 +56,17 @@ __all__ = [
 
 @full_precision
 def project(x: Matrix, g: Matrix) -> Frame:
-    """Orthogonal projection of a matrix (d, r) onto the horizontal space at ``x``: (I - xxᵀ) g.
+    """Orthogonal projection of ``g`` onto the horizontal space at ``x``: (I - xxᵀ) g.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        g: Any matrix of the same shape, for example a Euclidean gradient.
+
+    Returns:
+        The horizontal matrix nearest to ``g``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
 
     Source: Edelman et al. (1998), Section 2.5.
     """
@@ -65,7 +75,17 @@ def project(x: Matrix, g: Matrix) -> Frame:
 
 
 def transport(x_new: Matrix, g: Matrix) -> Frame:
-    """Vector transport by projection: the horizontal matrix at ``x_new`` nearest to ``g``.
+    """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
+
+    Args:
+        x_new: Basis of the subspace where the vector is wanted, (d, r).
+        g: Vector horizontal at another basis, (d, r).
+
+    Returns:
+        The horizontal matrix at ``x_new`` nearest to ``g``.
+
+    Raises:
+        ValueError: If ``x_new`` is not a tall matrix or ``g`` has another shape.
 
     Source: Absil, Mahony & Sepulchre (2008), Section 8.1.3.
     """
@@ -75,7 +95,18 @@ def transport(x_new: Matrix, g: Matrix) -> Frame:
 def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "polar") -> Frame:
     """Vector transport by the retraction's differential: how its end moves as ``v`` moves by ``u``.
 
-    Horizontal at ``retraction(x, v)``, with one of `RETRACTIONS`.
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        v: Step from it, horizontal, (d, r).
+        u: Vector to carry along, horizontal at ``x``, (d, r).
+        retraction: A key of `RETRACTIONS`.
+
+    Returns:
+        Vector horizontal at ``retraction(x, v)``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` or ``u`` has another shape, or there is no
+            retraction of that name.
 
     Source: Absil et al. (2008), Section 8.1.2.
     """
@@ -84,20 +115,51 @@ def transport_differential(x: Matrix, v: Matrix, u: Matrix, retraction: str = "p
 
 
 def inner(x: Matrix, u: Matrix, v: Matrix) -> Float[Array, ""]:
-    """Inner product of two horizontal vectors, tr uᵀv, which no turn of the basis changes."""
+    """Inner product of two horizontal vectors, tr uᵀv.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        u: Horizontal vector, (d, r).
+        v: Another one.
+
+    Returns:
+        The inner product, which no turn of the basis changes.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``u`` or ``v`` has another shape.
+    """
     _, u, v = frames(x=x, u=u, v=v)
     return jnp.sum(u * v)
 
 
 def norm(x: Matrix, v: Matrix) -> Float[Array, ""]:
-    """Length of a horizontal vector, a number whose derivative at zero is taken as 0."""
+    """Length of a horizontal vector.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        v: Horizontal vector, (d, r).
+
+    Returns:
+        Its length, whose derivative at zero is taken as 0.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
+    """
     return optax.safe_norm(frames(x=x, v=v)[1], 0.0)
 
 
 def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
-    """Horizontal vector of Frobenius norm one, in a uniformly random direction.
+    """Horizontal vector of length one, in a uniformly random direction.
 
-    The whole space, d = r, has none: a `ValueError`.
+    Args:
+        key: Random key.
+        x: Basis of the subspace, (d, r) with orthonormal columns, d > r.
+
+    Returns:
+        Vector horizontal at ``x``, of Frobenius norm one.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or square, or ``key`` is no random key.
     """
     key, x = checked_key("key", key), frame("x", x)
     if x.shape[0] == x.shape[1]:
@@ -107,7 +169,18 @@ def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
 
 
 def egrad2rgrad(x: Matrix, g: Matrix) -> Frame:
-    """Riemannian gradient from a Euclidean one of a function of subspaces, which is `project`."""
+    """Riemannian gradient from a Euclidean one, which is `project`.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        g: Euclidean gradient at ``x`` of a function of subspaces, (d, r).
+
+    Returns:
+        Horizontal vector whose inner product with every other one is the derivative along it.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
+    """
     return project(x, g)
 
 
@@ -115,8 +188,19 @@ def egrad2rgrad(x: Matrix, g: Matrix) -> Frame:
 def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
     """Riemannian Hessian along ``v``: (I - xxᵀ) h - v xᵀg.
 
-    With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``: the Euclidean gradient at ``x``
-    and its derivative along ``v``.
+    With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
+
+    Args:
+        x: Basis of the subspace, (d, r) with orthonormal columns.
+        g: Euclidean gradient at ``x``, (d, r).
+        h: Its derivative along ``v``, the Euclidean Hessian's product, (d, r).
+        v: Horizontal vector, (d, r).
+
+    Returns:
+        The horizontal vector that the Riemannian Hessian makes of ``v``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or another one has another shape.
 
     Source: Edelman et al. (1998), Section 2.5.4.
     """
@@ -133,11 +217,14 @@ def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"
     all digits, and a derivative that is finite everywhere.
 
     Args:
-        x: orthonormal basis, (d, r).
-        y: orthonormal basis, (d, s); s may differ from r.
+        x: Orthonormal basis, (d, r).
+        y: Orthonormal basis, (d, s); s may differ from r.
 
     Returns:
-        Angles in [0, π/2], smallest first, min(r, s) of them.
+        Angles in [0, π/2], smallest first, k = min(r, s).
+
+    Raises:
+        ValueError: If ``x`` or ``y`` is not a tall matrix or they differ in d.
 
     Source: Björck & Golub (1973), Numerical methods for computing angles between linear subspaces.
     """
@@ -155,11 +242,21 @@ def principal_angles(x: Matrix, y: Float[ArrayLike, "d s"]) -> Float[Array, " k"
 
 @full_precision
 def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
-    """Distance between two subspaces, whatever bases represent them: a number.
+    """Distance between two subspaces, whatever bases represent them.
 
     With principal angles θ: ``"chordal"`` is ‖sin θ‖ = ‖xxᵀ - yyᵀ‖_F / √2, ``"geodesic"`` is ‖θ‖,
-    and ``"procrustes"`` is 2‖sin(θ/2)‖, the least ‖x - y o‖_F over rotations o. Accurate near 0 as
-    well, where its derivative is taken as 0.
+    and ``"procrustes"`` is 2‖sin(θ/2)‖, the least ‖x - y o‖_F over rotations o.
+
+    Args:
+        x: Orthonormal basis, (d, r).
+        y: Orthonormal basis of the same shape.
+        kind: ``"chordal"``, ``"geodesic"`` or ``"procrustes"``.
+
+    Returns:
+        Distance, accurate near 0 as well, where its derivative is taken as 0.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
 
     Source: Edelman et al. (1998), Section 4.3.
     """

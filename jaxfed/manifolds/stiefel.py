@@ -1,17 +1,17 @@
 """The Stiefel manifold St(d, r): matrices of d rows with r orthonormal columns.
-In all functions ``x`` and ``y`` are points, (d, r) with orthonormal columns, ``u`` and ``v``
-tangent vectors at ``x``, of the same shape, and results are (d, r) unless said otherwise. The
-``metric`` is ``"euclidean"`` or ``"canonical"``. A `ValueError` refuses what is no tall matrix,
-other shapes and unknown names. Map over points with `jax.vmap`. No function forms a d × d matrix.
+
+Every function works on one point ``x`` with ``x.T @ x = I``, seen as a point of the Euclidean
+space of d × r matrices with the Frobenius inner product; map over points with `jax.vmap`. No
+function forms a d × d matrix.
 
 A *retraction* at ``x`` maps a tangent vector ``v`` to a point of the manifold that agrees with
 ``x + v`` to first order. The generalized retraction of Shi & Kontar (2024, Definition 5) also
 accepts a ``v`` that is not tangent, and keeps the column space of ``x + v``: `retract_polar` and
 `retract_qr` are such, `retract_cayley` is not.
 
-The Euclidean metric is that of the embedding space, the Frobenius inner product; the canonical one,
-of the quotient of the rotations, counts the turn xᵀv of a tangent vector half. What takes no metric
-goes by the first.
+Two *metrics* are in use: the ``"euclidean"`` one, of the embedding space, and the ``"canonical"``
+one, of the quotient of the rotations, which counts the turn xᵀv of a tangent vector half. What
+takes no metric goes by the first.
 
 References:
     Edelman, Arias & Smith (1998), The geometry of algorithms with orthogonality constraints.
@@ -66,9 +66,19 @@ __all__ = [
 
 @full_precision
 def project(x: Matrix, g: Matrix) -> Frame:
-    """Orthogonal projection of a matrix (d, r) onto the tangent space at ``x``: g - x sym(xᵀg).
+    """Orthogonal projection of ``g`` onto the tangent space at ``x``: g - x sym(xᵀg).
 
     Applied to a Euclidean gradient it gives the Riemannian one.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        g: Any matrix of the same shape.
+
+    Returns:
+        The tangent vector nearest to ``g``: ``x.T @ result`` is skew.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or ``g`` has another shape.
 
     Source: Shi & Kontar (2024), Section 5.2; Edelman et al. (1998), Section 2.2.
     """
@@ -81,6 +91,19 @@ def project(x: Matrix, g: Matrix) -> Frame:
 def inner(x: Matrix, u: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
     """Inner product of two tangent vectors: tr uᵀv, less tr uᵀx xᵀv / 2 by the canonical metric.
 
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        u: Tangent vector, (d, r).
+        v: Another one.
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        The inner product.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``u`` or ``v`` has another shape or the metric is
+            unknown.
+
     Source: Edelman et al. (1998), Sections 2.2.1 and 2.4.1.
     """
     x, u, v = frames(x=x, u=u, v=v)
@@ -92,7 +115,19 @@ def inner(x: Matrix, u: Matrix, v: Matrix, metric: str = "euclidean") -> Float[A
 
 @full_precision
 def norm(x: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
-    """Length of a tangent vector, a number whose derivative at zero is taken as 0."""
+    """Length of a tangent vector.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        v: Tangent vector, (d, r).
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Its length, whose derivative at zero is taken as 0.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``v`` has another shape or the metric is unknown.
+    """
     x, v = frames(x=x, v=v)
     check_name("metric", metric, METRICS)
     # From a sum of squares by either metric: a difference would cancel.
@@ -104,7 +139,16 @@ def norm(x: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
 def egrad2rgrad(x: Matrix, g: Matrix, metric: str = "euclidean") -> Frame:
     """Riemannian gradient from a Euclidean one: `project`, or g - x gᵀx by the canonical metric.
 
-    Its inner product with every other tangent vector is the function's derivative along that.
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        g: Euclidean gradient of a function at ``x``, (d, r).
+        metric: ``"euclidean"`` or ``"canonical"``.
+
+    Returns:
+        Tangent vector whose inner product with every other one is the derivative along it.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``g`` has another shape or the metric is unknown.
 
     Source: Edelman et al. (1998), Section 2.4.4.
     """
@@ -117,8 +161,19 @@ def egrad2rgrad(x: Matrix, g: Matrix, metric: str = "euclidean") -> Frame:
 def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
     """Riemannian Hessian along ``v`` by the Euclidean metric: P(h - v sym(xᵀg)).
 
-    With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``: the Euclidean gradient at ``x``
-    and its derivative along ``v``.
+    With a function f, ``g, h = jax.jvp(jax.grad(f), (x,), (v,))``.
+
+    Args:
+        x: Point, (d, r) with orthonormal columns.
+        g: Euclidean gradient at ``x``, (d, r).
+        h: Its derivative along ``v``, the Euclidean Hessian's product, (d, r).
+        v: Tangent vector, (d, r).
+
+    Returns:
+        The tangent vector that the Riemannian Hessian makes of ``v``.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or another one has another shape.
 
     Source: Absil, Mahony & Trumpf (2013), An extrinsic look at the Riemannian Hessian.
     """
@@ -128,7 +183,17 @@ def ehess2rhess(x: Matrix, g: Matrix, h: Matrix, v: Matrix) -> Frame:
 
 
 def transport(x_new: Matrix, g: Matrix) -> Frame:
-    """Vector transport by projection: the vector tangent at ``x_new`` nearest to ``g``.
+    """Vector transport by projection: carry ``g`` from elsewhere to the tangent space at ``x_new``.
+
+    Args:
+        x_new: Point where the vector is wanted, (d, r) with orthonormal columns.
+        g: Vector tangent at another point, (d, r).
+
+    Returns:
+        The vector of the tangent space at ``x_new`` nearest to ``g``.
+
+    Raises:
+        ValueError: If ``x_new`` is not a tall matrix or ``g`` has another shape.
 
     Source: Absil et al. (2008), Section 8.1.3.
     """
@@ -138,10 +203,21 @@ def transport(x_new: Matrix, g: Matrix) -> Frame:
 def random(
     key: Key[Array, ""], dim: int, rank: int, dtype: DTypeLike = float
 ) -> Float[Array, "dim rank"]:
-    """Point drawn from the uniform (Haar) distribution of the manifold, (dim, rank).
+    """Point drawn from the uniform (Haar) distribution of the manifold.
 
-    The Q factor of a Gaussian matrix is uniform once R has a positive diagonal. The type is JAX's
-    default when not given. A `ValueError` refuses ranks outside of 1 to ``dim`` and other keys.
+    The Q factor of a Gaussian matrix is uniform once R has a positive diagonal.
+
+    Args:
+        key: Random key.
+        dim: Number of rows d.
+        rank: Number of columns r, at most ``dim``.
+        dtype: Floating type; the default of JAX when not given.
+
+    Returns:
+        Matrix with orthonormal columns, (dim, rank).
+
+    Raises:
+        ValueError: If not 1 <= rank <= dim, or ``key`` is no random key.
 
     Source: Mezzadri (2007), How to generate random matrices from the classical compact groups.
     """
@@ -152,9 +228,17 @@ def random(
 
 
 def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
-    """Tangent vector of Frobenius norm one, in a uniformly random direction.
+    """Tangent vector of length one, in a uniformly random direction.
 
-    A single number has none: a `ValueError`.
+    Args:
+        key: Random key.
+        x: Point, (d, r) with orthonormal columns.
+
+    Returns:
+        Vector tangent at ``x``, of Frobenius norm one.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix or a single number, or ``key`` is no random key.
     """
     key, x = checked_key("key", key), frame("x", x)
     if x.shape[0] == 1:
@@ -169,13 +253,16 @@ def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     It tells apart two bases of the same subspace; `jaxfed.manifolds.grassmann.distance` does not.
 
     Args:
-        x: point.
-        y: point.
-        kind: ``"chordal"`` for ‖x - y‖_F, between 0 and 2√r; ``"euclidean"`` or ``"canonical"`` for
-            the length of the shortest geodesic by that metric, as far as `log` finds it, else NaN.
+        x: Point, (d, r) with orthonormal columns.
+        y: Point of the same shape.
+        kind: ``"chordal"`` for ‖x - y‖_F; ``"euclidean"`` or ``"canonical"`` for the length of the
+            shortest geodesic by that metric, as far as `log` finds it, else NaN.
 
     Returns:
-        A number. Its derivative at ``x = y`` is taken as 0.
+        Distance, the chordal one between 0 and 2√r. Its derivative at ``x = y`` is taken as 0.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, ``y`` has another shape or ``kind`` is unknown.
     """
     x, y = frames(x=x, y=y)
     check_name("kind", kind, ("chordal", *METRICS))
@@ -187,9 +274,15 @@ def is_on(x: Matrix, tolerance: float | None = None) -> Bool[Array, ""]:
     """Whether the columns of ``x`` are orthonormal: ‖xᵀx - I‖_F at most ``tolerance``.
 
     Args:
-        x: matrix, (d, r).
-        tolerance: largest accepted Frobenius norm, positive; when not given, r times 1e-12 in
-            double precision, 1e-5 in single, and four roundings in shorter ones.
+        x: Matrix, (d, r).
+        tolerance: Largest accepted Frobenius norm; when not given, r times 1e-12 in double
+            precision, 1e-5 in single, and four roundings in shorter ones.
+
+    Returns:
+        A boolean scalar.
+
+    Raises:
+        ValueError: If ``x`` is not a tall matrix, or ``tolerance`` is not positive.
     """
     x = frame("x", x)
     check_positive("tolerance", tolerance, optional=True, single=True)
