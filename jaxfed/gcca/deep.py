@@ -290,7 +290,16 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
 
         As the server would take it from the networks' scores: orthonormal, with columns of mean
         zero. Times the root of the number of entities it is of one scale for any number of them.
-        Arguments and errors are those of `outputs`.
+
+        Args:
+            local: the networks' arrays, `result.local`.
+            views: the same views of the same or other entities.
+
+        Returns:
+            The representation.
+
+        Raises:
+            ValueError: as `outputs` does.
         """
         return _closest(self.outputs(local, views).mean(0))
 

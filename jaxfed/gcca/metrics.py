@@ -153,10 +153,20 @@ def optimum(views: Clients, rank: int, *, ridge: float | Array = 0.0) -> Optimum
 def subspace_distance(
     shared: Float[Array, "entities rank"], other: Float[Array, "entities rank"]
 ) -> Float[Array, ""]:
-    """Sine of the largest angle between the spans of two orthonormal bases, from 0 to 1.
+    """Sine of the largest angle between the spans of two orthonormal bases.
 
     Of little use where the optimum has no clear gap after the first eigenvalues: the span can be
-    far off although the cost is nearly the least. A `ValueError` refuses different shapes.
+    far off although the cost is nearly the least.
+
+    Args:
+        shared: a common representation.
+        other: another, as that of `optimum`.
+
+    Returns:
+        The distance, from 0 to 1.
+
+    Raises:
+        ValueError: if the shapes differ.
 
     Source: Golub & Van Loan, Matrix Computations; Shrestha & Fu (2023), Section IV-B.
     """
@@ -221,9 +231,15 @@ def bits_per_variable(
 def alignment_accuracy(scores: Float[Array, "views entities rank"]) -> Float[Array, ""]:
     """How often an entity's nearest neighbour in another view is itself.
 
-    The share, over all entities and pairs of views `i < j`, of the entities of view i whose nearest
-    one in view j is the same entity, by each view's scores `X_j Q_j`. A `ValueError` refuses fewer
-    than two views.
+    Args:
+        scores: each view's representation of the same entities, `X_j Q_j`.
+
+    Returns:
+        The share, over all entities and pairs of views `i < j`, of the entities of view i whose
+        nearest one in view j is the same entity.
+
+    Raises:
+        ValueError: for fewer than two views.
 
     Source: Shrestha & Fu (2023), Section V-A5.
     """

@@ -58,9 +58,17 @@ class AdaptiveAutoencoder(Adaptive):
         optimizer: optax.GradientTransformation = MOMENTUM,
         **options: Any,
     ) -> Self:
-        """The variant in the authors' code, whose prior weight is 1/10 for all data.
+        """The variant in the authors' code.
 
-        Arguments and errors are those of the constructor, but for `preset`.
+        Args:
+            model: maps one sample to its reconstruction.
+            loss: the loss of a batch.
+            prior_weight: w; 1/10 in the authors' code, for all data.
+            optimizer: of the personal models.
+            options: those of `AdaptiveTraining` except `preset`.
+
+        Raises:
+            ValueError: as in `AdaptiveTraining`.
         """
         return cls(
             model,

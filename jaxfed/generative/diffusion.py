@@ -189,7 +189,14 @@ class AdaptiveDiffusion(Adaptive):
     ) -> Self:
         """The variant in the authors' code.
 
-        Arguments and errors are those of the constructor, but for `preset`.
+        Args:
+            model: maps one corrupted sample to the clean one.
+            corruption: of the samples.
+            global_step_size: of the clients' copies of the global model.
+            options: other options of `AdaptiveDiffusion` except `preset`.
+
+        Raises:
+            ValueError: as in `AdaptiveDiffusion`.
         """
         return cls(
             model, corruption, global_step_size=global_step_size, preset="published", **options

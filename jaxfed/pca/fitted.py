@@ -74,8 +74,16 @@ def transform(fitted: Fitted, samples: Tables, *, client: int | None = None) -> 
 def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = None) -> Found:
     """The samples with these scores, in the span of their client's components.
 
-    The inverse of `transform`, whose arguments and errors it shares: d in place of r for scores
-    `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        scores: as `transform` returns them: `(m, n, r)`, a list of `(n_i, r)`, or `(n, r)`.
+        client: the position of the client that all scores are of.
+
+    Returns:
+        Samples in the form of the scores, d in place of r.
+
+    Raises:
+        ValueError: as `transform`.
     """
     return _mapped("scores", lambda z, basis: z @ basis.T, fitted, scores, client, 1)
 
@@ -83,11 +91,19 @@ def inverse_transform(fitted: Fitted, scores: Tables, *, client: int | None = No
 def anomaly_score(fitted: Fitted, samples: Tables, *, client: int | None = None) -> Found:
     """How far samples are from their client's components: the squared distance to their span.
 
-    A number of at least 0 for each sample: `(m, n)`, a list of `(n_i,)`, or `(n,)`. Arguments and
-    errors are those of `transform`.
-
     Source: the Q statistic of Jackson & Mudholkar (1979), Control procedures for residuals
     associated with principal component analysis, Technometrics 21 (3).
+
+    Args:
+        fitted: a solution, its result, or what `jaxfed.load` read.
+        samples: `(m, n, d)`, a list of `(n_i, d)`, or with `client` one `(n, d)`.
+        client: the position of the client that all samples are of.
+
+    Returns:
+        A number of at least 0 for each sample: `(m, n)`, a list of `(n_i,)`, or `(n,)`.
+
+    Raises:
+        ValueError: as `transform`.
     """
 
     def distance(x, basis):
