@@ -284,6 +284,22 @@ def checked_labels(argument: str, given: object, length: int | None = None) -> n
     return labels
 
 
+def checked_weights(weights: Any, clients: int) -> np.ndarray:
+    """The clients' weights, of any scale, as numbers on the host.
+
+    Raises:
+        ValueError: if they are not one finite, non-negative number for each of so many clients.
+    """
+    wanted = f"{clients} numbers, one per client"
+    raw = host_array("weights", weights, wanted)
+    if not is_real(raw.dtype) or raw.shape != (clients,):
+        raise refuse("weights", wanted, weights)
+    raw = raw.astype(float)
+    if not np.isfinite(raw).all() or (raw < 0).any():
+        raise ValueError("weights: wanted finite, non-negative numbers, not all of them zero")
+    return raw
+
+
 def _has_axes(shape: tuple[int, ...], axes: list[str]) -> bool:
     if "..." in axes:
         axes = axes[1:]

@@ -5,14 +5,13 @@
 `jf.adjoint`.
 """
 
-from jaxfed.core.common.checks import check_count as check_count
-from jaxfed.core.common.checks import check_factor as check_factor
-from jaxfed.core.common.checks import check_flag as check_flag
-from jaxfed.core.common.checks import check_instance as check_instance
-from jaxfed.core.common.checks import check_name as check_name
-from jaxfed.core.common.checks import check_optimizer as check_optimizer
-from jaxfed.core.common.checks import check_positive as check_positive
-from jaxfed.core.common.checks import refuse as refuse
+from jaxfed._checks import check_count as check_count
+from jaxfed._checks import check_factor as check_factor
+from jaxfed._checks import check_flag as check_flag
+from jaxfed._checks import check_instance as check_instance
+from jaxfed._checks import check_name as check_name
+from jaxfed._checks import check_positive as check_positive
+from jaxfed._checks import refuse as refuse
 from jaxfed.core.contract.algorithm import Algorithm as Algorithm
 from jaxfed.core.contract.algorithm import ClientsLike as ClientsLike
 from jaxfed.core.contract.algorithm import Diagnostics as Diagnostics

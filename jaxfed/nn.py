@@ -30,9 +30,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
+from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.checks import checked_array
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_count, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import Adjoint, implicit
 from jaxfed.core.run.fit import fit

@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from jaxfed._checks import refuse
 from jaxfed._optional import require
 from jaxfed.cli._command import Command
 from jaxfed.cli._common import rounds
 from jaxfed.cli._options import option
-from jaxfed.core.common.checks import refuse
 from jaxfed.core.store.saved import load
 
 FILE = ".npy"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfed import gcca, generative, pca
-from jaxfed.core.common.checks import refuse
+from jaxfed._checks import refuse
 from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.algorithm import Algorithm
 

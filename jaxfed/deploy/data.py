@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, Samples
-from jaxfed.core.common.checks import check_count, refuse
 from jaxfed.core.contract.calls import alike
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jaxfed.core.common.checks import check_count, shown
+from jaxfed._checks import check_count, shown
 from jaxfed.deploy.messages import Packet, message_of, packet_of
 
 LOG = logging.getLogger("jaxfed.deploy")

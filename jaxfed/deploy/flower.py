@@ -18,9 +18,7 @@ from jaxtyping import Array, Key
 from jaxfed import _names
 from jaxfed import channel as channels
 from jaxfed import participation as participations
-from jaxfed._optional import require
-from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import (
+from jaxfed._checks import (
     check_callable,
     check_count,
     check_instance,
@@ -32,6 +30,8 @@ from jaxfed.core.common.checks import (
     is_whole,
     refuse,
 )
+from jaxfed._optional import require
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import EVERYBODY, LOSSLESS, check_loop, check_rounds
 from jaxfed.core.run.compiling import enable_compilation_cache

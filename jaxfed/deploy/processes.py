@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxfed import _names
-from jaxfed.core.common.checks import check_count, check_text
+from jaxfed._checks import check_count, check_text
 
 # What tells JAX of a cluster, and of processes that were started by hand.
 _NAMES = ("JAXFED_COORDINATOR", "JAXFED_PROCESSES", "JAXFED_PROCESS")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxfed.core.common.checks import check_flag
+from jaxfed._checks import check_flag
 from jaxfed.core.round import server
 from jaxfed.core.round.messages import Message
 from jaxfed.core.round.problem import ClientState, State, zeros_of

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from jaxfed import backend, participation
+from jaxfed._checks import check_count, checked_key, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_count, checked_key, refuse
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.round.problem import Problem
 from jaxfed.core.run.compiling import compiler_options

@@ -7,8 +7,8 @@ from typing import Any, final
 
 import numpy as np
 
+from jaxfed._checks import check_count, checked_dtype
 from jaxfed._versions import versions
-from jaxfed.core.common.checks import check_count, checked_dtype
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Costs, State
 from jaxfed.core.run import host_loop

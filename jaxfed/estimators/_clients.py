@@ -14,9 +14,9 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from jaxfed._checks import check_flag, check_whole
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_flag, check_whole
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_samples

@@ -12,7 +12,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxfed import gcca
-from jaxfed.core.common.checks import check_flag, check_list, check_whole
+from jaxfed._checks import check_flag, check_list, check_whole
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.fit import fit
 from jaxfed.estimators._arrays import checked

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import pca
-from jaxfed.core.common.checks import check_name
+from jaxfed._checks import check_name
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.estimators._clients import ClientPCA, Learned
 from jaxfed.linalg import Moment

@@ -24,7 +24,7 @@ from jaxfed.contract import (
     DifferentiatedThrough,
     check_count,
     check_factor,
-    check_optimizer,
+    check_instance,
     hyperparameter,
     without_batches,
 )
@@ -128,7 +128,8 @@ class DeepMaxVar(Algorithm, DifferentiatedThrough):
                 "network: wanted a function (features, *, mask, key) that makes a view's network, "
                 f"got {type(network).__name__}"
             )
-        check_optimizer("optimizer", optimizer)
+        wanted = "an optax.GradientTransformation"
+        check_instance("optimizer", optimizer, optax.GradientTransformation, wanted)
         check_count("rank", rank)
         check_count("inner_epochs", inner_epochs)
         if batch_size is not None:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxfed._checks import check_number, checked_array
 from jaxfed.contract import Personalized, check_count, check_factor, check_positive, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_number, checked_array
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
 from jaxfed.gcca.views import check_views, factorize

@@ -11,11 +11,11 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jaxtyping import Array, ArrayLike, Float, Int, Key
 
+from jaxfed._checks import check_list
 from jaxfed.contract import ClientsLike, Personalized, check_flag
 from jaxfed.core.clients.checks import check_tables, checked_array
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged, padded, widened
-from jaxfed.core.common.checks import check_list
 from jaxfed.linalg import matmul, svd, transposed_product
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.sparse import checked_rows

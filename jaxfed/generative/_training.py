@@ -11,6 +11,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from jaxfed._checks import host_array
 from jaxfed.contract import (
     Algorithm,
     DifferentiatedThrough,
@@ -20,7 +21,6 @@ from jaxfed.contract import (
     without_batches,
 )
 from jaxfed.core.clients.samples import Samples, at_least_single
-from jaxfed.core.common.checks import host_array
 from jaxfed.core.common.processes import finite, looked_at
 from jaxfed.core.common.shuffle import shuffled
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
-from jaxfed.core.common.checks import check_count
+from jaxfed._checks import check_count
 from jaxfed.generative._adaptive import Adaptive, adopt
 from jaxfed.generative._training import Training, parameters_of
 from jaxfed.generative.adaptive import AdaptiveTraining

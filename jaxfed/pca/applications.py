@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from jaxfed._checks import check_list, check_texts, checked_array
 from jaxfed._optional import require
 from jaxfed.contract import Personalized, check_count, check_instance
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_list, check_texts, checked_array
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.linalg import top_eigenvectors

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxfed._checks import shown
 from jaxfed.contract import Diagnostics, check_count, check_name, check_positive, hyperparameter
-from jaxfed.core.common.checks import shown
 from jaxfed.core.contract.reduction import Sum
 from jaxfed.linalg import orthonormalize
 from jaxfed.pca._consensus import (

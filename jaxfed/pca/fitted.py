@@ -18,10 +18,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxfed._checks import checked_array, is_list, is_whole
 from jaxfed.contract import Personalized, check_count, check_instance, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import checked_array, is_list, is_whole
 from jaxfed.core.run.solution import Solution
 from jaxfed.core.store.saved import Saved
 from jaxfed.linalg import Moment

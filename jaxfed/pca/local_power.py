@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxfed.core.common.checks import check_count, check_name
+from jaxfed._checks import check_count, check_name
 from jaxfed.core.contract.reduction import Gather, Sum
 from jaxfed.linalg import orthonormalize, polar
 from jaxfed.pca._consensus import Measured, Member, Server, residual_variance

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxfed._checks import check_callable, check_list, check_number, checked_key
 from jaxfed.contract import Algorithm, Personalized, check_count, check_name
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_callable, check_list, check_number, checked_key
 from jaxfed.core.run.fit import fit
 from jaxfed.linalg import Moment
 from jaxfed.metrics import misalignment, reconstruction_error

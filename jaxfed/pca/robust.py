@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from jaxfed.core.common.checks import check_count, check_positive, checked_array
+from jaxfed._checks import check_count, check_positive, checked_array
 
 Matrix = Float[Array, "rows columns"]
 

@@ -16,7 +16,7 @@ Source: the spiked covariance model's edge and eigenvalue correction, Donoho, Ga
 import jax
 import jax.numpy as jnp
 
-from jaxfed.core.common.checks import check_instance
+from jaxfed._checks import check_instance
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import change_within

@@ -13,10 +13,10 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Key
 
+from jaxfed._checks import check_list, checked_key
 from jaxfed.contract import Algorithm, check_count, check_instance
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import check_list, checked_key
 from jaxfed.core.run.fit import fit
 from jaxfed.metrics import projector_distance
 from jaxfed.pca.components import check_data

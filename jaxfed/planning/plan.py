@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxfed import backend, channel, participation
+from jaxfed._checks import check_count, check_instance, checked_dtype, refuse
 from jaxfed.core.backends.backend import AXIS, Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_count, check_instance, checked_dtype, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, checked_start, problem_of
 from jaxfed.core.run.compiling import compiler_options

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxfed._checks import refuse
 from jaxfed._optional import require
 from jaxfed.core.backends.backend import AXIS, Device
-from jaxfed.core.common.checks import refuse
 from jaxfed.core.run.compiling import GPU_OPTIONS
 
 GIB = 2**30

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import ArrayLike, Float, Real
 
-from jaxfed.core.common.checks import refuse
+from jaxfed._checks import refuse
 from jaxfed.plot import _figure
 
 MOST_NUMBERS = 144  # in tables with more cells, no numbers are written

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import ArrayLike, Real, Shaped
 
-from jaxfed.core.common.checks import checked_labels, host_array, refuse
+from jaxfed._checks import checked_labels, host_array, refuse
 from jaxfed.pca import embed_clients
 from jaxfed.plot import _figure
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import ArrayLike, Real
 
+from jaxfed._checks import check_name, check_number, refuse
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_name, check_number, refuse
 from jaxfed.plot import _figure
 
 

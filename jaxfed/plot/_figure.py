@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfed._checks import check_count, check_texts, host_array, is_real, refuse
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, check_texts, host_array, is_real, refuse
 
 SIGNED = "RdBu_r"  # for values of both signs: zero is white
 INK = "gray_r"  # for values from zero up

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxfed._checks import check_instance, check_list, check_name, check_texts
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_instance, check_list, check_name, check_texts
 from jaxfed.plot import _figure
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import ArrayLike, Real
 
+from jaxfed._checks import check_count, refuse
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, refuse
 from jaxfed.plot import _figure
 
 _SIZE = 0.75  # width of an image of a component, in inches

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import ArrayLike, Real
 
-from jaxfed.core.common.checks import check_count
+from jaxfed._checks import check_count
 from jaxfed.plot import _figure
 
 _SIZE, _LETTER = 0.5, 0.062  # inches: longer side of an image, width of a letter

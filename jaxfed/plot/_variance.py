@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import ArrayLike, Real
 
-from jaxfed.core.common.checks import check_count, check_number, refuse
+from jaxfed._checks import check_count, check_number, refuse
 from jaxfed.metrics import EnergyShares
 from jaxfed.plot import _figure
 

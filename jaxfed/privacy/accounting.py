@@ -12,8 +12,8 @@ from jax.core import Tracer
 from jaxtyping import Float
 from scipy.stats import norm
 
+from jaxfed._checks import check_count, check_name, check_number, check_positive, shown
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, check_name, check_number, check_positive, shown
 from jaxfed.core.run.solution import Solution, Status
 from jaxfed.core.wire.release import Release
 

@@ -35,9 +35,7 @@ import scipy.sparse.linalg
 from jaxtyping import Array, Float, Key
 
 from jaxfed import channel
-from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
-from jaxfed.core.common.checks import (
+from jaxfed._checks import (
     check_positive,
     check_whole,
     checked_table,
@@ -45,6 +43,8 @@ from jaxfed.core.common.checks import (
     is_real,
     refuse,
 )
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.wire.wire import Wire
 from jaxfed.linalg import Moment

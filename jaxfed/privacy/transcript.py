@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
 from jaxfed import backend, channel
+from jaxfed._checks import check_whole, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_whole, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.reduction import plain
 from jaxfed.core.round.client import first_message

@@ -13,8 +13,8 @@ from typing import Any
 from jaxtyping import Array, Shaped
 
 from jaxfed import _names
+from jaxfed._checks import check_number, checked_path, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_number, checked_path, refuse
 from jaxfed.core.common.files import replacing
 from jaxfed.core.run.solution import Solution
 from jaxfed.pca.ranks import RankTable

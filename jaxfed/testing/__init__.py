@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxfed import _names
+from jaxfed._checks import check_factor, check_flag, check_whole
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_factor, check_flag, check_whole
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.wire import Wire

@@ -9,9 +9,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from jaxfed._checks import check_instance, check_name, is_list, is_whole, refuse, shown
 from jaxfed.core.backends.backend import AXIS, Backend, Device, Work
 from jaxfed.core.backends.one_device import vmap
-from jaxfed.core.common.checks import check_instance, check_name, is_list, is_whole, refuse, shown
 from jaxfed.core.common.meshes import automatic
 from jaxfed.core.contract.reduction import over_devices
 

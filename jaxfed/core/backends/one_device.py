@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, PyTree
 
+from jaxfed._checks import check_whole
 from jaxfed.core.backends.backend import Backend, Work, length, pair
 from jaxfed.core.common.buckets import split, unlike
-from jaxfed.core.common.checks import check_whole
 from jaxfed.core.contract.reduction import (
     Reduction,
     combined,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import final
 
+from jaxfed._checks import refuse
 from jaxfed.core.clients.layout import InMemory, OfOneProcess
 from jaxfed.core.common.buckets import Buckets, take
-from jaxfed.core.common.checks import refuse
 
 
 @final

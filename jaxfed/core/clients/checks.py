@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from jaxfed.core.common.checks import checked_weights, host_array, is_real, is_whole, refuse
+from jaxfed._checks import checked_weights, host_array, is_real, is_whole, refuse
 from jaxfed.core.common.meshes import automatic, is_explicit
 from jaxfed.core.common.processes import is_here
 

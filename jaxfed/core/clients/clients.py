@@ -10,6 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from jaxfed._checks import (
+    check_count,
+    check_instance,
+    check_number,
+    checked_path,
+    is_list,
+    refuse,
+    shown,
+)
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.devices import shard
 from jaxfed.core.clients.bucketed import Bucketed
@@ -28,15 +37,6 @@ from jaxfed.core.clients.samples import Samples, at_least_single, in_buckets
 from jaxfed.core.clients.source import FromSource, Reader, Source, sizes_of
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
-from jaxfed.core.common.checks import (
-    check_count,
-    check_instance,
-    check_number,
-    checked_path,
-    is_list,
-    refuse,
-    shown,
-)
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import watched
 from jaxfed.linalg import Moment

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxfed._checks import host_array, refuse, shown
 from jaxfed.core.clients.layout import OfOneProcess
 from jaxfed.core.clients.mapped import (
     aligned,
@@ -28,7 +29,6 @@ from jaxfed.core.clients.mapped import (
 )
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.buckets import Buckets, grouped
-from jaxfed.core.common.checks import host_array, refuse, shown
 
 
 class Block(NamedTuple):

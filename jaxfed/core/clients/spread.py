@@ -16,8 +16,8 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from jaxfed._checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.clients.layout import InMemory, check_leading
-from jaxfed.core.common.checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.common.processes import attempted, exchanged, is_here
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxfed.core.common.checks import shown
+from jaxfed._checks import shown
 from jaxfed.core.common.processes import is_here
 
 

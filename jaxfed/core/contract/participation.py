@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
-from jaxfed.core.common.checks import check_whole, host_array, refuse
+from jaxfed._checks import check_whole, host_array, refuse
 
 
 class Participation(eqx.Module):

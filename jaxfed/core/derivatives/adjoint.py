@@ -3,8 +3,8 @@
 import equinox as eqx
 import jax
 
+from jaxfed._checks import check_count, check_flag, check_instance, check_positive
 from jaxfed._optional import require
-from jaxfed.core.common.checks import check_count, check_flag, check_instance, check_positive
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.derivatives.implicit import Report, differentiable

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.common.checks import check_count, check_flag
+from jaxfed._checks import check_count, check_flag
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round.problem import Problem, blank
 from jaxfed.core.run.loop import Options, forward, solve

@@ -9,11 +9,7 @@ import jax
 from jax.core import Tracer
 from jaxtyping import Array, Key, PyTree, UInt32
 
-from jaxfed.core.backends import backend
-from jaxfed.core.backends.one_device import vmap
-from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.buckets import each_first
-from jaxfed.core.common.checks import (
+from jaxfed._checks import (
     LARGEST,
     check_callable,
     check_count,
@@ -25,6 +21,10 @@ from jaxfed.core.common.checks import (
     is_whole,
     refuse,
 )
+from jaxfed.core.backends import backend
+from jaxfed.core.backends.one_device import vmap
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.common.buckets import each_first
 from jaxfed.core.common.meshes import is_explicit
 from jaxfed.core.common.processes import exchanged, is_traced, spans
 from jaxfed.core.contract import calls as contract

@@ -7,7 +7,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxfed.core.common.checks import check_count, check_factor, check_text
+from jaxfed._checks import check_count, check_factor, check_text
 from jaxfed.core.round.problem import State
 from jaxfed.core.run.solution import Solution
 

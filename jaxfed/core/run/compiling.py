@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxfed._checks import checked_path
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Ragged
-from jaxfed.core.common.checks import checked_path
 from jaxfed.core.contract.algorithm import Algorithm
 
 # Only jaxlib 0.10 has two sorts of emitters; later versions refuse the option.

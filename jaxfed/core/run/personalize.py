@@ -5,9 +5,9 @@ import re
 import jax
 from jaxtyping import Array, Key
 
+from jaxfed._checks import LARGEST, check_instance, is_whole, refuse
 from jaxfed.core.backends import backend
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import LARGEST, check_instance, is_whole, refuse
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.arguments import LOSSLESS, VMAP, problem_of
 from jaxfed.core.run.new_clients import ROUNDS, local_models

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
+from jaxfed._checks import refuse
 from jaxfed._versions import versions
-from jaxfed.core.common.checks import refuse
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.remarks import HasRemarks, still_falling

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxfed._checks import check_count, checked_path
 from jaxfed._names import caller
-from jaxfed.core.common.checks import check_count, checked_path
 from jaxfed.core.common.files import reason
 from jaxfed.core.common.processes import exchanged, spans
 from jaxfed.core.store.arrays import Content, named, rebuilt

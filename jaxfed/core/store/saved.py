@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxfed.core.common.checks import check_count, check_instance, checked_path
+from jaxfed._checks import check_count, check_instance, checked_path
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store import arrays as files

@@ -15,11 +15,7 @@ from jax.experimental import multihost_utils
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Shaped
 
-from jaxfed._optional import require
-from jaxfed._versions import versions
-from jaxfed.core.backends.backend import Backend
-from jaxfed.core.backends.one_device import vmap
-from jaxfed.core.common.checks import (
+from jaxfed._checks import (
     check_callable,
     check_count,
     check_flag,
@@ -31,6 +27,10 @@ from jaxfed.core.common.checks import (
     refuse,
     shown,
 )
+from jaxfed._optional import require
+from jaxfed._versions import versions
+from jaxfed.core.backends.backend import Backend
+from jaxfed.core.backends.one_device import vmap
 from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted, on_host, spans, watched
 from jaxfed.core.store.grid import Block, Store

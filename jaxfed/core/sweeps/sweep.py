@@ -12,10 +12,10 @@ from jax.core import Tracer
 from jax.tree_util import Partial
 from jaxtyping import Array, Key, PyTree
 
+from jaxfed._checks import check_count, check_list, is_list, refuse
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.backends.one_device import chunked
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import check_count, check_list, is_list, refuse
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.arguments import check_passed_on, check_rounds
 from jaxfed.core.run.rollout import rollout

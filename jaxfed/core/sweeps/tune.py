@@ -10,17 +10,16 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key
 
-from jaxfed._optional import require
-from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.checks import (
+from jaxfed._checks import (
     check_callable,
     check_count,
     check_flag,
     check_instance,
-    check_optimizer,
     check_texts,
     refuse,
 )
+from jaxfed._optional import require
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.derivatives.adjoint import implicit
 from jaxfed.core.derivatives.implicit import Report
@@ -103,7 +102,8 @@ def tune(
     check_instance("algorithm", algorithm, Algorithm, "a jaxfed algorithm")
     check_instance("clients", clients, Clients, "jaxfed.Clients")
     check_callable("held_out", held_out, "a function of the result")
-    check_optimizer("optimizer", optimizer)
+    wanted = "an optax.GradientTransformation"
+    check_instance("optimizer", optimizer, optax.GradientTransformation, wanted)
     start = _logarithms(algorithm, names)
     check_count("steps", steps)
     if patience is not None:

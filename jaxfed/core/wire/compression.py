@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.common.checks import checked_dtype, refuse
+from jaxfed._checks import checked_dtype, refuse
 from jaxfed.core.wire.channel import Channel, Delimited, Variable
 from jaxfed.core.wire.compressor import (
     Compressor,

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxfed.core.common.checks import refuse
+from jaxfed._checks import refuse
 from jaxfed.core.common.returned import check_alike, check_arrays
 from jaxfed.core.wire import calls
 from jaxfed.core.wire.channel import Channel, straight_through

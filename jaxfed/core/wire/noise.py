@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.common.checks import check_count, check_positive
+from jaxfed._checks import check_count, check_positive
 from jaxfed.core.contract.reduction import is_linear
 from jaxfed.core.wire.channel import Channel
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key, UInt8, UInt32
 
-from jaxfed.core.common.checks import check_name, check_number, check_whole, is_whole, refuse, shown
+from jaxfed._checks import check_name, check_number, check_whole, is_whole, refuse, shown
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.compressor import Compressor, Payload
 from jaxfed.core.wire.entropy import Stream, decode_symbols, encode_symbols

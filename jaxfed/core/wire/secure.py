@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 
-from jaxfed.core.common.checks import check_count, check_positive, is_whole, refuse
+from jaxfed._checks import check_count, check_positive, is_whole, refuse
 from jaxfed.core.contract.reduction import Additive, each, is_linear, wrapped
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
 from jaxfed.core.wire.compressor import Payload

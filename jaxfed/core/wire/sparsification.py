@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from jaxfed.core.common.checks import check_flag, check_number
+from jaxfed._checks import check_flag, check_number
 from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.compressor import Compressor, Payload
 from jaxfed.core.wire.quantization import quantize

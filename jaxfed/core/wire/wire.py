@@ -2,7 +2,7 @@
 
 import equinox as eqx
 
-from jaxfed.core.common.checks import check_instance, refuse
+from jaxfed._checks import check_instance, refuse
 from jaxfed.core.wire.channel import Channel
 
 
