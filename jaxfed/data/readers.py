@@ -111,7 +111,7 @@ def read_arrays(
         ValueError: if a file is malformed or clients have different features.
     """
     path = checked_source("path", path, max_bytes)
-    check_texts("names", names or ())
+    check_texts("names", () if names is None else names)
     if not path.is_dir():
         entries = load_numpy(existing(path), names, max_bytes)
         if len(entries) == 1:

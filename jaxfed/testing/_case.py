@@ -89,7 +89,7 @@ class Case:
 
         return jax.eval_shape(run, algorithm, clients, self.key)
 
-    def says(self, solution: Solution) -> tuple[PyTree, Array]:
+    def says(self, solution: Solution) -> tuple[PyTree, Array | np.ndarray]:
         """The parts of a run to compare: the essence of its result, and the objective."""
         return self.essence(solution.result), solution.history["objective"]
 

@@ -75,8 +75,8 @@ def client_step(
 @jax.jit
 def server_step(
     algorithm: Algorithm, key: Key[Array, ""], server: PyTree, uplink: PyTree
-) -> tuple[PyTree, Diagnostics]:
-    """The server's step.
+) -> tuple[PyTree, Mapping[str, Array]]:
+    """The server's step. Recorders of messages add arrays to its diagnostics.
 
     Raises:
         ValueError: for a wrong number of results, diagnostics that are not by name, or a state of

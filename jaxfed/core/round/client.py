@@ -77,9 +77,18 @@ def round_shapes(
     problem: Problem, broadcast: Broadcast, local: PyTree, data: PyTree
 ) -> RoundShapes:
     """Shapes of the client's message in a round, without computing it."""
-    algorithm = problem.algorithm.at_round(broadcast.round)
+
+    def of_round(algorithm, number, *arguments):
+        return calls.client_step(algorithm.at_round(number), *arguments)
+
     step = jax.eval_shape(
-        calls.client_step, algorithm, problem.key, broadcast.downlink, local, data
+        of_round,
+        problem.algorithm,
+        broadcast.round,
+        problem.key,
+        broadcast.downlink,
+        local,
+        data,
     )
     return RoundShapes(reduction.wrapped(step[0]), step[2]["objective"])
 

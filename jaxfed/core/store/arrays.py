@@ -104,7 +104,10 @@ def read(path: Path, kind: str) -> Content:
         raise ValueError("wanted a regular file")
     with path.open("rb") as file:
         try:
-            with np.load(file, allow_pickle=False) as stored:
+            stored = np.load(file, allow_pickle=False)
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise ValueError("not a file of several arrays")
+            with stored:
                 return _content(stored, path.stat().st_size, kind)
         except Exception as error:  # damaged files end in exceptions of every kind
             raise ValueError(str(error)) from error
