@@ -80,7 +80,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     # --- scikit-learn's methods --------------------------------------------------------------
 
     @final
-    def fit(self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None) -> Self:
+    def fit(self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None) -> Self:
         """Learn components.
 
         Args:
@@ -164,7 +164,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @final
     def fit_transform(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None
+        self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None
     ) -> Table:
         """`fit`, and the scores of the same samples."""
         return self.fit(X, y, groups).transform(X, groups)
@@ -231,7 +231,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return found
 
     @final
-    def score(self, X: ArrayOrFrame, y: None = None, groups: ArrayOrFrame | None = None) -> float:
+    def score(self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None) -> float:
         """The mean of `score_samples`, for a search over ranks to maximize.
 
         The reconstruction error is no criterion: it decreases with every component.

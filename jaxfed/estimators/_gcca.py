@@ -58,7 +58,7 @@ class FederatedGCCA(BaseEstimator):
         self.n_components, self.ridge, self.solver = n_components, ridge, solver
         self.rounds, self.center, self.random_state = rounds, center, random_state
 
-    def fit(self, views: Sequence[ArrayLike], y: None = None) -> Self:
+    def fit(self, views: Sequence[ArrayLike], y: object = None) -> Self:
         """Learn maps.
 
         Args:
@@ -114,12 +114,12 @@ class FederatedGCCA(BaseEstimator):
         return [np.asarray(x) for x in gcca.transform(result, self._views(tables))]
 
     def fit_transform(
-        self, views: Sequence[ArrayLike], y: None = None
+        self, views: Sequence[ArrayLike], y: object = None
     ) -> list[Float[np.ndarray, "n r"]]:
         """`fit`, and the scores of the same views."""
         return self.fit(views, y).transform(views)
 
-    def score(self, views: Sequence[ArrayLike], y: None = None) -> float:
+    def score(self, views: Sequence[ArrayLike], y: object = None) -> float:
         """Mean correlation of two views' scores, over all pairs of views and components."""
         scores = np.stack(self.transform(views))
         scores = scores - scores.mean(axis=1, keepdims=True)

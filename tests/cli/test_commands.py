@@ -149,7 +149,7 @@ def test_a_killed_sweep_ends_where_the_uninterrupted_one_does(tmp_path, capsys):
 
     # Not with other points, another model or other data.
     assert main([*options, "3.0", "--out", str(out)]) == 2
-    assert "belongs to another grid: axes was" in capsys.readouterr().err
+    assert "belongs to another grid: axes" in capsys.readouterr().err
     assert main([*options, "--rounds", "4", "--out", str(out)]) == 2
     assert "belongs to another grid: computation differs" in capsys.readouterr().err
 

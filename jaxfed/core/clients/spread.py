@@ -64,7 +64,7 @@ class Spread(InMemory):
         return Rows(self.blocks, self.length // len(self.blocks))
 
     def take(self, indices):
-        raise refuse("clients", "those of one process, for take()", self.blocks)
+        raise refuse("take", "clients of one process", f"those of {len(self.blocks)} devices")
 
     @property
     def numbers(self):
