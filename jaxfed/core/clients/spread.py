@@ -64,7 +64,7 @@ class Spread(InMemory):
         return Rows(self.blocks, self.length // len(self.blocks))
 
     def take(self, indices):
-        raise refuse("take", "clients of one process", f"those of {len(self.blocks)} devices")
+        raise ValueError("take: wanted clients of one process, got those of several")
 
     @property
     def numbers(self):

@@ -117,9 +117,14 @@ class Solution(eqx.Module):
         (status,) = [name for name in saved.STATUSES if self.status == getattr(Status, name)]
         history = {name: np.asarray(values) for name, values in self.history.items()}
         return saved.Saved(
-            self.result, history, int(self.rounds), status, repr(self.algorithm),
-            len(self.failure.clients), versions(),
-        )  # fmt: skip
+            self.result,
+            history,
+            int(self.rounds),
+            status,
+            repr(self.algorithm),
+            len(self.failure.clients),
+            versions(),
+        )
 
     @property
     def _is_one(self) -> bool:
