@@ -398,13 +398,24 @@ REFUSED = [
 # A run of each compiles for seconds: where tests compile several runs of every algorithm, these are
 # slow. At least one algorithm of each family is not among them.
 LONG = {
-    jf.pca.OneShot, jf.pca.Pooled, jf.pca.SubspaceIteration,
-    jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.pca.EmpiricalBayesPCA, jf.pca.VarProPerPCA,
-    jf.pca.LocalProbabilisticPCA, jf.pca.GlobalProbabilisticPCA, jf.pca.FAPS, jf.pca.LocalPower,
+    jf.pca.OneShot,
+    jf.pca.Pooled,
+    jf.pca.SubspaceIteration,
+    jf.pca.HierarchicalPCA,
+    jf.pca.AdaptivePCA,
+    jf.pca.EmpiricalBayesPCA,
+    jf.pca.VarProPerPCA,
+    jf.pca.LocalProbabilisticPCA,
+    jf.pca.GlobalProbabilisticPCA,
+    jf.pca.FAPS,
+    jf.pca.LocalPower,
     jf.pca.BlockLanczos,
-    jf.gcca.MaxVar, jf.gcca.DeepMaxVar, jf.generative.AdaptiveTraining,
-    jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
-}  # fmt: skip
+    jf.gcca.MaxVar,
+    jf.gcca.DeepMaxVar,
+    jf.generative.AdaptiveTraining,
+    jf.generative.AdaptiveAutoencoder,
+    jf.generative.AdaptiveDiffusion,
+}
 
 
 # The first of each algorithm, the most usual settings.
@@ -564,25 +575,41 @@ class Family(NamedTuple):
 
 FAMILIES = {
     jf.pca: Family(
-        draw_samples, check_components, spans, unexplained,
-        narrow_samples, r"rank.* do not fit into 1 features",
+        draw_samples,
+        check_components,
+        spans,
+        unexplained,
+        narrow_samples,
+        r"rank.* do not fit into 1 features",
     ),
     jf.gcca: Family(
-        draw_views, check_scores, spans, unaligned,
-        narrow_views, r"rank: 2 .* do not fit 1 entities", more_features,
+        draw_views,
+        check_scores,
+        spans,
+        unaligned,
+        narrow_views,
+        r"rank: 2 .* do not fit 1 entities",
+        more_features,
     ),
     jf.generative: Family(
-        draw_samples, check_networks, lambda result: result, missed_by_networks,
-        narrow_samples, r"loss: it fails for this model", rounds=ROUNDS_OF_TRAINING,
+        draw_samples,
+        check_networks,
+        lambda result: result,
+        missed_by_networks,
+        narrow_samples,
+        r"loss: it fails for this model",
+        rounds=ROUNDS_OF_TRAINING,
     ),
-}  # fmt: skip
+}
 # What learns something else than the others of its package.
 OTHERS = {
     jf.gcca.DeepMaxVar: FAMILIES[jf.gcca]._replace(
-        check=check_networks_of_views, essence=lambda result: (spans(result.shared), result.local),
-        loss=energy_of_outputs, rounds=ROUNDS_OF_TRAINING,
+        check=check_networks_of_views,
+        essence=lambda result: (spans(result.shared), result.local),
+        loss=energy_of_outputs,
+        rounds=ROUNDS_OF_TRAINING,
     ),
-}  # fmt: skip
+}
 
 
 def family(algorithm):

@@ -85,10 +85,17 @@ def run_checks(name, checks):
     with jax.enable_x64(True):
         others = kind.draw(1)
         report = check_algorithm(
-            algorithm, kind.draw(), checks=checks, rounds=kind.rounds, essence=kind.essence,
+            algorithm,
+            kind.draw(),
+            checks=checks,
+            rounds=kind.rounds,
+            essence=kind.essence,
             loss=lambda result: kind.loss(algorithm, result, others.data.values),
-            constraint=lambda result: kind.check(algorithm, result), others=others, wider=wider,
-            pad=kind.pad, deterministic=True,
+            constraint=lambda result: kind.check(algorithm, result),
+            others=others,
+            wider=wider,
+            pad=kind.pad,
+            deterministic=True,
             channels={
                 "difference(quantize(3))": jf.channel.difference(jf.channel.quantize(3)),
                 **{name: Lossy(jnp.asarray(i)) for i, name in enumerate(LOSSY)},
@@ -96,7 +103,7 @@ def run_checks(name, checks):
             backends={
                 "chunks on devices": jf.backend.shard(2, inner=jf.backend.chunked(2)),
             },
-        )  # fmt: skip
+        )
     assert set(report.checked) | report.skipped.keys() >= set(checks)
     return report
 

@@ -144,11 +144,14 @@ def test_variable_projection_at_every_scale(scale, key):
     rows = rng.normal(size=(CLIENTS, 30, FEATURES)) * [3, 2.5, 2, 1.5, 0.6]
     last = [
         jf.fit(
-            ALGORITHMS["VarProPerPCA"], jf.Clients.from_samples(np.float32(factor * rows)),
-            rounds=300, key=key,
-        ).history["objective"][-1] / factor**2
+            ALGORITHMS["VarProPerPCA"],
+            jf.Clients.from_samples(np.float32(factor * rows)),
+            rounds=300,
+            key=key,
+        ).history["objective"][-1]
+        / factor**2
         for factor in (1.0, scale)
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(last[1], last[0], rtol=1e-3)
 
 
@@ -258,18 +261,25 @@ def test_implicit_derivatives_are_finite_or_refused(name, key):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)) * [3, 2, 1, 0.5, 0.2]
     kinds = {
-        "plain": rows, "tiny": 1e-12 * rows, "huge": 1e12 * rows, "zero": 0 * rows,
+        "plain": rows,
+        "tiny": 1e-12 * rows,
+        "huge": 1e12 * rows,
+        "zero": 0 * rows,
         "rank one": rows[..., :1] @ rng.normal(size=(1, FEATURES)),
-        "the same": rows[:1].repeat(CLIENTS, 0), "constant": rows[:, :1].repeat(SAMPLES, 1),
-    }  # fmt: skip
+        "the same": rows[:1].repeat(CLIENTS, 0),
+        "constant": rows[:, :1].repeat(SAMPLES, 1),
+    }
 
     @jax.jit
     @jax.grad
     def slope(values):
         run = jf.rollout(
-            algorithm, jf.Clients.from_samples(values), rounds=200, key=key,
+            algorithm,
+            jf.Clients.from_samples(values),
+            rounds=200,
+            key=key,
             adjoint=jf.adjoint.implicit(),
-        )  # fmt: skip
+        )
         return jnp.sum(run.result.shared @ run.result.shared.T * jnp.arange(1.0, FEATURES + 1))
 
     for kind, values in kinds.items():

@@ -53,10 +53,12 @@ SYMMETRIC = np.stack([np.eye(FEATURES, dtype=np.float32)] * CLIENTS)
 DATA = {
     "no clients": (lambda: jf.Clients.from_samples([]), "arrays: at least one client is needed"),
     "no clients in a block": (
-        lambda: jf.Clients.from_samples(np.zeros((0, 3, 4), "f")), "arrays: no axis may be empty"
+        lambda: jf.Clients.from_samples(np.zeros((0, 3, 4), "f")),
+        "arrays: no axis may be empty",
     ),
     "no samples in a block": (
-        lambda: jf.Clients.from_samples(np.zeros((3, 0, 4), "f")), "arrays: no axis may be empty"
+        lambda: jf.Clients.from_samples(np.zeros((3, 0, 4), "f")),
+        "arrays: no axis may be empty",
     ),
     "a client without samples": (
         lambda: mixed(np.zeros((0, FEATURES), "f")),
@@ -67,7 +69,8 @@ DATA = {
         r"arrays\[0\]: at least one feature is needed",
     ),
     "other features": (
-        lambda: mixed(ONE, ONE[:, :3]), r"arrays\[2\]: has 3 features where arrays\[0\] has 4"
+        lambda: mixed(ONE, ONE[:, :3]),
+        r"arrays\[2\]: has 3 features where arrays\[0\] has 4",
     ),
     "NaN": (
         lambda: jf.Clients.from_samples(block(put={(1, 2, 3): NAN})),
@@ -86,13 +89,16 @@ DATA = {
         r"arrays: wanted real floating point numbers .*got int64; convert",
     ),
     "integers of one client": (
-        lambda: mixed(np.ones((3, FEATURES), np.int32)), r"arrays\[1\]: wanted real.*got int32"
+        lambda: mixed(np.ones((3, FEATURES), np.int32)),
+        r"arrays\[1\]: wanted real.*got int32",
     ),
     "booleans": (
-        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), bool)), "arrays: wanted real.*got bool"
+        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), bool)),
+        "arrays: wanted real.*got bool",
     ),
     "complex": (
-        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), complex)), "arrays: wanted.*complex128"
+        lambda: jf.Clients.from_samples(np.ones((2, 3, 4), complex)),
+        "arrays: wanted.*complex128",
     ),
     "half precision": (
         lambda: jf.Clients.from_samples(np.ones((2, 3, 4), np.float16)),
@@ -104,46 +110,57 @@ DATA = {
     ),
     "text": (lambda: mixed(np.full((2, FEATURES), "a")), r"arrays\[1\]: wanted real"),
     "one client's array": (
-        lambda: jf.Clients.from_samples(ONE), r"arrays: wanted a list.*of shape \(6, 4\)"
+        lambda: jf.Clients.from_samples(ONE),
+        r"arrays: wanted a list.*of shape \(6, 4\)",
     ),
     "vectors": (lambda: mixed(ONE[0]), r"arrays\[1\]: wanted shape \(samples, features\)"),
     "not a list": (lambda: jf.Clients.from_samples({"a": ONE}), "arrays: wanted a list.*'a'"),
     "weights by another name": (
-        lambda: jf.Clients.from_samples(block(), weights="size"), "weights: wanted 'equal', 'samp"
+        lambda: jf.Clients.from_samples(block(), weights="size"),
+        "weights: wanted 'equal', 'samp",
     ),
     "too few weights": (
-        lambda: jf.Clients.from_samples(block(), weights=[1, 2]), "weights: wanted 3 numbers"
+        lambda: jf.Clients.from_samples(block(), weights=[1, 2]),
+        "weights: wanted 3 numbers",
     ),
     "negative weights": (
-        lambda: jf.Clients.from_samples(block(), weights=[1, 2, -1]), "weights: .*non-negative"
+        lambda: jf.Clients.from_samples(block(), weights=[1, 2, -1]),
+        "weights: .*non-negative",
     ),
     "no weight": (lambda: jf.Clients.from_samples(block(), weights=[0, 0, 0]), "weights: .*zero"),
     "NaN as a weight": (
-        lambda: jf.Clients.from_samples(block(), weights=[1, NAN, 1]), "weights: wanted finite"
+        lambda: jf.Clients.from_samples(block(), weights=[1, NAN, 1]),
+        "weights: wanted finite",
     ),
     "matrices that are not square": (
-        lambda: jf.Clients.from_moments(block()), r"matrices: wanted shape .*got \(3, 6, 4\)"
+        lambda: jf.Clients.from_moments(block()),
+        r"matrices: wanted shape .*got \(3, 6, 4\)",
     ),
     "matrices that are not symmetric": (
         lambda: jf.Clients.from_moments(SYMMETRIC + np.triu(SYMMETRIC + 1, 1)),
         "matrices: a second moment is symmetric",
     ),
     "NaN in a matrix": (
-        lambda: jf.Clients.from_moments(SYMMETRIC * np.float32(NAN)), "matrices: NaN or infinite"
+        lambda: jf.Clients.from_moments(SYMMETRIC * np.float32(NAN)),
+        "matrices: NaN or infinite",
     ),
     "integer matrices": (
-        lambda: jf.Clients.from_moments(SYMMETRIC.astype(int)), "matrices: wanted real"
+        lambda: jf.Clients.from_moments(SYMMETRIC.astype(int)),
+        "matrices: wanted real",
     ),
     "too few counts": (
-        lambda: jf.Clients.from_moments(SYMMETRIC, counts=[3, 4]), "counts: wanted 3 positive"
+        lambda: jf.Clients.from_moments(SYMMETRIC, counts=[3, 4]),
+        "counts: wanted 3 positive",
     ),
     "no samples behind a matrix": (
-        lambda: jf.Clients.from_moments(SYMMETRIC, counts=[3, 0, 4]), "counts: wanted 3 positive"
+        lambda: jf.Clients.from_moments(SYMMETRIC, counts=[3, 0, 4]),
+        "counts: wanted 3 positive",
     ),
     "weights without counts": (
-        lambda: jf.Clients.from_moments(SYMMETRIC, weights="samples"), "counts: weights='samples'"
+        lambda: jf.Clients.from_moments(SYMMETRIC, weights="samples"),
+        "counts: weights='samples'",
     ),
-}  # fmt: skip
+}
 
 HYPERPARAMETERS = {
     "no shared component": (lambda: jf.pca.PerPCA(0, 1), "shared_rank: .*at least 1, got 0"),
@@ -153,7 +170,8 @@ HYPERPARAMETERS = {
     "no client has components": (lambda: jf.pca.PerPCA(1, (0, 0)), "local_rank: at least one"),
     "no ranks": (lambda: jf.pca.PerPCA(1, ()), "local_rank: at least one client"),
     "negative step": (
-        lambda: jf.pca.PerPCA(1, 1, step_size=-0.1), "step_size: wanted a positive .*got -0.1"
+        lambda: jf.pca.PerPCA(1, 1, step_size=-0.1),
+        "step_size: wanted a positive .*got -0.1",
     ),
     "no step": (lambda: jf.pca.PerPCA(1, 1, step_size=0.0), "step_size: wanted a positive"),
     "NaN step": (lambda: jf.pca.PerPCA(1, 1, step_size=NAN), "step_size: wanted.*got nan"),
@@ -161,7 +179,8 @@ HYPERPARAMETERS = {
     "a step in words": (lambda: jf.pca.PerPCA(1, 1, step_size="auto"), "step_size: .*'auto'"),
     "complex step": (lambda: jf.pca.PerPCA(1, 1, step_size=1j), "step_size: wanted a positive"),
     "one bad step of several": (
-        lambda: jf.pca.PerPCA(1, 1, step_size=jnp.asarray([0.1, -0.1])), "step_size: wanted"
+        lambda: jf.pca.PerPCA(1, 1, step_size=jnp.asarray([0.1, -0.1])),
+        "step_size: wanted",
     ),
     "negative decay": (lambda: jf.pca.PerPCA(1, 1, decay=-1.0), "decay: wanted a positive"),
     "unknown retraction": (
@@ -169,11 +188,12 @@ HYPERPARAMETERS = {
         "retraction: wanted one of polar, qr, got 'cayley'",
     ),
     "unknown variant": (
-        lambda: jf.pca.PerPCA(1, 1, variant=2), "variant: wanted one of tangent, polar, got 2"
+        lambda: jf.pca.PerPCA(1, 1, variant=2),
+        "variant: wanted one of tangent, polar, got 2",
     ),
     "unknown start": (lambda: jf.pca.PerPCA(1, 1, start="qu"), "start: wanted one of local_first"),
     "unknown method": (lambda: jf.pca.OneShot(1, 1, method="qu"), "method: wanted one of proj"),
-}  # fmt: skip
+}
 
 RUNS = {
     "more components than features": (
@@ -181,10 +201,12 @@ RUNS = {
         "shared_rank [+] local_rank: 5 orthonormal components do not fit into 4 features",
     ),
     "more components of one client": (
-        lambda: run(jf.pca.PerPCA(3, (1, 2, 0))), "shared_rank [+] local_rank: 5 ortho"
+        lambda: run(jf.pca.PerPCA(3, (1, 2, 0))),
+        "shared_rank [+] local_rank: 5 ortho",
     ),
     "as many ranks as other clients": (
-        lambda: run(jf.pca.PerPCA(1, (1, 2))), "local_rank: 2 ranks for 3 clients"
+        lambda: run(jf.pca.PerPCA(1, (1, 2))),
+        "local_rank: 2 ranks for 3 clients",
     ),
     "ranks of clients that are gone": (
         lambda: run(jf.pca.PerPCA(1, (1, 2)), clients=clients().take([1, 2])),
@@ -200,7 +222,8 @@ RUNS = {
     "not an algorithm": (lambda: run("PerPCA"), "algorithm: wanted a jaxfed algorithm, got str"),
     "the class itself": (lambda: run(jf.pca.PerPCA), "algorithm: wanted a jaxfed algorithm"),
     "samples": (
-        lambda: run(clients=block()), r"clients: wanted jaxfed.Clients, got ndarray; build them"
+        lambda: run(clients=block()),
+        r"clients: wanted jaxfed.Clients, got ndarray; build them",
     ),
     "no key": (lambda: run(key=None), "key: wanted .*got None"),
     "a seed": (lambda: run(key=0), "key: wanted .*got 0"),
@@ -223,32 +246,40 @@ RUNS = {
     "no metrics_every": (lambda: run(metrics_every=0), "metrics_every: wanted a whole number"),
     "metrics as a name": (lambda: run(metrics="error"), "metrics: wanted a function"),
     "no chunk": (
-        lambda: run(chunk_rounds=0, with_rollout=False), "chunk_rounds: wanted a whole number"
+        lambda: run(chunk_rounds=0, with_rollout=False),
+        "chunk_rounds: wanted a whole number",
     ),
     "half a round a chunk": (
-        lambda: run(chunk_rounds=1.5, with_rollout=False), "chunk_rounds: wanted a whole number"
+        lambda: run(chunk_rounds=1.5, with_rollout=False),
+        "chunk_rounds: wanted a whole number",
     ),
     "checkpoint as a path": (
-        lambda: run(checkpoint="runs", with_rollout=False), "checkpoint: wanted .*'runs'"
+        lambda: run(checkpoint="runs", with_rollout=False),
+        "checkpoint: wanted .*'runs'",
     ),
     "warm start of another kind": (
-        lambda: run(warm_start=np.eye(4)), "warm_start: wanted a solution or its result, got nda"
+        lambda: run(warm_start=np.eye(4)),
+        "warm_start: wanted a solution or its result, got nda",
     ),
     "warm start of other clients": (
-        lambda: run(warm_start=start((4, 1), (2, 4, 1))), "warm_start: .*2 clients, there are 3"
+        lambda: run(warm_start=start((4, 1), (2, 4, 1))),
+        "warm_start: .*2 clients, there are 3",
     ),
     "warm start of other features": (
-        lambda: run(warm_start=start((5, 1), (3, 5, 1))), r"warm_start: .*\(4, 1\), got \(5, 1\)"
+        lambda: run(warm_start=start((5, 1), (3, 5, 1))),
+        r"warm_start: .*\(4, 1\), got \(5, 1\)",
     ),
     "warm start of another shared rank": (
-        lambda: run(warm_start=start((4, 2), (3, 4, 1))), r"warm_start: .*\(4, 1\), got \(4, 2\)"
+        lambda: run(warm_start=start((4, 2), (3, 4, 1))),
+        r"warm_start: .*\(4, 1\), got \(4, 2\)",
     ),
     "warm start of another local rank": (
         lambda: run(warm_start=start((4, 1), (3, 4, 2))),
         r"warm_start: wanted local .*\(3, 4, 1\), got \(3, 4, 2\)",
     ),
     "warm start of other local features": (
-        lambda: run(warm_start=start((4, 1), (3, 5, 1))), r"warm_start: .*local.*\(3, 5, 1\)"
+        lambda: run(warm_start=start((4, 1), (3, 5, 1))),
+        r"warm_start: .*local.*\(3, 5, 1\)",
     ),
     "warm start that is not finite": (
         lambda: run(warm_start=jf.Personalized(jnp.full((4, 1), NAN), jnp.ones((3, 4, 1)))),
@@ -258,7 +289,7 @@ RUNS = {
         lambda: run(jf.pca.VarProPerPCA(1, 1), warm_start=start((4, 2), (3, 4, 1))),
         r"warm_start: .*\(4, 1\), got \(4, 2\)",
     ),
-}  # fmt: skip
+}
 
 
 class Own(jf.Algorithm):

@@ -17,12 +17,27 @@ _THREAD = np.arange(THREADS)
 _LANE, _FIRST_LANE = _THREAD % WARP, _THREAD - _THREAD % WARP
 _NOBODY, _SEVERAL = -1, -2
 
-_TYPES = {"pred": np.uint8, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32,
-          "b64": np.uint64, "u64": np.uint64, "s64": np.int64}  # fmt: skip
+_TYPES = {
+    "pred": np.uint8,
+    "b32": np.uint32,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "f32": np.float32,
+    "b64": np.uint64,
+    "u64": np.uint64,
+    "s64": np.int64,
+}
 _COMPARED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt}
-_COMPUTED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
-             "or": operator.or_, "xor": operator.xor, "shl": operator.lshift,
-             "shr": operator.rshift}  # fmt: skip
+_COMPUTED = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+}
 
 
 class Group:
@@ -37,8 +52,10 @@ class Group:
 
     def __init__(self, text: str, place: int, addresses: list[int], memory: np.ndarray):
         self.addresses, self.memory = addresses, memory
-        self.registers = {"%tid.x": _THREAD.astype(np.uint64),
-                          "%ctaid.x": np.full(THREADS, place, np.uint64)}  # fmt: skip
+        self.registers = {
+            "%tid.x": _THREAD.astype(np.uint64),
+            "%ctaid.x": np.full(THREADS, place, np.uint64),
+        }
         self.shared = np.zeros(232448 // 4, np.uint32)
         self.barrier()
         body = re.sub(r"//.*", "", text).partition("{")[2].partition("$L__func_end")[0]

@@ -35,9 +35,14 @@ both = pytest.mark.parametrize("name", ["v5e:2x2", "h100"])
 # One of each sort of program: steps with polar factors, with QR and Cholesky's, with eigenvectors;
 # views; networks that are trained.
 KINDS = [
-    jf.pca.PerPCA, jf.pca.HierarchicalPCA, jf.pca.AdaptivePCA, jf.gcca.MaxVar, jf.gcca.DeepMaxVar,
-    jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
-]  # fmt: skip
+    jf.pca.PerPCA,
+    jf.pca.HierarchicalPCA,
+    jf.pca.AdaptivePCA,
+    jf.gcca.MaxVar,
+    jf.gcca.DeepMaxVar,
+    jf.generative.AdaptiveAutoencoder,
+    jf.generative.AdaptiveDiffusion,
+]
 
 
 def check_compiled(name, given):
@@ -130,9 +135,15 @@ def test_a_plan_is_what_the_program_takes(algorithm, chunk_size):
     # The user's own program: `fit`'s, lowered for one chip with arrays.
     clients = jf.Clients.from_samples(jnp.ones((256, 8, 32)))
     problem, start = problem_of(
-        algorithm, clients, 5, jax.random.key(0), None, jf.channel.lossless(), None,
+        algorithm,
+        clients,
+        5,
+        jax.random.key(0),
+        None,
+        jf.channel.lossless(),
+        None,
         jf.backend.vmap() if chunk_size is None else jf.backend.chunked(chunk_size),
-    )  # fmt: skip
+    )
     options = Options(5, stops=False)
     found = compiled(programs()(whole_run), problem, start, None, options, target=where)
     memory = found.program.memory_analysis()
@@ -145,9 +156,12 @@ def test_a_plan_is_what_the_program_takes(algorithm, chunk_size):
 def test_a_plan_finds_blocks_that_fit():
     place("v5e")
     plan = jf.plan(
-        jf.pca.SubspaceIteration(2), jf.shapes_of(10**8, 8, 32), topology="v5e", rounds=2,
+        jf.pca.SubspaceIteration(2),
+        jf.shapes_of(10**8, 8, 32),
+        topology="v5e",
+        rounds=2,
         chunk_size=4096,
-    )  # fmt: skip
+    )
     assert plan.fits is False and plan.memory is None
     assert plan.needed > plan.available and "devices" in plan.advice
 
@@ -157,9 +171,12 @@ def test_millions_of_small_clients_fit_one_chip(clients):
     place("v5e")
     begun = time.process_time()
     plan = jf.plan(
-        jf.pca.PerPCA(3, 2), jf.shapes_of(clients, 8, 32), topology="v5e", rounds=10,
+        jf.pca.PerPCA(3, 2),
+        jf.shapes_of(clients, 8, 32),
+        topology="v5e",
+        rounds=10,
         chunk_size=1024,
-    )  # fmt: skip
+    )
     assert plan.fits and plan.memory is not None
     assert plan.memory.temporaries < 3e9 and plan.memory.code < 20e6
     assert time.process_time() - begun < 60  # some 13; minutes where something goes wrong

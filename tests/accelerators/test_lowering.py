@@ -52,9 +52,12 @@ def test_blocks_of_clients_are_laid_out_along_them_on_a_tpu():
     def solve(samples):
         clients = jf.Clients.from_samples(samples)
         return jf.rollout(
-            jf.pca.SubspaceIteration(2), clients, rounds=2, key=jax.random.key(0),
+            jf.pca.SubspaceIteration(2),
+            clients,
+            rounds=2,
+            key=jax.random.key(0),
             backend=jf.backend.chunked(64),
-        ).result  # fmt: skip
+        ).result
 
     def layouts(*shape):
         traced = jax.jit(solve).trace(jax.ShapeDtypeStruct(shape, jnp.float32))

@@ -319,8 +319,12 @@ def app(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "old", "new", "words"),
     [
-        ("federation/app.py", "make_data)", "make_data, channel=jf.channel.secure_sum())",
-         "TypeError: secure_sum() missing 1 required positional argument: 'clients'"),
+        (
+            "federation/app.py",
+            "make_data)",
+            "make_data, channel=jf.channel.secure_sum())",
+            "TypeError: secure_sum() missing 1 required positional argument: 'clients'",
+        ),
         ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
         ("federation/app.py", "server =", "service =", "no attribute 'server'"),
         ("federation/app.py", "def ", "deaf ", "SyntaxError: invalid syntax"),
@@ -328,7 +332,7 @@ def app(tmp_path, capsys, monkeypatch):
         ("pyproject.toml", "[tool.flwr.app.components]", "[components]", "KeyError: 'components'"),
     ],
     ids=("argument", "module", "name", "syntax", "component", "table"),
-)  # fmt: skip
+)
 def test_deploy_imports_an_app_before_it_starts_flower(app, file, old, new, words):
     folder, trial = app
     path = folder / file

@@ -65,13 +65,24 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         (["oneshot", *RANKS, "--held-out", "0"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (["varpro", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (
-            ["hierarchical", "--rank", "2", "--noise-variance", "0.5", "--prior-variance", "0.1",
-             "--rounds", "2", "--solver", "eigenvectors"],
+            [
+                "hierarchical",
+                "--rank",
+                "2",
+                "--noise-variance",
+                "0.5",
+                "--prior-variance",
+                "0.1",
+                "--rounds",
+                "2",
+                "--solver",
+                "eigenvectors",
+            ],
             {"shared": (9, 2), "local": (8, 9, 2)},
         ),
         (["block-lanczos", "--rank", "2", "--rounds", "3"], {"shared": (9, 2)}),
     ],
-)  # fmt: skip
+)
 def test_other_algorithms(data, tmp_path, command, shapes):
     assert fit(command[0], data, tmp_path / "out", *command[1:]) == 0
     arrays, summary = loaded(tmp_path / "out")
@@ -265,14 +276,34 @@ def coded(tmp_path_factory):
 
 QUICK = {
     "autoencoder": (
-        "--latent", LATENT, "--rounds", 20, "--local-steps", 10, "--batch-size", 5,
-        "--held-out", 0.25,
+        "--latent",
+        LATENT,
+        "--rounds",
+        20,
+        "--local-steps",
+        10,
+        "--batch-size",
+        5,
+        "--held-out",
+        0.25,
     ),
     "diffusion": (
-        "--widths", 2, 2, 2, "--rounds", 3, "--local-steps", 2, "--samples", 3,
-        "--sampling-steps", 2, "--held-out", 0.25,
+        "--widths",
+        2,
+        2,
+        2,
+        "--rounds",
+        3,
+        "--local-steps",
+        2,
+        "--samples",
+        3,
+        "--sampling-steps",
+        2,
+        "--held-out",
+        0.25,
     ),
-}  # fmt: skip
+}
 
 
 def train(algorithm, folder, out, *options):
@@ -287,9 +318,14 @@ def measured(folder):
 
 def read(path, **options):
     defaults = {
-        "image_shape": None, "held_out": 0.25, "clients": 3, "classes_per_client": 1,
-        "images": None, "seed": 0, "max_bytes": 2**30,
-    }  # fmt: skip
+        "image_shape": None,
+        "held_out": 0.25,
+        "clients": 3,
+        "classes_per_client": 1,
+        "images": None,
+        "seed": 0,
+        "max_bytes": 2**30,
+    }
     return _image_files.read(argparse.Namespace(data=path, **defaults | options))
 
 

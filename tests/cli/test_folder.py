@@ -76,9 +76,13 @@ def test_the_manifest_lists_what_was_written(tmp_path):
 
 
 FOREIGN = [
-    "picture.png", "result.npz", "result.json", "manifest.json", "checkpoint/model.pt",
+    "picture.png",
+    "result.npz",
+    "result.json",
+    "manifest.json",
+    "checkpoint/model.pt",
     "checkpoint/rounds/7/weights",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -44,9 +44,12 @@ class Federation:
         """The saved solution."""
         options = {"clients": len(self.grid.nodes), "key": 3} | options
         app = flower.server_app(
-            lambda config: self.algorithm, rounds=rounds, channel=self.channel,
-            out=self.folder / out, **options,
-        )  # fmt: skip
+            lambda config: self.algorithm,
+            rounds=rounds,
+            channel=self.channel,
+            out=self.folder / out,
+            **options,
+        )
         app(self.grid, Context(1, 1, {}, RecordDict(), {}))
         return jf.load(self.folder / out / "solution.npz", like=None)
 
@@ -58,9 +61,14 @@ class Federation:
     def fit(self, rounds, **options):
         """The same in one process."""
         return jf.fit(
-            self.algorithm, self.clients, rounds=rounds, key=jax.random.key(3),
-            channel=self.channel, backend=SEPARATE, **options,
-        )  # fmt: skip
+            self.algorithm,
+            self.clients,
+            rounds=rounds,
+            key=jax.random.key(3),
+            channel=self.channel,
+            backend=SEPARATE,
+            **options,
+        )
 
 
 def check_equal(federation, saved, solution):

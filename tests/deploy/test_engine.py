@@ -39,10 +39,11 @@ def configs(folder, clients):
         np.save(folder / f"client-{i}.npy", np.asarray(alone(clients, i).data.values[0]))
         found.append(
             {
-                "partition-id": i, "data": str(folder / f"client-{i}.npy"),
+                "partition-id": i,
+                "data": str(folder / f"client-{i}.npy"),
                 "folder": str(folder / "nodes"),
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -129,9 +130,13 @@ def test_a_killed_node_and_a_killed_server(tmp_path, environment, clients):
     present = np.asarray(saved.history["present"])
     assert not present[1:3, 2].all() and present[:, :2].all() and present[-1].all()
     solution = jf.fit(
-        jf.pca.PerPCA(**settings), clients, rounds=6, key=jax.random.key(0),
-        backend=jf.backend.separate(), participation=jf.participation.mask(present),
-    )  # fmt: skip
+        jf.pca.PerPCA(**settings),
+        clients,
+        rounds=6,
+        key=jax.random.key(0),
+        backend=jf.backend.separate(),
+        participation=jf.participation.mask(present),
+    )
     np.testing.assert_array_equal(saved.result.shared, solution.result.shared)
     np.testing.assert_array_equal(saved.history["objective"], solution.history["objective"])
 
@@ -160,9 +165,12 @@ def test_a_killed_superlink(tmp_path, environment, clients):
         assert f"goes on after round {before}" in local.output(second)
         assert "failed" in local.status(first)
     solution = jf.fit(
-        jf.pca.PerPCA(**settings), clients, rounds=3, key=jax.random.key(0),
+        jf.pca.PerPCA(**settings),
+        clients,
+        rounds=3,
+        key=jax.random.key(0),
         backend=jf.backend.separate(),
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(saved.result.shared, solution.result.shared)
     np.testing.assert_array_equal(saved.history["objective"], solution.history["objective"])
     assert saved.history["present"].all()
@@ -193,15 +201,22 @@ def test_the_page_of_the_documentation(tmp_path, environment, clients):
     script = script.replace(each, loop)
     script += "\ntimeout 450 sh -c 'until [ -e app/out/solution.npz ]; do sleep 0.5; done'\n"
     environment |= {
-        "FLWR_HOME": str(tmp_path / "flwr"), "HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_HOME": str(tmp_path / "flwr"),
+        "HOME": str(tmp_path),
+        "FLWR_TELEMETRY_ENABLED": "0",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
-    }  # fmt: skip
+    }
     process = subprocess.Popen(
-        ["bash", "-ec", script], cwd=tmp_path, env=environment, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        ["bash", "-ec", script],
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
         said, _ = process.communicate(timeout=580)
         assert process.returncode == 0, said[-3000:]

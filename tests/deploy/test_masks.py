@@ -109,9 +109,11 @@ def test_the_server_sees_sums_alone(tmp_path, unmasked, caplog):
 def test_every_weighted_part_is_a_mean_over_those_who_are_left():
     x = np.ones(3, np.float32)
     parts = [
-        jf.reduction.Mean(x), jf.reduction.Sum(x), jf.reduction.Symmetric({"a": x, "b": x}),
+        jf.reduction.Mean(x),
+        jf.reduction.Sum(x),
+        jf.reduction.Symmetric({"a": x, "b": x}),
         jf.reduction.Symmetric(x, weighted=False),
-    ]  # fmt: skip
+    ]
     assert masked.means_of(parts) == (True, False, True, True, False)
 
 
@@ -140,9 +142,12 @@ def test_a_client_drops_out_after_the_masks_are_agreed(tmp_path, unmasked, monke
     table = np.ones((3, 5), bool)
     table[1, 3] = False
     near = jf.fit(
-        ALGORITHM, draw_samples(), rounds=3, key=jax.random.key(3),
+        ALGORITHM,
+        draw_samples(),
+        rounds=3,
+        key=jax.random.key(3),
         participation=jf.participation.mask(table),
-    )  # fmt: skip
+    )
     projectors = [np.asarray(x @ x.T) for x in (saved.result.shared, near.result.shared)]
     np.testing.assert_allclose(*projectors, atol=1e-3)
 

@@ -98,18 +98,22 @@ def write(app, channel):
 def test_the_server_writes_no_unmasked_message(tmp_path, environment, messages):
     nodes = configs(tmp_path, draw_samples().take(np.arange(CLIENTS)))
     environment |= {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"), "FLWR_LOG_LEVEL": "DEBUG",
-    }  # fmt: skip
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+        "FLWR_LOG_LEVEL": "DEBUG",
+    }
     found = {}
     database = ("--database", str(tmp_path / "flower" / "superlink.db"))
     options = Options(link=("--insecure", *database))
     with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
         local.start()
         for name, channel in (
-            ("hidden", f"jf.Wire(jf.channel.secure_sum({CLIENTS}, bits=24, bound=100.0), "
-             "jf.channel.lossless())"),
+            (
+                "hidden",
+                f"jf.Wire(jf.channel.secure_sum({CLIENTS}, bits=24, bound=100.0), "
+                "jf.channel.lossless())",
+            ),
             ("open", "jf.Wire(jf.channel.lossless(), jf.channel.lossless())"),
-        ):  # fmt: skip
+        ):
             write(app := tmp_path / "apps" / name, channel)
             run, end = local.begin(app, {"out": str(app / "out")}), time.monotonic() + 300
             found[name] = set()
@@ -122,9 +126,10 @@ def test_the_server_writes_no_unmasked_message(tmp_path, environment, messages):
             said = local.output(run)
             assert "round 1 of 1" in said and "DEBUG" in local.log("superlink").read_text()
             left = chain(
-                local.folder.glob("superlink*"), (app / "out").rglob("*"),
+                local.folder.glob("superlink*"),
+                (app / "out").rglob("*"),
                 (local.folder / "flwr").rglob("*"),
-            )  # fmt: skip
+            )
             for text in (said.encode(), *(p.read_bytes() for p in left if p.is_file())):
                 found[name] |= told(text, messages)
     assert found["hidden"] == set()

@@ -150,9 +150,12 @@ def test_data_that_do_not_fit_are_refused(tmp_path, clients):
 
 def network(batch_size):
     return jf.generative.FedAvg(
-        jf.models.Autoencoder(6, 2, key=jax.random.key(0)), jf.models.reconstruction_loss,
-        optax.sgd(0.1), local_steps=1, batch_size=batch_size,
-    )  # fmt: skip
+        jf.models.Autoencoder(6, 2, key=jax.random.key(0)),
+        jf.models.reconstruction_loss,
+        optax.sgd(0.1),
+        local_steps=1,
+        batch_size=batch_size,
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,9 +203,11 @@ def test_a_client_looks_at_its_own_warm_start(tmp_path, clients):
 
     def app(local):
         return flower.client_app(
-            lambda config: PERPCA, lambda config: alone(clients, config["partition-id"]),
-            warm_start=lambda config: start._replace(local=local), folder=tmp_path / "nodes",
-        )  # fmt: skip
+            lambda config: PERPCA,
+            lambda config: alone(clients, config["partition-id"]),
+            warm_start=lambda config: start._replace(local=local),
+            folder=tmp_path / "nodes",
+        )
 
     federation = Federation(tmp_path, PERPCA, clients)
     for node, (_, config) in federation.grid.nodes.items():
@@ -222,8 +227,9 @@ def test_another_algorithm_or_channel_is_refused(tmp_path, clients):
         federation.run(2)
     other = flower.client_app(
         lambda config: jf.pca.PerPCA(2, 2, step_size=0.1),
-        lambda config: clients.take(jnp.arange(1)), folder=tmp_path,
-    )  # fmt: skip
+        lambda config: clients.take(jnp.arange(1)),
+        folder=tmp_path,
+    )
     federation.grid.nodes[103] = (other, {"partition-id": 3})
     with pytest.raises(ValueError, match=r"algorithm: wanted at client 3 the server's"):
         federation.run(2)

@@ -124,13 +124,20 @@ def test_shapes_that_are_not_those_of_the_data_are_refused(node, tmp_path, like)
 @pytest.mark.parametrize(
     "run",
     [
-        {"rounds": -1}, {"rounds": True}, {"size": 0}, {"size": 2**40}, {"size": "5"},
-        {"key": {"data": [1, 2]}}, {"key": {"data": [-1, 2], "impl": "threefry2x32"}},
-        {"key": {"data": [[1, 2]], "impl": "threefry2x32"}}, {"key": None},
-        {"key": {"data": [1, 2], "impl": ["x"]}}, {"more": 1},
+        {"rounds": -1},
+        {"rounds": True},
+        {"size": 0},
+        {"size": 2**40},
+        {"size": "5"},
+        {"key": {"data": [1, 2]}},
+        {"key": {"data": [-1, 2], "impl": "threefry2x32"}},
+        {"key": {"data": [[1, 2]], "impl": "threefry2x32"}},
+        {"key": None},
+        {"key": {"data": [1, 2], "impl": ["x"]}},
+        {"more": 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_run_that_is_none_is_refused(node, tmp_path, run):
     with pytest.raises(ValueError, match=r"client 0: (run|rounds|size|key): wanted"):
         node.answer(question(node, **run))
@@ -224,9 +231,12 @@ def test_any_object_is_a_packet_or_refused(words, version, lengths, body):
     head = json.dumps(words | own if isinstance(words, dict) else own)
     packet = check_total(head, body)
     fits = (
-        type(version) is int and version == 1 and isinstance(lengths, list)
-        and all(type(n) is int and n >= 0 for n in lengths) and sum(lengths) == len(body)
-    )  # fmt: skip
+        type(version) is int
+        and version == 1
+        and isinstance(lengths, list)
+        and all(type(n) is int and n >= 0 for n in lengths)
+        and sum(lengths) == len(body)
+    )
     assert (packet is not None) == fits
 
 
@@ -249,14 +259,26 @@ def test_what_is_written_is_read_and_what_was_changed_is_none_or_another(words, 
 PARTS = [b"abc"]
 BAD = {
     "hello": {
-        "text": "nonsense", "deep": "[" * 10**5, "no id": {"id": None}, "true": {"id": True},
-        "negative": {"id": -1}, "shapes": {"data": None}, "axes": {"data": {"kind": "Samples"}},
-        "samples": {"samples": "x"}, "weights": {"weights": "nonsense"}, "weight": {"weights": 7},
-        "run": {"run": None}, "other run": {"run": {}}, "versions": {"versions": []},
+        "text": "nonsense",
+        "deep": "[" * 10**5,
+        "no id": {"id": None},
+        "true": {"id": True},
+        "negative": {"id": -1},
+        "shapes": {"data": None},
+        "axes": {"data": {"kind": "Samples"}},
+        "samples": {"samples": "x"},
+        "weights": {"weights": "nonsense"},
+        "weight": {"weights": 7},
+        "run": {"run": None},
+        "other run": {"run": {}},
+        "versions": {"versions": []},
     },
     "first": {"short": PARTS, "broken": {"broken": None}},
     "round": {
-        "deep": "[" * 10**5, "no id": {"id": None}, "number": {"round": "1"}, "no parts": [],
+        "deep": "[" * 10**5,
+        "no id": {"id": None},
+        "number": {"round": "1"},
+        "no parts": [],
         "short": PARTS,
     },
     "finish": {"text": "nonsense"},
@@ -264,7 +286,7 @@ BAD = {
     "shares": {"one": PARTS},
     "masked": {"short": PARTS},
     "unmask": {"no parts": [], "others": [b"abc"] * 5},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in BAD for name in BAD[kind]])

@@ -64,13 +64,17 @@ def start_of(seed=1):
     g = rng.normal(size=(ENTITIES, RANK))
     nets = [
         {
-            "w1": rng.normal(size=(d, HIDDEN)), "b1": rng.normal(size=HIDDEN),
-            "s": 1 + 0.3 * rng.normal(size=HIDDEN), "t": 0.3 * rng.normal(size=HIDDEN),
-            "w2": rng.normal(size=(HIDDEN, RANK)), "b2": rng.normal(size=RANK),
-            "mean": rng.normal(size=HIDDEN), "var": rng.uniform(0.5, 2, size=HIDDEN),
+            "w1": rng.normal(size=(d, HIDDEN)),
+            "b1": rng.normal(size=HIDDEN),
+            "s": 1 + 0.3 * rng.normal(size=HIDDEN),
+            "t": 0.3 * rng.normal(size=HIDDEN),
+            "w2": rng.normal(size=(HIDDEN, RANK)),
+            "b2": rng.normal(size=RANK),
+            "mean": rng.normal(size=HIDDEN),
+            "var": rng.uniform(0.5, 2, size=HIDDEN),
         }
         for d in FEATURES
-    ]  # fmt: skip
+    ]
     return reference.polar(g - g.mean(0)), nets
 
 
@@ -154,9 +158,11 @@ def test_rounds_are_those_of_the_reference(proximal, key, x64):
         arrays(), nets, g, 4, epochs=3, step_size=0.05, proximal=proximal
     )
     solution = solve(
-        deep(step_size=0.05, proximal=proximal), views(), key,
+        deep(step_size=0.05, proximal=proximal),
+        views(),
+        key,
         warm_start=jf.Personalized(jnp.asarray(g), stacked(nets)),
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(solution.result.shared, wanted, atol=1e-8)
     np.testing.assert_allclose(solution.history["objective"], objective, atol=1e-8)
     local, reached = solution.result.local, stacked(trained)
@@ -208,9 +214,12 @@ def test_batches_go_through_all_entities_in_one_order(batch, epochs, key, x64):
     # One step changes the weights of the batch's entities by the step size times their residual.
     clients = jf.gcca.Views.from_arrays([np.eye(12)] * 2)
     algorithm = deep(
-        lambda features, mask, key: Counted(jnp.zeros(features)), rank=1, batch_size=batch,
-        inner_epochs=epochs, step_size=0.5,
-    )  # fmt: skip
+        lambda features, mask, key: Counted(jnp.zeros(features)),
+        rank=1,
+        batch_size=batch,
+        inner_epochs=epochs,
+        step_size=0.5,
+    )
     g = np.random.default_rng(0).normal(size=(12, 1))
     g = (g - g.mean()) / np.linalg.norm(g - g.mean())
     start = jf.Personalized(jnp.asarray(g), Counted(jnp.zeros((2, 12))))
@@ -315,9 +324,11 @@ def test_absent_views_do_not_count(key, x64):
     some = solve(batched(), clients, key, warm_start=start, participation=present)
     local = jax.tree.map(lambda leaf: leaf[chosen], start.local)
     alone = solve(
-        batched(), clients.take(np.flatnonzero(chosen)), key,
+        batched(),
+        clients.take(np.flatnonzero(chosen)),
+        key,
         warm_start=jf.Personalized(start.shared, local),
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(some.result.shared, alone.result.shared, atol=1e-10)
     kept = jax.tree.map(lambda leaf: leaf[~chosen], some.result.local)
     chex.assert_trees_all_equal(kept, jax.tree.map(lambda leaf: leaf[~chosen], start.local))
@@ -331,9 +342,13 @@ def test_one_view_in_six_a_round_gets_there_too(key):
     algorithm = batched(batch_size=100, inner_epochs=10)
     for channel in (LOSSLESS, THREE_BITS):
         history = solve(
-            algorithm, clients, key, rounds=60, channel=channel,
+            algorithm,
+            clients,
+            key,
+            rounds=60,
+            channel=channel,
             participation=jf.participation.uniform(1),
-        ).history  # fmt: skip
+        ).history
         objective = np.asarray(history["objective"])
         assert (history["participants"] == 1).all() and np.isfinite(objective).all()
         assert objective[-10:].mean() < 0.5 * objective[:6].mean()
@@ -595,7 +610,7 @@ def test_a_bad_perceptron_is_refused(options, message, key):
         (lambda: deep(functools.partial(SMALL, outputs=24), rank=24), "rank: 24 orthonormal"),
         (lambda: deep(functools.partial(SMALL, outputs=25), rank=25), "rank: 25 orthonormal"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_the_views_is_refused(make, message, key):
     with pytest.raises(ValueError, match=f"^{message}"):
         jf.fit(make(), views(np.float32), rounds=1, key=key)

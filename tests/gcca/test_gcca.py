@@ -51,10 +51,15 @@ def run(
 ):
     algorithm = jf.gcca.MaxVar(RANK, inner_steps=steps, batch_size=batch, proximal=proximal)
     return jf.rollout(
-        algorithm, clients, rounds=rounds, key=jax.random.key(3), warm_start=warm,
-        channel=channel or jf.channel.lossless(), backend=backend or jf.backend.vmap(),
+        algorithm,
+        clients,
+        rounds=rounds,
+        key=jax.random.key(3),
+        warm_start=warm,
+        channel=channel or jf.channel.lossless(),
+        backend=backend or jf.backend.vmap(),
         metrics=lambda result: {"cost": jf.gcca.cost(clients, *result)},
-    )  # fmt: skip
+    )
 
 
 THREE_BITS = jf.channel.difference(jf.channel.quantize(3))
@@ -123,10 +128,14 @@ def test_convergence_is_linear_down_to_the_floor_of_the_channel(x64):
     @functools.partial(jax.jit, static_argnames="channel")
     def distances(channel):
         return jf.rollout(
-            jf.gcca.MaxVar(RANK, solver="exact"), clients, rounds=150, key=jax.random.key(3),
-            warm_start=warm, channel=channel,
+            jf.gcca.MaxVar(RANK, solver="exact"),
+            clients,
+            rounds=150,
+            key=jax.random.key(3),
+            warm_start=warm,
+            channel=channel,
             metrics=lambda r: {"off": jf.gcca.subspace_distance(r.shared, best.shared)},
-        ).history["off"]  # fmt: skip
+        ).history["off"]
 
     def rate(off, first, last):
         return (off[last] / off[first]) ** (1 / (last - first))

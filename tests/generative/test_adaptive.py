@@ -78,15 +78,22 @@ def test_it_is_the_reference(make, options, reference, key, x64):
     # Everybody three times, and then some.
     present = np.concatenate([np.ones((3, 4), bool), PRESENT, PRESENT[::-1]])
     solution = solve(
-        adaptive(model, make, **options), clients, key, rounds=9,
+        adaptive(model, make, **options),
+        clients,
+        key,
+        rounds=9,
         participation=jf.participation.mask(present),
-    )  # fmt: skip
+    )
     weights = np.asarray(clients.weights)
     personal, mean, spread, objective = adept(
-        [np.asarray(leaf) for leaf in jax.tree.leaves(model)], tables_of(clients), weights,
-        **RATES | {"rounds": 9, "local_steps": 3, "xi": 0.02, "initial_spread": 0.5}
-        | {"present": present} | reference,
-    )  # fmt: skip
+        [np.asarray(leaf) for leaf in jax.tree.leaves(model)],
+        tables_of(clients),
+        weights,
+        **RATES
+        | {"rounds": 9, "local_steps": 3, "xi": 0.02, "initial_spread": 0.5}
+        | {"present": present}
+        | reference,
+    )
     chex.assert_trees_all_close(jax.tree.leaves(solution.server.mean), mean, atol=1e-10)
     chex.assert_trees_all_close(jax.tree.leaves(solution.server.spread), spread, atol=1e-10)
     found = jax.tree.leaves(solution.result.local)
@@ -108,9 +115,14 @@ def test_without_a_prior_it_is_local_training(key, x64):
     clients = draw()
     algorithm = adaptive(prior_weight=0.0, clip=None)
     local = FedAvg(
-        autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05,
-        fine_tuning_steps=12, server_optimizer=STAY,
-    )  # fmt: skip
+        autoencoder(),
+        reconstruction_loss,
+        SGD,
+        local_steps=1,
+        step_size=0.05,
+        fine_tuning_steps=12,
+        server_optimizer=STAY,
+    )
     found = solve(algorithm, clients, key, rounds=4).result.local
     wanted = solve(local, clients, key, rounds=1).result.local
     chex.assert_trees_all_close(found, wanted, atol=1e-12)
@@ -122,15 +134,24 @@ def test_spreads_tell_how_far_proximal_steps_let_models_go(key, x64):
 
     def found(spread):
         algorithm = adaptive(
-            prior_step="proximal", prior_weight=1.0, initial_spread=spread, bounds=(1e-12, 1e12),
-            clip=None, spread_step_size=0.0,
-        )  # fmt: skip
+            prior_step="proximal",
+            prior_weight=1.0,
+            initial_spread=spread,
+            bounds=(1e-12, 1e12),
+            clip=None,
+            spread_step_size=0.0,
+        )
         return solve(algorithm, clients, key, rounds=4).result
 
     local = FedAvg(
-        autoencoder(), reconstruction_loss, SGD, local_steps=1, step_size=0.05,
-        fine_tuning_steps=12, server_optimizer=STAY,
-    )  # fmt: skip
+        autoencoder(),
+        reconstruction_loss,
+        SGD,
+        local_steps=1,
+        step_size=0.05,
+        fine_tuning_steps=12,
+        server_optimizer=STAY,
+    )
     alone = solve(local, clients, key, rounds=1).result.local
     chex.assert_trees_all_close(found(1e10).local, alone, atol=1e-10)
     start = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(COUNTS)), autoencoder())
@@ -157,10 +178,18 @@ def test_gaussian_means_have_a_closed_form(prior_step, rate, key, x64):
         return jnp.mean(jnp.sum((batch - model.values) ** 2, axis=1)) / (2 * variance)
 
     algorithm = AdaptiveTraining(
-        Weights(jnp.zeros(FEATURES)), loss, local_steps=1, step_size=0.2, global_step_size=0.1,
-        spread_step_size=rate, hyper_prior=xi, clip=None, spread_clip=None, lazy_rounds=0,
+        Weights(jnp.zeros(FEATURES)),
+        loss,
+        local_steps=1,
+        step_size=0.2,
+        global_step_size=0.1,
+        spread_step_size=rate,
+        hyper_prior=xi,
+        clip=None,
+        spread_clip=None,
+        lazy_rounds=0,
         prior_step=prior_step,
-    )  # fmt: skip
+    )
     solution = solve(algorithm, clients, key, rounds=2000)
     own = np.asarray(solution.result.local.values)
     mean, spread = solution.server.mean.values, solution.server.spread.values
@@ -269,9 +298,7 @@ def test_derivatives_are_finite_differences_over_a_sweep(make, clipped, key, x64
     numbers = jnp.array([0.05, 0.2, 0.5, 0.01, 0.01])
     h = 1e-5 * jnp.diag(numbers)
     slope = jax.jit(jax.grad(validated))(numbers)
-    above, below = jax.jit(jax.vmap(validated))(
-        numbers + jnp.concatenate([h, -h])
-    ).reshape(2, -1)  # fmt: skip
+    above, below = jax.jit(jax.vmap(validated))(numbers + jnp.concatenate([h, -h])).reshape(2, -1)
     np.testing.assert_allclose(slope, (above - below) / (2e-5 * numbers), rtol=1e-4)
     assert (jnp.abs(slope * numbers) > 1e-6).all()
 

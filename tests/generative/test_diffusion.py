@@ -122,9 +122,14 @@ def test_a_linear_net_learns_the_best_linear_denoiser(amount, key):
     """W = s C (s² C + n² I)⁻¹ for the second moment C; local training is prior weight 0."""
     clients = draw(2, 40, dtype=np.float32)
     algorithm = AdaptiveDiffusion(
-        Linear(jnp.zeros((FEATURES, FEATURES))), variance_preserving(amount, amount),
-        prior_weight=0.0, step_size=0.01, local_steps=25, decay_after=50, clip=None,
-    )  # fmt: skip
+        Linear(jnp.zeros((FEATURES, FEATURES))),
+        variance_preserving(amount, amount),
+        prior_weight=0.0,
+        step_size=0.01,
+        local_steps=25,
+        decay_after=50,
+        clip=None,
+    )
     found = jf.rollout(algorithm, clients, rounds=150, key=key).result.local.weight
     signal, noise = 1 - amount, amount  # squares
     for i, weight in enumerate(found):
@@ -199,9 +204,17 @@ def test_it_is_adaptive_training_of_the_denoising_loss():
         ),
     ):
         same = AdaptiveTraining(
-            net(), local_steps=3, batch_size=2, step_size=1e-3, spread_step_size=1e-3,
-            hyper_prior=1e-5, initial_spread=0.3, optimizer=adam, global_optimizer=adam, **options,
-        )  # fmt: skip
+            net(),
+            local_steps=3,
+            batch_size=2,
+            step_size=1e-3,
+            spread_step_size=1e-3,
+            hyper_prior=1e-5,
+            initial_spread=0.3,
+            optimizer=adam,
+            global_optimizer=adam,
+            **options,
+        )
         found, wanted = vars(algorithm), vars(same)
         assert found.keys() == wanted.keys()
         for name in found:
@@ -221,9 +234,13 @@ def test_steps_become_a_tenth(key):
 
     clients = jf.Clients.from_samples(np.zeros((1, 2, FEATURES), np.float32))
     algorithm = AdaptiveDiffusion(
-        Shift(jnp.zeros(FEATURES)), variance_preserving(0.5, 0.5),
-        prior_weight=0.0, step_size=0.5, local_steps=2, decay_after=3,
-    )  # fmt: skip
+        Shift(jnp.zeros(FEATURES)),
+        variance_preserving(0.5, 0.5),
+        prior_weight=0.0,
+        step_size=0.5,
+        local_steps=2,
+        decay_after=3,
+    )
     where = [solve(algorithm, clients, key, rounds=n).result.local.value[0, 0] for n in (3, 4, 6)]
     np.testing.assert_allclose(where, [3.0, 3.1, 3.3], rtol=1e-3)
 
@@ -298,9 +315,13 @@ def test_every_clients_model_makes_its_own_samples(key, x64):
         found = draw(arrays=models)
         for i in range(3):
             own = generate(
-                denoiser(Linear(weights[i])), corruption, jax.random.fold_in(key, i),
-                (5, FEATURES), steps=3, dtype=float,
-            )  # fmt: skip
+                denoiser(Linear(weights[i])),
+                corruption,
+                jax.random.fold_in(key, i),
+                (5, FEATURES),
+                steps=3,
+                dtype=float,
+            )
             np.testing.assert_allclose(found[i], own, atol=1e-12)
         np.testing.assert_allclose(draw(arrays=models, at_once=2), found, atol=1e-12)
         assert draw(arrays=Linear(weights[1])).shape == (5, FEATURES)

@@ -56,9 +56,14 @@ def test_it_is_the_reference(options, reference, key, x64):
     model, clients = autoencoder(), draw()
     solution = solve(fedavg(model, **options), clients, key)
     wanted, objective = federated_averaging(
-        [np.asarray(leaf) for leaf in jax.tree.leaves(model)], tables_of(clients), clients.weights,
-        rounds=10, local_steps=3, step_size=RATE, **reference,
-    )  # fmt: skip
+        [np.asarray(leaf) for leaf in jax.tree.leaves(model)],
+        tables_of(clients),
+        clients.weights,
+        rounds=10,
+        local_steps=3,
+        step_size=RATE,
+        **reference,
+    )
     chex.assert_trees_all_close(jax.tree.leaves(solution.result.shared), wanted, atol=1e-8)
     np.testing.assert_allclose(solution.history["objective"], objective, atol=1e-8)
     assert solution.result.local is None
@@ -127,9 +132,14 @@ def drawn(steps, seed=0):
     """How often each client has drawn each of its samples, by local training."""
     clients = jf.Clients.from_samples([np.eye(max(COUNTS), dtype=np.float32)[:n] for n in COUNTS])
     algorithm = FedAvg(
-        Weights(jnp.zeros(max(COUNTS))), counted, SGD,
-        local_steps=1, batch_size=3, fine_tuning_steps=steps, server_optimizer=STAY,
-    )  # fmt: skip
+        Weights(jnp.zeros(max(COUNTS))),
+        counted,
+        SGD,
+        local_steps=1,
+        batch_size=3,
+        fine_tuning_steps=steps,
+        server_optimizer=STAY,
+    )
     result = solve(algorithm, clients, jax.random.key(seed), rounds=1).result
     assert (result.shared.values == 0).all()
     return np.round(3 * np.asarray(result.local.values), 4)
@@ -181,9 +191,14 @@ def test_the_loss_has_a_key_for_each_client_and_step(key, x64):
 
     def moved(steps):
         algorithm = FedAvg(
-            Weights(jnp.zeros(FEATURES)), noisy, SGD,
-            local_steps=1, batch_size=1, fine_tuning_steps=steps, server_optimizer=STAY,
-        )  # fmt: skip
+            Weights(jnp.zeros(FEATURES)),
+            noisy,
+            SGD,
+            local_steps=1,
+            batch_size=1,
+            fine_tuning_steps=steps,
+            server_optimizer=STAY,
+        )
         return solve(algorithm, draw(), key, rounds=1).result.local.values[:, 0]
 
     assert len(np.unique(moved(1))) == len(COUNTS)

@@ -107,9 +107,12 @@ def test_refuses_what_does_not_fit(kernel):
 
 @pytest.mark.parametrize(
     ("method", "rank", "calls"),
-    [(None, 5, {"tpu": 1, "cuda": 0, "cpu": 0}), ("pallas", 5, {"tpu": 1, "cuda": 1, "cpu": 0}),
-     ("pallas", 40, {"tpu": 0, "cuda": 0, "cpu": 0})],
-)  # fmt: skip
+    [
+        (None, 5, {"tpu": 1, "cuda": 0, "cpu": 0}),
+        ("pallas", 5, {"tpu": 1, "cuda": 1, "cpu": 0}),
+        ("pallas", 40, {"tpu": 0, "cuda": 0, "cpu": 0}),
+    ],
+)
 def test_is_chosen_where_a_program_is_lowered(method, rank, calls):
     """Mapped twice it is one call on one batch; what is too large has another way."""
     for platform, count in calls.items():
@@ -130,9 +133,13 @@ def kernels_in(program):
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("kernel", None), ("kernel", lambda body, out_shape: body),
-     ("LoweringSemantics", object), ("CompilerParams", object)],
-)  # fmt: skip
+    [
+        ("kernel", None),
+        ("kernel", lambda body, out_shape: body),
+        ("LoweringSemantics", object),
+        ("CompilerParams", object),
+    ],
+)
 def test_does_without_where_pallas_has_changed(name, instead, monkeypatch):
     """A name is gone, or what it has or takes."""
     monkeypatch.delitem(sys.modules, "jaxfed_kernels.inverse_sqrt_cuda")
@@ -179,8 +186,11 @@ def test_imports_nothing_of_the_library():
     package = Path(sys.modules["jaxfed_kernels"].__file__).parents[1]
     code = "import sys, jaxfed_kernels; print({name.partition('.')[0] for name in sys.modules})"
     ended = subprocess.run(
-        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(package)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        check=True,
+        env={"PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+    )
     loaded = ast.literal_eval(ended.stdout)
     assert "jaxfed_kernels" in loaded and "jaxfed" not in loaded

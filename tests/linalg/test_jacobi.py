@@ -24,9 +24,14 @@ def batch(shape, dtype):
     corner = np.zeros(shape)
     corner[0, 0] = 1
     kinds = [
-        rng.normal(size=shape), left * spread @ right.T, left @ right.T,
-        np.outer(left[:, 0], right[:, 0]), np.ones(shape), corner, np.zeros(shape),
-    ]  # fmt: skip
+        rng.normal(size=shape),
+        left * spread @ right.T,
+        left @ right.T,
+        np.outer(left[:, 0], right[:, 0]),
+        np.ones(shape),
+        corner,
+        np.zeros(shape),
+    ]
     return np.asarray(kinds, dtype)
 
 
@@ -43,9 +48,10 @@ def test_decompositions(shape, dtype, x64):
     for svd in (_jacobi.svd, _jacobi.svd_of_projected):
         left, values, right = map(np.asarray, jax.jit(jax.vmap(svd))(matrices))
         np.testing.assert_allclose(
-            values, np.linalg.svd(matrices.astype(float), compute_uv=False),
+            values,
+            np.linalg.svd(matrices.astype(float), compute_uv=False),
             atol=slack * max(1, values.max()),
-        )  # fmt: skip
+        )
         assert excess(right) <= slack and excess(left.swapaxes(1, 2)) <= slack
         scale = values.max(axis=1)[:, None, None] + (values.max(axis=1) == 0)[:, None, None]
         assert np.abs((left * values[:, None]) @ right - matrices).max() <= slack * scale.max()

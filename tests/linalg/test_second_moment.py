@@ -43,9 +43,10 @@ def check(clients, samples, features, rank, block=None, counts=None, dtype=np.fl
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quick"), [(np.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)],
+    ("dtype", "quick"),
+    [(np.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)],
     ids=["float32", "bfloat16", "bfloat16 in one pass"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(
     "shape", [(2, 300, 130, 3, 128), (3, 257, 40, 9, 128), (1, 5, 7, 1, None), (0, 9, 4, 2, None)]
 )

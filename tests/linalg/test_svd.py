@@ -109,8 +109,9 @@ def test_gcca_of_degenerate_views_has_finite_derivatives(name):
         def loss(x):
             clients = jf.gcca.Views(
                 jf.gcca.views.View(jnp.stack([x, x[::-1]]), jnp.full(2, 4.0)),
-                jnp.arange(2, dtype=jnp.int32), jnp.full(2, 0.5),
-            )  # fmt: skip
+                jnp.arange(2, dtype=jnp.int32),
+                jnp.full(2, 0.5),
+            )
             solution = jf.rollout(ALGORITHMS[name], clients, rounds=2, key=jax.random.key(0))
             fit = jnp.stack([x, x[::-1]]) @ solution.result.local
             return jnp.sum(fit[:, 0]) + jnp.sum(solution.result.shared[0])

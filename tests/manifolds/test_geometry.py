@@ -185,8 +185,9 @@ def test_parallel_transport(x64):
     dense = (
         -x @ right.T @ np.diag(np.sin(values)) @ left.T
         + left @ np.diag(np.cos(values)) @ left.T
-        + np.eye(7) - left @ left.T
-    ) @ u  # fmt: skip
+        + np.eye(7)
+        - left @ left.T
+    ) @ u
     np.testing.assert_allclose(moved, dense, atol=1e-13)
     y = grassmann.exp(x, v)
     np.testing.assert_allclose(y.T @ moved, 0, atol=1e-13)

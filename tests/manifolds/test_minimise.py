@@ -96,9 +96,12 @@ def test_minima_are_differentiable(manifold, x64):
 
     def loss(size, solver, tol):
         found = manifolds.minimise(
-            lambda x: function(matrix + size * direction, x), start, manifold=manifold,
-            solver=solver, tol=tol,
-        )  # fmt: skip
+            lambda x: function(matrix + size * direction, x),
+            start,
+            manifold=manifold,
+            solver=solver,
+            tol=tol,
+        )
         frame = found.point[:, :2] if manifold == "stiefel" else found.point
         return jnp.sum(weights * (frame @ frame.T)) + found.value**2, found.status
 

@@ -321,9 +321,13 @@ def test_devices_and_the_order_of_clients():
     one = solve(algorithm, samples, start=start, rounds=10)
     clients = jf.Clients.from_samples(samples).take(np.array([3, 1, 4, 0, 2]))
     other = jf.fit(
-        algorithm, clients, rounds=10, key=jax.random.key(0), warm_start=warm(start),
+        algorithm,
+        clients,
+        rounds=10,
+        key=jax.random.key(0),
+        warm_start=warm(start),
         backend=jf.backend.shard(2),
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(projector(other), projector(one), atol=1e-10)
 
 
@@ -385,9 +389,12 @@ def test_derivative_of_the_projector(name):
     @jax.jit
     def value(values):
         shared = jf.rollout(
-            DIFFERENTIATED[name], jf.Clients.from_samples(values), rounds=12,
-            key=jax.random.key(0), warm_start=warm(start),
-        ).result.shared  # fmt: skip
+            DIFFERENTIATED[name],
+            jf.Clients.from_samples(values),
+            rounds=12,
+            key=jax.random.key(0),
+            warm_start=warm(start),
+        ).result.shared
         return jnp.vdot(cost, shared @ shared.T)
 
     step = 1e-4

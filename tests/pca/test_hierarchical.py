@@ -186,9 +186,16 @@ def test_adaptive(spread, samples, x64):
     solution = solve(Adaptive(hyper_prior=hyper_prior, spread=spread), clients)
     shared = reference.pooled(samples, RANK)
     shared, own, variance = reference.gradient_descent(
-        samples, shared, [shared] * CLIENTS, NOISE, 0.1, ROUNDS, spread=spread,
-        hyper_prior=hyper_prior, dimension=dimension,
-    )  # fmt: skip
+        samples,
+        shared,
+        [shared] * CLIENTS,
+        NOISE,
+        0.1,
+        ROUNDS,
+        spread=spread,
+        hyper_prior=hyper_prior,
+        dimension=dimension,
+    )
     assert_same_subspaces(solution, shared, own)
     np.testing.assert_allclose(solution.history["prior_variance"][-1], variance, rtol=1e-8)
     assert solution.history["prior_variance"].min() >= theory.spread_floor(hyper_prior, dimension)
@@ -397,9 +404,16 @@ def test_expectation_maximization_round_by_round(samples, x64):
 def test_rounded_messages_leave_the_spread_alone(key):
     """The distance used to be what was left of r after two numbers rounded to eight bits."""
     drawn = jf.data.perpca_synthetic(
-        key, clients=CLIENTS, features=FEATURES, shared_rank=RANK, local_rank=1, samples=60,
-        shared_scale=3.0, local_scale=1.5, noise_variance=0.25,
-    )  # fmt: skip
+        key,
+        clients=CLIENTS,
+        features=FEATURES,
+        shared_rank=RANK,
+        local_rank=1,
+        samples=60,
+        shared_scale=3.0,
+        local_scale=1.5,
+        noise_variance=0.25,
+    )
     clients = jf.Clients.from_samples(drawn.samples)
     exact, rounded = (
         jf.fit(Bayes(NOISE), clients, rounds=20, key=key, channel=channel).history
@@ -583,9 +597,14 @@ def test_spread_never_falls_below_its_floor(x64):
 
 def test_synthetic_data(key, x64):
     data = jf.data.hierarchical_synthetic(
-        key, clients=40, features=10, rank=3, samples=[5] * 39 + [7], prior_variance=0.002,
+        key,
+        clients=40,
+        features=10,
+        rank=3,
+        samples=[5] * 39 + [7],
+        prior_variance=0.002,
         dtype=jnp.float64,
-    )  # fmt: skip
+    )
     assert [len(y) for y in data.samples] == [5] * 39 + [7]
     for frame in (data.shared, *data.local):
         np.testing.assert_allclose(frame.T @ frame, np.eye(3), atol=1e-12)

@@ -298,6 +298,9 @@ def test_needs_everybody(key):
     clients = jf.Clients.from_samples(np.random.default_rng(0).normal(size=(4, 9, 6)))
     with pytest.raises(ValueError, match=r"^participation: BlockLanczos needs every client"):
         jf.fit(
-            jf.pca.BlockLanczos(2), clients, rounds=2, key=key,
+            jf.pca.BlockLanczos(2),
+            clients,
+            rounds=2,
+            key=key,
             participation=jf.participation.uniform(2),
-        )  # fmt: skip
+        )

@@ -106,9 +106,15 @@ def test_every_variant(variant, retraction, ranks, some):
         wanted = polar_step_with_qr(samples, shared, frames, participants)
     else:
         wanted = reference.perpca(
-            samples, shared, frames, step_size=STEP, rounds=ROUNDS, variant=variant,
-            retraction=retraction, participants=participants,
-        )[:2]  # fmt: skip
+            samples,
+            shared,
+            frames,
+            step_size=STEP,
+            rounds=ROUNDS,
+            variant=variant,
+            retraction=retraction,
+            participants=participants,
+        )[:2]
     solution = solve(
         jf.pca.PerPCA(SHARED, ranks, step_size=STEP, variant=variant, retraction=retraction),
         samples,
@@ -195,14 +201,16 @@ NOTHING = np.zeros((FEATURES, 0))
 LENGTHS = {"long": None, "short": 3}
 ONE_SHOT = {
     "Local": (
-        lambda: jf.pca.Local(3), lambda samples: (NOTHING, reference.local_pca(samples, 3)),
+        lambda: jf.pca.Local(3),
+        lambda samples: (NOTHING, reference.local_pca(samples, 3)),
     ),
     "Pooled": (
         lambda: jf.pca.Pooled(3),
         lambda samples: (reference.pooled_pca(samples, 3), CLIENTS * [NOTHING]),
     ),
     "projector": (
-        lambda: jf.pca.OneShot(1, 2), lambda samples: reference.one_shot_projector(samples, 1, 2),
+        lambda: jf.pca.OneShot(1, 2),
+        lambda samples: reference.one_shot_projector(samples, 1, 2),
     ),
     "spectrum": (
         lambda: jf.pca.OneShot(1, 2, method="spectrum"),
@@ -212,7 +220,7 @@ ONE_SHOT = {
         lambda: jf.pca.OneShot(1, 2, method="local_first"),
         lambda samples: reference.local_first(samples, 1, 2),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -20,9 +20,14 @@ GRID = {"shared_ranks": (1, 2), "local_ranks": (1, 2), "rounds": 50, "key": jax.
 def _clients(key, shared_rank=1, local_rank=1, samples=50, **law):
     defaults = {"shared_scale": 2.0, "local_scale": 2.0, "noise_variance": 0.1}
     data = perpca_synthetic(
-        key, clients=12, features=9, shared_rank=shared_rank, local_rank=local_rank,
-        samples=samples, **(defaults | law),
-    )  # fmt: skip
+        key,
+        clients=12,
+        features=9,
+        shared_rank=shared_rank,
+        local_rank=local_rank,
+        samples=samples,
+        **(defaults | law),
+    )
     return jf.Clients.from_samples(data.samples)
 
 

@@ -42,9 +42,15 @@ def test_what_everything_depends_on_runs_all(path, used):
 def test_a_family_runs_its_own_and_those_over_all_families(family, used):
     found = set(ci_slow.slow_tests([f"jaxfed/{family}/new.py"], used))
     assert found >= {
-        f"tests/{family}", "tests/bench", "tests/cli", "tests/deploy", "tests/test_contract.py",
-        "tests/core/backends", "tests/core/derivatives", "tests/project/test_readme.py",
-    }  # fmt: skip
+        f"tests/{family}",
+        "tests/bench",
+        "tests/cli",
+        "tests/deploy",
+        "tests/test_contract.py",
+        "tests/core/backends",
+        "tests/core/derivatives",
+        "tests/project/test_readme.py",
+    }
     others = ci_slow.FAMILIES - {family}
     assert not found & {"tests", "tests/core/wire", *(f"tests/{other}" for other in others)}
 

@@ -35,8 +35,10 @@ def build(folder, page, planted="", environment=None):
     settings = ["-W", "-n", "-q", "-E", "-c", str(DOCS), "-D", "exclude_patterns=_generated"]
     return subprocess.run(
         [sys.executable, "-c", BUILD.format(planted=planted), *settings, source, folder / "out"],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
 
 
 @pytest.mark.slow

@@ -34,11 +34,27 @@ def by_largest(gradient, limit):
 
 
 def adept(
-    parameters, tables, weights, *, rounds, local_steps, step_size, global_step_size,
-    spread_step_size, xi, initial_spread, prior_weight=None, lazy_rounds=2, clip=np.inf,
-    spread_clip=np.inf, bounds=(1e-3, 100.0), momentum=0.0, published=False, proximal=False,
+    parameters,
+    tables,
+    weights,
+    *,
+    rounds,
+    local_steps,
+    step_size,
+    global_step_size,
+    spread_step_size,
+    xi,
+    initial_spread,
+    prior_weight=None,
+    lazy_rounds=2,
+    clip=np.inf,
+    spread_clip=np.inf,
+    bounds=(1e-3, 100.0),
+    momentum=0.0,
+    published=False,
+    proximal=False,
     present=None,
-):  # fmt: skip
+):
     """Personal models, the global model, the spread, and each round's objective.
 
     `present[t][i]` says whether client i takes part in round t. The server adds the mean of the

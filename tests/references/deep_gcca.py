@@ -40,9 +40,13 @@ def loss_and_gradient(net, x, target):
     # The mean and the variance depend on every entity of the batch.
     d_z = (d_normal - d_normal.mean(0) - normal * (d_normal * normal).mean(0)) / root
     gradient = {
-        "w1": x.T @ d_z, "b1": d_z.sum(0), "s": (d_a * normal).sum(0), "t": d_a.sum(0),
-        "w2": h.T @ d_out, "b2": d_out.sum(0),
-    }  # fmt: skip
+        "w1": x.T @ d_z,
+        "b1": d_z.sum(0),
+        "s": (d_a * normal).sum(0),
+        "t": d_a.sum(0),
+        "w2": h.T @ d_out,
+        "b2": d_out.sum(0),
+    }
     return (residual**2).sum() / (2 * n), gradient, mean, var * n / (n - 1)
 
 

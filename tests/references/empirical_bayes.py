@@ -69,8 +69,10 @@ def expectation_maximization(samples, rank, noise, rounds):
         distance = rank - np.trace(shared.T @ mean @ shared)
         fitted = optimize.brentq(
             lambda x, distance=distance: expected_distance(np.exp(x), rank, d) - distance,
-            np.log(1e-3), np.log(1e4), xtol=1e-13,
-        )  # fmt: skip
+            np.log(1e-3),
+            np.log(1e4),
+            xtol=1e-13,
+        )
         place = np.log(concentration)
         move, faster = fitted - place, 1.0
         if before is not None:

@@ -56,10 +56,21 @@ def pooled(samples, rank):
 
 
 def gradient_descent(
-    samples, shared, frames, noise, variance, rounds,
-    *, step_size=None, global_step_size=None, half=False, align=True, spread=None, hyper_prior=0.0,
+    samples,
+    shared,
+    frames,
+    noise,
+    variance,
+    rounds,
+    *,
+    step_size=None,
+    global_step_size=None,
+    half=False,
+    align=True,
+    spread=None,
+    hyper_prior=0.0,
     dimension=1,
-):  # fmt: skip
+):
     """Algorithm 1; with `spread` that of ADEPT. Returns V, the U_i, and the prior's variance."""
     scale = 0.5 if half else 1.0
     all_moments = moments(samples)

@@ -136,9 +136,12 @@ def test_what_does_not_is_told(name):
     kind, sentence = BROKEN[name]
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(
-            kind(), draw(), checks=[name.partition(",")[0]], deterministic=True,
+            kind(),
+            draw(),
+            checks=[name.partition(",")[0]],
+            deterministic=True,
             channels={"top_k(0.5)": jf.channel.top_k(0.5)},
-        )  # fmt: skip
+        )
 
 
 def test_the_check_that_fails_is_named_and_progress_is_shown(capsys):
@@ -161,9 +164,11 @@ def test_compilation_is_seen():
 def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
     seen = []
     check_algorithm(
-        Average(), draw(), checks=["structure", "types"],
+        Average(),
+        draw(),
+        checks=["structure", "types"],
         constraint=lambda result: seen.append(result.shared.dtype),
-    )  # fmt: skip
+    )
     assert seen == [np.float64, np.float32]
 
     def refuse(result):
@@ -172,9 +177,12 @@ def test_a_constraint_is_looked_at_in_both_precisions_and_through_channels():
     for check, sentence in (("structure", "it is not"), ("channels", "through top_k: it is not")):
         with pytest.raises(AssertionError, match=sentence):
             check_algorithm(
-                Average(), draw(), checks=[check], constraint=refuse,
+                Average(),
+                draw(),
+                checks=[check],
+                constraint=refuse,
                 channels={"top_k": jf.channel.top_k(0.5)},
-            )  # fmt: skip
+            )
 
 
 def test_bad_arguments():

@@ -185,8 +185,9 @@ def composed(place, count, folder):
         )
         np.testing.assert_allclose(
             outer(clients.own(found.result.local)),
-            outer(own(np.asarray(wanted.result.local), place, count)), **close,
-        )  # fmt: skip
+            outer(own(np.asarray(wanted.result.local), place, count)),
+            **close,
+        )
         assert found.history.keys() == wanted.history.keys()
         for name, values in wanted.history.items():
             np.testing.assert_allclose(found.history[name], values, err_msg=name, **close)
@@ -200,9 +201,12 @@ def composed(place, count, folder):
 
     def point(clients, backend, step_size, seed):
         run = jf.rollout(
-            jf.pca.PerPCA(1, 1, step_size=step_size), clients, rounds=3,
-            key=jax.random.key(seed.astype(int)), backend=backend,
-        )  # fmt: skip
+            jf.pca.PerPCA(1, 1, step_size=step_size),
+            clients,
+            rounds=3,
+            key=jax.random.key(seed.astype(int)),
+            backend=backend,
+        )
         return {"objective": run.history["objective"], "shared": run.result.shared[0, 0] ** 2}
 
     axes = {"step_size": [0.01, 0.02, 0.03], "seed": [0, 1]}
@@ -233,9 +237,13 @@ def derivative(place, count, folder):
             )
             algorithm = jf.pca.HierarchicalPCA(2, 0.5, prior, solver="eigenvectors")
             shared, local = jf.rollout(
-                algorithm, changed, rounds=300, key=jax.random.key(3), backend=backend,
+                algorithm,
+                changed,
+                rounds=300,
+                key=jax.random.key(3),
+                backend=backend,
                 adjoint=jf.adjoint.implicit(),
-            ).result  # fmt: skip
+            ).result
             own = jnp.sum(outer(local) ** 3, (1, 2))
             return (outer(shared) ** 3).sum() + own @ changed.weights
 
@@ -293,11 +301,16 @@ def saving(place, count, folder, dies=None):
             os.kill(os.getpid(), signal.SIGKILL)
 
     solution = jf.fit(
-        jf.pca.PerPCA(1, 2), clients, rounds=20, key=jax.random.key(3), chunk_rounds=2,
-        backend=jf.backend.shard(), callbacks=[watch],
+        jf.pca.PerPCA(1, 2),
+        clients,
+        rounds=20,
+        key=jax.random.key(3),
+        chunk_rounds=2,
+        backend=jf.backend.shard(),
+        callbacks=[watch],
         channel=jf.channel.difference(jf.channel.quantize(3)),
         checkpoint=jf.Checkpoint(Path(folder, "saved"), every=5),
-    )  # fmt: skip
+    )
     shared, local = solution.result
     keep(folder, "saved", place, (shared, clients.own(local), dict(solution.history)))
 

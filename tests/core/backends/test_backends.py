@@ -75,9 +75,13 @@ def perpca(clients=CLIENTS):
 def solve(algorithm, clients, backend, half=False):
     participation = jf.participation.uniform(CLIENTS // 2) if half else None
     return jf.rollout(
-        algorithm, clients, rounds=ROUNDS, key=jax.random.key(3),
-        backend=backend, participation=participation,
-    )  # fmt: skip
+        algorithm,
+        clients,
+        rounds=ROUNDS,
+        key=jax.random.key(3),
+        backend=backend,
+        participation=participation,
+    )
 
 
 def essence(solution):
@@ -344,9 +348,12 @@ def test_decompositions_on_several_devices_do_not_wait_for_each_other(environmen
     """Two devices of a processor that each decompose a batch used to hang in almost every run."""
     settings = environment | {"NPROC": "2"}  # as many threads as devices, on every machine
     ended = subprocess.run(
-        [sys.executable, "-c", TWO_CORES], env=settings, timeout=200,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", TWO_CORES],
+        env=settings,
+        timeout=200,
+        capture_output=True,
+        text=True,
+    )
     assert ended.stdout == "2 True\n", ended.stderr
 
 

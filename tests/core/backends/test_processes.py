@@ -144,10 +144,27 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
     first, second = workers("command", 2, "--held-out", "0")
     assert "5 clients, 3 in this process" in first.said
     assert "5 clients, 2 in this process" in second.said
-    assert main(
-        ["fit", "perpca", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6", "--held-out",
-         "0", "--data", str(whole), "--out", str(tmp_path / "alone")]
-    ) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "fit",
+                "perpca",
+                "--shared-rank",
+                "1",
+                "--local-rank",
+                "1",
+                "--rounds",
+                "6",
+                "--held-out",
+                "0",
+                "--data",
+                str(whole),
+                "--out",
+                str(tmp_path / "alone"),
+            ]
+        )
+        == 0
+    )
     wanted = jf.load(tmp_path / "alone" / "result.npz")
     found = [jf.load(tmp_path / "out" / f"process{place}" / "result.npz") for place in range(2)]
     close = {"rtol": 1e-4, "atol": 1e-5}
@@ -158,10 +175,19 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
     local = np.concatenate([one.result.local for one in found])
     np.testing.assert_allclose(np.abs(local), np.abs(wanted.result.local), **close)
     assert [one.clients for one in found] == [5, 5]
-    assert main(
-        ["transform", str(tmp_path / "out" / "process1" / "result.npz"), "--data",
-         str(tmp_path / "data" / "1"), "--out", str(tmp_path / "scores")]
-    ) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "transform",
+                str(tmp_path / "out" / "process1" / "result.npz"),
+                "--data",
+                str(tmp_path / "data" / "1"),
+                "--out",
+                str(tmp_path / "scores"),
+            ]
+        )
+        == 0
+    )
     # Both with the same folder would have every client twice.
     np.save(tmp_path / "data" / "1" / "client0.npy", arrays[0])
     for one in workers("command", 2, "--force", fails=True):

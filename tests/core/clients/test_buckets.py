@@ -53,9 +53,12 @@ class Probe(jf.Algorithm):
         product = data.values.T @ (data.values @ (downlink + local)) / data.count
         local = local + self.step * product + 0.01 * jax.random.normal(key, (FEATURES,))
         message = {
-            "mean": Mean(product), "sum": Sum(local), "max": Max(local),
-            "gram": Gram(local[:, None]), "gather": Gather(local),
-        }  # fmt: skip
+            "mean": Mean(product),
+            "sum": Sum(local),
+            "max": Max(local),
+            "gram": Gram(local[:, None]),
+            "gather": Gather(local),
+        }
         return message, local, {"objective": jnp.sum(local**2)}
 
     def server_step(self, key, server, uplink):
@@ -162,10 +165,11 @@ OPTIONS = {
     "devices": lambda: {"backend": jf.backend.shard(4)},
     "pmap": lambda: {"backend": jf.backend.pmap(2, inner=jf.backend.chunked(2))},
     "some, on devices": lambda: {
-        "participation": jf.participation.uniform(3), "backend": jf.backend.shard(2),
+        "participation": jf.participation.uniform(3),
+        "backend": jf.backend.shard(2),
     },
     "fewer bits": lambda: {"channel": jf.channel.quantize(6)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["chunks", *map(long, sorted(OPTIONS.keys() - {"chunks"}))])
@@ -207,9 +211,12 @@ def test_difference_coding_and_derivatives(x64):
     def objective(scale, clients):
         data = jax.tree.map(lambda x: scale * x if x.ndim == 3 else x, clients.data)
         run = jf.rollout(
-            jf.pca.SubspaceIteration(2), eqx.tree_at(lambda c: c.data, clients, data),
-            rounds=ROUNDS, key=jax.random.key(0), channel=channel,
-        )  # fmt: skip
+            jf.pca.SubspaceIteration(2),
+            eqx.tree_at(lambda c: c.data, clients, data),
+            rounds=ROUNDS,
+            key=jax.random.key(0),
+            channel=channel,
+        )
         return run.history["objective"][-1]
 
     wanted, found = (jax.jit(jax.value_and_grad(objective))(1.0, clients) for clients in both())

@@ -116,9 +116,18 @@ def test_restrict_keeps_the_first_clients_and_samples(key, x64):
 
 @pytest.mark.parametrize(
     "given",
-    [{"clients": 4}, {"clients": 0}, {"clients": True}, {"clients": 1.5}, {"clients": "2"},
-     {"samples": 6}, {"samples": -1}, {"samples": np.float32(2)}, {"samples": [1, 2]}],
-)  # fmt: skip
+    [
+        {"clients": 4},
+        {"clients": 0},
+        {"clients": True},
+        {"clients": 1.5},
+        {"clients": "2"},
+        {"samples": 6},
+        {"samples": -1},
+        {"samples": np.float32(2)},
+        {"samples": [1, 2]},
+    ],
+)
 def test_unfit_restrictions_are_refused(given):
     (name,) = given
     with pytest.raises(ValueError, match=rf"^{name}: wanted a whole number from 1 to \d, got"):

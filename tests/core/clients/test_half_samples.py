@@ -28,18 +28,25 @@ def clients_of(kind, samples=None, dtype=None):
 def ended(kind, clients, warm):
     case = matrix.CASES[kind]
     solution = jf.rollout(
-        case.make(), clients, rounds=case.rounds or 3, key=jax.random.key(0),
+        case.make(),
+        clients,
+        rounds=case.rounds or 3,
+        key=jax.random.key(0),
         warm_start=warm if case.warm else None,
-    )  # fmt: skip
+    )
     return solution.result, solution.history["objective"], solution.state
 
 
 @pytest.mark.parametrize("samples", [60, 20], ids=["many samples", "few samples"])
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, id=kind.__name__, marks=[] if kind.__name__ in QUICK else pytest.mark.slow)
-     for kind in KINDS],
-)  # fmt: skip
+    [
+        pytest.param(
+            kind, id=kind.__name__, marks=[] if kind.__name__ in QUICK else pytest.mark.slow
+        )
+        for kind in KINDS
+    ],
+)
 def test_a_run_is_that_of_the_same_samples_in_single_precision(kind, samples):
     clients, warm = clients_of(kind, samples, jnp.bfloat16)
     rounded = jf.Clients.from_samples(clients.data.values.astype(jnp.float32))
@@ -74,10 +81,15 @@ def test_moments_compute_in_single_precision(shape):
     half, single = Moment.from_samples(x), Moment.from_samples(x.astype(jnp.float32))
     assert half.samples.dtype == jnp.bfloat16
     for ask in (
-        lambda m: m.mv(w), lambda m: m.row_products(w.T), lambda m: m.quadratic(w),
-        lambda m: m.matrix(), lambda m: m.deflate(w).matrix(), lambda m: m.top(3)[0],
-        lambda m: m.top(2, beside=w)[0], lambda m: m.trace,
-    ):  # fmt: skip
+        lambda m: m.mv(w),
+        lambda m: m.row_products(w.T),
+        lambda m: m.quadratic(w),
+        lambda m: m.matrix(),
+        lambda m: m.deflate(w).matrix(),
+        lambda m: m.top(3)[0],
+        lambda m: m.top(2, beside=w)[0],
+        lambda m: m.trace,
+    ):
         found, expected = ask(half), ask(single)
         chex.assert_trees_all_equal_dtypes(found, expected)
         chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -49,9 +49,7 @@ def in_memory():
 
 
 def run(clients, rounds=3, **options):
-    return jf.fit(
-        Probe(jnp.asarray(0.1)), clients, rounds=rounds, key=jax.random.key(0), **options
-    )  # fmt: skip
+    return jf.fit(Probe(jnp.asarray(0.1)), clients, rounds=rounds, key=jax.random.key(0), **options)
 
 
 def test_what_they_are(x64):
@@ -195,7 +193,7 @@ def test_results_are_those_in_memory(x64, tmp_path):
         {"metrics": lambda result: {"norm": jnp.sum(result.local["own"] ** 2)}, "metrics_every": 2},
     ],
     ids=lambda options: next(iter(options)),
-)  # fmt: skip
+)
 def test_so_are_those_of_other_runs(options, x64):
     wanted, given = (run(clients, **options) for clients in (in_memory(), from_source()))
     chex.assert_trees_all_close(essence(given), essence(wanted), **TIGHT)
@@ -215,7 +213,7 @@ def test_difference_coding_and_a_warm_start(x64):
                 algorithm, clients, rounds=3, key=jax.random.key(0), channel=way, warm_start=start
             )
             for clients in (in_memory(), from_source())
-        )  # fmt: skip
+        )
         chex.assert_trees_all_close(given.result, wanted.result, **TIGHT)
         chex.assert_trees_all_close(given.state.uplink.sender, wanted.state.uplink.sender, **TIGHT)
 
@@ -240,8 +238,10 @@ def test_runs_resume_and_callbacks_see_them(tmp_path, x64):
     with pytest.raises(ValueError, match=r"belongs to another run: clients has other values"):
         run(
             jf.Clients.from_source(other, weights="samples", block_bytes=2 * LARGE),
-            rounds=4, checkpoint=checkpoint, **options,
-        )  # fmt: skip
+            rounds=4,
+            checkpoint=checkpoint,
+            **options,
+        )
 
 
 class Lazy(jf.Algorithm):

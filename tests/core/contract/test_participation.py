@@ -32,9 +32,15 @@ def trajectory(participation, backend, key):
         states.append(np.asarray(solution.local))
 
     solution = jf.fit(
-        perpca(), draw(), rounds=ROUNDS, key=key, participation=participation, backend=backend,
-        callbacks=[record], chunk_rounds=1,
-    )  # fmt: skip
+        perpca(),
+        draw(),
+        rounds=ROUNDS,
+        key=key,
+        participation=participation,
+        backend=backend,
+        callbacks=[record],
+        chunk_rounds=1,
+    )
     return np.stack(states), solution
 
 
@@ -161,9 +167,13 @@ def test_a_round_without_any_weight_does_not_take_place(name, key):
     clients = weighted([0.5, 0.2, 0.3, 0.0, 0.0, 0.0])
     present = np.array([[True, False, False, True, False, False], [False] * 3 + [True] * 3])
     run = jf.fit(
-        Report(), clients, rounds=4, key=key, participation=jf.participation.mask(present),
+        Report(),
+        clients,
+        rounds=4,
+        key=key,
+        participation=jf.participation.mask(present),
         backend=BACKENDS[name](),
-    )  # fmt: skip
+    )
     assert run.status == jf.Status.round_limit and run.rounds == 4
     np.testing.assert_array_equal(np.isnan(run.history["objective"]), [False, True] * 2)
     np.testing.assert_array_equal(np.isnan(run.history["mean"]), [False, True] * 2)
@@ -179,9 +189,13 @@ def test_who_is_drawn_may_have_no_weight(key):
     clients = weighted([1.0] + [0.0] * 5)
     through = jf.channel.difference(jf.channel.top_k(1.0))
     run = jf.fit(
-        Report(), clients, rounds=12, key=key, participation=jf.participation.uniform(2),
+        Report(),
+        clients,
+        rounds=12,
+        key=key,
+        participation=jf.participation.uniform(2),
         channel=through,
-    )  # fmt: skip
+    )
     drawn = run.history["participants"]
     assert set(drawn) == {0, 2} and run.status == jf.Status.round_limit
     assert int(run.local.sum()) == drawn.sum()

@@ -120,9 +120,10 @@ def of_another_scale(factor=10.0, place=7):
 
 
 SENSITIVE = [
-    jf.pca.PerPCA(1, 1), jf.pca.VarProPerPCA(1, 1),
+    jf.pca.PerPCA(1, 1),
+    jf.pca.VarProPerPCA(1, 1),
     *(jf.pca.OneShot(1, 1, method=method) for method in ("spectrum", "local_first")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("algorithm", SENSITIVE, ids=repr)

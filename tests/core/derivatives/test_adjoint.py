@@ -43,10 +43,15 @@ def along(function, at, direction, step=1e-4):
 def run(values, adjoint, rounds, tol=None):
     """A sum over the subspace, and the history, of a run from a random start."""
     solution = jf.rollout(
-        jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=rounds,
-        key=jax.random.key(0), tol=tol, adjoint=adjoint,
-        metrics=lambda result: {"first": result.shared[0, 0]}, metrics_every=2,
-    )  # fmt: skip
+        jf.pca.SubspaceIteration(RANK),
+        jf.Clients.from_samples(values),
+        rounds=rounds,
+        key=jax.random.key(0),
+        tol=tol,
+        adjoint=adjoint,
+        metrics=lambda result: {"first": result.shared[0, 0]},
+        metrics_every=2,
+    )
     projector = solution.result.shared @ solution.result.shared.T
     return (drawn(0)[1] * projector).sum(), solution.history
 
@@ -102,10 +107,13 @@ def test_checkpointed_runs_take_less_memory():
 def loss(values, frame, turned, report, throw=False):
     """A function of the subspace that one round leaves, and so much of one of its basis."""
     solution = jf.rollout(
-        jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=1,
-        key=jax.random.key(0), warm_start=jf.Personalized(frame, None),
+        jf.pca.SubspaceIteration(RANK),
+        jf.Clients.from_samples(values),
+        rounds=1,
+        key=jax.random.key(0),
+        warm_start=jf.Personalized(frame, None),
         adjoint=jf.adjoint.implicit(report=report, throw=throw),
-    )  # fmt: skip
+    )
     shared, weights = solution.result.shared, jnp.asarray(drawn(0)[1])
     of_basis = (weights[:, :RANK] * shared).sum()
     return jnp.tanh(weights * (shared @ shared.T)).sum() + turned * of_basis
@@ -180,10 +188,13 @@ def test_a_system_that_is_not_solved_is_refused(throw):
 
     def error(values):
         run = jf.rollout(
-            jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=1,
-            key=jax.random.key(0), warm_start=jf.Personalized(jnp.asarray(top(drawn(0)[0])), None),
+            jf.pca.SubspaceIteration(RANK),
+            jf.Clients.from_samples(values),
+            rounds=1,
+            key=jax.random.key(0),
+            warm_start=jf.Personalized(jnp.asarray(top(drawn(0)[0])), None),
             adjoint=jf.adjoint.implicit(max_rounds=1, memory=1, tol=1e-9, throw=throw),
-        )  # fmt: skip
+        )
         return (run.result.shared @ run.result.shared.T)[0, 1]
 
     gradient = jax.jit(jax.grad(error))
@@ -203,11 +214,14 @@ def test_a_channel_whose_memory_has_not_settled_is_refused():
     def gradient(rounds):
         def error(values):
             run = jf.rollout(
-                jf.pca.SubspaceIteration(RANK), jf.Clients.from_samples(values), rounds=rounds,
-                key=jax.random.key(0), warm_start=start,
+                jf.pca.SubspaceIteration(RANK),
+                jf.Clients.from_samples(values),
+                rounds=rounds,
+                key=jax.random.key(0),
+                warm_start=start,
                 channel=jf.channel.difference(jf.channel.quantize(3)),
                 adjoint=jf.adjoint.implicit(throw=False),
-            )  # fmt: skip
+            )
             shared = run.result.shared
             return jnp.tanh(jnp.asarray(drawn(0)[1]) * (shared @ shared.T)).sum()
 
@@ -275,9 +289,13 @@ def test_every_backend_gives_the_same_derivative(backend):
         def error(values):
             algorithm = jf.pca.PerPCA(1, 1, variant="polar", step_size=0.1)
             run = jf.rollout(
-                algorithm, jf.Clients.from_samples(values), rounds=500, key=jax.random.key(0),
-                adjoint=jf.adjoint.implicit(), backend=backend,
-            )  # fmt: skip
+                algorithm,
+                jf.Clients.from_samples(values),
+                rounds=500,
+                key=jax.random.key(0),
+                adjoint=jf.adjoint.implicit(),
+                backend=backend,
+            )
             shared, local = run.result
             weights = jnp.asarray(drawn(0)[1])
             parts = shared @ shared.T + jnp.einsum("mdr,mer->de", local, local)
@@ -291,9 +309,12 @@ def test_every_backend_gives_the_same_derivative(backend):
 def personalized(values, weights):
     """A function of all subspaces of a run that has converged."""
     run = jf.rollout(
-        jf.pca.PerPCA(1, 1), jf.Clients.from_samples(values, weights=weights), rounds=3000,
-        key=jax.random.key(0), adjoint=jf.adjoint.implicit(throw=False),
-    )  # fmt: skip
+        jf.pca.PerPCA(1, 1),
+        jf.Clients.from_samples(values, weights=weights),
+        rounds=3000,
+        key=jax.random.key(0),
+        adjoint=jf.adjoint.implicit(throw=False),
+    )
     shared, local = run.result
     parts = shared @ shared.T + jnp.einsum("mdr,mer->de", local, local)
     return jnp.tanh(parts).sum()
@@ -342,18 +363,24 @@ def fedavg(**options):
 REFUSED = {
     "a minibatch": (lambda: fedavg(batch_size=2), {}, "^adjoint: wanted FedAvg.batch_size=None"),
     "some entities": (
-        lambda: jf.gcca.MaxVar(2, batch_size=2), {}, "^adjoint: wanted MaxVar.batch_size=None"
+        lambda: jf.gcca.MaxVar(2, batch_size=2),
+        {},
+        "^adjoint: wanted MaxVar.batch_size=None",
     ),
     "some entities for networks": (
         lambda: jf.gcca.DeepMaxVar(
-            functools.partial(jf.models.Perceptron, outputs=2, hidden=(4,)), SGD, rank=2,
+            functools.partial(jf.models.Perceptron, outputs=2, hidden=(4,)),
+            SGD,
+            rank=2,
             batch_size=2,
         ),
-        {}, "^adjoint: wanted DeepMaxVar.batch_size=None",
+        {},
+        "^adjoint: wanted DeepMaxVar.batch_size=None",
     ),
     "no rounds": (lambda: jf.pca.Pooled(2), {}, "^adjoint: .* Pooled has no rounds"),
     "sampled clients": (
-        lambda: jf.pca.PerPCA(1, 1), {"participation": jf.participation.uniform(2)},
+        lambda: jf.pca.PerPCA(1, 1),
+        {"participation": jf.participation.uniform(2)},
         "^participation: wanted everybody",
     ),
     "given clients": (
@@ -362,14 +389,19 @@ REFUSED = {
         "^participation: wanted everybody",
     ),
     "a stochastic channel": (
-        lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.quantize(3)}, "^channel: .*difference",
+        lambda: jf.pca.PerPCA(1, 1),
+        {"channel": jf.channel.quantize(3)},
+        "^channel: .*difference",
     ),
     "a random part of each message": (
-        lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.random_k(0.5)}, "^channel: ",
+        lambda: jf.pca.PerPCA(1, 1),
+        {"channel": jf.channel.random_k(0.5)},
+        "^channel: ",
     ),
     "noise": (
         lambda: jf.pca.PerPCA(1, 1),
-        {"channel": jf.Wire(jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())}, "^channel: ",
+        {"channel": jf.Wire(jf.channel.gaussian(1.0, 1.0), jf.channel.lossless())},
+        "^channel: ",
     ),
     "a stochastic channel down": (
         lambda: jf.pca.PerPCA(1, 1),
@@ -377,10 +409,11 @@ REFUSED = {
         "^channel: .*difference",
     ),
     "error feedback": (
-        lambda: jf.pca.PerPCA(1, 1), {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},
+        lambda: jf.pca.PerPCA(1, 1),
+        {"channel": jf.channel.error_feedback(jf.channel.top_k(0.5))},
         "^channel: ",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -396,8 +429,9 @@ def test_runs_without_a_fixed_point_are_refused(name, key):
 def test_a_given_round_without_a_fixed_point_is_refused(key):
     clients, adjoint = jf.Clients.from_samples(drawn(0)[0]), jf.adjoint.implicit
     for through, message in (
-        (jf.pca.Pooled(1), "Pooled has no rounds"), (fedavg(batch_size=2), "batches at random"),
-    ):  # fmt: skip
+        (jf.pca.Pooled(1), "Pooled has no rounds"),
+        (fedavg(batch_size=2), "batches at random"),
+    ):
         with pytest.raises(ValueError, match=f"^adjoint: .*{message}"):
             jf.rollout(
                 jf.pca.PerPCA(1, 1), clients, rounds=1, key=key, adjoint=adjoint(through=through)
@@ -447,9 +481,12 @@ class Shrunk(jf.Algorithm):
 def test_an_algorithm_that_says_nothing_is_differentiated_by_its_own_round(key):
     def first(values):
         run = jf.rollout(
-            Shrunk(), jf.Clients.from_samples(values), rounds=60, key=key,
+            Shrunk(),
+            jf.Clients.from_samples(values),
+            rounds=60,
+            key=key,
             adjoint=jf.adjoint.implicit(),
-        )  # fmt: skip
+        )
         return run.result.shared[0]
 
     gradient = jax.jit(jax.grad(first))(drawn(0)[0])
@@ -491,9 +528,13 @@ def test_forward_mode_leaves_out_how_bases_turn(key):
 
     def value(angle, values):
         run = jf.rollout(
-            Turned(angle), jf.Clients.from_samples(values), rounds=1, key=key,
-            warm_start=jf.Personalized(frame, None), adjoint=jf.adjoint.implicit(throw=False),
-        )  # fmt: skip
+            Turned(angle),
+            jf.Clients.from_samples(values),
+            rounds=1,
+            key=key,
+            warm_start=jf.Personalized(frame, None),
+            adjoint=jf.adjoint.implicit(throw=False),
+        )
         shared = run.result.shared
         return jnp.tanh(weights * (shared @ shared.T)).sum()
 

@@ -73,9 +73,11 @@ def fedavg():
 
 PCA = jf.pca
 NETWORKS = {
-    jf.gcca.DeepMaxVar, jf.generative.AdaptiveAutoencoder, jf.generative.AdaptiveDiffusion,
+    jf.gcca.DeepMaxVar,
+    jf.generative.AdaptiveAutoencoder,
+    jf.generative.AdaptiveDiffusion,
     jf.generative.AdaptiveTraining,
-}  # fmt: skip
+}
 # What is solved, in how many rounds, and to what accuracy differences of the solves agree.
 CASES = {
     "PerPCA": (lambda: PCA.PerPCA(2, 1, step_size=0.1), 1500, 1e-6),
@@ -90,25 +92,28 @@ CASES = {
     "FAPS": (lambda: PCA.FAPS(2), 1000, 1e-6),
     "HierarchicalPCA": (lambda: PCA.HierarchicalPCA(2, 0.5, 0.1), 1500, 1e-6),
     "HierarchicalPCA eigenvectors": (
-        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"), 400, 1e-6
+        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"),
+        400,
+        1e-6,
     ),
     "HierarchicalPCA printed": (
-        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, likelihood="half", align=False), 3000, 1e-6
+        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, likelihood="half", align=False),
+        3000,
+        1e-6,
     ),
     "AdaptivePCA": (lambda: PCA.AdaptivePCA(2, 0.5), 2000, 1e-6),
     "AdaptivePCA log": (
         lambda: PCA.AdaptivePCA(2, 0.5, hyper_prior=0.1, spread="log", solver="eigenvectors"),
-        1000, 1e-6,
+        1000,
+        1e-6,
     ),
     "EmpiricalBayesPCA": (lambda: PCA.EmpiricalBayesPCA(2, 0.5), 400, 1e-6),
     "LocalProbabilisticPCA": (lambda: PCA.LocalProbabilisticPCA(2, 0.5), 1500, 1e-6),
     "GlobalProbabilisticPCA": (lambda: PCA.GlobalProbabilisticPCA(2, 0.5), 1500, 1e-6),
     "MaxVar": (lambda: jf.gcca.MaxVar(2, ridge=0.1), 3000, 1e-6),
-    "MaxVar exact": (
-        lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6
-    ),
+    "MaxVar exact": (lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6),
     "FedAvg": (fedavg, 2000, 1e-6),
-}  # fmt: skip
+}
 
 
 def compiled(name, adjoint, rounds=None):

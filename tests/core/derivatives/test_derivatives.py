@@ -32,9 +32,12 @@ def draw(seed):
 def held_out_error(algorithm, values, held_out, rounds=ROUNDS, **arguments):
     """Mean squared reconstruction error of other samples, after some rounds."""
     shared, local = jf.rollout(
-        algorithm, jf.Clients.from_samples(values), rounds=rounds, key=jax.random.key(0),
+        algorithm,
+        jf.Clients.from_samples(values),
+        rounds=rounds,
+        key=jax.random.key(0),
         **arguments,
-    ).result  # fmt: skip
+    ).result
     rest = held_out if shared is None else held_out - held_out @ shared @ shared.T
     if local is not None:
         rest = rest - held_out @ local @ jnp.swapaxes(local, 1, 2)
@@ -123,9 +126,12 @@ def test_through_an_automatic_step_size_and_participation():
     @jax.jit
     def error(values):
         return held_out_error(
-            jf.pca.PerPCA(1, 1, start="random"), values, held_out,
-            participation=jf.participation.uniform(2), rounds=8,
-        )  # fmt: skip
+            jf.pca.PerPCA(1, 1, start="random"),
+            values,
+            held_out,
+            participation=jf.participation.uniform(2),
+            rounds=8,
+        )
 
     gradient = jax.jit(jax.grad(error))(values)
     for seed in range(3):
@@ -202,9 +208,12 @@ def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
                 values + moved[0] * by_samples, weights=weights * (1 + moved[1] * weights)
             )
             shared, local = jf.rollout(
-                jf.pca.VarProPerPCA(2, 1), clients, rounds=rounds, key=jax.random.key(0),
+                jf.pca.VarProPerPCA(2, 1),
+                clients,
+                rounds=rounds,
+                key=jax.random.key(0),
                 adjoint=adjoint,
-            ).result  # fmt: skip
+            ).result
             return (weighed * (shared @ shared.T + (local @ jnp.swapaxes(local, 1, 2))[2])).sum()
 
         return jax.vmap(lambda w: jax.vmap(lambda v: one(v, w))(samples))(weights)

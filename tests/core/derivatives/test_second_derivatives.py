@@ -72,16 +72,24 @@ def of_fixed_point(x):
     """Of subspace iteration, implicitly."""
     clients = jf.Clients.from_moments((x @ x.T + jnp.diag(3.0 ** jnp.arange(SIZE)))[None])
     run = jf.rollout(
-        jf.pca.SubspaceIteration(RANK), clients, rounds=60, key=jax.random.key(0),
+        jf.pca.SubspaceIteration(RANK),
+        clients,
+        rounds=60,
+        key=jax.random.key(0),
         adjoint=jf.adjoint.implicit(throw=False),
-    )  # fmt: skip
+    )
     return energy(run.result.shared @ run.result.shared.T)
 
 
 FUNCTIONS = (
-    of_eigenvectors, of_few_samples, of_polar, of_turned_eigenvectors, of_singular_vectors,
-    of_minimum, of_fixed_point,
-)  # fmt: skip
+    of_eigenvectors,
+    of_few_samples,
+    of_polar,
+    of_turned_eigenvectors,
+    of_singular_vectors,
+    of_minimum,
+    of_fixed_point,
+)
 LONG = (of_turned_eigenvectors, of_minimum, of_fixed_point)
 
 

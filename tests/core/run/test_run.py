@@ -69,8 +69,12 @@ def test_history_has_one_entry_a_round(key):
 def test_step_sizes_and_their_decay_are_in_the_history(key):
     algorithm = jf.pca.PerPCA(1, 1, decay=0.5)
     assert set(jf.fit(algorithm, draw(), rounds=2, key=key).history) == {
-        "objective", "participants", "bits_up", "bits_down", "step_size",
-    }  # fmt: skip
+        "objective",
+        "participants",
+        "bits_up",
+        "bits_down",
+        "step_size",
+    }
 
 
 def test_the_objective_is_that_of_what_enters_the_round(key, x64):
@@ -131,9 +135,10 @@ def test_callbacks_see_every_chunk_and_change_no_bit(key):
 def test_a_callback_can_stop_the_run_and_all_are_called(key):
     called = []
     solution = fit(
-        key, chunk_rounds=2,
+        key,
+        chunk_rounds=2,
         callbacks=[lambda s: s.rounds >= 6, lambda s: called.append(s.rounds)],
-    )  # fmt: skip
+    )
     assert solution.rounds == 6
     assert called == [2, 4, 6]
     identical(solution, fit(key, rounds=12, chunk_rounds=6, callbacks=[lambda s: True]))

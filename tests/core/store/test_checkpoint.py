@@ -43,9 +43,13 @@ def error(result):
 
 def fit(path, *, algorithm=None, callbacks=(), **changed):
     arguments = {
-        "rounds": ROUNDS, "key": jax.random.key(0), "chunk_rounds": 3, "metrics": error,
-        "participation": jf.participation.uniform(2), **changed,
-    }  # fmt: skip
+        "rounds": ROUNDS,
+        "key": jax.random.key(0),
+        "chunk_rounds": 3,
+        "metrics": error,
+        "participation": jf.participation.uniform(2),
+        **changed,
+    }
     checkpoint = None if path is None else jf.Checkpoint(path, every=5)
     clients = arguments.pop("clients", None) or draw()
     return jf.fit(
@@ -111,7 +115,7 @@ ENDS = {
         {**EARLY, "clients": jf.Clients.from_source(np.asarray(draw().data.values))},
         jf.Status.stopped,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -266,9 +270,10 @@ def test_another_function_of_the_same_name_is_another_run(tmp_path):
     def run(loss):
         model = jf.models.Autoencoder(5, 2, key=jax.random.key(0))
         return fit(
-            tmp_path, algorithm=jf.generative.FedAvg(model, loss, optimizer, local_steps=1),
+            tmp_path,
+            algorithm=jf.generative.FedAvg(model, loss, optimizer, local_steps=1),
             metrics=None,
-        )  # fmt: skip
+        )
 
     def squared(model, batch, key):
         return jnp.mean((batch - jax.vmap(model)(batch)) ** 2)
@@ -420,10 +425,16 @@ def test_early_stopping_and_the_best_survive_an_interruption(tmp_path, at):
                 raise Interruption
 
         return jf.fit(
-            perpca(), draw(), rounds=40, key=jax.random.key(0), chunk_rounds=1, metrics=measured,
+            perpca(),
+            draw(),
+            rounds=40,
+            key=jax.random.key(0),
+            chunk_rounds=1,
+            metrics=measured,
             checkpoint=None if path is None else jf.Checkpoint(path, every=2),
-            callbacks=[jf.EarlyStopping("gap", patience=5), stop], best="gap",
-        )  # fmt: skip
+            callbacks=[jf.EarlyStopping("gap", patience=5), stop],
+            best="gap",
+        )
 
     with pytest.raises(Interruption):
         run(tmp_path, at)

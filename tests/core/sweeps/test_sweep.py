@@ -44,8 +44,9 @@ def same(given, wanted):
     chex.assert_trees_all_close(
         (given.result, given.history, given.rounds),
         (wanted.result, wanted.history, wanted.rounds),
-        rtol=1e-10, atol=1e-10,
-    )  # fmt: skip
+        rtol=1e-10,
+        atol=1e-10,
+    )
 
 
 @pytest.mark.parametrize("block", [None, 5])
@@ -91,9 +92,12 @@ def test_arguments_reach_every_run():
     start = jf.fit(jf.pca.OneShot(1, 1), draw(), rounds=1, key=key)
     metrics = captured
     arguments = {
-        "participation": participation, "backend": backend, "warm_start": start,
-        "metrics": metrics, "metrics_every": 2,
-    }  # fmt: skip
+        "participation": participation,
+        "backend": backend,
+        "warm_start": start,
+        "metrics": metrics,
+        "metrics_every": 2,
+    }
     grid = jf.sweep([perpca(s) for s in STEPS[:2]], draw(), keys=key, rounds=4, **arguments)
     for i, step in enumerate(STEPS[:2]):
         one = jf.fit(perpca(step), draw(), rounds=4, key=key, **arguments)
@@ -143,9 +147,12 @@ def test_a_sweep_is_compiled_and_differentiated_as_a_part(block):
 def test_a_second_grid_compiles_nothing(caplog):
     def grid(factor, seed):
         return jf.sweep(
-            [perpca(factor * s) for s in STEPS], [draw(seed), draw(seed + 1)],
-            keys=jax.random.split(jax.random.key(seed)), rounds=ROUNDS, block=5,
-        )  # fmt: skip
+            [perpca(factor * s) for s in STEPS],
+            [draw(seed), draw(seed + 1)],
+            keys=jax.random.split(jax.random.key(seed)),
+            rounds=ROUNDS,
+            block=5,
+        )
 
     grid(1.0, 0)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -282,8 +289,10 @@ def test_further_dimensions_have_names_that_arrays_share():
     dims = {"a": ["round"], "b": ["kind", "round"]}
     found = jf.grid(histories, {"x": [1.0, 2.0]}, dims=dims)
     assert {name: values.dims for name, values in found.items()} == {
-        "a": ("x", "round"), "b": ("x", "kind", "round"), "c": ("x", "c_0"),
-    }  # fmt: skip
+        "a": ("x", "round"),
+        "b": ("x", "kind", "round"),
+        "c": ("x", "c_0"),
+    }
     np.testing.assert_allclose(found.assign_coords(round=[5, 10, 20]).sel(round=20, x=2.0)["a"], 4)
 
 
@@ -594,8 +603,9 @@ def test_a_labelled_grid_in_a_picture():
     # Each variable has its own dimensions, and one without coordinates is numbered.
     (axes,) = jf.plot.grid(found.sel(seed=0), "curve_0", names=["curve"], scale="linear").axes
     assert [line.get_label() for line in axes.get_lines()][:2] == [
-        "curve, factor 0.5, power 1", "curve, factor 0.5, power 2",
-    ]  # fmt: skip
+        "curve, factor 0.5, power 1",
+        "curve, factor 0.5, power 2",
+    ]
     np.testing.assert_allclose(axes.get_lines()[-1].get_xydata()[:, 1], 12 * np.arange(5))
     assert axes.get_lines()[-1].get_xydata()[:, 0].tolist() == list(range(5))
     for arguments, message in (
@@ -612,7 +622,9 @@ def test_a_labelled_grid_in_a_picture():
 
 
 def test_a_picture_hides_no_diverged_run():
-    found = jf.grid(lambda x, seed: {"value": jnp.where(x * seed == 2, jnp.nan, x)},
-                    {"x": [1.0, 2.0, 3.0], "seed": [0, 1]})  # fmt: skip
+    found = jf.grid(
+        lambda x, seed: {"value": jnp.where(x * seed == 2, jnp.nan, x)},
+        {"x": [1.0, 2.0, 3.0], "seed": [0, 1]},
+    )
     (axes,) = jf.plot.grid(found, "x", over="seed").axes
     np.testing.assert_array_equal(axes.get_lines()[0].get_xydata()[:, 1], [1, np.nan, 3])

@@ -29,10 +29,16 @@ def problem():
 def test_a_prior_variance_is_tuned_as_a_grid_would(problem, start):
     clients, held_out = problem
     tuned = jf.tune(
-        jf.pca.HierarchicalPCA(2, 0.5, start, solver="eigenvectors"), clients, held_out,
-        optax.adam(0.4), names=["prior_variance"], rounds=400, steps=40, patience=8,
+        jf.pca.HierarchicalPCA(2, 0.5, start, solver="eigenvectors"),
+        clients,
+        held_out,
+        optax.adam(0.4),
+        names=["prior_variance"],
+        rounds=400,
+        steps=40,
+        patience=8,
         key=jax.random.key(0),
-    )  # fmt: skip
+    )
 
     @jax.jit
     @jax.vmap
@@ -57,18 +63,28 @@ def test_five_hyperparameters_are_tuned_at_once(problem):
     """For few rounds, where step sizes matter: a grid of ten values each would be 10^5 runs."""
     clients, held_out = problem
     start = {
-        "noise_variance": 2.0, "prior_variance": 0.5, "step_size": 0.01, "global_step_size": 0.01,
+        "noise_variance": 2.0,
+        "prior_variance": 0.5,
+        "step_size": 0.01,
+        "global_step_size": 0.01,
         "hyper_prior": 0.5,
-    }  # fmt: skip
+    }
     variances = {name: start.pop(name) for name in ("noise_variance", "prior_variance")}
     algorithm = jf.pca.AdaptivePCA(2, *variances.values(), **start, spread="log")
     names = [*variances, *start]
 
     def tuned(names, steps):
         return jf.tune(
-            algorithm, clients, held_out, optax.adam(0.2), names=names, rounds=6, steps=steps,
-            key=jax.random.key(0), adjoint=jf.adjoint.unrolled(),
-        )  # fmt: skip
+            algorithm,
+            clients,
+            held_out,
+            optax.adam(0.2),
+            names=names,
+            rounds=6,
+            steps=steps,
+            key=jax.random.key(0),
+            adjoint=jf.adjoint.unrolled(),
+        )
 
     together = tuned(names, 15)
     assert set(together.path) == set(names)
@@ -98,10 +114,16 @@ def test_an_adjoint_from_outside_reports_its_rounds(problem, kind):
     clients, held_out = problem
     implicit = jf.adjoint.implicit()
     tuned = jf.tune(
-        jf.pca.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"), clients, held_out,
-        optax.sgd(0.1), names=["prior_variance"], rounds=200, steps=1, key=jax.random.key(0),
+        jf.pca.HierarchicalPCA(2, 0.5, 0.1, solver="eigenvectors"),
+        clients,
+        held_out,
+        optax.sgd(0.1),
+        names=["prior_variance"],
+        rounds=200,
+        steps=1,
+        key=jax.random.key(0),
         adjoint=jf.adjoint.unrolled() if kind is None else kind(implicit),
-    )  # fmt: skip
+    )
     assert (tuned.adjoint_rounds > 0).all() == (kind is not None)
 
 

@@ -257,9 +257,12 @@ def test_bits_follow_the_payload(key):
 
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.1), draw()
     history = jf.fit(
-        algorithm, clients, rounds=3, key=key,
+        algorithm,
+        clients,
+        rounds=3,
+        key=key,
         channel=jf.Wire(Half(), jf.channel.lossless(), jf.channel.lossless()),
-    ).history  # fmt: skip
+    ).history
     rounds = np.arange(1, 4)
     np.testing.assert_array_equal(history["bits_up"], 32 * TRIANGLE + 16 * 6 * rounds)
     np.testing.assert_array_equal(history["bits_down"], 32 * 6 * rounds)
@@ -304,10 +307,11 @@ def test_a_wire_is_made_of_channels(name):
         (jf.Wire(jf.channel.lossless(), jf.channel.quantize(3)), 32 * TRIANGLE, 8 * 6 + 32),
         (
             jf.Wire(jf.channel.quantize(3), jf.channel.lossless(), jf.channel.cast("bfloat16")),
-            16 * TRIANGLE, 16 * 6,
+            16 * TRIANGLE,
+            16 * 6,
         ),
     ],
-)  # fmt: skip
+)
 def test_the_start_is_a_message_too(channel, up, down, key):
     algorithm, clients = jf.pca.PerPCA(1, 1, step_size=0.05), draw()
     history = jf.fit(algorithm, clients, rounds=3, key=key, channel=channel).history
@@ -362,9 +366,13 @@ def test_differences_of_the_present_add_up_to_everybodys_mean(channel, x64):
         servers.append(last.mean(axis=0))
     for rounds in range(1, 5):
         solution = jf.fit(
-            Report(), clients, rounds=rounds, key=jax.random.key(0),
-            channel=jf.Wire(channel, lossless), participation=jf.participation.mask(present),
-        )  # fmt: skip
+            Report(),
+            clients,
+            rounds=rounds,
+            key=jax.random.key(0),
+            channel=jf.Wire(channel, lossless),
+            participation=jf.participation.mask(present),
+        )
         np.testing.assert_allclose(solution.server, servers[rounds - 1], rtol=1e-12)
 
 

@@ -170,8 +170,13 @@ def test_packing_is_undone_and_wastes_no_byte(seed, count, symbols):
 
 def test_groups_of_symbols():
     assert [grouping(s) for s in (2, 3, 5, 7, 15, 255)] == [
-        (1, 1), (5, 8), (3, 7), (1, 3), (1, 4), (1, 8),
-    ]  # fmt: skip
+        (1, 1),
+        (5, 8),
+        (3, 7),
+        (1, 3),
+        (1, 4),
+        (1, 8),
+    ]
 
 
 @every_compressor
@@ -305,10 +310,14 @@ def test_a_run_counts_what_is_written():
     @jax.jit
     def run(clients):
         return jf.rollout(
-            jf.pca.SubspaceIteration(3), clients, rounds=4, key=jax.random.key(0),
+            jf.pca.SubspaceIteration(3),
+            clients,
+            rounds=4,
+            key=jax.random.key(0),
             channel=jf.Wire(up, down, jf.channel.lossless()),
-            participation=jf.participation.uniform(4), backend=jf.backend.chunked(2),
-        )  # fmt: skip
+            participation=jf.participation.uniform(4),
+            backend=jf.backend.chunked(2),
+        )
 
     history = run(clients).history
     jax.effects_barrier()
@@ -650,7 +659,10 @@ print(len(os.sched_getaffinity(0)), jnp.abs(shared.T @ shared - jnp.eye(2)).max(
 def test_a_multiple_of_eight_entries_on_one_core(environment):
     """Empty arrays in the packing used to keep decompositions beside it from being compiled."""
     ended = subprocess.run(
-        [sys.executable, "-c", ONE_CORE], env=environment, timeout=200,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", ONE_CORE],
+        env=environment,
+        timeout=200,
+        capture_output=True,
+        text=True,
+    )
     assert ended.stdout == "1 True\n", ended.stderr

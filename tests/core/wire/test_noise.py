@@ -57,9 +57,14 @@ def test_a_run_with_little_noise_is_nearly_the_run(key):
     algorithm, clients = jf.pca.PerPCA(2, 1, step_size=0.05), draw()
     start = jf.Personalized(jnp.eye(FEATURES, 2), None)
     run = functools.partial(
-        jf.fit, algorithm, clients, rounds=20, key=key, warm_start=start,
+        jf.fit,
+        algorithm,
+        clients,
+        rounds=20,
+        key=key,
+        warm_start=start,
         participation=jf.participation.uniform(3),
-    )  # fmt: skip
+    )
     wanted = run().history["objective"]
     noisy = [
         run(channel=jf.Wire(jf.channel.gaussian(2.0, z, clients=3), LOSSLESS)).history["objective"]
@@ -191,9 +196,12 @@ def test_what_shared_noise_cannot_serve_is_refused(key):
     # Every message alone has its noise, whatever becomes of it.
     start = jf.Personalized(jnp.eye(FEATURES, 1), None)
     run(
-        jf.pca.PerPCA(1, 1, step_size=0.1), draw(weights="samples"), warm_start=start,
-        channel=jf.Wire(alone, LOSSLESS), participation=varying,
-    )  # fmt: skip
+        jf.pca.PerPCA(1, 1, step_size=0.1),
+        draw(weights="samples"),
+        warm_start=start,
+        channel=jf.Wire(alone, LOSSLESS),
+        participation=varying,
+    )
 
 
 # --- the account ---------------------------------------------------------------------------------
@@ -224,9 +232,13 @@ def test_with_a_draw_it_is_that_of_dp_accounting():
     accountant.compose(event, 20)
     # Above what two data sets show that a client tells apart, and close to it; Renyi is not.
     pair = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
-        4.0, sensitivity=2, sampling_prob=0.1, value_discretization_interval=1e-3,
-        pessimistic_estimate=False, use_connect_dots=False,
-    )  # fmt: skip
+        4.0,
+        sensitivity=2,
+        sampling_prob=0.1,
+        value_discretization_interval=1e-3,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+    )
     below = pair.self_compose(20).get_epsilon_for_delta(1e-5)
     assert below < epsilon < 1.1 * below < 0.6 * accountant.get_epsilon(1e-5)
     # Of one message it is known: Balle, Barthe & Gaboardi (2018).
@@ -328,9 +340,12 @@ def test_what_cannot_be_accounted_for_is_refused(key):
     with pytest.raises(ValueError, match=r"^solutions: .*of one run"):
         spent(jf.stack([private, private]))
     few = jf.fit(
-        power, clients.take([0, 1]), rounds=2, key=key,
+        power,
+        clients.take([0, 1]),
+        rounds=2,
+        key=key,
         channel=jf.Wire(jf.channel.gaussian(5.0, 2.0), LOSSLESS),
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match=r"^solutions: .*the same clients, got \[2, 5\]"):
         spent(private, few)
 

@@ -37,9 +37,12 @@ def test_rows_are_packed_into_the_same_bytes(case, seed):
 
 
 @given(
-    st.integers(1, 127), st.lists(st.integers(1, 24), min_size=1, max_size=3), st.integers(0, 3),
-    st.booleans(), st.integers(0, 99),
-)  # fmt: skip
+    st.integers(1, 127),
+    st.lists(st.integers(1, 24), min_size=1, max_size=3),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_messages_are(levels, shape, clients, nearest, seed):
     """Of any shape, none at all included, and what is made of them again."""
     shape, rng = tuple(shape), np.random.default_rng(seed)
@@ -101,6 +104,9 @@ def test_what_is_not_finite_ends_the_run(bad, key):
     clients = jf.Clients(jf.Samples(x, jnp.full(3, 20.0)), jnp.arange(3), jnp.full(3, 1 / 3))
     with pytest.raises(jf.DivergenceError):
         jf.fit(
-            jf.pca.SubspaceIteration(2), clients, rounds=2, key=key,
+            jf.pca.SubspaceIteration(2),
+            clients,
+            rounds=2,
+            key=key,
             channel=jf.channel.quantize(3),
-        )  # fmt: skip
+        )

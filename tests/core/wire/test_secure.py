@@ -189,9 +189,14 @@ def test_what_masks_cost(key):
 @functools.partial(jax.jit, static_argnames="rounds")
 def solve(algorithm, clients, channel, start=None, backend=None, rounds=ROUNDS):
     return jf.rollout(
-        algorithm, clients, rounds=rounds, key=jax.random.key(0), channel=channel,
-        warm_start=start, backend=backend or jf.backend.vmap(),
-    )  # fmt: skip
+        algorithm,
+        clients,
+        rounds=rounds,
+        key=jax.random.key(0),
+        channel=channel,
+        warm_start=start,
+        backend=backend or jf.backend.vmap(),
+    )
 
 
 def test_a_run_under_masks_is_the_run(x64):

@@ -61,10 +61,13 @@ def test_a_solution_has_its_derivative():
 
     def total(samples):
         run = jf.rollout(
-            KMeans(3), jf.Clients.from_samples(samples), rounds=20, key=jax.random.key(0),
+            KMeans(3),
+            jf.Clients.from_samples(samples),
+            rounds=20,
+            key=jax.random.key(0),
             warm_start=jf.Personalized(jnp.asarray(CENTRES, samples.dtype), None),
             adjoint=jf.adjoint.implicit(),
-        )  # fmt: skip
+        )
         return run.result.shared.sum()
 
     np.testing.assert_allclose(jax.jit(jax.grad(total))(samples), 1 / len(samples), rtol=1e-5)

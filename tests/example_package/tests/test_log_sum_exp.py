@@ -75,12 +75,27 @@ def test_every_backend_gives_numpys_number(name):
 
 def test_an_algorithm_that_uses_it_keeps_the_contract():
     report = check_algorithm(
-        Mixture(0.15), draw(), backends=BACKENDS, deterministic=True, rounds=2,
+        Mixture(0.15),
+        draw(),
+        backends=BACKENDS,
+        deterministic=True,
+        rounds=2,
         checks=[
-            "structure", "types", "host", "vmap", "gradients", "order", "padding", "backends",
-            "buckets", "source", "participation", "channels", "bits",
+            "structure",
+            "types",
+            "host",
+            "vmap",
+            "gradients",
+            "order",
+            "padding",
+            "backends",
+            "buckets",
+            "source",
+            "participation",
+            "channels",
+            "bits",
         ],
-    )  # fmt: skip
+    )
     assert {"backends", "gradients", "channels"} <= set(report.checked)
     # What needs sums is refused.
     assert "channel secure_sum" in report.skipped

@@ -52,9 +52,13 @@ def test_a_solution_has_its_derivative():
     def loss(values, backend):
         clients = jf.Clients.from_samples(values)
         run = jf.rollout(
-            jf.pca.SubspaceIteration(1), clients, rounds=300, key=jax.random.key(0),
-            adjoint=jf.adjoint.implicit(), backend=backend,
-        )  # fmt: skip
+            jf.pca.SubspaceIteration(1),
+            clients,
+            rounds=300,
+            key=jax.random.key(0),
+            adjoint=jf.adjoint.implicit(),
+            backend=backend,
+        )
         shared = run.result.shared
         return (jnp.arange(9.0).reshape(3, 3) * (shared @ shared.T)).sum()
 

@@ -21,9 +21,13 @@ def draw(clients=4, features=5):
 
 def fitted(channel, rounds=60, backend=None):
     return jf.fit(
-        jf.pca.SubspaceIteration(2), draw(), rounds=rounds, key=jax.random.key(0),
-        channel=channel, backend=backend or jf.backend.vmap(),
-    )  # fmt: skip
+        jf.pca.SubspaceIteration(2),
+        draw(),
+        rounds=rounds,
+        key=jax.random.key(0),
+        channel=channel,
+        backend=backend or jf.backend.vmap(),
+    )
 
 
 def test_a_message_takes_four_bits_an_entry_and_is_off_by_at_most_41_per_cent():
