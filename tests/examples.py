@@ -91,10 +91,21 @@ EXAMPLES = {
         },
     ),
     jf.pca.VarProPerPCA: Examples(
-        good={"": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 13, 12))},
+        good={
+            "": Example(lambda _: jf.pca.VarProPerPCA(2, 2), (TRIANGLE, 14, 12)),
+            "ranks": Example(
+                lambda m: jf.pca.VarProPerPCA(1, tuple(2 - i % 3 for i in range(m)), memory=3),
+                (TRIANGLE, 8, 6),
+            ),
+            "shrinkage": Example(
+                lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (TRIANGLE, 8, 6)
+            ),
+        },
         refused={
             "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
             "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
+            "memory": lambda: jf.pca.VarProPerPCA(2, 2, memory=0),
+            "shrinkage": lambda: jf.pca.VarProPerPCA(2, 2, shrinkage=1),
         },
     ),
     jf.pca.OneShot: Examples(

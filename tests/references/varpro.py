@@ -1,0 +1,84 @@
+"""Riemannian limited-memory BFGS for personalized PCA in plain NumPy, minimising f = -F.
+
+The two-loop recursion of Nocedal & Wright (2006), Algorithm 7.4, with every pair projected to the
+horizontal space of the point where it is used; loops over clients and pairs, dense projectors.
+Rows are samples; every client weighs 1/N.
+"""
+
+import numpy as np
+
+from tests.references.perpca import best_local, moment, polar, projector
+
+
+def value_and_gradient(moments, shared, ranks):
+    """f = -mean_i max_V [tr UᵀSU + tr VᵀSV] / 2 and its Riemannian gradient at U."""
+    value, gradient = 0.0, np.zeros_like(shared)
+    for s, rank in zip(moments, ranks, strict=True):
+        local = best_local(s, shared, rank)
+        value -= (np.trace(shared.T @ s @ shared) + np.trace(local.T @ s @ local)) / 2
+        gradient -= (np.eye(len(s)) - projector(shared) - projector(local)) @ s @ shared
+    return value / len(moments), gradient / len(moments)
+
+
+def direction(pairs, gradient, scale):
+    """The way down: minus the approximate inverse of the Hessian times the gradient."""
+    pairs = [(s, y) for s, y in pairs if np.sum(s * y) > 0]
+    q, shares = gradient.copy(), []
+    for s, y in reversed(pairs):
+        shares.append(np.sum(s * q) / np.sum(s * y))
+        q = q - shares[-1] * y
+    r = q / scale
+    if pairs:
+        s, y = pairs[-1]
+        r = q * np.sum(s * y) / np.sum(y * y)
+    for (s, y), share in zip(pairs, reversed(shares), strict=True):
+        r = r + s * (share - np.sum(y * r) / np.sum(s * y))
+    return -r
+
+
+def quasi_newton(samples, shared, ranks, rounds, memory=10, reach=0.5):
+    """The points that are evaluated, f at them, and whether each was accepted.
+
+    A trial is accepted if f falls by 1e-4 of what the slope promises, or after three that were not.
+    """
+    moments = [moment(y) for y in samples]
+    points, values, accepted, pairs = [], [], [], []
+    base = trial = shared
+    base_value, base_gradient, p = np.inf, np.zeros_like(shared), np.zeros_like(shared)
+    step, refused = 0.0, 0
+    for _ in range(rounds):
+        value, gradient = value_and_gradient(moments, trial, ranks)
+        product = sum(
+            (np.eye(len(s)) - projector(best_local(s, trial, rank))) @ s @ trial
+            for s, rank in zip(moments, ranks, strict=True)
+        ) / len(moments)
+        scale = np.linalg.norm(product)
+        points.append(trial)
+        values.append(value)
+        slope, change = 0.0, 0.0
+        good, learned = True, False
+        if points[1:]:
+            slope = np.sum(base_gradient * p)
+            good = refused == 3 or value <= base_value + 1e-4 * step * slope
+            here = trial if good else base
+            horizontal = np.eye(len(here)) - projector(here)
+            s = horizontal @ (step * p)
+            y = horizontal @ (gradient - base_gradient)
+            learned = np.sum(s * y) > 1e-6 * np.linalg.norm(gradient) * np.sum(s * s)
+            pairs = [(horizontal @ a, horizontal @ b) for a, b in pairs]
+            if learned:
+                pairs = [*pairs, (s, y)][-memory:]
+            change = value - base_value
+        accepted.append(good)
+        if good:
+            base, base_value, base_gradient, refused = trial, value, gradient, 0
+        else:
+            refused += 1
+        if good or learned:
+            p = direction(pairs, base_gradient, scale)
+            step = min(1.0, reach / np.linalg.norm(p))
+        else:
+            # The lowest point of the parabola through value, slope and new value.
+            step *= np.clip(step * slope / (2 * (step * slope - change)), 0.1, 0.5)
+        trial = polar(base + step * p)
+    return np.array(points), np.array(values), np.array(accepted)
