@@ -7,7 +7,7 @@ last one. Outputs depend only on subspaces, not on their bases, so any loss may 
     >>> import equinox as eqx, jax, jaxfed as jf
     >>> samples = jax.random.normal(jax.random.key(0), (3, 20, 4)) * jax.numpy.array([5, 4, 2, 1.0])
     >>> layer, state = eqx.nn.make_with_state(jf.nn.PersonalizedProjection)(
-    ...     jf.pca.PerPCA(1, 1), samples, rounds=500, key=jax.random.key(1)
+    ...     jf.pca.VarProPerPCA(1, 1), samples, rounds=60, key=jax.random.key(1)
     ... )
     >>> @jax.jit
     ... def loss(scale, state):

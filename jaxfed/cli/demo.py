@@ -45,7 +45,7 @@ def command() -> Command:
         option("--out", Path, "folder for the results", Path("jaxfed-demo")),
         FORCE,
         option("--seed", int, "seed of the split", 0, metavar="SEED"),
-        option("--rounds", int, "number of rounds of PerPCA", 200),
+        option("--rounds", int, "number of rounds of VarProPerPCA", 60),
     ]
     return Command(about, run, {"": options})
 
@@ -69,17 +69,17 @@ def run(arguments: argparse.Namespace) -> None:
     rows = compare(solutions, Clients.from_samples(digits.train), held_out)
     best = min(rows, key=lambda row: row["residual, held out"])["method"]
     _report.show(rows)
-    perpca = solutions["PerPCA"]
-    for remark in perpca.remarks():
-        print(f"\nPerPCA: {remark}")
+    personalized = solutions["VarProPerPCA"]
+    for remark in personalized.remarks():
+        print(f"\nVarProPerPCA: {remark}")
     print(
         "\nresidual, in shared, in local: per cent of the energy, the squared deviation from the "
         "mean image.\nmisalignment: 0 if some direction is in every client's local part, where it "
         f"does not belong.\nkB sent: by each client in all. Lowest held-out error: {best}.\n"
     )
-    figure = picture(digits, perpca, rows)
+    figure = picture(digits, personalized, rows)
     folder.begin()
-    arrays = {**perpca.entries(), "mean": digits.mean}
+    arrays = {**personalized.entries(), "mean": digits.mean}
     settings = {"seed": arguments.seed, "rounds": arguments.rounds}
     settings |= {"shared_rank": SHARED_RANK, "local_rank": LOCAL_RANK}
     summary = {"settings": settings, "classes": digits.classes, "table": rows}
@@ -121,8 +121,8 @@ def fit_all(digits: Digits, key, rounds: int) -> tuple[dict[str, Solution], Clie
         "Pooled": fit(pca.Pooled(rank), clients, rounds=1, key=key),
         "OneShot": fit(pca.OneShot(SHARED_RANK, LOCAL_RANK), clients, rounds=1, key=key),
     }
-    solutions["PerPCA"] = fit(
-        pca.PerPCA(SHARED_RANK, LOCAL_RANK),
+    solutions["VarProPerPCA"] = fit(
+        pca.VarProPerPCA(SHARED_RANK, LOCAL_RANK),
         clients,
         rounds=rounds,
         key=key,
@@ -153,7 +153,7 @@ def compare(
                 "kB sent": solution.history["bits_up"][-1] / 8e3,
             }
         )
-    # PerPCA started from the solution of OneShot, which had to be sent first.
+    # VarProPerPCA started from the solution of OneShot, which had to be sent first.
     rows[-1]["kB sent"] += rows[-2]["kB sent"]
     return rows
 
@@ -176,7 +176,7 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
     for digit, part in zip((0, 1, 2, 6, 7), middle.subfigures(1, 5, wspace=0.02), strict=True):
         client = owners[digit]
         principal = pca.principal_axes(local[client], [digits.train[client]])
-        plot.components({f"own, of a client with {digit}s": principal}, IMAGE, figure=part)
+        plot.components({f"local, of a client with {digit}s": principal}, IMAGE, figure=part)
 
     left, right = lower.subfigures(1, 2, width_ratios=[1.6, 1.0], wspace=0.03)
     chosen = [owners[digit] for digit in (0, 1, 2, 4, 6, 7)]
@@ -192,8 +192,8 @@ def picture(digits: Digits, solution: Solution, rows: Sequence[dict[str, Any]]) 
     left.suptitle("held-out images taken apart", fontsize=9, x=0.01, ha="left")
     levels = {row["method"]: row["residual, held out"] for row in rows[:-1]}
     plot.convergence(
-        {"PerPCA": solution.history["held out"]},
-        ["PerPCA"],
+        {"VarProPerPCA": solution.history["held out"]},
+        ["VarProPerPCA"],
         levels=levels,
         label="held-out error (% of energy)",
         figure=right,

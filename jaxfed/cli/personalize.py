@@ -22,8 +22,8 @@ def command() -> Command:
     about = (
         "Learn local components for clients that took no part in the fit, each from its own "
         "samples. The shared components stay as they are, and nothing is sent. RESULT was written "
-        "by jaxfed fit perpca, varpro, oneshot or a method of one subspace; what is written can be "
-        "passed to jaxfed info and jaxfed transform."
+        "by jaxfed fit perpca, perpca-gradient, oneshot or a method of one subspace; what is "
+        "written can be passed to jaxfed info and jaxfed transform."
     )
     number = "number of local components of each new client; default: that of the others"
     rank = option("--local-rank", int, number, None)

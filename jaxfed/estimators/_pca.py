@@ -18,8 +18,8 @@ STARTS = ("local_first", "projector")
 class PersonalizedPCA(ClientPCA):
     """Shared components, and for each client local components besides.
 
-    Runs `jaxfed.pca.PerPCA` on the rows of each group. See `transform` for the meaning of local
-    scores and for clients that were not in `fit`.
+    Runs `jaxfed.pca.VarProPerPCA` on the rows of each group. See `transform` for the meaning of
+    local scores and for clients that were not in `fit`.
 
     Source: Shi & Kontar (2024), Personalized PCA: decoupling shared and unique features, JMLR.
     """
@@ -59,7 +59,7 @@ class PersonalizedPCA(ClientPCA):
     def _learned(self, run, tables):
         ranks = int(self.shared_rank), int(self.local_rank)
         check_name("start", self.start, ("better", *STARTS))
-        algorithm, solutions = pca.PerPCA(*ranks, shrinkage=self.shrinkage), []
+        algorithm, solutions = pca.VarProPerPCA(*ranks, shrinkage=self.shrinkage), []
         starts: tuple[Any, ...] = STARTS if self.start == "better" else (self.start,)
         for start in starts:
             warm = run(pca.OneShot(*ranks, method=start), rounds=1)

@@ -48,7 +48,9 @@ def test_demo_compares_the_methods_on_held_out_images(demo):
     folder, printed, _ = demo
     arrays, summary = loaded(folder)
     held_out = {row["method"]: row["residual, held out"] for row in summary["table"]}
-    assert held_out["PerPCA"] < held_out["OneShot"] < min(held_out["Local"], held_out["Pooled"])
+    assert (
+        held_out["VarProPerPCA"] < held_out["OneShot"] < min(held_out["Local"], held_out["Pooled"])
+    )
     assert all(method in printed for method in ("Local", "Pooled", "OneShot", "PerPCA"))
     assert arrays["shared"].shape == (64, 10) and arrays["local"].shape == (50, 64, 2)
     assert sorted({len(classes) for classes in summary["classes"]}) == [1, 2]
@@ -447,9 +449,9 @@ def test_bash_completes_commands_options_and_choices(script, tmp_path):
         return set(done.stdout.split())
 
     assert offered("") == set(SUMMARIES)
-    assert offered("fit", "per") == {"perpca"}
+    assert offered("fit", "per") == {"perpca", "perpca-gradient"}
     assert offered("fit", "perpca", "--shared") == {"--shared-rank"}
-    assert offered("fit", "perpca", "--variant", "") == {"tangent", "polar"}
+    assert offered("fit", "perpca-gradient", "--variant", "") == {"tangent", "polar"}
     assert "--config" in offered("sweep", "hierarchical", "--co")
     (tmp_path / "data.npy").touch()
     assert "data.npy" in offered("fit", "perpca", "--data", "dat")

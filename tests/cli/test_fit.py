@@ -63,7 +63,7 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
         (["local", "--rank", "4"], {"local": (8, 9, 4)}),
         (["pooled", "--rank", "4", "--image-shape", "3x3"], {"shared": (9, 4)}),
         (["oneshot", *RANKS, "--held-out", "0"], {"shared": (9, 2), "local": (8, 9, 2)}),
-        (["varpro", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
+        (["perpca-gradient", *RANKS, "--rounds", "5"], {"shared": (9, 2), "local": (8, 9, 2)}),
         (
             [
                 "hierarchical",
@@ -130,8 +130,8 @@ def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):
     assert fit("perpca", data, tmp_path / "per", *options) == 0
     (_, one), (arrays, per) = loaded(tmp_path / "one"), loaded(tmp_path / "per")
     np.testing.assert_allclose(arrays["history_objective"][0], value(one, "objective"), rtol=1e-4)
-    # Four components for the start, then the largest eigenvalue and two components.
-    assert value(per, "bits sent") == 32 * (9 * 4 + 1 + 9 * 2)
+    # Four components for the start, then two, the objective and the client's fingerprint.
+    assert value(per, "bits sent") == 32 * (9 * 4 + 9 * 2 + 2)
 
 
 @pytest.mark.parametrize(
@@ -509,8 +509,8 @@ def test_a_killed_run_ends_where_the_uninterrupted_one_does(data, tmp_path, caps
     capsys.readouterr()
 
     # Not with another algorithm, other settings or other data.
-    assert fit("varpro", data, out, *RANKS) == 2
-    assert "algorithm was PerPCA(" in capsys.readouterr().err
+    assert fit("perpca-gradient", data, out, *RANKS) == 2
+    assert "algorithm was VarProPerPCA(" in capsys.readouterr().err
     assert fit("perpca", data, out, *options, "--tol", "1e-3") == 2
     assert "belongs to another run: tol was None" in capsys.readouterr().err
     assert fit("perpca", data, out, *options, "--center") == 2
@@ -632,7 +632,7 @@ MISTAKES = {
         ([*RANKS, "--chunk-size", "4"], "--chunk-size: is for"),
         ([*RANKS, "--backend", "chunked", "--chunk-size", "0"], "chunked size: wanted"),
         ([*RANKS, "--image-shape", "2x3"], "--image-shape: 2x3 is 6 pixels"),
-        ([*RANKS, "--step-size", "-1"], "step_size: wanted"),
+        ([*RANKS, "--memory", "-1"], "memory: wanted"),
         ([*RANKS, "--checkpoint-every", "0"], "every: wanted"),
         ([*RANKS, "--client-column", "place"], "client_column"),
         ([*RANKS, "--data", "nowhere"], "nowhere"),

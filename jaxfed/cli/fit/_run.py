@@ -21,7 +21,7 @@ from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
-from jaxfed.core.run.solution import Solution
+from jaxfed.core.run.solution import Solution, name_of
 from jaxfed.core.store.checkpoint import Checkpoint
 
 REPORT = "report.html"
@@ -130,6 +130,7 @@ def run(
     findings = problem.evaluate(solution)
     quantities = {
         "rounds": int(solution.rounds),
+        "how the run ended": name_of(solution.status).replace("_", " "),
         **findings.quantities,
         **_traffic(start, solution),
     }

@@ -46,8 +46,8 @@ class Entry(NamedTuple):
 
 
 ALGORITHMS = {
-    "perpca": Entry(pca.PerPCA, has_warm_start=True),
-    "varpro": Entry(pca.VarProPerPCA, has_warm_start=True),
+    "perpca": Entry(pca.VarProPerPCA, has_warm_start=True),
+    "perpca-gradient": Entry(pca.PerPCA, has_warm_start=True),
     "local": Entry(pca.Local, has_rounds=False),
     "pooled": Entry(pca.Pooled, has_rounds=False),
     "oneshot": Entry(pca.OneShot, has_rounds=False),

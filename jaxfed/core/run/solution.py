@@ -14,7 +14,7 @@ from jaxfed._checks import refuse
 from jaxfed._versions import versions
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.core.contract.remarks import HasRemarks, still_falling
+from jaxfed.core.contract.remarks import HasRemarks, not_converged
 from jaxfed.core.round.problem import Failure, State
 from jaxfed.core.store import saved
 from jaxfed.core.wire.release import Release
@@ -76,7 +76,7 @@ class Solution(eqx.Module):
     def remarks(self) -> tuple[str, ...]:
         """What to know before relying on the result, in sentences; empty if there is nothing.
 
-        They say whether the objective was still falling when the rounds were over, and what the
+        They say whether the run was still on its way when the rounds were over, and what the
         algorithm finds wrong with the result. `summary` and `save` include them.
 
         Raises:
@@ -85,7 +85,7 @@ class Solution(eqx.Module):
         run = self._saved("remarks")
         found: tuple[str, ...] = ()
         if run.status == "round_limit":
-            found = still_falling(np.asarray(run.history.get("objective", ()), float))
+            found = not_converged(run.history)
         if isinstance(self.algorithm, HasRemarks):
             found += self.algorithm.remarks(self.result, run.history)
         return found
@@ -114,13 +114,12 @@ class Solution(eqx.Module):
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:
             raise refuse(asked, "the solution of one run, not traced", self.rounds)
-        (status,) = [name for name in saved.STATUSES if self.status == getattr(Status, name)]
         history = {name: np.asarray(values) for name, values in self.history.items()}
         return saved.Saved(
             self.result,
             history,
             int(self.rounds),
-            status,
+            name_of(self.status),
             repr(self.algorithm),
             len(self.failure.clients),
             versions(),
@@ -145,6 +144,12 @@ class Solution(eqx.Module):
         rows = saved.story(self._saved("repr")._replace(remarks=self.remarks())).items()
         cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
         return f"<table>{''.join(cells)}</table>"
+
+
+def name_of(status: Status) -> str:
+    """The name of a status that is not traced."""
+    (name,) = [name for name in saved.STATUSES if status == getattr(Status, name)]
+    return name
 
 
 class DivergenceError(FloatingPointError):

@@ -9,7 +9,7 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.cli import main
-from jaxfed.core.contract.remarks import still_falling
+from jaxfed.core.contract.remarks import not_converged
 
 KEY = jax.random.key(0)
 COMMON, FALLING = "common to all clients", "second half of the rounds"
@@ -78,7 +78,7 @@ def test_a_run_that_ends_at_its_limit_while_it_falls_says_so():
 @pytest.mark.parametrize("rounds", [0, 9, 10, 100])
 def test_an_objective_that_scatters_does_not_count_as_falling(rounds):
     def told(objective):
-        return bool(still_falling(objective))
+        return bool(not_converged({"objective": objective}))
 
     rng = np.random.default_rng(0)
     falls = [told(1 + rng.normal(size=rounds)) for _ in range(200)]
@@ -87,6 +87,17 @@ def test_an_objective_that_scatters_does_not_count_as_falling(rounds):
     assert told(np.exp(-np.arange(rounds) / 10)) == (rounds >= 10)
     assert not told(1 + np.exp(-np.arange(float(rounds)) * 2))
     assert not told(np.full(rounds, np.nan)) and not told(np.zeros(rounds))
+
+
+def test_a_stopping_measure_that_is_large_at_the_limit_says_so():
+    arrays = np.random.default_rng(0).normal(size=(5, 8, 6)).astype(np.float32)
+    # Its objective rises and falls.
+    short, long = (fitted(arrays, jf.pca.FAPS(2), rounds) for rounds in (12, 200))
+    left = np.median(short.history["stopping_measure"][-2:])
+    assert left > 1e-3 > long.history["stopping_measure"][-1]
+    (remark,) = short.remarks()
+    assert f"stopping measure is still {left:.2g}" in remark and "more rounds" in remark
+    assert long.remarks() == ()
 
 
 def test_remarks_are_saved_printed_and_in_the_report(tmp_path, capsys):
