@@ -1,5 +1,6 @@
 """The estimators of the PCA family, one class per model."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -8,11 +9,15 @@ import numpy as np
 from jaxfed import pca
 from jaxfed._checks import check_name
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
-from jaxfed.estimators._clients import ClientPCA, Learned
+from jaxfed.core.run.solution import Solution
+from jaxfed.estimators._clients import ClientPCA, Learned, Table
 from jaxfed.linalg import Moment
 from jaxfed.pca.likelihood import joint_moment, precision
 
 STARTS = ("local_first", "projector")
+# Objectives that differ by a smaller share are equal: where clients are alike, every split of the
+# same components into shared and local ones is as good.
+TIE = 0.01
 
 
 class PersonalizedPCA(ClientPCA):
@@ -43,7 +48,7 @@ class PersonalizedPCA(ClientPCA):
             rounds: number of rounds.
             start: `"local_first"` suits local components with more variance than the shared ones,
                 `"projector"` the opposite; `"better"` runs both and keeps the result that explains
-                more of the variance.
+                more of the variance, or the larger shared part if there is no clear difference.
             shrinkage: remove the noise from the second moments first.
             center: whether the mean of all samples is subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
@@ -64,7 +69,9 @@ class PersonalizedPCA(ClientPCA):
         for start in starts:
             warm = run(pca.OneShot(*ranks, method=start), rounds=1)
             solutions.append(run(algorithm, warm_start=warm))
-        solution = min(solutions, key=lambda each: each.history["objective"][-1])
+        best = min(each.history["objective"][-1] for each in solutions)
+        tied = [each for each in solutions if each.history["objective"][-1] <= (1 + TIE) * best]
+        solution = max(tied, key=partial(_shared_energy, tables))
         shared, local = map(_host, solution.result)
         return Learned(shared, local, True, solution)
 
@@ -175,6 +182,12 @@ class HierarchicalPCA(ClientPCA):
         shared = jnp.asarray(np.asarray(self.components_).T, moment.trace.dtype)
         joint = joint_moment(moment, weight, shared, self.prior_variance_)
         return _host(joint.top(int(self.n_components))[1])
+
+
+def _shared_energy(tables: list[Table], solution: Solution) -> float:
+    """The clients' mean energy in the shared components."""
+    shared = np.asarray(solution.result.shared)
+    return float(np.mean([np.sum((x @ shared) ** 2) / len(x) for x in tables]))
 
 
 def _host(array: Any) -> np.ndarray:
