@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxfed._optional import require
+from jaxfed.deploy import worker
 
 STARTING = 120.0  # seconds for a process to be ready
 STOPPING = 20.0  # and to end when it is asked to
@@ -32,8 +33,8 @@ class Options(NamedTuple):
 class Local:
     """A SuperLink and SuperNodes on this machine's loopback.
 
-    Use it in a `with` block: in the end, however that comes, all its processes are ended. They end
-    too if this process dies.
+    Use it in a `with` block: in the end, however that comes, all its processes are ended, and the
+    nodes' workers. They end too if this process dies, but for workers, which end when idle.
 
     Attributes:
         link: the SuperLink, once it was started.
@@ -87,6 +88,9 @@ class Local:
     def __exit__(self, *exception: object) -> None:
         _end(list(self.nodes.values()))
         _end([] if self.link is None else [self.link])
+        for config in self.configs:
+            with contextlib.suppress(OSError):
+                worker.end(config)
 
     # --- processes -----------------------------------------------------------------------------
 
