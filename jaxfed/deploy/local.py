@@ -113,7 +113,7 @@ class Local:
         options = self.options.nodes
         for number in numbers:
             where = ("--host", "127.0.0.1", "--port", str(_free_port()))
-            command = ("flower-supernode", *options[number % len(options)], *where)
+            command = (sys.executable, "-c", _NODE, *options[number % len(options)], *where)
             link = ("--superlink", f"127.0.0.1:{self.port}")
             config = ("--node-config", _in_toml(self.configs[number]))
             self.log(f"node-{number}").unlink(missing_ok=True)
@@ -249,6 +249,17 @@ try:
 except (OSError, AttributeError):
     pass
 os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+# A SuperNode of Flower 1.41 looks for messages every three seconds, and has no option for that.
+_NODE = """
+import contextlib, time, types
+from flwr.supernode.cli import flower_supernode
+with contextlib.suppress(ImportError):
+    from flwr.supernode import start_client_internal as node
+    node.time = types.SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
+flower_supernode()
 """
 
 

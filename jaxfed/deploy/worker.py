@@ -149,9 +149,10 @@ def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
             for part in (json.dumps(run).encode(), asked.head.encode(), asked.body):
                 connection.send_bytes(part)
             kind, head, body = (connection.recv_bytes() for _ in range(3))
+            if kind == b"ValueError":
+                raise ValueError(head.decode())
             if kind:
-                raised = ValueError if kind == b"ValueError" else RuntimeError
-                raise raised(head.decode())
+                raise RuntimeError(f"{kind.decode()}: {head.decode()}")
             return Packet.read(head.decode(), body)
     raise OSError(f"{ATTEMPTS} are gone; see {_place(run['node_config']) / 'log'}")
 
