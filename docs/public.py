@@ -10,6 +10,7 @@ import jaxfed
 SUBMODULES = (
     "jaxfed.deploy.flower",
     "jaxfed.deploy.processes",
+    "jaxfed.deploy.worker",
     "jaxfed.manifolds.stiefel",
     "jaxfed.manifolds.grassmann",
 )

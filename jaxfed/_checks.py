@@ -5,7 +5,6 @@ argument in its final form. Of traced numbers and arrays only shapes and types a
 """
 
 import os
-import reprlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,27 +16,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Key
 
+from jaxfed._refusals import refuse as refuse
+from jaxfed._refusals import shown as shown
+
 LARGEST = 2**31 - 1
 """The largest whole number that every index of JAX can hold."""
-
-_BRIEF = reprlib.Repr()
-_BRIEF.maxstring = _BRIEF.maxother = 200
-_BRIEF.maxlong = 60
-
-
-def shown(given: object) -> str:
-    """Any value in one short line."""
-    if isinstance(given, np.ndarray | jax.Array) and np.ndim(given) > 0:
-        return f"an array of {given.dtype} of shape {given.shape}"
-    try:
-        return " ".join(_BRIEF.repr(given).split())
-    except ValueError:  # a whole number of more digits than Python writes
-        return f"{'-' * (given < 0)}2^{given.bit_length()}"  # pyright: ignore
-
-
-def refuse(argument: str, wanted: str, given: object) -> ValueError:
-    """The error for a wrong argument, for the caller to raise."""
-    return ValueError(f"{argument}: wanted {wanted}, got {shown(given)}")
 
 
 def check_name(argument: str, given: object, known: Sequence[str]) -> None:

@@ -2,23 +2,28 @@
 
     python -m bench.speed.machines --rounds 10
 
-Three SuperNodes on this machine. Each answer is made by a process of its own, so this takes many
-minutes. Prints for each algorithm whether everything is bit-equal, and the seconds a round took.
+Three SuperNodes on this machine. Prints what a round takes, by the clock and of all processors, for
+a client that returns each message unchanged, for `PerPCA` with a resident worker at each node, and
+without; then for each algorithm, with workers, and whether everything is bit-equal.
 """
 
 import argparse
+import contextlib
+import math
 import os
 import subprocess
 import tempfile
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import jaxfed as jf
-from jaxfed.deploy.local import Local, Options
+from jaxfed.deploy.app import write_app
+from jaxfed.deploy.local import Local, Options, family
 
 CLIENTS, SAMPLES, FEATURES = 3, (40, 30, 25), 8
 LOSSLESS, CODED = "jf.channel.lossless()", "jf.channel.difference(jf.channel.quantize(3))"
@@ -58,6 +63,48 @@ server = jf.deploy.flower.server_app(
     make_algorithm, clients={clients}, rounds={rounds}, key=0, channel=CHANNEL
 )
 """
+# The least that Flower's processes can do.
+UNCHANGED = """\
+import time
+from pathlib import Path
+
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from jaxfed.deploy.messages import Packet, message_of
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.train()
+def train(message, context):
+    return Message(message.content, reply_to=message)
+
+
+@server.main()
+def main(grid, context):
+    out = Path(context.run_config["out"])
+    (out / "server").mkdir(parents=True)
+    for number in range({rounds} + 1):
+        while len(nodes := list(grid.get_node_ids())) < {clients}:
+            time.sleep(0.2)
+        packet = Packet({{"round": number}}, [bytes(128)])
+        asked = set(grid.push_messages([message_of(packet, x, "round") for x in nodes]))
+        while asked:
+            time.sleep(0.2)
+            asked -= {{x.metadata.reply_to_message_id for x in grid.pull_messages(list(asked))}}
+        (out / "server" / f"{{number:08d}}.npz").touch()
+    (out / "solution.npz").touch()
+"""
+
+
+class Cost(NamedTuple):
+    """What something takes, in seconds."""
+
+    clock: float
+    processors: float  # of all processes together
 
 
 def secured(folder: Path, nodes: int = CLIENTS) -> Options:
@@ -100,37 +147,88 @@ def arrays() -> list[np.ndarray]:
     ]
 
 
-def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tuple[bool, float]:
-    """Whether an algorithm's run is bit-equal to `fit`, and the seconds a round took."""
-    from jaxfed.deploy.app import write_app
+def used(local: Local) -> float:
+    """Seconds of processors that all processes of a federation have had, with those that ended."""
+    assert local.link is not None
+    parents = [local.link.pid, *(node.pid for node in local.nodes.values())]
+    pids = {pid for parent in parents for pid in family(parent)}
+    for entry in Path("/proc").glob("[0-9]*"):  # workers, which are nobody's children
+        with contextlib.suppress(OSError):
+            if str(local.folder.parent) in (entry / "cmdline").read_text():
+                pids.add(int(entry.name))
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
+
+def run(local: Local, app: Path, limit: float) -> Cost:
+    """Run an app, and measure its rounds behind the first, which compiles."""
+    number = local.begin(app, {"out": str(app / "out")})
+    seen: dict[int, Cost] = {}
+
+    def look() -> None:
+        done = max((int(path.stem) for path in app.glob("out/server/[0-9]*.npz")), default=0)
+        if done and done not in seen:
+            seen[done] = Cost(time.monotonic(), used(local))
+
+    local.wait(number, app / "out" / "solution.npz", limit, look)
+    first, last = min(seen), max(seen)
+    if first == last:
+        return Cost(math.nan, math.nan)
+    return Cost(*((b - a) / (last - first) for a, b in zip(seen[first], seen[last], strict=True)))
+
+
+def write(folder: Path, source: str, rounds: int, component: str = "client") -> Path:
+    """An app folder of this source, whose client is found in the module `component`."""
+    write_app(folder, "pooled", {"rank": 1}, clients=CLIENTS, rounds=rounds, key=0)
+    (folder / "federation" / "app.py").write_text(source)
+    project = folder / "pyproject.toml"
+    text = project.read_text().replace("federation.client:", f"federation.{component}:")
+    project.write_text(text)
+    return folder
+
+
+def source_of(name: str, rounds: int) -> str:
+    """The module of an algorithm's app."""
     algorithm, channel = ALGORITHMS[name]
     views = name == "MaxVar"
-    holder = "jf.gcca.Views.from_arrays" if views else "jf.Clients.from_samples"
-    app = folder / name
-    write_app(app, "pooled", {"rank": 1}, clients=CLIENTS, rounds=rounds, key=0)
-    source = APP.format(
+    return APP.format(
         algorithm=algorithm,
         channel=channel,
-        holder=holder,
+        holder="jf.gcca.Views.from_arrays" if views else "jf.Clients.from_samples",
         clients=CLIENTS,
         rounds=rounds,
         entities=min(SAMPLES) if views else None,
     )
-    (app / "federation" / "app.py").write_text(source)
-    run = local.begin(app, {"out": str(app / "out")})
-    states, starts = app / "out" / "server", []
 
-    def look() -> None:
-        if not starts and any(states.glob("[0-9]*.npz")):  # the first messages have arrived
-            starts.append(time.monotonic())
 
-    local.wait(run, app / "out" / "solution.npz", limit, look)
-    seconds = (time.monotonic() - (starts or [time.monotonic()])[0]) / rounds
+def costs(local: Local, folder: Path, rounds: int, limit: float) -> None:
+    """Print what a round costs, and what Flower alone takes of it."""
+    print("| client | seconds a round | of processors |\n| --- | --- | --- |", flush=True)
+    unchanged = UNCHANGED.format(clients=CLIENTS, rounds=rounds)
+    perpca = source_of("PerPCA", rounds)
+    for name, source, component in (
+        ("returns its message", unchanged, "app"),
+        ("with a worker", perpca, "client"),
+        ("without", perpca, "app"),
+    ):
+        cost = run(local, write(folder / name, source, rounds, component), limit)
+        print(f"| {name} | {cost.clock:.1f} | {cost.processors:.1f} |", flush=True)
+    print()
+
+
+def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tuple[bool, Cost]:
+    """Whether an algorithm's run is bit-equal to `fit`, and what a round took."""
+    app = write(folder / name, source_of(name, rounds), rounds)
+    cost = run(local, app, limit)
     made = spec_from_file_location(f"federation_{name}", app / "federation" / "app.py")
     assert made is not None and made.loader is not None
     federation = module_from_spec(made)
     made.loader.exec_module(federation)
+    views = name == "MaxVar"
     tables = [x[: min(SAMPLES)] if views else x for x in arrays()]
     make = jf.gcca.Views.from_arrays if views else jf.Clients.from_samples
     solution = jf.fit(
@@ -149,15 +247,14 @@ def one(local: Local, folder: Path, name: str, rounds: int, limit: float) -> tup
     mine += [saved.history[key] for key in solution.history]
     theirs += list(solution.history.values())
     bits = [[np.asarray(x).tobytes() for x in each] for each in (mine, theirs)]  # NaN included
-    equal = bits[0] == bits[1]
-    return equal, seconds
+    return bits[0] == bits[1], cost
 
 
 def main() -> None:
     """Run them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
+    parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--limit", type=float, default=1800, help="seconds for each")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -170,12 +267,17 @@ def main() -> None:
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}
         options = secured(folder / "keys")
         local = Local(folder / "flower", configs, options=options, environment=environment)
-        print("| algorithm | bit-equal | seconds a round |\n| --- | --- | --- |", flush=True)
         with local:
             start_secured(local)
+            costs(local, folder, chosen.rounds, chosen.limit)
+            print("| algorithm | bit-equal | seconds a round | of processors |", flush=True)
+            print("| --- | --- | --- | --- |", flush=True)
             for name in chosen.algorithms:
-                equal, seconds = one(local, folder, name, chosen.rounds, chosen.limit)
-                print(f"| {name} | {'yes' if equal else 'no'} | {seconds:.1f} |", flush=True)
+                equal, cost = one(local, folder, name, chosen.rounds, chosen.limit)
+                words = "yes" if equal else "no"
+                print(
+                    f"| {name} | {words} | {cost.clock:.1f} | {cost.processors:.1f} |", flush=True
+                )
 
 
 if __name__ == "__main__":

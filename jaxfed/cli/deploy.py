@@ -1,4 +1,4 @@
-"""`jaxfed deploy`: write an app folder for Flower, and try it on this machine."""
+"""`jaxfed deploy`: write an app folder for Flower, try it on this machine, and a node's worker."""
 
 import argparse
 import ast
@@ -15,6 +15,8 @@ from jaxfed.cli._command import Command
 from jaxfed.cli._common import rounds
 from jaxfed.cli._options import option
 from jaxfed.core.store.saved import load
+from jaxfed.deploy import worker
+from jaxfed.deploy.worker import IDLE
 
 FILE = ".npy"
 
@@ -38,8 +40,18 @@ def command() -> Command:
         option("--out", Path, "folder for the results; default: out in the app folder", None),
         option("--timeout", float, "seconds after which the run is given up", 1800, metavar="S"),
     ]
+    resident = [
+        option(
+            "--node-config",
+            str,
+            "the node configuration of its SuperNode, in the same words",
+            metavar="'NAME=VALUE ...'",
+        ),
+        option("--idle", float, "seconds without a message until it ends", IDLE, metavar="S"),
+        option("--end", bool, "end the one that is there instead", False),
+    ]
     return Command(
-        "Write an app folder for Flower, and try it on this machine.",
+        "Write an app folder for Flower, try it on this machine, and start or end a node's worker.",
         commands={
             "new": Command(
                 "Write a folder that `flwr run` takes: an algorithm, where each machine has its "
@@ -51,13 +63,21 @@ def command() -> Command:
             "try": Command(
                 "Start a SuperLink and SuperNodes on this machine's loopback, without TLS and "
                 "authentication, run the app, show the result and end them all. Each message "
-                "starts a new process, so a round takes seconds.",
+                "starts a process, so a round takes seconds.",
                 run_try,
                 {"": trial},
                 summary="run an app folder on this machine alone",
             ),
+            "worker": Command(
+                "Be the worker of a SuperNode on this machine, which keeps JAX, programs and data "
+                "between the messages of a run. The first message starts one by itself; this "
+                "starts it before, or ends it.",
+                run_worker,
+                {"": resident},
+                summary="start or end a node's worker",
+            ),
         },
-        metavar="new | try",
+        metavar="new | try | worker",
     )
 
 
@@ -128,6 +148,19 @@ def run_try(arguments: argparse.Namespace) -> None:
         print(f"the model of {path.parent.name}: {path}")
 
 
+def run_worker(arguments: argparse.Namespace) -> None:
+    """Be a node's worker, or end it."""
+    flwr = require("flwr.common.config", extra="flower")
+    try:
+        config = flwr.parse_config_args([arguments.node_config])
+    except Exception as error:
+        raise ValueError(f"node-config: {error}") from error
+    if arguments.end:
+        worker.end(config)
+    else:
+        worker.serve(config, idle=arguments.idle)
+
+
 def _check_app(folder: Path) -> None:
     """Refuse an app that cannot be imported, which Flower's processes would take long to report."""
     require("flwr", extra="flower")
@@ -136,7 +169,9 @@ def _check_app(folder: Path) -> None:
         project = tomllib.loads((folder / "pyproject.toml").read_text("utf8"))
         components = project["tool"]["flwr"]["app"]["components"]
         for name in ("serverapp", "clientapp"):
-            pkgutil.resolve_name(components[name])
+            found = pkgutil.resolve_name(components[name])
+            if hasattr(found, "app"):  # where its worker finds it
+                pkgutil.resolve_name(found.app)
     except Exception as error:
         raise ValueError(
             f"app: wanted one that can be imported, got {folder}: {type(error).__name__}: {error}"

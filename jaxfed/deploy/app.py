@@ -32,7 +32,7 @@ publisher = "jaxfed"
 
 [tool.flwr.app.components]
 serverapp = "federation.app:server"
-clientapp = "federation.app:client"
+clientapp = "federation.client:client"
 
 # What `flwr run --run-config` may change, and `make_algorithm` is given; `out` is a folder on the
 # server, below the one where the SuperLink was started.
@@ -60,6 +60,14 @@ def make_data(config):
 
 client = jf.deploy.flower.client_app(make_algorithm, make_data)
 server = jf.deploy.flower.server_app(make_algorithm, clients={number}, rounds={rounds}, key={key})
+'''
+
+CLIENT = '''\
+"""What Flower starts for each message: JAX, and `app.py`, are in this machine's resident worker."""
+
+import jaxfed as jf
+
+client = jf.deploy.worker.client_app("federation.app:client")
 '''
 
 FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative}
@@ -128,7 +136,8 @@ def write_app(
         name=f"{kind.__name__.lower()}-federation",
         out=json.dumps(f"{folder.resolve().name}/out", ensure_ascii=False),
     )
-    files = {"pyproject.toml": project, "federation/__init__.py": "", "federation/app.py": app}
+    files = {"pyproject.toml": project, "federation/__init__.py": ""}
+    files |= {"federation/app.py": app, "federation/client.py": CLIENT}
     (folder / "federation").mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with replacing(folder / name) as part:

@@ -1,8 +1,8 @@
 """Any algorithm as a Flower app: clients on their own machines, their data and states with them.
 
 Server and clients call the functions of `jaxfed.fit`, and exchange messages. For each answer of a
-client Flower starts a process, which takes seconds to import JAX: choose algorithms that need few
-rounds.
+client Flower starts a process, which takes seconds to import JAX if there is no
+`jaxfed.deploy.worker`: choose algorithms that need few rounds.
 """
 
 import json
@@ -38,7 +38,7 @@ from jaxfed.core.run.compiling import enable_compilation_cache
 from jaxfed.core.wire.wire import Wire, checked_wire
 from jaxfed.deploy.exchange import Exchange
 from jaxfed.deploy.federation import Settings
-from jaxfed.deploy.messages import packet_of, reply_of
+from jaxfed.deploy.messages import Packet, packet_of, reply_of
 from jaxfed.deploy.node import Node
 from jaxfed.deploy.server import Server
 from jaxfed.linalg.precision import precise
@@ -188,7 +188,7 @@ def client_app(
     flwr = require("flwr.clientapp", extra="flower")
     app = flwr.ClientApp()
 
-    # Flower's processes answer one message each; other engines answer many in one process.
+    # A worker and other engines answer many messages in one process.
     @cache
     def node(run_config: str, node_config: str) -> Node:
         own = json.loads(node_config)
@@ -199,15 +199,20 @@ def client_app(
         start = None if warm_start is None else warm_start(own)
         return Node(int(own["partition-id"]), algorithm, make_data(own), wire, start, states)
 
-    @app.train()
     @precise()
-    def train(message: Any, context: Any) -> Any:
-        # Flower starts a process for each message, which would compile everything again.
+    def answer(asked: Packet, run_config: Config, node_config: Config) -> Packet:
+        # Another process, for a message or a run, would compile everything again.
         enable_compilation_cache()
-        configs = (context.run_config, context.node_config)
+        configs = (run_config, node_config)
         made = node(*(json.dumps(dict(config), sort_keys=True) for config in configs))
-        return reply_of(made.answer(packet_of(message)), message)
+        return made.answer(asked)
 
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        answered = answer(packet_of(message), context.run_config, context.node_config)
+        return reply_of(answered, message)
+
+    app.answer = answer  # for `jaxfed.deploy.worker`, which has no messages of Flower's
     return app
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jaxfed._optional import require
+from jaxfed.deploy import worker
 
 STARTING = 120.0  # seconds for a process to be ready
 STOPPING = 20.0  # and to end when it is asked to
@@ -32,8 +33,8 @@ class Options(NamedTuple):
 class Local:
     """A SuperLink and SuperNodes on this machine's loopback.
 
-    Use it in a `with` block: in the end, however that comes, all its processes are ended. They end
-    too if this process dies.
+    Use it in a `with` block: in the end, however that comes, all its processes are ended, and the
+    nodes' workers. They end too if this process dies, but for workers, which end when idle.
 
     Attributes:
         link: the SuperLink, once it was started.
@@ -87,6 +88,9 @@ class Local:
     def __exit__(self, *exception: object) -> None:
         _end(list(self.nodes.values()))
         _end([] if self.link is None else [self.link])
+        for config in self.configs:
+            with contextlib.suppress(OSError):
+                worker.end(config)
 
     # --- processes -----------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class Local:
         options = self.options.nodes
         for number in numbers:
             where = ("--host", "127.0.0.1", "--port", str(_free_port()))
-            command = ("flower-supernode", *options[number % len(options)], *where)
+            command = (sys.executable, "-c", _NODE, *options[number % len(options)], *where)
             link = ("--superlink", f"127.0.0.1:{self.port}")
             config = ("--node-config", _in_toml(self.configs[number]))
             self.log(f"node-{number}").unlink(missing_ok=True)
@@ -245,6 +249,17 @@ try:
 except (OSError, AttributeError):
     pass
 os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+# A SuperNode of Flower 1.41 looks for messages every three seconds, and has no option for that.
+_NODE = """
+import contextlib, time, types
+from flwr.supernode.cli import flower_supernode
+with contextlib.suppress(ImportError):
+    from flwr.supernode import start_client_internal as node
+    node.time = types.SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.2)))
+flower_supernode()
 """
 
 

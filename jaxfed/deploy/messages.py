@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from jaxfed._checks import refuse, shown
 from jaxfed._optional import require
+from jaxfed._refusals import refuse, shown
 
 VERSION = 1  # of all messages; machines with different versions do not understand each other
 ARRAY, WORDS, HEAD = "payload", "jaxfed", "head"

@@ -269,8 +269,8 @@ def test_deploy_writes_an_app_that_flower_takes(tmp_path, capsys):
     command = ["deploy", "new", str(app), "--algorithm", "PerPCA"]
     assert main([*command, *settings, "--rounds", "7"]) == 0
     assert "federation/app.py" in capsys.readouterr().out
-    for component in ("server", "client"):
-        assert flwr.validate(f"federation.app:{component}", project_dir=app)[0]
+    for component in ("app:server", "app:client", "client:client"):
+        assert flwr.validate(f"federation.{component}", project_dir=app)[0]
     names = {}
     exec((app / "federation" / "app.py").read_text(), names)
     made = names["make_algorithm"]({})
@@ -329,11 +329,12 @@ def app(tmp_path, capsys, monkeypatch):
         ),
         ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
         ("federation/app.py", "server =", "service =", "no attribute 'server'"),
+        ("federation/app.py", "client =", "patron =", "no attribute 'client'"),
         ("federation/app.py", "def ", "deaf ", "SyntaxError: invalid syntax"),
         ("pyproject.toml", "serverapp =", "serverap =", "KeyError: 'serverapp'"),
         ("pyproject.toml", "[tool.flwr.app.components]", "[components]", "KeyError: 'components'"),
     ],
-    ids=("argument", "module", "name", "syntax", "component", "table"),
+    ids=("argument", "module", "server", "client", "syntax", "component", "table"),
 )
 def test_deploy_imports_an_app_before_it_starts_flower(app, file, old, new, words):
     folder, trial = app
@@ -571,7 +572,7 @@ def test_help_is_there_at_once():
     assert min(times) < 0.5
 
 
-COMMANDS = [[], *([name] for name in SUMMARIES), ["fit", "perpca"], ["deploy", "new"]]
+COMMANDS = [[], *([name] for name in SUMMARIES), ["fit", "perpca"], ["deploy", "worker"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -1,4 +1,4 @@
-"""Federations over Flower's own processes on this machine; each message is a new process."""
+"""Federations over Flower's own processes on this machine, and the nodes' workers."""
 
 import contextlib
 import os
@@ -19,6 +19,7 @@ from tests.examples import draw_samples
 from tests.helpers import ROOT, blocks
 
 pytest.importorskip("flwr")
+from jaxfed.deploy import worker
 from jaxfed.deploy.app import write_app
 from jaxfed.deploy.local import Local, family, kill
 
@@ -78,12 +79,16 @@ def test_tls_and_node_authentication(tmp_path, environment, clients):
     settings = {"shared_rank": 2, "local_rank": 2, "step_size": 0.05}
     write_app(app, "PerPCA", settings, clients=CLIENTS, rounds=3, key=0)
     nodes = configs(tmp_path, clients)
+    nodes[1]["worker"] = False  # its messages' processes answer themselves
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     options = secured(tmp_path / "keys")
     with Local(tmp_path / "flower", nodes, options=options, environment=environment) as local:
         start_secured(local)
         run = local.begin(app, {"out": str(app / "out")})
         saved = finish(local, run, app / "out", 240)
+        with_worker = [(worker._place(node) / ".lock").exists() for node in nodes]
+        assert with_worker == [True, False, True]
+    assert not any((worker._place(node) / "socket").exists() for node in nodes)
     print(f"{time.monotonic() - started:.0f} seconds")
     algorithm = jf.pca.PerPCA(**settings)
     solution = jf.fit(
@@ -223,3 +228,7 @@ def test_the_page_of_the_documentation(tmp_path, environment, clients):
         assert jf.load(tmp_path / "app" / "out" / "solution.npz").rounds == 3
     finally:
         end_session(process.pid)
+        for i in range(CLIENTS):
+            names = {"data": f"data-{i}.npy", "folder": f"states-{i}"}
+            paths = {name: str(tmp_path / file) for name, file in names.items()}
+            worker.end({"partition-id": i} | paths)

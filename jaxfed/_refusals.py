@@ -1,0 +1,23 @@
+"""The error for a wrong argument, which needs no JAX."""
+
+import reprlib
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 200
+_BRIEF.maxlong = 60
+
+
+def shown(given: object) -> str:
+    """Any value in one short line."""
+    shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
+    if isinstance(shape, tuple) and shape and dtype is not None:  # JAX's and NumPy's arrays alike
+        return f"an array of {dtype} of shape {shape}"
+    try:
+        return " ".join(_BRIEF.repr(given).split())
+    except ValueError:  # a whole number of more digits than Python writes
+        return f"{'-' * (given < 0)}2^{given.bit_length()}"  # pyright: ignore
+
+
+def refuse(argument: str, wanted: str, given: object) -> ValueError:
+    """The error for a wrong argument, for the caller to raise."""
+    return ValueError(f"{argument}: wanted {wanted}, got {shown(given)}")

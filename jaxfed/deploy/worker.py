@@ -1,0 +1,315 @@
+"""A node's resident worker, which keeps JAX, programs and data from one message to the next.
+
+Flower starts a process for each message. That process hands the message to the worker over a
+socket, and imports no JAX itself. It starts the worker where there is none, and computes the answer
+itself where there can be none.
+
+A worker belongs to one run: it answers only processes with the same code, configurations and
+versions, and ends at the first other one, which then starts its own. A worker that is killed loses
+nothing: a client's state is on its disk before its answer is sent, and the same question gets the
+same answer.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import pkgutil
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from jaxfed import _names
+from jaxfed._optional import require
+from jaxfed._refusals import refuse
+from jaxfed._versions import versions
+from jaxfed.core.common.files import locked
+from jaxfed.deploy.messages import Packet, packet_of, reply_of
+
+LOG = logging.getLogger("jaxfed.deploy")
+IDLE = 600.0  # seconds without a message after which a worker ends
+STARTING = 60.0  # seconds in which a new one must listen
+ATTEMPTS = 3  # workers that may be lost over one message before its own process answers
+# What JAX and Python go by. The rest of the environment may differ from shell to shell.
+VARIABLES = ("JAX", "XLA", "CUDA", "PYTHON")
+Config = Mapping[str, Any]  # Flower's run or node configuration
+
+
+def client_app(app: str, *, idle: float = IDLE) -> Any:
+    """A client that leaves its answers to a resident worker, as a `flwr.clientapp.ClientApp`.
+
+    It belongs into a module without JAX, such as `jaxfed deploy new` writes. With `worker=false` in
+    the node configuration it computes the answers itself.
+
+    Args:
+        app: where to find what `jaxfed.deploy.flower.client_app` has made, as
+            `"package.module:name"`.
+        idle: seconds without a message after which the worker ends.
+
+    Returns:
+        The app.
+
+    Raises:
+        ValueError: for what is no such place or time.
+        ImportError: if Flower is not installed.
+    """
+    if not isinstance(app, str) or not all(app.partition(":")):
+        raise refuse("app", "package.module:name", app)
+    if not isinstance(idle, int | float) or not idle > 0:
+        raise refuse("idle", "a positive number of seconds", idle)
+    made = require("flwr.clientapp", extra="flower").ClientApp()
+
+    @made.train()
+    def train(message: Any, context: Any) -> Any:
+        return reply_of(_answer(app, packet_of(message), context, idle), message)
+
+    made.app = app  # for whoever wants to know whether it can be imported
+    return made
+
+
+def serve(node_config: Config, *, idle: float = IDLE) -> None:
+    """Be a node's worker, until it has to end or nobody has asked for long.
+
+    Args:
+        node_config: the node configuration of its SuperNode.
+        idle: seconds without a message after which it ends.
+
+    Raises:
+        OSError: if the node has a worker, or cannot have one here.
+    """
+    place = _place(node_config)
+    with locked(place, "worker"), _listening(place / "socket", idle) as listener:
+        # Who connects while JAX is imported waits.
+        from jaxfed.deploy import flower as flower
+
+        last = _answer_all(listener)
+    # Who asked in vain learns of it when there is room for another worker.
+    if last is not None:
+        last.close()
+
+
+def end(node_config: Config) -> None:
+    """Have a node's worker end, once it has answered what it was asked before.
+
+    Args:
+        node_config: the node configuration of its SuperNode.
+
+    Raises:
+        OSError: if the node cannot have a worker here.
+    """
+    nobody = suppress(FileNotFoundError, ConnectionError, EOFError)
+    with nobody, _connection(node_config) as connection:
+        connection.send_bytes(b"{}")
+        connection.recv_bytes()
+
+
+# --- in the process of a message -----------------------------------------------------------------
+
+
+def _answer(app: str, asked: Packet, context: Any, idle: float) -> Packet:
+    node_config, run_config = dict(context.node_config), dict(context.run_config)
+    if node_config.get("worker", True):
+        folder = _folder_of(app)
+        run = {
+            "app": app,
+            "folder": str(folder),
+            "code": _digest(folder),
+            "run": context.run_id,
+            "run_config": run_config,
+            "node_config": node_config,
+        }
+        try:
+            return _ask({**run, **_surroundings()}, asked, idle)
+        except OSError as error:
+            LOG.warning("no worker answers, so this process does: %s", error)
+    return pkgutil.resolve_name(app).answer(asked, run_config, node_config)
+
+
+def _ask(run: Mapping[str, Any], asked: Packet, idle: float) -> Packet:
+    """The worker's answer.
+
+    Raises:
+        ValueError, RuntimeError: what the app has raised there.
+        OSError: if no worker answers.
+    """
+    for _ in range(ATTEMPTS):
+        # A worker that was killed, was idle, or belongs to another run, does not answer.
+        gone = suppress(ConnectionError, EOFError)
+        with gone, _started(run["node_config"], idle) as connection:
+            for part in (json.dumps(run).encode(), asked.head.encode(), asked.body):
+                connection.send_bytes(part)
+            kind, head, body = (connection.recv_bytes() for _ in range(3))
+            if kind == b"ValueError":
+                raise ValueError(head.decode())
+            if kind:
+                raise RuntimeError(f"{kind.decode()}: {head.decode()}")
+            return Packet.read(head.decode(), body)
+    raise OSError(f"{ATTEMPTS} are gone; see {_place(run['node_config']) / 'log'}")
+
+
+def _started(node_config: Config, idle: float) -> Connection:
+    """A connection to the worker, which is started if there is none."""
+    process, limit = None, time.monotonic() + STARTING
+    while True:
+        try:
+            return _connection(node_config)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if process is None:
+                process = _start(node_config, idle)
+            elif process.poll() is not None or time.monotonic() > limit:
+                raise ConnectionError from None
+            time.sleep(0.02)
+
+
+def _start(node_config: Config, idle: float) -> subprocess.Popen:
+    """Start a worker that outlives this process and its SuperNode."""
+    code = "import json, sys; from jaxfed.deploy import worker; "
+    code += "worker.serve(json.loads(sys.argv[1]), idle=float(sys.argv[2]))"
+    with (_place(node_config) / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(node_config), str(idle)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _folder_of(app: str) -> Path:
+    """The folder of Python's path from which an app is imported."""
+    spec = find_spec(app.partition(":")[0].partition(".")[0])
+    if spec is None or spec.origin is None:
+        raise refuse("app", "one that can be imported", app)
+    return Path(spec.origin).parents[1 if spec.submodule_search_locations else 0]
+
+
+# --- in the worker -------------------------------------------------------------------------------
+
+
+def _answer_all(listener: socket.socket) -> Connection | None:
+    """Answer until the worker has to end; the connection of who gets no answer, if any."""
+    surroundings, run = _surroundings(), None
+    while True:
+        try:
+            connection = _checked(listener.accept()[0])
+        except TimeoutError:
+            return None
+        except PermissionError as error:
+            LOG.warning("%s", error)
+            continue
+        with suppress(OSError, EOFError):  # who asks is killed
+            wanted = json.loads(connection.recv_bytes())
+            if run is None and surroundings.items() <= wanted.items():
+                sys.path.insert(0, wanted["folder"])
+                run = wanted
+            if run is None or run != wanted:
+                return connection
+            head, body = connection.recv_bytes().decode(), connection.recv_bytes()
+            for part in _answer_one(run, head, body):
+                connection.send_bytes(part)
+        connection.close()
+
+
+def _answer_one(run: Mapping[str, Any], head: str, body: bytes) -> tuple[bytes, bytes, bytes]:
+    """Nothing, and the answer's head and body; or an exception's name, its words, and nothing."""
+    try:
+        app = pkgutil.resolve_name(run["app"])
+        answer = app.answer(Packet.read(head, body), run["run_config"], run["node_config"])
+        return b"", answer.head.encode(), answer.body
+    except Exception as error:
+        LOG.exception("no answer")
+        return type(error).__name__.encode(), str(error).encode(), b""
+
+
+@contextmanager
+def _listening(path: Path, idle: float) -> Iterator[socket.socket]:
+    path.unlink(missing_ok=True)  # of a worker that was killed
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.settimeout(idle)
+        listener.listen()
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+# --- in both -------------------------------------------------------------------------------------
+
+
+def _surroundings() -> dict[str, Any]:
+    """What answers depend on beside the run."""
+    return {
+        "python": sys.executable,
+        "versions": versions(),
+        "jaxfed": _digest(Path(__file__).parents[1]),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
+        "directory": os.getcwd(),
+    }
+
+
+def _digest(folder: Path) -> str:
+    """Of all files below a folder, but those that Python makes of others."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    each = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest()
+
+
+def _place(node_config: Config) -> Path:
+    """The folder of a node's worker, which nobody else may enter.
+
+    Raises:
+        OSError: if this user cannot have one, or this system has no such sockets.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError("worker: this system has no Unix sockets")
+    # Among the temporary files, since a socket's path may have no more than 100 letters.
+    folder = Path(tempfile.gettempdir()) / f"jaxfed-{os.geteuid()}"
+    folder.mkdir(0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"worker: wanted a folder of this user alone, got {folder}")
+    words = json.dumps(dict(node_config), sort_keys=True)
+    place = folder / hashlib.sha256(words.encode()).hexdigest()[:16]
+    place.mkdir(0o700, exist_ok=True)
+    return place
+
+
+def _connection(node_config: Config) -> Connection:
+    """A connection to a node's worker.
+
+    Raises:
+        OSError: if there is none.
+    """
+    with closing(socket.socket(socket.AF_UNIX)) as found:
+        found.connect(str(_place(node_config) / "socket"))
+        return _checked(found)
+
+
+def _checked(found: socket.socket) -> Connection:
+    """The connection of a socket, if at its other end is a process of this user.
+
+    Raises:
+        PermissionError: if it is another's.
+    """
+    with closing(found):
+        if hasattr(socket, "SO_PEERCRED"):  # on Linux; elsewhere the folder keeps others out
+            size = struct.calcsize("3i")
+            peer = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            if (user := struct.unpack("3i", peer)[1]) != os.geteuid():
+                raise PermissionError(f"worker: wanted a process of this user, got one of {user}")
+        return Connection(found.detach())
+
+
+__dir__ = _names.public_names(__name__)
