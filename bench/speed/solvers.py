@@ -396,6 +396,7 @@ FAMILIES = {
         {
             "gradient": Solver(max_var(), 300),
             "exact": Solver(max_var(solver="exact"), 300),
+            "exact, memory=4": Solver(max_var(solver="exact", memory=4), 100),
         },
         views_pooled,
         mean_projector,
