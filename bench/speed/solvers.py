@@ -303,8 +303,8 @@ def adaptive(solver: str) -> Callable[[Problem], jf.Algorithm]:
     return lambda p: jf.pca.AdaptivePCA(int(p.settings[0]), *p.settings[1:], solver=solver)
 
 
-def bayes(problem: Problem) -> jf.Algorithm:
-    return jf.pca.EmpiricalBayesPCA(int(problem.settings[0]), problem.settings[1])
+def bayes(solver: str) -> Callable[[Problem], jf.Algorithm]:
+    return lambda p: jf.pca.EmpiricalBayesPCA(int(p.settings[0]), p.settings[1], solver=solver)
 
 
 # --- generalized CCA -----------------------------------------------------------------------------
@@ -365,6 +365,7 @@ FAMILIES = {
         {
             "gradient": Solver(hierarchical("gradient"), 300),
             "eigenvectors": Solver(hierarchical("eigenvectors"), 200),
+            "quasi_newton": Solver(hierarchical("quasi_newton"), 50),
         },
         hierarchical_pooled,
         moments,
@@ -376,6 +377,7 @@ FAMILIES = {
         {
             "gradient": Solver(adaptive("gradient"), 300, adaptive_objective),
             "eigenvectors": Solver(adaptive("eigenvectors"), 200, adaptive_objective),
+            "quasi_newton": Solver(adaptive("quasi_newton"), 50, adaptive_objective),
         },
         adaptive_pooled,
         moments,
@@ -384,7 +386,7 @@ FAMILIES = {
     ),
     "empirical_bayes": Family(
         partial(likelihood_problems, (0.1,)),
-        {"expectation maximization": Solver(bayes, 150)},
+        {"em": Solver(bayes("em"), 150), "quasi_newton": Solver(bayes("quasi_newton"), 50)},
         bayes_pooled,
         moments,
         bayes_begin,

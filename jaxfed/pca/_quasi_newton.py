@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxfed.contract import Algorithm
 from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import Frame, Rows, deflate
@@ -179,6 +180,22 @@ def climb(
         rounds=memory.rounds + 1,
     )
     return after, ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(found.value))
+
+
+def refuse_implicit(algorithm: Algorithm, refused: bool) -> Algorithm:
+    """The algorithm itself, for `through`, unless its server is of this kind.
+
+    A result does not tell the numbers, so that no other algorithm could start at the solution.
+
+    Raises:
+        ValueError: if so.
+    """
+    if refused:
+        raise ValueError(
+            f"adjoint: wanted {type(algorithm).__name__} with another solver for an implicit "
+            "derivative, since a quasi-Newton server's state is no point, got 'quasi_newton'"
+        )
+    return algorithm
 
 
 def _joined(by_frame: Frame, by_numbers: Numbers) -> Vector:
