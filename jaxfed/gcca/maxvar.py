@@ -21,7 +21,6 @@ from jaxtyping import Array, Float
 from jaxfed.contract import (
     Algorithm,
     Bases,
-    Diagnostics,
     DifferentiatedThrough,
     HasBases,
     check_count,
@@ -52,7 +51,6 @@ from jaxfed.linalg import (
 )
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
-
 
 # In units of rounding, how long a column outside of the memory's span must be to join it.
 NOISE = 32

@@ -91,7 +91,7 @@ def begin(frame: Frame, numbers: Numbers, curvatures: Numbers) -> Memory:
     none = jnp.zeros(frame.size + len(numbers), frame.dtype)
     pairs = jnp.zeros((PAIRS, len(none)), frame.dtype)
     count = jnp.zeros((), jnp.int32)
-    weights = jnp.sqrt(jax.lax.stop_gradient(curvatures))
+    weights = jnp.sqrt(curvatures)
     return Memory(point, none, zero, none, zero, point, pairs, pairs, weights, count, count)
 
 
