@@ -185,6 +185,10 @@ EXAMPLES = {
                 lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="eigenvectors"),
                 (TRIANGLE, 12, 12),
             ),
+            "quasi_newton": Example(
+                lambda _: jf.pca.HierarchicalPCA(2, 0.2, 0.1, solver="quasi_newton"),
+                (TRIANGLE, 13, 12),
+            ),
             "printed": Example(
                 lambda _: jf.pca.HierarchicalPCA(
                     2,
@@ -235,6 +239,9 @@ EXAMPLES = {
     jf.pca.AdaptivePCA: Examples(
         good={
             "": Example(lambda _: jf.pca.AdaptivePCA(2, 0.2), (TRIANGLE + 1, 13, 13)),
+            "quasi_newton": Example(
+                lambda _: jf.pca.AdaptivePCA(2, 0.2, solver="quasi_newton"), (TRIANGLE + 1, 14, 13)
+            ),
             "gradient": Example(
                 lambda _: jf.pca.AdaptivePCA(
                     2, 0.2, hyper_prior=0.1, spread="gradient", dimension="frame"
@@ -255,10 +262,17 @@ EXAMPLES = {
         },
     ),
     jf.pca.EmpiricalBayesPCA: Examples(
-        good={"": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13))},
+        good={
+            "": Example(lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2), (TRIANGLE + 1, 13, 13)),
+            "quasi_newton": Example(
+                lambda _: jf.pca.EmpiricalBayesPCA(2, 0.2, solver="quasi_newton"),
+                (TRIANGLE + 1, 14, 13),
+            ),
+        },
         refused={
             "rank": lambda: jf.pca.EmpiricalBayesPCA(1.5, 0.2),
             "noise_variance": lambda: jf.pca.EmpiricalBayesPCA(2, -0.2),
+            "solver": lambda: jf.pca.EmpiricalBayesPCA(2, 0.2, solver="gradient"),
         },
     ),
     jf.pca.Local: Examples(
@@ -275,12 +289,16 @@ EXAMPLES = {
             "batch": Example(
                 lambda _: jf.gcca.MaxVar(2, batch_size=5, inner_steps=2), (18, 18, 18)
             ),
+            "memory": Example(
+                lambda _: jf.gcca.MaxVar(2, solver="exact", memory=2, ridge=0.1), (18, 18, 18)
+            ),
         },
         refused={
             "rank": lambda: jf.gcca.MaxVar(2.0),
             "solver": lambda: jf.gcca.MaxVar(2, solver="newton"),
             "inner_steps": lambda: jf.gcca.MaxVar(2, inner_steps=0),
             "batch_size": lambda: jf.gcca.MaxVar(2, solver="exact", batch_size=2),
+            "memory": lambda: jf.gcca.MaxVar(2, memory=2),
             "ridge": lambda: jf.gcca.MaxVar(2, ridge=-0.1),
             "proximal": lambda: jf.gcca.MaxVar(2, proximal=float("inf")),
         },

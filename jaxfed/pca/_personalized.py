@@ -14,6 +14,7 @@ from jaxfed.contract import (
     Algorithm,
     Bases,
     Diagnostics,
+    DifferentiatedThrough,
     HasBases,
     check_flag,
     check_name,
@@ -61,13 +62,20 @@ def _best_shared(shared, received):
     return aligned(Moment.from_dense(received).top(len(shared))[1].T, shared)
 
 
+def _attraction(shared, local, variance, step_size):
+    # Minus the derivative of d²/(2 σ²) by V where the bases are aligned, up to its part along V.
+    return likelihood.overlap(local, shared).T @ local / variance
+
+
 SOLVERS = {
     "gradient": Solver(_descend, _descended_copy, lambda shared, received: polar(received)),
     "eigenvectors": Solver(_best_local, lambda shared, local, *_: Gram(local.T), _best_shared),
+    # The step of the shared components has a memory: see `_quasi_newton`.
+    "quasi_newton": Solver(_best_local, _attraction, lambda shared, received: received),
 }
 
 
-class PersonalizedPCA(Algorithm, HasBases):
+class PersonalizedPCA(Algorithm, DifferentiatedThrough, HasBases):
     """Local components around shared ones, under a prior whose variance a subclass provides."""
 
     noise_variance: Array
@@ -75,7 +83,7 @@ class PersonalizedPCA(Algorithm, HasBases):
     step_size: Array | None
     global_step_size: Array | None
     rank: int = eqx.field(static=True)
-    solver: Literal["gradient", "eigenvectors"] = eqx.field(static=True)
+    solver: Literal["gradient", "eigenvectors", "quasi_newton"] = eqx.field(static=True)
     likelihood: Literal["exact", "half"] = eqx.field(static=True)
     start: Literal["pooled", "random"] = eqx.field(static=True)
     align: bool = eqx.field(static=True)
@@ -99,6 +107,9 @@ class PersonalizedPCA(Algorithm, HasBases):
         check_name("solver", solver, tuple(SOLVERS))
         check_name("likelihood", likelihood, ("exact", "half"))
         check_name("start", start, ("pooled", "random"))
+        if solver == "quasi_newton" and likelihood == "half":
+            # Half the gradient is not that of the objective, whose values the server compares.
+            raise ValueError("likelihood: solver='quasi_newton' wants 'exact', got 'half'")
         check_flag("align", align)
         self.rank, self.solver, self.likelihood = rank, solver, likelihood
         self.start, self.align = start, align
@@ -106,6 +117,11 @@ class PersonalizedPCA(Algorithm, HasBases):
         self.prior_variance = hyperparameter(prior_variance)
         self.step_size = hyperparameter(step_size)
         self.global_step_size = hyperparameter(global_step_size)
+
+    @property
+    def needs_everybody(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every client must take part in each round: where values are compared."""
+        return self.solver == "quasi_newton"
 
     @final
     def prepare(self, data: Samples | Moment, client_id, rounds) -> Member:
@@ -138,6 +154,10 @@ class PersonalizedPCA(Algorithm, HasBases):
         objective = objective + distance / (2 * variance)
         solver = SOLVERS[self.solver]
         moved = solver.local_step(data, local, shared, variance, self.step_size)
+        if self.solver == "quasi_newton":
+            distance = likelihood.squared_distance(shared, moved)
+            objective = likelihood.negative_log_likelihood(data.moment, moved, noise)
+            objective = objective + distance / (2 * variance)
         uplink = solver.message(shared, moved, variance, self.global_step_size)
         return uplink, moved, {"objective": objective, "distance": distance}
 

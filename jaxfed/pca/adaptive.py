@@ -12,8 +12,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed.contract import Diagnostics, check_name, check_positive, hyperparameter
+from jaxfed.contract import Algorithm, Diagnostics, check_name, check_positive, hyperparameter
 from jaxfed.pca._personalized import SOLVERS, PersonalizedPCA
+from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb, refuse_implicit
 from jaxfed.pca.components import Rows, check_start
 from jaxfed.pca.likelihood import (
     Member,
@@ -54,6 +55,7 @@ class Message(NamedTuple):
 
     shared: PyTree  # up: what moves them; down: the shared components
     scalar: Float[Array, ""]  # up: d²; down: the prior's variance
+    objective: Scalar | None = None  # up, for the quasi-Newton solver
 
 
 class Server(NamedTuple):
@@ -62,6 +64,7 @@ class Server(NamedTuple):
     shared: Rows
     prior_variance: Scalar
     hyper_prior: Scalar
+    memory: Memory | None = None  # of the quasi-Newton solver
 
 
 class AdaptivePCA(PersonalizedPCA):
@@ -94,7 +97,7 @@ class AdaptivePCA(PersonalizedPCA):
         dimension: Literal["subspace", "frame"] = "subspace",
         step_size: float | Array | None = None,
         global_step_size: float | Array | None = None,
-        solver: Literal["gradient", "eigenvectors"] = "gradient",
+        solver: Literal["gradient", "eigenvectors", "quasi_newton"] = "gradient",
         likelihood: Literal["exact", "half"] = "exact",
         start: Literal["pooled", "random"] = "pooled",
         align: bool = True,
@@ -115,7 +118,9 @@ class AdaptivePCA(PersonalizedPCA):
                 so makes the variance too small.
             step_size: of the local components.
             global_step_size: of the shared components.
-            solver: `"gradient"` or `"eigenvectors"`.
+            solver: `"gradient"`, `"eigenvectors"` or `"quasi_newton"`, which moves the variance
+                together with the shared components, so that `spread` must be left as it is. It has
+                no implicit derivative.
             likelihood: `"exact"` or `"half"`.
             start: `"pooled"` or `"random"`.
             align: rotate the basis of each client's components every round.
@@ -128,6 +133,8 @@ class AdaptivePCA(PersonalizedPCA):
         self._set(rank, noise_variance, prior_variance, *steps, solver, likelihood, start, align)
         check_positive("hyper_prior", hyper_prior, optional=True)
         check_name("spread", spread, tuple(SPREADS))
+        if solver == "quasi_newton" and spread != "closed_form":
+            raise ValueError(f"spread: solver='quasi_newton' wants 'closed_form', got {spread!r}")
         check_positive("spread_step_size", spread_step_size, optional=True)
         check_name("dimension", dimension, ("subspace", "frame"))
         self.spread, self.dimension = spread, dimension
@@ -170,8 +177,12 @@ class AdaptivePCA(PersonalizedPCA):
         hyper_prior = self.hyper_prior
         if hyper_prior is None:
             hyper_prior = self._dimension(shared.shape[1]) / (6 * first["precision"])
-        dtype = shared.dtype
-        return Server(shared, self.prior_variance.astype(dtype), hyper_prior.astype(dtype))
+        variance, memory = self.prior_variance.astype(shared.dtype), None
+        if self.solver == "quasi_newton":
+            # The hyper prior curves by D/2 along log σ², the distances by 1/σ² along V.
+            curvature = self._dimension(shared.shape[1]) / 2 * variance
+            memory = begin(shared.T, jnp.log(variance)[None], curvature[None])
+        return Server(shared, variance, hyper_prior.astype(shared.dtype), memory)
 
     def downlink(self, server: Server) -> Message:
         """The shared components and the prior's variance."""
@@ -179,23 +190,50 @@ class AdaptivePCA(PersonalizedPCA):
 
     def client_step(self, key, downlink: Message, local: Rows, data: Member):
         """The step of `HierarchicalPCA`, and the distance that the variance is learned from."""
-        sent, moved, diagnostics = self._step(*downlink, local, data)
+        sent, moved, diagnostics = self._step(downlink.shared, downlink.scalar, local, data)
         # The paper's gradient step uses the components that entered the round; the other rules are
         # block steps and use the new ones.
         distance = diagnostics["distance"]
         if self.spread != "gradient":
             distance = squared_distance(downlink.shared, moved)
-        return Message(sent, distance), moved, diagnostics
+        objective = diagnostics["objective"] if self.solver == "quasi_newton" else None
+        return Message(sent, distance, objective), moved, diagnostics
 
     def server_step(self, key, server: Server, uplink: Message) -> tuple[Server, Diagnostics]:
         """The step of `HierarchicalPCA`, and one of the variance."""
-        shared, variance, hyper_prior = server
+        shared, variance, hyper_prior, memory = server
         dimension = self._dimension(shared.shape[1])
+        if memory is not None:
+            return self._climbed(server, memory, uplink)
         variance = SPREADS[self.spread](
             variance, uplink.scalar, hyper_prior, dimension, self.spread_step_size
         )
         shared = SOLVERS[self.solver].shared_step(shared, uplink.shared)
         return Server(shared, variance, hyper_prior), {"prior_variance": variance}
+
+    def _climbed(
+        self, server: Server, memory: Memory, uplink: Message
+    ) -> tuple[Server, Diagnostics]:
+        """A quasi-Newton step of the shared components and log σ² together."""
+        assert uplink.objective is not None
+        half = self._dimension(server.shared.shape[1]) / 2
+        pull = server.hyper_prior / server.prior_variance
+        slope = uplink.scalar / (2 * server.prior_variance) - half + pull
+        value = -uplink.objective - half * memory.trial.numbers[0] - pull
+        anywhere = jnp.full(1, jnp.inf, slope.dtype)
+        found = Evaluation(uplink.shared.T, slope[None], value)
+        memory, left = climb(memory, found, -anywhere, anywhere)
+        variance = jnp.exp(memory.trial.numbers[0])
+        server = Server(memory.shared, variance, server.hyper_prior, memory)
+        return server, {"prior_variance": variance, "stopping_measure": left}
+
+    def through(self) -> Algorithm:
+        """This one.
+
+        Raises:
+            ValueError: with the quasi-Newton solver.
+        """
+        return refuse_implicit(self, self.solver == "quasi_newton")
 
     def _dimension(self, features: int) -> int:
         free = features - self.rank if self.dimension == "subspace" else features

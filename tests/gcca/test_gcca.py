@@ -387,6 +387,70 @@ def test_exact_maps_are_least_squares_maps(x64):
         assert jf.gcca.subspace_distance(slow.result.shared, end.result.shared) < 1e-5
 
 
+def krylov(views, shared, blocks):
+    """G, PG, ... side by side with the mean projector P, orthonormal, and P."""
+    projector = np.mean([x @ np.linalg.pinv(x) for x in views], axis=0)
+    together = [shared]
+    for _ in range(blocks - 1):
+        together.append(np.linalg.qr(projector @ together[-1])[0])
+    return np.linalg.qr(np.concatenate(together, axis=1))[0], projector
+
+
+def test_rounds_with_a_memory_are_a_block_krylov_method(x64):
+    """While the memory is not full, the best of the span, and the operator's product with it."""
+    views = arrays()
+    shared, maps = start(views)
+    clients, warm = jf.gcca.Views.from_arrays(views), padded(shared, maps)
+    for rounds in (1, 2, 3, 4):
+        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=4)
+        key = jax.random.key(0)
+        found = jf.rollout(algorithm, clients, rounds=rounds, key=key, warm_start=warm)
+        span, projector = krylov(views, shared, rounds)
+        best = span @ np.linalg.eigh(span.T @ projector @ span)[1][:, -RANK:]
+        expected = np.linalg.qr(projector @ best)[0]
+        got = np.asarray(found.result.shared)
+        np.testing.assert_allclose(got @ got.T, expected @ expected.T, atol=1e-8)
+
+
+@pytest.mark.parametrize("memory", [1, 4, 20])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_memory_saves_rounds(memory, dtype, x64):
+    views = arrays(noise=2.0, dtype=dtype)
+    clients, key = jf.gcca.Views.from_arrays(views), jax.random.key(0)
+    best = float(jf.gcca.optimum(clients, RANK).cost) / len(views)
+
+    def above(memory, rounds):
+        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=memory)
+        found = jf.rollout(algorithm, clients, rounds=rounds, key=key)
+        shared = found.result.shared
+        np.testing.assert_allclose(shared.T @ shared, np.eye(RANK), atol=1e-5)
+        return np.asarray(found.history["objective"]) / best - 1
+
+    exact = np.finfo(dtype).eps * 100
+    plain, quick = above(0, 200), above(memory, 40)
+    reached = [int(np.flatnonzero(x <= 1e-4)[0]) for x in (plain, quick)]
+    assert reached[1] * (1.5 if memory == 1 else 2) <= reached[0]
+    assert abs(quick[-1]) <= max(exact, 1e-10 if memory > 1 else 1e-4)
+
+
+@pytest.mark.parametrize("rounds", [3, 25], ids=["on the way", "at the end"])
+def test_derivatives_through_a_memory(rounds, x64):
+    views = [jnp.asarray(x) for x in arrays()]
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=(30, 30)))
+
+    @jax.jit
+    def end(change):
+        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=2, ridge=0.1)
+        first = views[0].at[:, 0].multiply(1 + change)
+        clients = jf.gcca.Views.from_arrays([first, *views[1:]])
+        shared = jf.rollout(algorithm, clients, rounds=rounds, key=jax.random.key(0)).result.shared
+        return jnp.sum(weights * (shared @ shared.T))
+
+    step = 1e-5
+    expected = (end(step) - end(-step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.grad(end))(0.0), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_a_ridge_makes_wide_views_say_something(x64):
     wide = [np.random.default_rng(j).normal(size=(10, 15)) for j in range(3)]
     clients = jf.gcca.Views.from_arrays(wide)

@@ -98,6 +98,11 @@ CASES = {
         400,
         1e-6,
     ),
+    "HierarchicalPCA quasi_newton": (
+        lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, solver="quasi_newton"),
+        60,
+        1e-6,
+    ),
     "HierarchicalPCA printed": (
         lambda: PCA.HierarchicalPCA(2, 0.5, 0.1, likelihood="half", align=False),
         3000,
@@ -114,6 +119,7 @@ CASES = {
     "GlobalProbabilisticPCA": (lambda: PCA.GlobalProbabilisticPCA(2, 0.5), 1500, 1e-6),
     "MaxVar": (lambda: jf.gcca.MaxVar(2, ridge=0.1), 3000, 1e-6),
     "MaxVar exact": (lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6),
+    "MaxVar memory": (lambda: jf.gcca.MaxVar(2, solver="exact", memory=4, ridge=0.3), 40, 1e-6),
     "FedAvg": (fedavg, 2000, 1e-6),
 }
 

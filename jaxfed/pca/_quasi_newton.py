@@ -1,0 +1,255 @@
+"""Limited-memory BFGS at the server, for functions of shared components and a few numbers.
+
+A round is one evaluation: clients report the function's value and gradient at a trial point, and
+that also decides whether the server accepts it, so no line search asks them twice.
+
+Source: the two-loop recursion is Algorithm 7.4 of Nocedal & Wright (2006), Numerical optimization;
+on manifolds, with pairs carried along by a vector transport, it is that of Huang, Gallivan & Absil
+(2015), A Broyden class of quasi-Newton methods for Riemannian optimization. Pairs are kept by the
+cautious rule of Li & Fukushima (2001), On the global convergence of the BFGS method for nonconvex
+unconstrained optimization problems.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxfed.contract import Algorithm
+from jaxfed.linalg import polar
+from jaxfed.linalg.division import ratio
+from jaxfed.pca.components import Frame, Rows, deflate
+
+# How many pairs of steps and gradient changes are kept.
+PAIRS = 10
+# Armijo's condition: the share of the predicted gain that a trial must bring.
+SUFFICIENT = 1e-4
+# Bounds on the factor by which the step shrinks after a rejected trial.
+SHORTEST, LONGEST = 0.1, 0.5
+# Rejections in a row after which the next trial is accepted whatever it brings. By then it is the
+# base's value that is wrong, as behind a coarse channel.
+PATIENCE = 3
+# A pair needs a curvature above CAUTION times the gradient's norm, and above NOISE times rounding.
+CAUTION, NOISE = 1e-6, 16
+# The longest step: of the components as the tangent of an angle, and of a number.
+REACH, LEAP = 0.5, 2.0
+
+Scalar = Float[Array, ""]
+Numbers = Float[Array, " numbers"]
+# A tangent vector: the components' part, flattened, then the numbers', each times its weight.
+Vector = Float[Array, " coordinates"]
+Pairs = Float[Array, "pairs coordinates"]
+
+
+class Point(NamedTuple):
+    """Where the function is evaluated."""
+
+    frame: Frame
+    numbers: Numbers
+
+
+class Memory(NamedTuple):
+    """The last accepted point, the trial that is being evaluated, and what is known of F."""
+
+    base: Point
+    gradient: Vector  # of F at the base
+    value: Scalar  # F at the base
+    direction: Vector  # uphill
+    step: Scalar  # the trial is this multiple of the direction away
+    trial: Point
+    moves: Pairs  # steps, the latest first; zero where there is none yet
+    changes: Pairs  # by how much the gradient of -F changed along them
+    weights: Numbers  # the unit of length of each number
+    rejected: Int[Array, ""]  # trials since the base
+    rounds: Int[Array, ""]
+
+    @property
+    def shared(self) -> Rows:
+        """The components of the trial, in rows."""
+        return self.trial.frame.T
+
+
+class Evaluation(NamedTuple):
+    """F at the trial."""
+
+    product: Frame  # its derivative by the components, of which the tangent part counts
+    slopes: Numbers  # its derivatives by the numbers
+    value: Scalar
+
+
+def begin(frame: Frame, numbers: Numbers, curvatures: Numbers) -> Memory:
+    """No step yet; the first trial is the start itself.
+
+    Args:
+        frame: the components.
+        numbers: the numbers.
+        curvatures: about how F curves along each number, in units of its curvature along the
+            components.
+    """
+    zero, point = jnp.zeros((), frame.dtype), Point(frame, numbers)
+    none = jnp.zeros(frame.size + len(numbers), frame.dtype)
+    pairs = jnp.zeros((PAIRS, len(none)), frame.dtype)
+    count = jnp.zeros((), jnp.int32)
+    weights = jnp.sqrt(curvatures)
+    return Memory(point, none, zero, none, zero, point, pairs, pairs, weights, count, count)
+
+
+def climb(
+    memory: Memory, found: Evaluation, least: Numbers, most: Numbers
+) -> tuple[Memory, Scalar]:
+    """Accept the trial or reject it, learn from it either way, and step on.
+
+    Args:
+        memory: of the rounds before.
+        found: F at the trial.
+        least: lower limits of the numbers.
+        most: upper limits of the numbers.
+
+    Returns:
+        The memory after the round, and the share of F that its quadratic model has yet to gain.
+    """
+    first, trial, weights = memory.rounds == 0, memory.trial, memory.weights
+    # At a limit, a slope that points beyond it does not count.
+    beyond = jnp.where(found.slopes > 0, trial.numbers >= most, trial.numbers <= least)
+    slopes = jnp.where(beyond, 0, found.slopes) / weights
+    at_trial = _joined(deflate(found.product, trial.frame), slopes)
+    eps = jnp.finfo(at_trial.dtype).eps
+    # An upper bound of all curvatures that matter.
+    curvature_bound = _positive(_norm(found.product))
+
+    before = memory.base
+    moved = _joined(
+        memory.step * _parts(memory.direction, before.frame)[0],
+        (trial.numbers - before.numbers) * weights,
+    )
+    predicted = jnp.vdot(memory.gradient, moved)
+    gain = found.value - memory.value
+    # A fall within the rounding of the value does not count.
+    slack = 8 * eps * jnp.abs(found.value)
+    sufficient = gain >= SUFFICIENT * predicted - slack
+    accepted = first | sufficient | (memory.rejected >= PATIENCE)
+    base = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), trial, before)
+
+    # A rejected trial too tells how the gradient changes on the way to it. Both are carried by
+    # projection to where the next step starts.
+    move = _carried(moved, base.frame)
+    change = _carried(memory.gradient, base.frame) - _carried(at_trial, base.frame)
+    size, curvature = _norm(move), jnp.vdot(move, change)
+    useful = ~first & (curvature > CAUTION * _norm(at_trial) * size**2)
+    useful = useful & (curvature > NOISE * eps * curvature_bound * size)
+    moves = _updated(memory.moves, base.frame, move, useful)
+    changes = _updated(memory.changes, base.frame, change, useful)
+
+    gradient = jnp.where(accepted, at_trial, memory.gradient)
+    newton = _newton(moves, changes, gradient, curvature_bound)
+    # A rejected trial that gives no pair leaves the direction as it is and asks for a shorter step:
+    # to the top of the parabola through the value and slope at the base and the value at the trial.
+    turn = accepted | useful
+    direction = jnp.where(turn, newton, memory.direction)
+    by_frame, by_numbers = _parts(direction, base.frame)
+    excess = jnp.max(jnp.append(jnp.abs(by_numbers) / weights / LEAP, _norm(by_frame) / REACH))
+    top = ratio(predicted, 2 * (predicted - gain))
+    shorter = jnp.clip(top, SHORTEST, LONGEST) * memory.step
+    step = jnp.where(turn, 1 / jnp.maximum(excess, 1), shorter)
+
+    # Near a solution all directions uphill lead to the same point, but pairs are differences within
+    # rounding. Derivatives through them would grow without bound, and those along an approximate
+    # inverse of the Hessian need not shrink. So derivatives are those of the gradient step, which
+    # does contract.
+    rounding = step * jnp.vdot(direction, gradient) <= slack
+    by_gradient = gradient - jax.lax.stop_gradient(gradient)
+    by_gradient = by_gradient / jax.lax.stop_gradient(curvature_bound)
+    direction = jnp.where(rounding, jax.lax.stop_gradient(direction) + by_gradient, direction)
+    moves, changes, step = jax.tree.map(
+        lambda x: jnp.where(rounding, jax.lax.stop_gradient(x), x), (moves, changes, step)
+    )
+    by_frame, by_numbers = _parts(direction, base.frame)
+    numbers = jnp.clip(base.numbers + step * by_numbers / weights, least, most)
+    after = Memory(
+        base=base,
+        gradient=gradient,
+        value=jnp.where(accepted, found.value, memory.value),
+        direction=direction,
+        step=step,
+        trial=Point(polar(base.frame + step * by_frame), numbers),
+        moves=moves,
+        changes=changes,
+        weights=weights,
+        rejected=jnp.where(accepted, 0, memory.rejected + 1),
+        rounds=memory.rounds + 1,
+    )
+    return after, ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(found.value))
+
+
+def refuse_implicit(algorithm: Algorithm, refused: bool) -> Algorithm:
+    """The algorithm itself, for `through`, unless its server is of this kind.
+
+    A result does not tell the numbers, so that no other algorithm could start at the solution.
+
+    Raises:
+        ValueError: if so.
+    """
+    if refused:
+        raise ValueError(
+            f"adjoint: wanted {type(algorithm).__name__} with another solver for an implicit "
+            "derivative, since a quasi-Newton server's state is no point, got 'quasi_newton'"
+        )
+    return algorithm
+
+
+def _joined(by_frame: Frame, by_numbers: Numbers) -> Vector:
+    return jnp.concatenate([by_frame.ravel(), by_numbers])
+
+
+def _parts(vector: Vector, frame: Frame) -> tuple[Frame, Numbers]:
+    return vector[: frame.size].reshape(frame.shape), vector[frame.size :]
+
+
+def _carried(vector: Vector, frame: Frame) -> Vector:
+    """The vector's projection onto the tangent space at a frame."""
+    by_frame, by_numbers = _parts(vector, frame)
+    return _joined(deflate(by_frame, frame), by_numbers)
+
+
+def _updated(pairs: Pairs, base: Frame, new: Vector, useful: Bool[Array, ""]) -> Pairs:
+    """The pairs carried to a base by projection, the oldest replaced by a useful new one."""
+    pairs = jax.vmap(lambda x: _carried(x, base))(pairs)
+    return jnp.where(useful, jnp.roll(pairs, 1, axis=0).at[0].set(new), pairs)
+
+
+def _newton(moves: Pairs, changes: Pairs, gradient: Vector, curvature_bound: Scalar) -> Vector:
+    """The limited-memory BFGS direction uphill: an approximate inverse of -∇²F times the gradient.
+
+    Without pairs it is the gradient over the bound. Pairs of zeros, and those that lost their
+    positive curvature in transport, do not count.
+    """
+    curvatures = jax.vmap(jnp.vdot)(moves, changes)
+    weights = ratio(jnp.ones_like(curvatures), jnp.maximum(curvatures, 0))
+
+    def from_latest(vector, pair):
+        move, change, weight = pair
+        share = weight * jnp.vdot(move, vector)
+        return vector - share * change, share
+
+    def from_oldest(vector, pair):
+        move, change, weight, share = pair
+        return vector + (share - weight * jnp.vdot(change, vector)) * move, None
+
+    vector, shares = jax.lax.scan(from_latest, gradient, (moves, changes, weights))
+    square = jnp.vdot(changes[0], changes[0])
+    known = (square > 0) & (curvatures[0] > 0)
+    inverse = jnp.where(known, ratio(curvatures[0], square), 1 / curvature_bound)
+    pairs = moves, changes, weights, shares
+    return jax.lax.scan(from_oldest, inverse * vector, pairs, reverse=True)[0]
+
+
+def _norm(x: Array) -> Scalar:
+    """Frobenius norm, with a derivative of zero where it is zero."""
+    square = jnp.vdot(x, x)
+    return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)
+
+
+def _positive(x: Scalar) -> Scalar:
+    """The number, or one in place of zero."""
+    return jnp.where(x > 0, x, 1)
