@@ -7,7 +7,8 @@ Source: the two-loop recursion is Algorithm 7.4 of Nocedal & Wright (2006), Nume
 on manifolds, with pairs carried along by a vector transport, it is that of Huang, Gallivan & Absil
 (2015), A Broyden class of quasi-Newton methods for Riemannian optimization. Pairs are kept by the
 cautious rule of Li & Fukushima (2001), On the global convergence of the BFGS method for nonconvex
-unconstrained optimization problems.
+unconstrained optimization problems. The heavy-ball steps for changing participants are those of
+Polyak (1964), Some methods of speeding up the convergence of iteration methods.
 """
 
 from typing import NamedTuple
@@ -21,8 +22,6 @@ from jaxfed.linalg import polar
 from jaxfed.linalg.division import ratio
 from jaxfed.pca.components import Frame, Rows, deflate
 
-# How many pairs of steps and gradient changes are kept.
-PAIRS = 10
 # Armijo's condition: the share of the predicted gain that a trial must bring.
 SUFFICIENT = 1e-4
 # Bounds on the factor by which the step shrinks after a rejected trial.
@@ -34,6 +33,9 @@ PATIENCE = 3
 CAUTION, NOISE = 1e-6, 16
 # The longest step: of the components as the tangent of an angle, and of a number.
 REACH, LEAP = 0.5, 2.0
+# Where participants change: the share of the last direction that the next one keeps, and the number
+# of such rounds after which steps have half the length.
+MOMENTUM, HALVED = 0.8, 10
 
 Scalar = Float[Array, ""]
 Numbers = Float[Array, " numbers"]
@@ -62,6 +64,7 @@ class Memory(NamedTuple):
     changes: Pairs  # by how much the gradient of -F changed along them
     weights: Numbers  # the unit of length of each number
     rejected: Int[Array, ""]  # trials since the base
+    changed: Int[Array, ""]  # rounds so far whose participants were not those of the base
     rounds: Int[Array, ""]
 
     @property
@@ -78,7 +81,7 @@ class Evaluation(NamedTuple):
     value: Scalar
 
 
-def begin(frame: Frame, numbers: Numbers, curvatures: Numbers) -> Memory:
+def begin(frame: Frame, numbers: Numbers, curvatures: Numbers, pairs: int = 20) -> Memory:
     """No step yet; the first trial is the start itself.
 
     Args:
@@ -86,28 +89,54 @@ def begin(frame: Frame, numbers: Numbers, curvatures: Numbers) -> Memory:
         numbers: the numbers.
         curvatures: about how F curves along each number, in units of its curvature along the
             components.
+        pairs: how many pairs of steps and gradient changes are kept.
     """
     zero, point = jnp.zeros((), frame.dtype), Point(frame, numbers)
     none = jnp.zeros(frame.size + len(numbers), frame.dtype)
-    pairs = jnp.zeros((PAIRS, len(none)), frame.dtype)
-    count = jnp.zeros((), jnp.int32)
-    weights = jnp.sqrt(curvatures)
-    return Memory(point, none, zero, none, zero, point, pairs, pairs, weights, count, count)
+    empty, count = jnp.zeros((pairs, len(none)), frame.dtype), jnp.zeros((), jnp.int32)
+    return Memory(
+        base=point,
+        gradient=none,
+        value=zero,
+        direction=none,
+        step=zero,
+        trial=point,
+        moves=empty,
+        changes=empty,
+        weights=jnp.sqrt(curvatures),
+        rejected=count,
+        changed=count,
+        rounds=count,
+    )
+
+
+class Climbed(NamedTuple):
+    """What a round leads to."""
+
+    memory: Memory
+    accepted: Bool[Array, ""]  # whether the trial has become the base
+    left: Scalar  # the share of F that its quadratic model has yet to gain; infinite without one
 
 
 def climb(
-    memory: Memory, found: Evaluation, least: Numbers, most: Numbers
-) -> tuple[Memory, Scalar]:
+    memory: Memory,
+    found: Evaluation,
+    least: Numbers,
+    most: Numbers,
+    same: Bool[Array, ""] | bool = True,
+) -> Climbed:
     """Accept the trial or reject it, learn from it either way, and step on.
+
+    What other clients evaluate cannot be compared with the base: such a trial is accepted, and
+    gives no pair. Where there are no pairs, the step after it is one of gradient ascent with
+    momentum, and the shorter the more such rounds there have been.
 
     Args:
         memory: of the rounds before.
         found: F at the trial.
         least: lower limits of the numbers.
         most: upper limits of the numbers.
-
-    Returns:
-        The memory after the round, and the share of F that its quadratic model has yet to gain.
+        same: whether the clients that evaluated the trial are those that evaluated the base.
     """
     first, trial, weights = memory.rounds == 0, memory.trial, memory.weights
     # At a limit, a slope that points beyond it does not count.
@@ -128,7 +157,7 @@ def climb(
     # A fall within the rounding of the value does not count.
     slack = 8 * eps * jnp.abs(found.value)
     sufficient = gain >= SUFFICIENT * predicted - slack
-    accepted = first | sufficient | (memory.rejected >= PATIENCE)
+    accepted = first | ~same | sufficient | (memory.rejected >= PATIENCE)
     base = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), trial, before)
 
     # A rejected trial too tells how the gradient changes on the way to it. Both are carried by
@@ -136,22 +165,28 @@ def climb(
     move = _carried(moved, base.frame)
     change = _carried(memory.gradient, base.frame) - _carried(at_trial, base.frame)
     size, curvature = _norm(move), jnp.vdot(move, change)
-    useful = ~first & (curvature > CAUTION * _norm(at_trial) * size**2)
+    useful = ~first & same & (curvature > CAUTION * _norm(at_trial) * size**2)
     useful = useful & (curvature > NOISE * eps * curvature_bound * size)
     moves = _updated(memory.moves, base.frame, move, useful)
     changes = _updated(memory.changes, base.frame, change, useful)
 
     gradient = jnp.where(accepted, at_trial, memory.gradient)
     newton = _newton(moves, changes, gradient, curvature_bound)
+    comparable = first | same
+    by_newton = comparable | (jnp.vdot(moves[0], moves[0]) > 0)
+    momentum = MOMENTUM * _carried(memory.direction, base.frame)
+    uphill = jnp.where(by_newton, newton, momentum + gradient / curvature_bound)
     # A rejected trial that gives no pair leaves the direction as it is and asks for a shorter step:
     # to the top of the parabola through the value and slope at the base and the value at the trial.
     turn = accepted | useful
-    direction = jnp.where(turn, newton, memory.direction)
+    direction = jnp.where(turn, uphill, memory.direction)
     by_frame, by_numbers = _parts(direction, base.frame)
     excess = jnp.max(jnp.append(jnp.abs(by_numbers) / weights / LEAP, _norm(by_frame) / REACH))
     top = ratio(predicted, 2 * (predicted - gain))
     shorter = jnp.clip(top, SHORTEST, LONGEST) * memory.step
-    step = jnp.where(turn, 1 / jnp.maximum(excess, 1), shorter)
+    changed = memory.changed + ~comparable
+    full = 1 / jnp.maximum(excess, 1) / jnp.where(comparable, 1, 1 + changed / HALVED)
+    step = jnp.where(turn, full, shorter)
 
     # Near a solution all directions uphill lead to the same point, but pairs are differences within
     # rounding. Derivatives through them would grow without bound, and those along an approximate
@@ -177,9 +212,11 @@ def climb(
         changes=changes,
         weights=weights,
         rejected=jnp.where(accepted, 0, memory.rejected + 1),
+        changed=changed,
         rounds=memory.rounds + 1,
     )
-    return after, ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(found.value))
+    left = ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(found.value))
+    return Climbed(after, accepted, jnp.where(comparable, left, jnp.inf))
 
 
 def refuse_implicit(algorithm: Algorithm, refused: bool) -> Algorithm:

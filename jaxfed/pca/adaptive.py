@@ -222,7 +222,7 @@ class AdaptivePCA(PersonalizedPCA):
         value = -uplink.objective - half * memory.trial.numbers[0] - pull
         anywhere = jnp.full(1, jnp.inf, slope.dtype)
         found = Evaluation(uplink.shared.T, slope[None], value)
-        memory, left = climb(memory, found, -anywhere, anywhere)
+        memory, _, left = climb(memory, found, -anywhere, anywhere)
         variance = jnp.exp(memory.trial.numbers[0])
         server = Server(memory.shared, variance, server.hyper_prior, memory)
         return server, {"prior_variance": variance, "stopping_measure": left}

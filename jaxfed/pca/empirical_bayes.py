@@ -250,7 +250,7 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         found = Evaluation(concentration * uplink.product, slope[None], -uplink.objective)
         limit = jnp.asarray(bingham.concentrations(features, self.rank, slope.dtype)[0])
         least, most = jnp.log(limit), jnp.log(jax.lax.stop_gradient(server.most))
-        memory, left = climb(memory, found, least[None], most[None])
+        memory, _, left = climb(memory, found, least[None], most[None])
         place = memory.trial.numbers[0]
         concentration = jnp.exp(place)
         at_limit = (place >= most).astype(place.dtype)

@@ -134,7 +134,7 @@ class HierarchicalPCA(PersonalizedPCA):
             return SOLVERS[self.solver].shared_step(server, uplink), {}
         none = server.weights
         found = Evaluation(uplink.attraction.T, none, -uplink.objective)
-        server, left = climb(server, found, none, none)
+        server, _, left = climb(server, found, none, none)
         return server, {"stopping_measure": left}
 
     def through(self) -> Algorithm:

@@ -3,18 +3,8 @@
 For given shared components the best local components are known: the top eigenvectors of the
 client's second moment deflated by the shared ones. What is left is a function of the shared
 subspace alone, F of `jaxfed.pca._reduced`. Its value and its gradient take one thin message per
-client and round, of which the server needs only the mean. The server keeps the last few pairs of
-steps and changes of the gradient, and climbs along the limited-memory BFGS direction. A round is
-one evaluation: what the clients report of a trial point also decides whether the server accepts it,
-so no line search asks them twice.
-
-Source: the two-loop recursion is Algorithm 7.4 of Nocedal & Wright (2006), Numerical optimization;
-on manifolds, with pairs carried along by a vector transport, it is that of Huang, Gallivan & Absil
-(2015), A Broyden class of quasi-Newton methods for Riemannian optimization, and Sato (2021),
-Riemannian optimization and its applications, chapter 6. Pairs are kept by the cautious rule of Li &
-Fukushima (2001), On the global convergence of the BFGS method for nonconvex unconstrained
-optimization problems. The heavy-ball steps for changing participants are those of Polyak (1964),
-Some methods of speeding up the convergence of iteration methods.
+client and round, of which the server needs only the mean. It climbs by limited-memory BFGS, see
+`jaxfed.pca._quasi_newton`.
 """
 
 from typing import NamedTuple
@@ -22,41 +12,19 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jaxfed.contract import Algorithm, Diagnostics, DifferentiatedThrough, HasRemarks, check_count
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Symmetric
-from jaxfed.linalg import Moment, polar
+from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
+from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb
 from jaxfed.pca._reduced import evaluate
-from jaxfed.pca.components import (
-    Frame,
-    best_local,
-    check_start,
-    common_local,
-    deflate,
-    moment_received,
-)
+from jaxfed.pca.components import Frame, best_local, check_start, common_local, moment_received
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
-# Armijo's condition: the share of the predicted gain that a trial must bring.
-SUFFICIENT = 1e-4
-# Bounds on the factor by which the step shrinks after a rejected trial.
-SHORTEST, LONGEST = 0.1, 0.5
-# Rejections in a row after which the next trial is accepted whatever it brings. By then it is the
-# base's objective that is wrong, as behind a coarse channel, which garbles components on the way.
-PATIENCE = 3
-# A pair needs a curvature above CAUTION times the gradient's norm, and above NOISE times rounding.
-CAUTION, NOISE = 1e-6, 16
-# The longest step, as the tangent of an angle.
-REACH = 0.5
-# Where participants change: the share of the last direction that the next one keeps, and the number
-# of such rounds after which steps have half the length.
-MOMENTUM, HALVED = 0.8, 10
-
-Pairs = Float[Array, "memory features rank"]
 Scalar = Float[Array, ""]
 
 
@@ -79,22 +47,10 @@ class Uplink(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The last accepted point, the trial that is being evaluated, and what is known of F.
+    """What is known of F, in multiples of `unit`, so that squares neither overflow nor vanish."""
 
-    Gradients and objectives are multiples of `unit`, so that squares neither overflow nor vanish.
-    """
-
-    base: Frame
-    gradient: Frame  # of F at the base
-    captured: Scalar  # F at the base
-    direction: Frame  # uphill; horizontal at the base, as the pairs are
-    step: Scalar  # the trial is this multiple of the direction away
-    trial: Frame
-    moves: Pairs  # steps, the latest first; zero where there is none yet
-    changes: Pairs  # by how much the gradient of -F changed along them
-    fingerprint: Scalar  # of the participants at the base; NaN before the first round
-    rejected: Int[Array, ""]  # trials since the base
-    changed: Int[Array, ""]  # rounds so far whose participants were not those of the base
+    memory: Memory
+    fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
     unit: Scalar  # a power of two near the first gradients
 
 
@@ -176,26 +132,12 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         else:
             assert first is not None
             shared = moment_received(first).top(self.shared_rank)[1]
-        zero, none = jnp.zeros((), shared.dtype), jnp.zeros_like(shared)
-        pairs = jnp.zeros((self.memory, *shared.shape), shared.dtype)
-        return Server(
-            base=shared,
-            gradient=none,
-            captured=zero,
-            direction=none,
-            step=zero,
-            trial=shared,
-            moves=pairs,
-            changes=pairs,
-            fingerprint=jnp.full_like(zero, jnp.nan),
-            rejected=jnp.zeros((), jnp.int32),
-            changed=jnp.zeros((), jnp.int32),
-            unit=jnp.ones_like(zero),
-        )
+        none, one = jnp.zeros(0, shared.dtype), jnp.ones((), shared.dtype)
+        return Server(begin(shared, none, none, self.memory), jnp.nan * one, one)
 
     def downlink(self, server: Server) -> Frame:
         """The trial point, which as a result is one step beyond the last accepted one."""
-        return server.trial
+        return server.memory.trial.frame
 
     def client_init(self, key, downlink: Frame, data: Member, start) -> None:
         """Nothing: the local components are found anew each round."""
@@ -207,79 +149,15 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         return Uplink(part.product, part.captured, data.fingerprint), local, {"objective": rest}
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
-        """Accept the trial or reject it, learn from it either way, and step on."""
+        """Accept the trial or reject it, and step on."""
         first = jnp.isnan(server.fingerprint)
         same = uplink.fingerprint == server.fingerprint
         unit = jnp.where(first, _power_near(uplink.product), server.unit)
-        product, captured = ratio(uplink.product, unit), ratio(uplink.captured, unit)
-        at_trial = deflate(product, server.trial)
-        eps = jnp.finfo(captured.dtype).eps
-        # An upper bound of all curvatures that matter.
-        curvature_bound = _positive(_norm(product))
-
-        predicted = server.step * jnp.vdot(server.gradient, server.direction)
-        gain = captured - server.captured
-        # A fall within the rounding of the objective does not count.
-        slack = 8 * eps * jnp.abs(captured)
-        sufficient = gain >= SUFFICIENT * predicted - slack
-        accepted = ~same | sufficient | (server.rejected >= PATIENCE)
-        base = jnp.where(accepted, server.trial, server.base)
-
-        # A rejected trial too tells how the gradient changes on the way to it. Both are carried by
-        # projection to where the next step starts.
-        move = deflate(server.step * server.direction, base)
-        change = deflate(server.gradient, base) - deflate(at_trial, base)
-        size, curvature = _norm(move), jnp.vdot(move, change)
-        useful = same & (curvature > CAUTION * _norm(at_trial) * size**2)
-        useful = useful & (curvature > NOISE * eps * curvature_bound * size)
-        moves = _updated(server.moves, base, move, useful)
-        changes = _updated(server.changes, base, change, useful)
-
-        gradient = jnp.where(accepted, at_trial, server.gradient)
-        newton = _newton(moves, changes, gradient, curvature_bound)
-        changed = server.changed + (~first & ~same)
-        by_newton = same | first | (jnp.vdot(moves[0], moves[0]) > 0)
-        heavy_ball = MOMENTUM * deflate(server.direction, base) + gradient / curvature_bound
-        # A rejected trial that gives no pair leaves the direction as it is and asks for a shorter
-        # step: to the top of the parabola through the value and slope at the base and the value at
-        # the trial.
-        turn = accepted | useful
-        direction = jnp.where(turn, jnp.where(by_newton, newton, heavy_ball), server.direction)
-        length = _norm(direction)
-        full = jnp.where(length > REACH, ratio(jnp.full_like(length, REACH), length), 1)
-        full = full / jnp.where(same | first, 1, 1 + changed / HALVED)
-        top = ratio(predicted, 2 * (predicted - gain))
-        step = jnp.where(turn, full, jnp.clip(top, SHORTEST, LONGEST) * server.step)
-
-        # Near a solution all directions uphill lead to the same point, but pairs are differences
-        # within rounding. Derivatives through them would grow without bound, and those along an
-        # approximate inverse of the Hessian need not shrink. So derivatives are those of the
-        # gradient step, which does contract.
-        rounding = step * jnp.vdot(direction, gradient) <= slack
-        by_gradient = gradient - jax.lax.stop_gradient(gradient)
-        by_gradient = by_gradient / jax.lax.stop_gradient(curvature_bound)
-        direction = jnp.where(rounding, jax.lax.stop_gradient(direction) + by_gradient, direction)
-        moves, changes, step = jax.tree.map(
-            lambda x: jnp.where(rounding, jax.lax.stop_gradient(x), x), (moves, changes, step)
-        )
-        after = Server(
-            base=base,
-            gradient=gradient,
-            captured=jnp.where(accepted, captured, server.captured),
-            direction=direction,
-            step=step,
-            trial=polar(base + step * direction),
-            moves=moves,
-            changes=changes,
-            fingerprint=jnp.where(accepted, uplink.fingerprint, server.fingerprint),
-            rejected=jnp.where(accepted, 0, server.rejected + 1),
-            changed=changed,
-            unit=unit,
-        )
-        # The share of F that its quadratic model has yet to gain. Other participants evaluate
-        # another function, of which there is no model.
-        to_gain = ratio(jnp.abs(jnp.vdot(newton, gradient)), jnp.abs(captured))
-        return after, {"stopping_measure": jnp.where(same | first, to_gain, jnp.inf)}
+        none = jnp.zeros(0, unit.dtype)
+        found = Evaluation(ratio(uplink.product, unit), none, ratio(uplink.captured, unit))
+        memory, accepted, left = climb(server.memory, found, none, none, same)
+        fingerprint = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
+        return Server(memory, fingerprint, unit), {"stopping_measure": left}
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """The best local components for the final shared ones, and for the observed moments."""
@@ -298,49 +176,6 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def through(self) -> Algorithm:
         """Gradient ascent of the same function, whose state is a point alone."""
         return self._model.through()
-
-
-def _updated(pairs: Pairs, base: Frame, new: Frame, useful: Bool[Array, ""]) -> Pairs:
-    """The pairs carried to a base by projection, the oldest replaced by a useful new one."""
-    pairs = jax.vmap(lambda x: deflate(x, base))(pairs)
-    return jnp.where(useful, jnp.roll(pairs, 1, axis=0).at[0].set(new), pairs)
-
-
-def _newton(moves: Pairs, changes: Pairs, gradient: Frame, curvature_bound: Scalar) -> Frame:
-    """The limited-memory BFGS direction uphill: an approximate inverse of -∇²F times the gradient.
-
-    Without pairs it is the gradient over the bound. Pairs of zeros, and those that lost their
-    positive curvature in transport, do not count.
-    """
-    curvatures = jax.vmap(jnp.vdot)(moves, changes)
-    weights = ratio(jnp.ones_like(curvatures), jnp.maximum(curvatures, 0))
-
-    def from_latest(vector, pair):
-        move, change, weight = pair
-        share = weight * jnp.vdot(move, vector)
-        return vector - share * change, share
-
-    def from_oldest(vector, pair):
-        move, change, weight, share = pair
-        return vector + (share - weight * jnp.vdot(change, vector)) * move, None
-
-    vector, shares = jax.lax.scan(from_latest, gradient, (moves, changes, weights))
-    square = jnp.vdot(changes[0], changes[0])
-    known = (square > 0) & (curvatures[0] > 0)
-    inverse = jnp.where(known, ratio(curvatures[0], square), 1 / curvature_bound)
-    pairs = moves, changes, weights, shares
-    return jax.lax.scan(from_oldest, inverse * vector, pairs, reverse=True)[0]
-
-
-def _norm(x: Frame) -> Scalar:
-    """Frobenius norm, with a derivative of zero where it is zero."""
-    square = jnp.vdot(x, x)
-    return jnp.where(square > 0, jnp.sqrt(_positive(square)), 0)
-
-
-def _positive(x: Scalar) -> Scalar:
-    """The number, or one in place of zero."""
-    return jnp.where(x > 0, x, 1)
 
 
 def _power_near(matrix: Frame) -> Scalar:

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxfed as jf
-from jaxfed.pca._quasi_newton import Evaluation, begin, climb
+from jaxfed.pca._quasi_newton import Evaluation, _newton, begin, climb
 
 FEATURES, RANK, CLIENTS, NOISE, TIGHT = 8, 2, 6, 0.3, 1e-3
 Hierarchical = partial(jf.pca.HierarchicalPCA, RANK)
@@ -99,7 +99,9 @@ def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
     for _ in range(25):
         x = memory.trial.numbers
         value = -jnp.sum(curvatures * (x - 1) ** 2) / 2
-        memory, _ = climb(memory, Evaluation(10 * frame, -curvatures * (x - 1), value), -none, none)
+        memory, *_ = climb(
+            memory, Evaluation(10 * frame, -curvatures * (x - 1), value), -none, none
+        )
     np.testing.assert_allclose(memory.trial.numbers, 1, atol=1e-9)
     np.testing.assert_allclose(memory.trial.frame, frame, atol=1e-12)
 
@@ -113,7 +115,7 @@ def test_numbers_stay_within_their_limits(x64):
         assert (x >= least).all() and (x <= most).all()
         value = -jnp.sum((x - 2) ** 2) / 2 - 0.4 * x[0] * x[1]
         slopes = -(x - 2) - 0.4 * x[::-1]
-        memory, _ = climb(memory, Evaluation(frame, slopes, value), least, most)
+        memory, *_ = climb(memory, Evaluation(frame, slopes, value), least, most)
     # The first is at its limit, and the second is best given that.
     np.testing.assert_allclose(memory.trial.numbers, [0.5, 1.8], atol=1e-8)
 
@@ -178,3 +180,20 @@ def test_every_client_is_wanted_in_each_round():
         run(
             Hierarchical(0.2, 0.1, solver="quasi_newton"), samples(), 5, participation=participation
         )
+
+
+def test_direction_solves_the_secant_equation(x64):
+    """With all of a quadratic's curvature in the memory, the direction is Newton's."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(6, 6))
+    hessian = root @ root.T + np.eye(6)
+    # Conjugate moves: the recursion then is exact.
+    moves = np.linalg.inv(np.linalg.cholesky(hessian))
+    changes, gradient, one = jnp.asarray(moves @ hessian), rng.normal(size=6), jnp.ones(())
+    found = _newton(jnp.asarray(moves), changes, jnp.asarray(gradient), one)
+    np.testing.assert_allclose(found, np.linalg.solve(hessian, gradient), rtol=1e-9)
+    # Entries without curvature count for nothing, wherever they are.
+    padded = [jnp.concatenate([x, jnp.zeros((3, 6))]) for x in (moves, changes)]
+    np.testing.assert_allclose(_newton(*padded, jnp.asarray(gradient), one), found, rtol=1e-12)
+    none = jnp.zeros((3, 6))
+    np.testing.assert_allclose(_newton(none, none, jnp.asarray(gradient), 4 * one), gradient / 4)

@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import jaxfed as jf
-from jaxfed.pca.varpro import VarProPerPCA, _newton
+from jaxfed.pca.varpro import VarProPerPCA
 from tests.references import varpro as reference
 
 
@@ -60,27 +60,6 @@ def test_takes_the_steps_of_the_reference(x64, ranks, seed):
     energy = np.mean([np.sum(y**2) / len(y) for y in samples])
     np.testing.assert_allclose(found, energy + 2 * values, rtol=1e-8)
     assert not accepted[:15].all()
-
-
-def test_direction_solves_the_secant_equation(x64):
-    """With all of a quadratic's curvature in the memory, the direction is Newton's."""
-    rng = np.random.default_rng(0)
-    root = rng.normal(size=(6, 6))
-    hessian = root @ root.T + np.eye(6)
-    # Conjugate moves: the recursion then is exact.
-    moves = np.linalg.inv(np.linalg.cholesky(hessian)).reshape(6, 3, 2)
-    changes = (moves.reshape(6, 6) @ hessian).reshape(6, 3, 2)
-    gradient = rng.normal(size=(3, 2))
-    one = jnp.ones(())
-    found = _newton(jnp.asarray(moves), jnp.asarray(changes), jnp.asarray(gradient), one)
-    np.testing.assert_allclose(
-        np.ravel(found), np.linalg.solve(hessian, gradient.ravel()), rtol=1e-9
-    )
-    # Entries without curvature count for nothing, wherever they are.
-    padded = [jnp.concatenate([x, jnp.zeros((3, 3, 2))]) for x in (moves, changes)]
-    np.testing.assert_allclose(_newton(*padded, jnp.asarray(gradient), one), found, rtol=1e-12)
-    none = jnp.zeros((3, 3, 2))
-    np.testing.assert_allclose(_newton(none, none, jnp.asarray(gradient), 4 * one), gradient / 4)
 
 
 def test_finds_components_that_are_known(x64):
