@@ -449,7 +449,7 @@ def test_bash_completes_commands_options_and_choices(script, tmp_path):
     assert offered("") == set(SUMMARIES)
     assert offered("fit", "per") == {"perpca"}
     assert offered("fit", "perpca", "--shared") == {"--shared-rank"}
-    assert offered("fit", "perpca", "--variant", "") == {"tangent", "polar"}
+    assert offered("fit", "perpca", "--variant", "") == {"tangent", "polar", "power"}
     assert "--config" in offered("sweep", "hierarchical", "--co")
     (tmp_path / "data.npy").touch()
     assert "data.npy" in offered("fit", "perpca", "--data", "dat")
