@@ -79,6 +79,7 @@ EXAMPLES = {
             "shrinkage": Example(
                 lambda _: jf.pca.PerPCA(1, 1, shrinkage=True, step_size=0.1), (TRIANGLE, 6, 6)
             ),
+            "power": Example(lambda _: jf.pca.PerPCA(2, 2, variant="power"), (TRIANGLE, 12, 12)),
         },
         refused={
             "shared_rank": lambda: jf.pca.PerPCA(0, 2),

@@ -19,6 +19,7 @@ ALGORITHMS = {
     "PerPCA": jf.pca.PerPCA(2, 2),
     "PerPCA, qr": jf.pca.PerPCA(2, 2, retraction="qr", decay=0.5),
     "PerPCA, polar": jf.pca.PerPCA(2, 2, variant="polar"),
+    "PerPCA, power": jf.pca.PerPCA(2, 2, variant="power"),
     "PerPCA, ranks": jf.pca.PerPCA(2, (2, 0, 1)),
     "PerPCA, shrinkage": jf.pca.PerPCA(2, 2, shrinkage=True),
     "VarProPerPCA": jf.pca.VarProPerPCA(2, 2),

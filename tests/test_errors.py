@@ -189,7 +189,11 @@ HYPERPARAMETERS = {
     ),
     "unknown variant": (
         lambda: jf.pca.PerPCA(1, 1, variant=2),
-        "variant: wanted one of tangent, polar, got 2",
+        "variant: wanted one of tangent, polar, power, got 2",
+    ),
+    "a step of power iteration": (
+        lambda: jf.pca.PerPCA(1, 1, variant="power", step_size=0.1),
+        "step_size: wanted None with variant='power', which has no steps, got 0.1",
     ),
     "unknown start": (lambda: jf.pca.PerPCA(1, 1, start="qu"), "start: wanted one of local_first"),
     "unknown method": (lambda: jf.pca.OneShot(1, 1, method="qu"), "method: wanted one of proj"),

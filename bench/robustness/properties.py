@@ -41,6 +41,7 @@ def settings() -> dict[str, Setting]:
         "PerPCA": Setting(pca.PerPCA(2, 2)),
         "PerPCA, qr": Setting(pca.PerPCA(2, 2, retraction="qr", decay=0.5)),
         "PerPCA, polar": Setting(pca.PerPCA(2, 2, variant="polar")),
+        "PerPCA, power": Setting(pca.PerPCA(2, 2, variant="power")),
         "PerPCA, random": Setting(pca.PerPCA(2, 2, start="random")),
         "PerPCA, ranks": Setting(pca.PerPCA(2, (2, 0, 1))),
         "PerPCA, shrinkage": Setting(pca.PerPCA(2, 2, shrinkage=True)),

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
+from jaxfed._checks import refuse
 from jaxfed.contract import (
     Algorithm,
     Bases,
@@ -80,14 +81,15 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     components; the server averages the copies and retracts.
 
     Source: Shi & Kontar (2024), Algorithm 2 (Algorithm 1 is `variant="polar"` with the polar
-    retraction).
+    retraction). `variant="power"` is not in the paper: it is orthogonal iteration (Golub & Van
+    Loan, Matrix Computations, Section 8.2.4) for the paper's objective.
     """
 
     step_size: Float[Array, ""] | None
     decay: Float[Array, ""] | None
     shared_rank: int = eqx.field(static=True)
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
-    variant: Literal["tangent", "polar"] = eqx.field(static=True)
+    variant: Literal["tangent", "polar", "power"] = eqx.field(static=True)
     retraction: Literal["polar", "qr"] = eqx.field(static=True)
     start: Literal["local_first", "random"] = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
@@ -98,7 +100,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         local_rank: int | tuple[int, ...],
         *,
         step_size: float | Array | None = None,
-        variant: Literal["tangent", "polar"] = "tangent",
+        variant: Literal["tangent", "polar", "power"] = "tangent",
         retraction: Literal["polar", "qr"] = "polar",
         start: Literal["local_first", "random"] = "local_first",
         decay: float | Array | None = None,
@@ -117,7 +119,15 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 part, the shared copy not retracted by the client; its fixed points are the
                 stationary points of the objective. `"polar"` (choice 2): a step along `S [U, V]`
                 retracted as a whole; converges for any step size, but on noisy data its fixed
-                point is off the stationary points, more so for large steps.
+                point is off the stationary points, more so for large steps. `"power"`: no step
+                size, `V <- GR((I - UUᵀ) S V)` and `U <- GR(mean (I - VVᵀ) S U)`, so that one
+                client of another scale does not slow the others. This is the step of `"tangent"`
+                with the inverses of VᵀSV and of the mean of UᵀSU for step sizes, and has the same
+                fixed points. With all clients in every round the objective never rises, because
+                power iteration does not lower the energy in V, nor `tr(UᵀBU)` for the mean B of
+                (I - VVᵀ) S (I - VVᵀ), which bounds from below, and at the old U equals, what U
+                adds to the energy in V. It forgets faster: a round of few clients gives what is
+                best for these, and coarse compression (3 bits) can make it diverge.
             retraction: `"polar"` or `"qr"` (R's diagonal made positive); the joint step of
                 `variant="polar"` takes the polar factor in any case.
             start: where to start if no warm start is given. `"local_first"`: each client's
@@ -137,7 +147,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         Raises:
             ValueError: for ranks that are not positive whole numbers (a local rank may be 0 for
                 some clients), unknown names, and a step size or decay that is not positive and
-                finite.
+                finite, or given for `variant="power"`.
         """
         check_count("shared_rank", shared_rank)
         ranks = local_rank if isinstance(local_rank, tuple | list) else (local_rank,)
@@ -145,11 +155,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             check_count("local_rank", rank, least=1 if len(ranks) == 1 else 0)
         if not ranks or max(ranks) == 0:
             raise ValueError(f"local_rank: at least one client needs components, got {local_rank}")
-        check_name("variant", variant, ("tangent", "polar"))
+        check_name("variant", variant, ("tangent", "polar", "power"))
         check_name("retraction", retraction, tuple(RETRACTIONS))
         check_name("start", start, ("local_first", "random"))
         check_positive("step_size", step_size, optional=True)
         check_positive("decay", decay, optional=True)
+        for name, value in (("step_size", step_size), ("decay", decay)):
+            if variant == "power" and value is not None:
+                raise refuse(name, "None with variant='power', which has no steps", value)
         check_flag("shrinkage", shrinkage)
         self.shared_rank = shared_rank
         self.local_rank = local_rank if isinstance(local_rank, int) else tuple(local_rank)
@@ -160,6 +173,10 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     @property
     def _width(self) -> int:
         return self.local_rank if isinstance(self.local_rank, int) else max(self.local_rank)
+
+    @property
+    def _needs_curvature(self) -> bool:
+        return self.step_size is None and self.variant != "power"
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for ranks or a warm start that do not fit."""
@@ -194,9 +211,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         moment = moment if unshrunk is None else unshrunk
         first: dict[str, PyTree] = {}
         local_first = start is None and self.start == "local_first"
-        if local_first or self.step_size is None:
+        if local_first or self._needs_curvature:
             values, vectors = moment.top(self._width if local_first else 1)
-            if self.step_size is None:
+            if self._needs_curvature:
                 first["curvature"] = Max(values[0])
             if local_first:
                 local = activated(moment, values, vectors, active)
@@ -213,7 +230,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             shape = like.moment.dim, self.shared_rank
             shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype).T, "qr")
         curvature = objective = None
-        if self.step_size is None:
+        if self._needs_curvature:
             curvature = first["curvature"].astype(shared.dtype)
         if self.decay is not None:
             objective = jnp.full((), jnp.inf, shared.dtype)
@@ -253,6 +270,13 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             moved = w + self._step(sw - data_matmul(wsw, w, once=True), curvature)
             # The paper retracts the local part here, and again, deflated, when the next round
             # begins. Only its span matters, so one retraction does for both.
+        elif self.variant == "power":
+            by_shared, by_local = jnp.split(sw, [self.shared_rank])
+            inside = client_matmul(wsw[self.shared_rank :, : self.shared_rank], shared)
+            local = self._multiplied(local, by_local - inside, active)
+            # What is left of S U beside the new local components, of any size.
+            moved = by_shared - client_matmul(client_matmul(by_shared, local.T), local)
+            moved = jnp.concatenate([moved, local])
         else:
             if active is not None:
                 active = jnp.concatenate([jnp.ones(self.shared_rank, active.dtype), active])
@@ -269,10 +293,21 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         if self.decay is not None:
             raised = curvature / self.decay.astype(curvature.dtype)
             curvature = jnp.where(objective > server.objective, raised, curvature)
-        server = Server(retract(uplink.shared, self.retraction), curvature, objective)
+        if self.variant == "power":
+            shared = self._multiplied(server.shared, uplink.shared)
+        else:
+            shared = retract(uplink.shared, self.retraction)
+        server = Server(shared, curvature, objective)
         return server, {} if curvature is None else {
             "step_size": ratio(jnp.ones_like(curvature), curvature)
         }
+
+    def _multiplied(self, basis, product, active=None):
+        """A step of orthogonal iteration from a basis, given its product with a matrix."""
+        energy = jnp.vdot(basis, product) / len(basis)
+        # Directions without energy stay as they are, instead of being whatever rounding leaves.
+        shift = float(jnp.finfo(basis.dtype).eps) ** 0.5
+        return retract(ratio(product, energy) + shift * basis, self.retraction, active)
 
     def _step(self, gradient, curvature):
         """A gradient times the step size."""
@@ -305,7 +340,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
 
         Those do not end at the objective's stationary points.
         """
-        return Reduced(self, self._width) if self.variant == "tangent" else self
+        return self if self.variant == "polar" else Reduced(self, self._width)
 
     def bases(self, server: Server, local: Rows) -> Bases:
         """The shared components, and each client's own."""

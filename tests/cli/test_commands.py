@@ -452,7 +452,7 @@ def test_bash_completes_commands_options_and_choices(script, tmp_path):
     assert offered("") == set(SUMMARIES)
     assert offered("fit", "per") == {"perpca", "perpca-gradient"}
     assert offered("fit", "perpca", "--shared") == {"--shared-rank"}
-    assert offered("fit", "perpca-gradient", "--variant", "") == {"tangent", "polar"}
+    assert offered("fit", "perpca-gradient", "--variant", "") == {"tangent", "polar", "power"}
     assert "--config" in offered("sweep", "hierarchical", "--co")
     (tmp_path / "data.npy").touch()
     assert "data.npy" in offered("fit", "perpca", "--data", "dat")

@@ -92,7 +92,7 @@ def polar_step_with_qr(samples, shared, frames, participants):
     ],
 )
 @pytest.mark.parametrize("retraction", ["polar", "qr"])
-@pytest.mark.parametrize("variant", ["tangent", "polar"])
+@pytest.mark.parametrize("variant", ["tangent", "polar", "power"])
 def test_every_variant(variant, retraction, ranks, some):
     samples, ranks = draw(), RANKS[ranks]
     shared, frames, start = first(ranks)
@@ -115,13 +115,29 @@ def test_every_variant(variant, retraction, ranks, some):
             retraction=retraction,
             participants=participants,
         )[:2]
+    step = None if variant == "power" else STEP
     solution = solve(
-        jf.pca.PerPCA(SHARED, ranks, step_size=STEP, variant=variant, retraction=retraction),
+        jf.pca.PerPCA(SHARED, ranks, step_size=step, variant=variant, retraction=retraction),
         samples,
         warm_start=start,
         participation=jf.participation.mask(present) if some else None,
     )
     agree(solution.result, *wanted)
+
+
+def test_power_iteration_does_not_wait_for_the_largest_client():
+    """One client's data are ten times as large, and the objective never rises."""
+    samples = draw()
+    samples[0] = 10 * samples[0]
+    power, tangent = (
+        solve(jf.pca.PerPCA(SHARED, LOCAL, variant=variant), samples, rounds=1000)
+        for variant in ("power", "tangent")
+    )
+    objective = power.history["objective"]
+    assert jnp.diff(objective).max() <= 1e-12 * objective[0]
+    violation = reference.kkt_violation(samples, *map(np.asarray, power.result))
+    np.testing.assert_allclose(violation, 0, atol=1e-10 * objective[0])
+    assert tangent.history["objective"][-1] > 1.1 * objective[-1]
 
 
 def test_algorithm_1_is_the_polar_variant():

@@ -77,7 +77,7 @@ def perpca(
     participants=None,
     decrease_on_rise=False,
 ):
-    """Algorithm 2; `variant` "tangent" is its choice 1, "polar" its choice 2.
+    """Algorithm 2; `variant` "tangent" is its choice 1, "polar" its choice 2, "power" neither.
 
     One round, with GR_X(xi) = retraction(X + xi):
 
@@ -86,6 +86,8 @@ def perpca(
                         U_i <- U + step G_U             (not retracted)
                         V_i <- GR(V_i + step G_V)
           polar:        [U_i, V_i] <- GR([U, V_i] + step S_i [U, V_i])
+          power:        V_i <- the same span as (I - P_U) S_i V_i
+                        U_i <- (I - P_V) S_i U
         server:         U <- GR(mean of the U_i)
 
     G is the projection of S_i W on the tangent space at W = [U, V], because W^T S_i W is
@@ -96,9 +98,9 @@ def perpca(
         samples: list of (n_i, d).
         shared: (d, r1), orthonormal.
         locals_: list of (d, r2_i); they need not be feasible, the first deflation sees to that.
-        step_size: the ascent step (for half the gradient of (7), S_i W).
+        step_size: the ascent step (for half the gradient of (7), S_i W), not used by "power".
         rounds: number of rounds.
-        variant: "tangent" (choice 1) or "polar" (choice 2).
+        variant: "tangent" (choice 1), "polar" (choice 2) or "power".
         retraction: "polar" or "qr", used at all three places.
         participants: per round, the indices of the clients that take part; the server averages
             over them and the others keep their V_i. None: everybody, always.
@@ -134,8 +136,12 @@ def perpca(
                 w = retract(w + step_size * s[i] @ w)
                 uplinks.append(w[:, :r1])
                 locals_[i] = w[:, r1:]
+            elif variant == "power":
+                product = (identity - projector(shared)) @ s[i] @ v
+                locals_[i] = np.linalg.svd(product, full_matrices=False)[0]
+                uplinks.append((identity - projector(locals_[i])) @ s[i] @ shared)
             else:
-                raise ValueError(f"variant must be 'tangent' or 'polar', not {variant!r}")
+                raise ValueError(f"variant must be 'tangent', 'polar' or 'power', not {variant!r}")
         shared = retract(sum(uplinks) / len(uplinks))
         feasible = [retract(v - shared @ (shared.T @ v)) for v in locals_]
         objectives.append(objective(samples, shared, feasible))

@@ -83,6 +83,7 @@ CASES = {
     "PerPCA": (lambda: PCA.PerPCA(2, 1, step_size=0.1), 1500, 1e-6),
     "PerPCA automatic": (lambda: PCA.PerPCA(1, 1), 1500, 1e-6),
     "PerPCA polar": (lambda: PCA.PerPCA(1, 1, variant="polar", step_size=0.1), 1500, 1e-6),
+    "PerPCA power": (lambda: PCA.PerPCA(1, 1, variant="power"), 300, 1e-6),
     "PerPCA ranks": (lambda: PCA.PerPCA(2, (1, 0, 1)), 1500, 1e-6),
     "PerPCA shrinkage": (lambda: PCA.PerPCA(2, 1, shrinkage=True), 1500, 1e-6),
     "VarProPerPCA": (lambda: PCA.VarProPerPCA(2, 1), 300, 1e-6),
