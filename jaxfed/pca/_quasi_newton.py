@@ -48,7 +48,7 @@ class Point(NamedTuple):
     """Where the function is evaluated."""
 
     frame: Frame
-    numbers: Numbers
+    numbers: Numbers | None  # None where there are none
 
 
 class Memory(NamedTuple):
@@ -62,7 +62,7 @@ class Memory(NamedTuple):
     trial: Point
     moves: Pairs  # steps, the latest first; zero where there is none yet
     changes: Pairs  # by how much the gradient of -F changed along them
-    weights: Numbers  # the unit of length of each number
+    weights: Numbers | None  # the unit of length of each number
     rejected: Int[Array, ""]  # trials since the base
     changed: Int[Array, ""]  # rounds so far whose participants were not those of the base
     rounds: Int[Array, ""]
@@ -72,27 +72,39 @@ class Memory(NamedTuple):
         """The components of the trial, in rows."""
         return self.trial.frame.T
 
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the trial, where there are any."""
+        assert self.trial.numbers is not None
+        return self.trial.numbers
+
 
 class Evaluation(NamedTuple):
     """F at the trial."""
 
     product: Frame  # its derivative by the components, of which the tangent part counts
-    slopes: Numbers  # its derivatives by the numbers
     value: Scalar
+    slopes: Numbers | None = None  # its derivatives by the numbers
 
 
-def begin(frame: Frame, numbers: Numbers, curvatures: Numbers, pairs: int = 20) -> Memory:
+def begin(
+    frame: Frame,
+    numbers: Numbers | None = None,
+    curvatures: Numbers | None = None,
+    *,
+    pairs: int = 20,
+) -> Memory:
     """No step yet; the first trial is the start itself.
 
     Args:
         frame: the components.
-        numbers: the numbers.
+        numbers: the numbers, if there are any.
         curvatures: about how F curves along each number, in units of its curvature along the
             components.
         pairs: how many pairs of steps and gradient changes are kept.
     """
     zero, point = jnp.zeros((), frame.dtype), Point(frame, numbers)
-    none = jnp.zeros(frame.size + len(numbers), frame.dtype)
+    none = jnp.zeros(frame.size + (0 if numbers is None else len(numbers)), frame.dtype)
     empty, count = jnp.zeros((pairs, len(none)), frame.dtype), jnp.zeros((), jnp.int32)
     return Memory(
         base=point,
@@ -103,7 +115,7 @@ def begin(frame: Frame, numbers: Numbers, curvatures: Numbers, pairs: int = 20) 
         trial=point,
         moves=empty,
         changes=empty,
-        weights=jnp.sqrt(curvatures),
+        weights=None if curvatures is None else jnp.sqrt(curvatures),
         rejected=count,
         changed=count,
         rounds=count,
@@ -121,8 +133,9 @@ class Climbed(NamedTuple):
 def climb(
     memory: Memory,
     found: Evaluation,
-    least: Numbers,
-    most: Numbers,
+    least: Numbers | None = None,
+    most: Numbers | None = None,
+    *,
     same: Bool[Array, ""] | bool = True,
 ) -> Climbed:
     """Accept the trial or reject it, learn from it either way, and step on.
@@ -134,24 +147,27 @@ def climb(
     Args:
         memory: of the rounds before.
         found: F at the trial.
-        least: lower limits of the numbers.
-        most: upper limits of the numbers.
+        least: lower limits of the numbers, if there are any.
+        most: upper limits of the numbers, if there are any.
         same: whether the clients that evaluated the trial are those that evaluated the base.
     """
-    first, trial, weights = memory.rounds == 0, memory.trial, memory.weights
+    first, same, trial = memory.rounds == 0, jnp.asarray(same), memory.trial
+    dtype = trial.frame.dtype
+    weights, slopes, least, most, place, last = (
+        jnp.zeros(0, dtype) if x is None else x.astype(dtype)
+        for x in (memory.weights, found.slopes, least, most, trial.numbers, memory.base.numbers)
+    )
     # At a limit, a slope that points beyond it does not count.
-    beyond = jnp.where(found.slopes > 0, trial.numbers >= most, trial.numbers <= least)
-    slopes = jnp.where(beyond, 0, found.slopes) / weights
+    beyond = jnp.where(slopes > 0, place >= most, place <= least)
+    slopes = jnp.where(beyond, 0, slopes) / weights
     at_trial = _joined(deflate(found.product, trial.frame), slopes)
     eps = jnp.finfo(at_trial.dtype).eps
     # An upper bound of all curvatures that matter.
     curvature_bound = _positive(_norm(found.product))
 
     before = memory.base
-    moved = _joined(
-        memory.step * _parts(memory.direction, before.frame)[0],
-        (trial.numbers - before.numbers) * weights,
-    )
+    by_frame, _ = _parts(memory.direction, before.frame)
+    moved = _joined(memory.step * by_frame, (place - last) * weights)
     predicted = jnp.vdot(memory.gradient, moved)
     gain = found.value - memory.value
     # A fall within the rounding of the value does not count.
@@ -200,7 +216,9 @@ def climb(
         lambda x: jnp.where(rounding, jax.lax.stop_gradient(x), x), (moves, changes, step)
     )
     by_frame, by_numbers = _parts(direction, base.frame)
-    numbers = jnp.clip(base.numbers + step * by_numbers / weights, least, most)
+    numbers = None
+    if base.numbers is not None:
+        numbers = jnp.clip(base.numbers + step * by_numbers / weights, least, most)
     after = Memory(
         base=base,
         gradient=gradient,
@@ -210,7 +228,7 @@ def climb(
         trial=Point(polar(base.frame + step * by_frame), numbers),
         moves=moves,
         changes=changes,
-        weights=weights,
+        weights=memory.weights,
         rejected=jnp.where(accepted, 0, memory.rejected + 1),
         changed=changed,
         rounds=memory.rounds + 1,

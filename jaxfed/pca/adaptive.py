@@ -219,11 +219,11 @@ class AdaptivePCA(PersonalizedPCA):
         half = self._dimension(server.shared.shape[1]) / 2
         pull = server.hyper_prior / server.prior_variance
         slope = uplink.scalar / (2 * server.prior_variance) - half + pull
-        value = -uplink.objective - half * memory.trial.numbers[0] - pull
+        value = -uplink.objective - half * memory.numbers[0] - pull
         anywhere = jnp.full(1, jnp.inf, slope.dtype)
-        found = Evaluation(uplink.shared.T, slope[None], value)
+        found = Evaluation(uplink.shared.T, value, slope[None])
         memory, _, left = climb(memory, found, -anywhere, anywhere)
-        variance = jnp.exp(memory.trial.numbers[0])
+        variance = jnp.exp(memory.numbers[0])
         server = Server(memory.shared, variance, server.hyper_prior, memory)
         return server, {"prior_variance": variance, "stopping_measure": left}
 

@@ -247,11 +247,11 @@ class EmpiricalBayesPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         concentration, features = server.concentration, len(server.shared)
         farther = bingham.prior_distance(concentration, features, self.rank) - uplink.distance
         slope = concentration * farther / 2
-        found = Evaluation(concentration * uplink.product, slope[None], -uplink.objective)
+        found = Evaluation(concentration * uplink.product, -uplink.objective, slope[None])
         limit = jnp.asarray(bingham.concentrations(features, self.rank, slope.dtype)[0])
         least, most = jnp.log(limit), jnp.log(jax.lax.stop_gradient(server.most))
         memory, _, left = climb(memory, found, least[None], most[None])
-        place = memory.trial.numbers[0]
+        place = memory.numbers[0]
         concentration = jnp.exp(place)
         at_limit = (place >= most).astype(place.dtype)
         server = Server(memory.trial.frame, concentration, server.previous, server.most, memory)

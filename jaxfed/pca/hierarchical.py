@@ -16,7 +16,6 @@ Source: Ozkara, Huang & Diggavi (2023), Personalized PCA for federated heterogen
 import dataclasses
 from typing import Literal, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxfed.contract import Algorithm, Diagnostics
@@ -113,8 +112,7 @@ class HierarchicalPCA(PersonalizedPCA):
     def server_init(self, key, first: dict[str, PyTree], like, start) -> Rows | Memory:
         """The shared components."""
         shared = first_shared(self.rank, key, first, like, start)
-        none = jnp.zeros(0, shared.dtype)
-        return begin(shared.T, none, none) if self.solver == "quasi_newton" else shared
+        return begin(shared.T) if self.solver == "quasi_newton" else shared
 
     def downlink(self, server: Rows | Memory) -> Rows:
         """The shared components."""
@@ -132,9 +130,7 @@ class HierarchicalPCA(PersonalizedPCA):
         """Retract the mean of the copies, take the mean projector's eigenvectors, or climb."""
         if self.solver != "quasi_newton":
             return SOLVERS[self.solver].shared_step(server, uplink), {}
-        none = server.weights
-        found = Evaluation(uplink.attraction.T, none, -uplink.objective)
-        server, _, left = climb(server, found, none, none)
+        server, _, left = climb(server, Evaluation(uplink.attraction.T, -uplink.objective))
         return server, {"stopping_measure": left}
 
     def through(self) -> Algorithm:

@@ -132,8 +132,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         else:
             assert first is not None
             shared = moment_received(first).top(self.shared_rank)[1]
-        none, one = jnp.zeros(0, shared.dtype), jnp.ones((), shared.dtype)
-        return Server(begin(shared, none, none, self.memory), jnp.nan * one, one)
+        one = jnp.ones((), shared.dtype)
+        return Server(begin(shared, pairs=self.memory), jnp.nan * one, one)
 
     def downlink(self, server: Server) -> Frame:
         """The trial point, which as a result is one step beyond the last accepted one."""
@@ -153,9 +153,8 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         first = jnp.isnan(server.fingerprint)
         same = uplink.fingerprint == server.fingerprint
         unit = jnp.where(first, _power_near(uplink.product), server.unit)
-        none = jnp.zeros(0, unit.dtype)
-        found = Evaluation(ratio(uplink.product, unit), none, ratio(uplink.captured, unit))
-        memory, accepted, left = climb(server.memory, found, none, none, same)
+        found = Evaluation(ratio(uplink.product, unit), ratio(uplink.captured, unit))
+        memory, accepted, left = climb(server.memory, found, same=same)
         fingerprint = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
         return Server(memory, fingerprint, unit), {"stopping_measure": left}
 

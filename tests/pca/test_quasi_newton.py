@@ -100,7 +100,7 @@ def test_a_quadratic_function_takes_as_many_rounds_as_it_has_directions(x64):
         x = memory.trial.numbers
         value = -jnp.sum(curvatures * (x - 1) ** 2) / 2
         memory, *_ = climb(
-            memory, Evaluation(10 * frame, -curvatures * (x - 1), value), -none, none
+            memory, Evaluation(10 * frame, value, -curvatures * (x - 1)), -none, none
         )
     np.testing.assert_allclose(memory.trial.numbers, 1, atol=1e-9)
     np.testing.assert_allclose(memory.trial.frame, frame, atol=1e-12)
@@ -115,7 +115,7 @@ def test_numbers_stay_within_their_limits(x64):
         assert (x >= least).all() and (x <= most).all()
         value = -jnp.sum((x - 2) ** 2) / 2 - 0.4 * x[0] * x[1]
         slopes = -(x - 2) - 0.4 * x[::-1]
-        memory, *_ = climb(memory, Evaluation(frame, slopes, value), least, most)
+        memory, *_ = climb(memory, Evaluation(frame, value, slopes), least, most)
     # The first is at its limit, and the second is best given that.
     np.testing.assert_allclose(memory.trial.numbers, [0.5, 1.8], atol=1e-8)
 
