@@ -3,13 +3,16 @@
     python -m bench.speed.solvers [FAMILY ...] [--data DIR]
 
 Families are those of `FAMILIES`, all by default. Gaps are (objective - best) / unit, where best is
-the lowest value of all solvers and of two more starts, and the unit is the best value itself or,
+the lowest value of all solvers and of a random start, and the unit is the best value itself or,
 for likelihoods, which have no zero, what the common start lies above it. L-BFGS-B is SciPy's, on
 the pooled objective with the local components eliminated and the shared ones as a polar factor; it
 counts evaluations. Digits, wine and breast cancer are scikit-learn's. With `--data DIR`: six views
 of digits from DIR/mfeat/mfeat.npz, and nine speakers from the files JapaneseVowels_*.ts of the UCI
 archive (the wheel of aeon has them) in DIR/japanese_vowels; without it these problems are left out.
-Seconds are of processors, compilation left out.
+
+A cell has the rounds to 1e-2, 1e-3 and 1e-4, medians of the draws, – where most do not get there in
+the rounds that a solver has; milliseconds of processors for a round, without compilation; and how
+many draws end more than 1e-2 above the best.
 """
 
 import argparse
@@ -17,30 +20,20 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
-from sklearn import datasets
 
 import jaxfed as jf
-from bench.common import machine, table
-from jaxfed.pca import bingham
+from bench.common import machine
+from bench.speed import objectives
+from bench.speed.objectives import Array, Objective, Problem
 
 GAPS = 1e-2, 1e-3, 1e-4
-DRAWS, STARTS = 3, 3
-Array = Any
-
-
-class Problem(NamedTuple):
-    """Several draws of one kind of problem."""
-
-    kind: str
-    clients: jf.Clients  # with a leading axis of draws
-    settings: tuple[float, ...]  # of the algorithms, by family
-    starts: Any = None  # warm starts, a draw each
+STARTS = 2
 
 
 class Solver(NamedTuple):
@@ -56,204 +49,12 @@ class Family(NamedTuple):
     """Solvers of one objective, and problems for them."""
 
     problems: Callable[[Path | None], Iterator[Problem]]
+    objective: Objective
     solvers: dict[str, Solver]
-    pooled: Callable[
-        [Problem, Array, Array], Array
-    ]  # a flat vector's objective, of pooled matrices
-    matrices: Callable[[jf.Clients], Array]  # of one draw
-    begin: Callable[[Problem, Array, int], Array]  # a vector, by seed
-    relative: bool  # gaps in units of the best value, else of what the start lies above it
-    bounds: Callable[[Problem], tuple[float, float]] | None = None  # of the last number
 
 
-# --- tables of samples ---------------------------------------------------------------------------
-
-
-def standardized(x: Array, *, features: bool = True) -> Array:
-    """Centred, and of unit variance: every feature, or all together."""
-    x = x - x.mean(0)
-    return x / (np.maximum(x.std(0), 1e-12) if features else x.std())
-
-
-def dealt(x: Array, labels: Array, clients: int, seed: int) -> Array:
-    """Half of the rows, dealt to clients of one label each and of equally many rows."""
-    rng = np.random.default_rng(seed)
-    names = np.unique(labels)
-    parts = []
-    for name in names:
-        rows = rng.permutation(np.flatnonzero(labels == name))
-        parts += np.array_split(rows[: len(rows) // 2], clients // len(names))
-    return np.stack([x[part[: min(map(len, parts))]] for part in parts])
-
-
-def speakers(data: Path) -> tuple[Array, Array]:
-    """Frames of twelve features, and who speaks."""
-    rows, labels = [], []
-    for path in sorted((data / "japanese_vowels").glob("JapaneseVowels_*.ts")):
-        text = path.read_text(encoding="utf-8").partition("@data")[2]
-        for line in text.split():
-            *features, name = line.split(":")
-            rows.append(np.array([f.split(",") for f in features], float).T)
-            labels += [name] * len(rows[-1])
-    return np.concatenate(rows), np.asarray(labels)
-
-
-def real_tables(data: Path | None) -> Iterator[tuple[str, Callable[[int], Array], int]]:
-    """Names, tables `(clients, samples, features)` by seed, and a rank."""
-    x, labels = datasets.load_digits(return_X_y=True)
-    yield "digits", partial(dealt, standardized(x, features=False), labels, 40), 10
-    x, labels = datasets.load_wine(return_X_y=True)
-    yield "wine", partial(dealt, standardized(x), labels, 9), 3
-    x, labels = datasets.load_breast_cancer(return_X_y=True)
-    yield "breast cancer", partial(dealt, standardized(x), labels, 10), 4
-    if data is not None and (data / "japanese_vowels").is_dir():
-        x, labels = speakers(data)
-        yield "speakers", partial(dealt, standardized(x), labels, 9), 3
-
-
-def of_tables(make: Callable[[int], Array]) -> jf.Clients:
-    """Draws of a table, side by side."""
-    drawn = [jf.Clients.from_samples(make(seed)) for seed in range(DRAWS)]
-    return jax.tree.map(lambda *x: jnp.stack(x), *drawn)
-
-
-def moments(clients: jf.Clients) -> Array:
-    """Second moments of ONE draw."""
-    x = clients.data.values
-    return jnp.einsum("mnd,mne->mde", x, x) / x.shape[1]
-
-
-def top(matrix: Array, rank: int) -> Array:
-    """The top eigenvectors; an envelope's derivative needs none of them."""
-    matrix = jax.lax.stop_gradient(matrix)
-    return jax.lax.stop_gradient(jnp.linalg.eigh(matrix)[1][..., -rank:])
-
-
-def frame(vector: Array, rank: int) -> Array:
-    """The orthonormal matrix that a vector stands for."""
-    return jf.linalg.polar(vector.reshape(-1, rank))
-
-
-def begin(matrix: Array, rank: int, seed: int) -> Array:
-    """The first seed's start is the pooled one, others are random."""
-    if seed == 0:
-        return np.ravel(top(matrix, rank))
-    return np.linalg.qr(np.random.default_rng(seed).standard_normal((len(matrix), rank)))[0].ravel()
-
-
-# --- personalized PCA ----------------------------------------------------------------------------
-
-
-def pca_problems(data: Path | None) -> Iterator[Problem]:
-    ranks = {"digits": (10, 2), "wine": (3, 2), "breast cancer": (3, 3), "speakers": (3, 3)}
-    for name, make, _ in real_tables(data):
-        yield Problem(name, of_tables(make), ranks[name])
-
-    def heavy(seed):
-        return np.random.default_rng(seed).standard_t(2, (20, 40, 12)) * np.linspace(2, 0.5, 12)
-
-    def few(seed):
-        rng = np.random.default_rng(seed)
-        return rng.standard_normal((20, 5, 12)) * np.linspace(2, 0.5, 12)
-
-    def scaled(seed):
-        rng = np.random.default_rng(seed)
-        x = rng.standard_normal((20, 40, 12)) * np.linspace(2, 0.5, 12)
-        return x * 10 ** rng.uniform(-3, 3, (20, 1, 1))
-
-    yield Problem("t with 2 degrees", of_tables(heavy), (3, 2))
-    yield Problem("5 samples in 12 features", of_tables(few), (2, 2))
-    yield Problem("scales 1e-3 to 1e3", of_tables(scaled), (3, 2))
-
-
-def pca_pooled(problem: Problem, vector: Array, matrices: Array) -> Array:
-    shared_rank, local_rank = map(int, problem.settings)
-    shared = frame(vector, shared_rank)
-    projector = jnp.eye(len(shared)) - shared @ shared.T
-    local = projector @ top(projector @ matrices @ projector, local_rank)
-    held = jnp.vdot(shared, matrices.mean(0) @ shared)
-    held += jnp.vdot(local, matrices @ local) / len(matrices)
-    return jnp.trace(matrices.mean(0)) - held
-
-
-def pca_begin(problem: Problem, matrices: Array, seed: int) -> Array:
-    shared_rank, local_rank = map(int, problem.settings)
-    own = top(matrices, local_rank)
-    rest = matrices - own @ (own.mT @ matrices)
-    return begin((rest - rest @ own @ own.mT).mean(0), shared_rank, seed)
-
-
-PCA = {
-    "PerPCA": Solver(lambda p: jf.pca.PerPCA(*map(int, p.settings)), 600),
-    "VarProPerPCA": Solver(lambda p: jf.pca.VarProPerPCA(*map(int, p.settings)), 150),
-}
-
-
-# --- hierarchical PCA ----------------------------------------------------------------------------
-
-
-def unit_latent(x: Array, rank: int) -> tuple[Array, float]:
-    """A table whose components have variances of one on average, as the model has; its noise."""
-    values = np.linalg.eigvalsh(np.einsum("mnd,mne->de", x, x) / (x.shape[0] * x.shape[1]))
-    noise = values[:-rank].mean()
-    signal = values[-rank:].mean() - noise
-    return x / np.sqrt(signal), float(noise / signal)
-
-
-def likelihood_problems(variances: tuple[float, ...], data: Path | None) -> Iterator[Problem]:
-    for name, make, rank in real_tables(data):
-        noise = unit_latent(make(0), rank)[1]
-        clients = of_tables(lambda seed, make=make, rank=rank: unit_latent(make(seed), rank)[0])
-        for variance in variances:
-            kind = name if len(variances) == 1 else f"{name}, {variance:g}"
-            yield Problem(kind, clients, (rank, noise, variance))
-
-
-def fit_terms(problem: Problem, shared: Array, variance: Array, matrices: Array) -> Array:
-    """Mean likelihood and distance of the best local components, of `HierarchicalPCA`."""
-    (rank, noise), (count, features) = the_model(problem)
-    local = top(count / (noise * (1 + noise)) * matrices + shared @ shared.T / variance, rank)
-    energy = jnp.vdot(local, matrices @ local) / len(matrices)
-    log_det = (features - rank) * np.log(noise) + rank * np.log1p(noise)
-    trace = jnp.trace(matrices.mean(0))
-    likelihood = count / 2 * (log_det + (trace - energy / (1 + noise)) / noise)
-    return jnp.stack([likelihood, rank - jnp.sum((local.mT @ shared) ** 2) / len(matrices)])
-
-
-def the_model(problem: Problem) -> tuple[tuple[int, float], tuple[int, int]]:
-    """Rank and noise, samples and features."""
-    rank, noise, _ = problem.settings
-    return (int(rank), noise), problem.clients.data.values.shape[-2:]
-
-
-def hierarchical_pooled(problem: Problem, vector: Array, matrices: Array) -> Array:
-    (rank, _), variance = the_model(problem)[0], problem.settings[2]
-    likelihood, distance = fit_terms(problem, frame(vector, rank), variance, matrices)
-    return likelihood + distance / (2 * variance)
-
-
-def hierarchical_begin(problem: Problem, matrices: Array, seed: int) -> Array:
-    return begin(matrices.mean(0), int(problem.settings[0]), seed)
-
-
-def adaptive_constants(problem: Problem) -> tuple[int, float]:
-    """D, and the default hyper prior."""
-    (rank, noise), (count, features) = the_model(problem)
-    dimension = rank * (features - rank)
-    return dimension, dimension * noise * (1 + noise) / (6 * count)
-
-
-def adaptive_pooled(problem: Problem, vector: Array, matrices: Array) -> Array:
-    dimension, hyper_prior = adaptive_constants(problem)
-    shared, variance = frame(vector[:-1], int(problem.settings[0])), jnp.exp(vector[-1])
-    # What the best components change with the variance does not change the objective.
-    likelihood, distance = fit_terms(problem, shared, variance, matrices)
-    prior = dimension * vector[-1] / 2 + hyper_prior / variance
-    return likelihood + distance / (2 * variance) + prior
-
-
-def adaptive_begin(problem: Problem, matrices: Array, seed: int) -> Array:
-    return np.append(hierarchical_begin(problem, matrices, seed), np.log(problem.settings[2]))
+def per_pca(make: Callable[[int, int], jf.Algorithm]) -> Callable[[Problem], jf.Algorithm]:
+    return lambda p: make(int(p.settings[0]), int(p.settings[1]))
 
 
 def adaptive_objective(problem: Problem, history: dict[str, Array]) -> Array:
@@ -261,38 +62,8 @@ def adaptive_objective(problem: Problem, history: dict[str, Array]) -> Array:
     after = history["prior_variance"]
     first = jnp.broadcast_to(problem.settings[2], (len(after), 1))
     variance = jnp.concatenate([first, after[:, :-1]], axis=1)
-    dimension, hyper_prior = adaptive_constants(problem)
+    dimension, hyper_prior = objectives.adaptive_constants(problem)
     return history["objective"] + dimension * jnp.log(variance) / 2 + hyper_prior / variance
-
-
-def bayes_pooled(problem: Problem, vector: Array, matrices: Array) -> Array:
-    (rank, noise), (count, features) = the_model(problem)
-
-    def log_normalizer(values):
-        gaps = values[:rank, None] - values[rank:]
-        return bingham.log_normalizer(gaps, features, rank).mean() + values[:rank].sum() / 2
-
-    shared, concentration = frame(vector[:-1], rank), jnp.exp(vector[-1])
-    joint = count / (noise * (1 + noise)) * matrices + concentration * shared @ shared.T
-    posterior = jax.vmap(log_normalizer)(jnp.linalg.eigvalsh(joint)[:, ::-1]).mean()
-    prior = bingham.log_normalizer(concentration, features, rank) + concentration / 2 * rank
-    constant = features * np.log(noise) + rank * np.log1p(1 / noise)
-    constant = constant + jnp.trace(matrices.mean(0)) / noise
-    return count / 2 * constant - posterior + prior
-
-
-def bayes_begin(problem: Problem, matrices: Array, seed: int) -> Array:
-    (_, noise), (count, _) = the_model(problem)
-    precision = count / (noise * (1 + noise))
-    return np.append(hierarchical_begin(problem, matrices, seed), np.log(precision))
-
-
-def bayes_bounds(problem: Problem) -> tuple[float, float]:
-    """Of the logarithm of the concentration, as `EmpiricalBayesPCA` has them."""
-    (rank, noise), (count, features) = the_model(problem)
-    least, most = bingham.concentrations(features, rank, jnp.dtype(float))
-    most = min(float(most), 100 * count / (noise * (1 + noise)))
-    return float(np.log(least)), float(np.log(most))
 
 
 def hierarchical(solver: str) -> Callable[[Problem], jf.Algorithm]:
@@ -307,103 +78,50 @@ def bayes(solver: str) -> Callable[[Problem], jf.Algorithm]:
     return lambda p: jf.pca.EmpiricalBayesPCA(int(p.settings[0]), p.settings[1], solver=solver)
 
 
-# --- generalized CCA -----------------------------------------------------------------------------
-
-
-def view_problems(data: Path | None) -> Iterator[Problem]:
-    rng = np.random.default_rng(0)
-    latent = rng.standard_normal((300, 12))
-    synthetic = [
-        latent @ rng.standard_normal((12, 20)) + 0.5 * rng.standard_normal((300, 20))
-        for _ in range(4)
-    ]
-    kinds = [("synthetic", synthetic, 5)]
-    x, _ = datasets.load_digits(return_X_y=True)
-    quarters = standardized(x[:600]).reshape(600, 2, 4, 2, 4).transpose(1, 3, 0, 2, 4)
-    quarters = [part[:, part.std(0) > 0] for part in quarters.reshape(4, 600, 16)]
-    kinds.append(("quarters of digits", quarters, 5))
-    if data is not None:
-        arrays = [
-            standardized(np.asarray(x, float)[::4])
-            for x in jf.data.read_views(data / "mfeat" / "mfeat.npz")[0]
-        ]
-        kinds += [("mfeat", arrays, 5), ("mfeat", arrays, 10), ("three of mfeat", arrays[:3], 3)]
-    for name, arrays, rank in kinds:
-        views = jf.gcca.Views.from_arrays(arrays)
-        start = jf.fit(jf.gcca.MVLSA(rank), views, rounds=1, key=jax.random.key(0)).result
-        for kind, given in (("random start", None), ("MVLSA", start)):
-            one = jax.tree.map(lambda x: x[None], (views, given))
-            yield Problem(f"{name}, {rank}, {kind}", one[0], (rank,), one[1])
-
-
-def mean_projector(views: jf.Clients) -> Array:
-    """The mean of the projectors onto the views' columns."""
-    left, singular, _ = jnp.linalg.svd(views.data.values, full_matrices=False)
-    left = left * (singular > 1e-10 * singular[:, :1])[:, None]
-    return jnp.einsum("mlk,mnk->ln", left, left) / len(left)
-
-
-def views_pooled(problem: Problem, vector: Array, projector: Array) -> Array:
-    shared = frame(vector, int(problem.settings[0]))
-    return (shared.shape[1] - jnp.vdot(shared, projector @ shared)) / 2
-
-
-def views_begin(problem: Problem, projector: Array, seed: int) -> Array:
-    if problem.starts is not None and seed == 0:
-        return np.ravel(problem.starts.shared)
-    return begin(projector, int(problem.settings[0]), seed + 1)
-
-
 def max_var(**options) -> Callable[[Problem], jf.Algorithm]:
     return lambda p: jf.gcca.MaxVar(int(p.settings[0]), **options)
 
 
 FAMILIES = {
-    "pca": Family(pca_problems, PCA, pca_pooled, moments, pca_begin, relative=True),
+    "pca": Family(
+        objectives.pca_problems,
+        objectives.PCA,
+        {
+            "PerPCA": Solver(per_pca(jf.pca.PerPCA), 600),
+            "VarProPerPCA": Solver(per_pca(jf.pca.VarProPerPCA), 150),
+        },
+    ),
     "hierarchical": Family(
-        partial(likelihood_problems, (0.1, 0.01, 0.001)),
+        partial(objectives.likelihood_problems, (0.1, 0.01, 0.001)),
+        objectives.HIERARCHICAL,
         {
             "gradient": Solver(hierarchical("gradient"), 300),
-            "eigenvectors": Solver(hierarchical("eigenvectors"), 200),
+            "eigenvectors": Solver(hierarchical("eigenvectors"), 150),
             "quasi_newton": Solver(hierarchical("quasi_newton"), 50),
         },
-        hierarchical_pooled,
-        moments,
-        hierarchical_begin,
-        relative=False,
     ),
     "adaptive": Family(
-        partial(likelihood_problems, (0.1,)),
+        partial(objectives.likelihood_problems, (0.1,)),
+        objectives.ADAPTIVE,
         {
             "gradient": Solver(adaptive("gradient"), 300, adaptive_objective),
-            "eigenvectors": Solver(adaptive("eigenvectors"), 200, adaptive_objective),
+            "eigenvectors": Solver(adaptive("eigenvectors"), 150, adaptive_objective),
             "quasi_newton": Solver(adaptive("quasi_newton"), 50, adaptive_objective),
         },
-        adaptive_pooled,
-        moments,
-        adaptive_begin,
-        relative=False,
     ),
     "empirical_bayes": Family(
-        partial(likelihood_problems, (0.1,)),
+        partial(objectives.likelihood_problems, (0.1,)),
+        objectives.EMPIRICAL_BAYES,
         {"em": Solver(bayes("em"), 150), "quasi_newton": Solver(bayes("quasi_newton"), 50)},
-        bayes_pooled,
-        moments,
-        bayes_begin,
-        relative=False,
-        bounds=bayes_bounds,
     ),
     "gcca": Family(
-        view_problems,
+        objectives.view_problems,
+        objectives.VIEWS,
         {
             "gradient": Solver(max_var(), 300),
             "exact": Solver(max_var(solver="exact"), 300),
-            "exact, memory=4": Solver(max_var(solver="exact", memory=4), 100),
+            "exact, memory=4": Solver(max_var(solver="exact", memory=4), 60),
         },
-        views_pooled,
-        mean_projector,
-        views_begin,
-        relative=True,
     ),
 }
 
@@ -411,18 +129,24 @@ FAMILIES = {
 # --- runs ----------------------------------------------------------------------------------------
 
 
+COMPILED: dict[object, Callable] = {}
+
+
 def rounds_of(problem: Problem, solver: Solver) -> tuple[Array, float]:
     """Objectives `(draws, rounds)` before each round, and seconds that one round of one takes."""
-    algorithm = solver.make(problem)
 
-    def one(clients, start):
+    def one(algorithm, clients, start):
         return jf.rollout(
             algorithm, clients, rounds=solver.rounds, key=jax.random.key(0), warm_start=start
         ).history
 
-    program = jax.jit(jax.vmap(one)).lower(problem.clients, problem.starts).compile()
+    given = solver.make(problem), problem.clients, problem.starts
+    # Problems that differ in numbers alone share a program.
+    kind = solver.rounds, jax.tree.structure(given), str(jax.eval_shape(lambda x: x, given))
+    if kind not in COMPILED:
+        COMPILED[kind] = jax.jit(jax.vmap(one, in_axes=(None, 0, 0))).lower(*given).compile()
     began = time.process_time()
-    history = jax.block_until_ready(program(problem.clients, problem.starts))
+    history = jax.block_until_ready(COMPILED[kind](*given))
     seconds = time.process_time() - began
     objective = np.asarray(solver.objective(problem, history))
     return objective, seconds / objective.size
@@ -430,8 +154,10 @@ def rounds_of(problem: Problem, solver: Solver) -> tuple[Array, float]:
 
 def evaluations_of(family: Family, problem: Problem) -> list[list[tuple[Array, float]]]:
     """By draw and seed: the lowest objectives until each evaluation of L-BFGS-B, seconds of one."""
-    program = jax.jit(jax.value_and_grad(partial(family.pooled, problem)))
-    lower, upper = (None, None) if family.bounds is None else family.bounds(problem)
+    program = jax.jit(jax.value_and_grad(partial(family.objective.value, problem)))
+    lower, upper = (
+        (None, None) if family.objective.bounds is None else family.objective.bounds(problem)
+    )
     options = {"maxfun": 400, "maxiter": 400, "maxcor": 10, "ftol": 1e-13, "gtol": 1e-8}
 
     def one(matrices, start):
@@ -450,8 +176,10 @@ def evaluations_of(family: Family, problem: Problem) -> list[list[tuple[Array, f
 
     found = []
     for draw in range(len(problem.clients.ids)):
-        matrices = family.matrices(jax.tree.map(lambda x, draw=draw: x[draw], problem.clients))
-        starts = [family.begin(problem, matrices, seed) for seed in range(STARTS)]
+        matrices = family.objective.matrices(
+            jax.tree.map(lambda x, draw=draw: x[draw], problem.clients)
+        )
+        starts = [family.objective.begin(problem, matrices, seed) for seed in range(STARTS)]
         found.append([one(matrices, start) for start in starts])
     return found
 
@@ -462,30 +190,35 @@ def first_within(objective: Array, limit: float) -> float:
     return float(found[0]) if len(found) else np.inf
 
 
-def rows_of(family: Family, problem: Problem) -> list[dict[str, object]]:
-    """One row a solver: medians over draws."""
+def row_of(family: Family, problem: Problem) -> dict[str, str]:
+    """Of each solver: rounds to the gaps, medians over draws, its time, and where draws end."""
     draws = range(len(problem.clients.ids))
     runs = {name: rounds_of(problem, solver) for name, solver in family.solvers.items()}
     pooled = evaluations_of(family, problem)
     best = np.array([min(values.min() for values, _ in of_draw) for of_draw in pooled])
     best = np.minimum(best, np.min([x.min(axis=1) for x, _ in runs.values()], axis=0))
     first = next(iter(runs.values()))[0][:, 0]
-    units = best if family.relative else first - best
+    units = best if family.objective.relative else first - best
     traces = {name: (list(x), seconds) for name, (x, seconds) in runs.items()}
     seconds = float(np.mean([of_draw[0][1] for of_draw in pooled]))
     traces["L-BFGS-B, pooled"] = [of_draw[0][0] for of_draw in pooled], seconds
-    rows = []
+    row = {"problem": problem.kind}
     for name, (values, seconds) in traces.items():
-        row: dict[str, object] = {"problem": problem.kind, "solver": name}
+        cells = []
         for gap in GAPS:
             found = [first_within(values[i], best[i] + gap * units[i]) for i in draws]
             median = float(np.median(found))
-            row[f"{gap:g}"] = f"{median:.0f}" if np.isfinite(median) else "never"
-        row["ms each"] = 1e3 * seconds
-        last = [values[i][-1] > best[i] + 1e-2 * units[i] for i in draws]
-        row["ends 1 % above"] = f"{sum(last)} of {len(last)}"
-        rows.append(row)
-    return rows
+            cells.append(f"{median:.0f}" if np.isfinite(median) else "–")
+        above = sum(values[i][-1] > best[i] + 1e-2 * units[i] for i in draws)
+        row[name] = f"{' / '.join(cells)}; {1e3 * seconds:.2g} ms"
+        row[name] += f"; {above} of {len(draws)} above" if above else ""
+    return row
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Rows as a table in Markdown."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
@@ -503,10 +236,8 @@ def main() -> None:
     print(machine())
     for name in options.families or FAMILIES:
         family = FAMILIES[name]
-        rows = [
-            row for problem in family.problems(options.data) for row in rows_of(family, problem)
-        ]
-        print(f"\n{name}\n{table(rows)}", flush=True)
+        rows = [row_of(family, problem) for problem in family.problems(options.data)]
+        print(f"\n{name}\n\n{markdown(rows)}", flush=True)
 
 
 if __name__ == "__main__":
