@@ -315,8 +315,8 @@ def _within_span(server: Server, product: Scores) -> Server:
     """The product with the best representation in the span of the memory and the received one.
 
     For the best one, a Rayleigh-Ritz approximation, this product is known without a message. What
-    it adds to the span is what its residual would add, but as it converges with the representation
-    the messages change less and less, as those of the plain iteration do.
+    it adds to the span is what its residual would add, but unlike that it converges, so that
+    messages change less and less.
     """
     shared, basis, products = server
     rank, columns = shared.shape[1], basis.shape[1]
