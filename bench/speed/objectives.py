@@ -181,7 +181,7 @@ def fit_terms(problem: Problem, shared: Array, variance: Array, matrices: Array)
     (rank, noise), (count, features) = the_model(problem)
     local = top(count / (noise * (1 + noise)) * matrices + shared @ shared.T / variance, rank)
     energy = jnp.vdot(local, matrices @ local) / len(matrices)
-    log_det = (features - rank) * np.log(noise) + rank * np.log1p(noise)
+    log_det = (features - rank) * jnp.log(noise) + rank * jnp.log1p(noise)
     trace = jnp.trace(matrices.mean(0))
     likelihood = count / 2 * (log_det + (trace - energy / (1 + noise)) / noise)
     return jnp.stack([likelihood, rank - jnp.sum((local.mT @ shared) ** 2) / len(matrices)])
@@ -234,7 +234,7 @@ def bayes_pooled(problem: Problem, vector: Array, matrices: Array) -> Array:
     joint = count / (noise * (1 + noise)) * matrices + concentration * shared @ shared.T
     posterior = jax.vmap(log_normalizer)(jnp.linalg.eigvalsh(joint)[:, ::-1]).mean()
     prior = bingham.log_normalizer(concentration, features, rank) + concentration / 2 * rank
-    constant = features * np.log(noise) + rank * np.log1p(1 / noise)
+    constant = features * jnp.log(noise) + rank * jnp.log1p(1 / noise)
     constant = constant + jnp.trace(matrices.mean(0)) / noise
     return count / 2 * constant - posterior + prior
 
@@ -277,7 +277,10 @@ def view_problems(data: Path | None) -> Iterator[Problem]:
     for name, arrays, rank in kinds:
         views = jf.gcca.Views.from_arrays(arrays)
         start = jf.fit(jf.gcca.MVLSA(rank), views, rounds=1, key=jax.random.key(0)).result
-        for kind, given in (("random start", None), ("MVLSA", start)):
+        representation = np.linalg.qr(rng.standard_normal(start.shared.shape))[0]
+        maps = rng.standard_normal(start.local.shape)
+        at_random = jf.Personalized(jnp.asarray(representation), jnp.asarray(maps))
+        for kind, given in (("random start", at_random), ("MVLSA", start)):
             one = jax.tree.map(lambda x: x[None], (views, given))
             yield Problem(f"{name}, {rank}, {kind}", one[0], (rank,), one[1])
 
@@ -295,9 +298,9 @@ def views_pooled(problem: Problem, vector: Array, projector: Array) -> Array:
 
 
 def views_begin(problem: Problem, projector: Array, seed: int) -> Array:
-    if problem.starts is not None and seed == 0:
+    if seed == 0:
         return np.ravel(problem.starts.shared)
-    return begin(projector, int(problem.settings[0]), seed + 1)
+    return begin(projector, int(problem.settings[0]), seed)
 
 
 PCA = Objective(pca_pooled, moments, pca_begin, True)

