@@ -4,6 +4,7 @@
     python -m bench.tables.pca eigensolvers    # rounds of BlockLanczos and subspace iteration
     python -m bench.tables.pca shrinkage       # which shared components are the true ones
     python -m bench.tables.pca optimum         # rounds of gradient descent, variable projection
+    python -m bench.tables.pca scales          # rounds where one client's data are larger
 
 A last argument is the first of the seeds, 0 by default.
 """
@@ -175,6 +176,40 @@ def optimum(seed: int, draws: int = 2, relative: float = 1e-8) -> list[Row]:
     return rows
 
 
+def scales(seed: int, rounds: int = 3000) -> list[Row]:
+    """Rounds to within 1e-3 of the least objective where one client's data are multiplied."""
+    key = jax.random.key(seed)
+    law = {"clients": 100, "features": 30, "shared_rank": 3, "local_rank": 5, "samples": 60}
+    data = perpca_synthetic(key, **law, noise_variance=0.09, local="random", rotate=True)
+    digits = demo.load(key).train
+    rows: list[Row] = []
+    for name, samples, ranks, truth, factors in (
+        ("synthetic", data.samples, (3, 5), data.shared, (1, 10, 100)),
+        ("digits", digits, (demo.SHARED_RANK, demo.LOCAL_RANK), None, (1, 10)),
+    ):
+        for factor in factors:
+            arrays = [np.asarray(y) * (factor if i == 0 else 1) for i, y in enumerate(samples)]
+            clients = jf.Clients.from_samples(arrays)
+            runs = {
+                "PerPCA": jf.pca.PerPCA(*ranks),
+                "power": jf.pca.PerPCA(*ranks, variant="power"),
+                "VarProPerPCA": jf.pca.VarProPerPCA(*ranks),
+            }
+            found = {of: jf.fit(a, clients, rounds=rounds, key=key) for of, a in runs.items()}
+            curves = {of: np.asarray(s.history["objective"], float) for of, s in found.items()}
+            least = min(curve.min() for curve in curves.values())
+            row: Row = {"clients": name, "times": factor}
+            for of, curve in curves.items():
+                near = np.flatnonzero(curve <= 1.001 * least)
+                row[of] = int(near[0]) if len(near) else f"gap {curve[-1] / least - 1:.1g}"
+                if truth is not None:
+                    early = jf.fit(runs[of], clients, rounds=150, key=key).result
+                    away = float(jf.metrics.projector_distance(early.shared, truth)) / 2
+                    row[of] = f"{row[of]}; {away:.2g}"
+            rows.append(row)
+    return rows
+
+
 def listed(values: np.ndarray) -> str:
     """Each in two digits."""
     return ", ".join(f"{value:.2g}" for value in values)
@@ -182,7 +217,7 @@ def listed(values: np.ndarray) -> str:
 
 def main() -> None:
     """Print a table."""
-    parts = (variants, eigensolvers, shrinkage, optimum)
+    parts = (variants, eigensolvers, shrinkage, optimum, scales)
     chosen = choose({part.__name__: part for part in parts}, __doc__)
     print(machine(), f"seed {chosen.seed}", sep=", ")
     print(table(chosen.part(chosen.seed)))
