@@ -137,7 +137,11 @@ def test_components_stay_orthonormal_in_single_precision():
     ],
     ids=["hierarchical", "adaptive", "empirical Bayes"],
 )
-@pytest.mark.parametrize("rounds", [4, 60], ids=["on the way", "at the end"])
+@pytest.mark.parametrize(
+    "rounds",
+    [4, pytest.param(60, marks=pytest.mark.slow)],
+    ids=["on the way", "at the end"],
+)
 def test_unrolled_derivatives_are_those_of_finite_differences(make, rounds, x64):
     values = jnp.asarray(samples())
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(FEATURES, FEATURES)))

@@ -194,7 +194,8 @@ def test_orthonormal_iterates(variant, retraction):
     np.testing.assert_allclose((by_values * direction).sum(), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(4, marks=pytest.mark.slow), 300])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [4, 300])
 def test_steps_of_varpro_that_are_rounding_have_no_derivative(rounds):
     """Few rounds are differentiated as they ran; of many, most are rounding alone."""
     samples = np.stack([draw(seed)[0] for seed in range(4)])
