@@ -48,13 +48,13 @@ def solve(algorithm, samples, *, rounds=ROUNDS, **options):
     return helpers.solve(algorithm, jf.Clients.from_samples(samples), rounds=rounds, **options)
 
 
-def agree(result, shared, frames):
+def agree(result, shared, frames, atol=TOLERANCE):
     for part, frame in ((result.shared, shared), *_pairs(result.local, frames)):
         if part is None:  # what the algorithm does not learn has no columns in the reference
             assert frame.shape[1] == 0
         else:
             projector = reference.projector(frame)
-            np.testing.assert_allclose(part @ part.T, projector, atol=TOLERANCE)
+            np.testing.assert_allclose(part @ part.T, projector, atol=atol)
 
 
 def _pairs(local, frames):
@@ -122,7 +122,8 @@ def test_every_variant(variant, retraction, ranks, some):
         warm_start=start,
         participation=jf.participation.mask(present) if some else None,
     )
-    agree(solution.result, *wanted)
+    # Power iteration keeps a trace of the old basis, the root of rounding.
+    agree(solution.result, *wanted, atol=1e-7 if variant == "power" else TOLERANCE)
 
 
 def test_power_iteration_does_not_wait_for_the_largest_client():
