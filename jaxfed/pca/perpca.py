@@ -14,7 +14,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from jaxfed._checks import refuse
 from jaxfed.contract import (
     Algorithm,
     Bases,
@@ -26,6 +25,7 @@ from jaxfed.contract import (
     check_name,
     check_positive,
     hyperparameter,
+    refuse,
 )
 from jaxfed.core.contract.reduction import Max
 from jaxfed.linalg import Moment

@@ -25,6 +25,9 @@ from jaxfed.pca.components import Frame, best_local, check_start, common_local, 
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
+# Means of fingerprints that differ by less, in units of rounding, are of the same participants.
+ORDER = 32
+
 Scalar = Float[Array, ""]
 
 
@@ -151,7 +154,9 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept the trial or reject it, and step on."""
         first = jnp.isnan(server.fingerprint)
-        same = uplink.fingerprint == server.fingerprint
+        # The order of a sum over clients may change from round to round, as from a source.
+        rounding = ORDER * jnp.finfo(server.fingerprint.dtype).eps
+        same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
         unit = jnp.where(first, _power_near(uplink.product), server.unit)
         found = Evaluation(ratio(uplink.product, unit), ratio(uplink.captured, unit))
         memory, accepted, left = climb(server.memory, found, same=same)

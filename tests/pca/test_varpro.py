@@ -143,6 +143,17 @@ def test_absent_clients_do_not_stop_it(samples, far):
     )
 
 
+def test_the_order_of_blocks_does_not_make_other_participants():
+    """Rounds read the blocks of a source in turn forwards and backwards, and so add them up."""
+    values = np.random.default_rng(0).normal(size=(900, 20, 8)).astype("float32")
+    values *= np.linspace(0.5, 1.5, 900, dtype="float32")[:, None, None]
+    clients = jf.Clients.from_source(
+        values * np.float32([4, 3, 3, 2, 2, 1, 1, 1]), block_bytes=8192
+    )
+    history = jf.fit(VarProPerPCA(2, 2), clients, rounds=8, key=jax.random.key(0)).history
+    assert np.isfinite(history["stopping_measure"]).all()
+
+
 def test_drawn_participants_bring_it_as_near_as_gradient_descent(samples, far):
     start = jf.Personalized(far, None)
 
