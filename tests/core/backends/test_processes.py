@@ -148,7 +148,7 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
         main(
             [
                 "fit",
-                "perpca",
+                "perpca-gradient",
                 "--shared-rank",
                 "1",
                 "--local-rank",
