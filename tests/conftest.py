@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -67,16 +68,31 @@ def pytest_runtest_setup(item):
         pytest.skip("XLA has no float16 conversions for this processor")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def forget_compiled_functions():
+def forget_compiled_functions(over):
     """Each compiled function holds memory maps, and a process may hold only so many.
 
-    65,530 on Linux by default. Before that come 3 GB of memory; what fits the next module uses.
+    65,530 on Linux by default: the process crashes beyond. Before that come 3 GB of memory.
     """
-    yield
     maps = Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") > 8_000:
+    held = maps.read_bytes().count(b"\n") if maps.exists() else 10_000  # not known elsewhere
+    if held > over:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_compiled_functions():
+    """What a module leaves fits the next."""
+    yield
+    forget_compiled_functions(8_000)
+
+
+@pytest.fixture(autouse=True)
+def not_too_many_compiled_functions():
+    """A module alone may compile too much; a test that is done at once does not."""
+    start = time.monotonic()
+    yield
+    if time.monotonic() - start > 0.5:
+        forget_compiled_functions(30_000)
 
 
 @pytest.fixture
