@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from jaxfed.contract import Algorithm, check_flag, check_name
 from jaxfed.core.clients.samples import Samples
@@ -192,7 +192,7 @@ class Standardize(Algorithm):
         return Moments(*jax.tree.map(mean, (sums.first, sums.second)))
 
 
-def _sums(data: Samples, about: Float[ArrayLike, "#features"]) -> _Sums:
+def _sums(data: Samples, about: Row | float) -> _Sums:
     """ONE client's sums of differences from a reference."""
     # Which entries are there: all of a row or none. A mask of single entries, (samples, features),
     # would go here, and all that follows counts each feature for itself.
