@@ -84,7 +84,7 @@ class Standardize(Algorithm):
             center: whose mean is subtracted; see the class.
             scale: what samples are divided by; see the class.
             robust: take medians over the clients of their means and of their mean squares in place
-                of sums over all samples. Up to half of the clients may then send anything. The
+                of sums over all samples. Fewer than half of the clients may then send anything. The
                 server sees single messages, which cannot be masked.
 
         Raises:
