@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import Algorithm, check_flag, check_name
 from jaxfed.core.clients.samples import Samples
@@ -21,20 +21,20 @@ Row = Float[Array, " features"]
 class Moments(NamedTuple):
     """What is known of the features; None for what is not asked for."""
 
-    mean: Row | None
-    variance: Row | None
+    mean: PyTree[Row]
+    variance: PyTree[Row]
 
 
 class _Sums(NamedTuple):
     """Over samples, feature by feature, of differences from a reference.
 
-    One client's, or all clients' along a leading axis. The count has one entry, that of all
-    features, and may have one for each.
+    One client's, or all clients' along a leading axis; None for what is not sent. The count has
+    one entry, that of all features, and may have one for each.
     """
 
-    count: Float[Array, "*clients counts"]
-    first: Float[Array, "*clients features"] | None  # powers of the differences
-    second: Float[Array, "*clients features"] | None
+    count: Float[Array, "*clients counts"]  # pyright: ignore[reportIncompatibleMethodOverride]
+    first: PyTree[Float[Array, "*clients features"]]  # powers of the differences
+    second: PyTree[Float[Array, "*clients features"]]
 
 
 @final
