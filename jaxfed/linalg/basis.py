@@ -22,6 +22,7 @@ from jaxfed.linalg._factor import (
     repeated,
     squared_norm,
 )
+from jaxfed.linalg.division import reciprocal
 from jaxfed.linalg.platforms import per_platform
 
 Method = Literal["cholesky", "qr"]
@@ -67,6 +68,26 @@ def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
     times as long as they work.
     """
     return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
+
+
+def orthonormal_rows(w: Float[Array, "r d"]) -> Float[Array, "r d"]:
+    """Orthonormal rows by Gram-Schmidt: the first k span what the first k of `w` do.
+
+    A shorter program than `orthonormalize`, and for rows that are far from dependent: condition
+    numbers up to the root of one over the machine epsilon, say. A row of zeros stays one.
+
+    Source: "twice is enough", Giraud, Langou, Rozložník & van den Eshof (2005).
+    """
+    places = jnp.arange(len(w))[:, None]
+
+    def step(k, q):
+        row, earlier = q[k], jnp.where(places < k, q, 0)
+        for _ in range(2):
+            row = row - jnp.sum(earlier * jnp.sum(earlier * row, axis=1, keepdims=True), axis=0)
+        square = squared_norm(row)
+        return q.at[k].set(row * jnp.sqrt(reciprocal(square, square > 0)))
+
+    return lax.fori_loop(0, len(w), step, w)
 
 
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
