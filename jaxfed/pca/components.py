@@ -31,7 +31,7 @@ Frame = Float[Array, "features rank"]
 Rows = Float[Array, "rank features"]
 
 # With fewer features a decomposition takes no longer than the steps of `first_components`.
-FEW, STEPS = 32, 6
+FEW, STEPS = 32, 10
 
 # Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05

@@ -114,8 +114,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             local_rank: number of each client's local components, one for all or one per client
                 (in the order of the clients' ids).
             step_size: of the gradient steps; None for one over the largest eigenvalue of any
-                client's second moment. The `"tangent"` variant converges for step sizes up to
-                two over that eigenvalue.
+                client's second moment (with 32 features or more, an estimate from below). The
+                `"tangent"` variant converges for step sizes up to two over that eigenvalue.
             variant: `"tangent"` (choice 1 of Algorithm 2): a step along the gradient's tangent
                 part, the shared copy not retracted by the client; its fixed points are the
                 stationary points of the objective. `"polar"` (choice 2): a step along `S [U, V]`
@@ -133,8 +133,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 `variant="polar"` takes the polar factor in any case.
             start: where to start if no warm start is given. `"local_first"`: each client's
                 top components first, then the shared ones as the top eigenvectors of the mean
-                deflated second moment (`OneShot(method="local_first")`); its one exchange sends
-                exact deflated moments. `"random"`: random shared and local components.
+                deflated second moment, as in `OneShot(method="local_first")`; with 32 features or
+                more the local ones are near the top, by ten steps of subspace iteration. Its one
+                exchange sends deflated moments. `"random"`: random shared and local components.
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
             shrinkage: take the noise out of the second moments before the iteration (see
