@@ -4,15 +4,27 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 _POPULATE_READ = 22  # `MADV_POPULATE_READ` of Linux, which `mmap` does not name
 ALIGNMENT = 64  # bytes; what lies so is used by a processor's programs where it lies
+
+
+@runtime_checkable
+class Tables(Protocol):
+    """One table a client, by position: a list, an array, or anything else that can do this."""
+
+    def __len__(self) -> int:
+        """How many clients."""
+        ...
+
+    def __getitem__(self, place: Any, /) -> Any:
+        """One client's table."""
+        ...
 
 
 def release(array: Any) -> None:
@@ -35,7 +47,7 @@ def copy_into(part: np.ndarray, into: np.ndarray) -> None:
     release(part)
 
 
-def files_of(source: Sequence[Any]) -> list[str | os.PathLike[str] | None]:
+def files_of(source: Tables) -> list[str | os.PathLike[str] | None]:
     """The file of each client, if the source names it or its arrays are memory maps."""
     if isinstance(source, np.ndarray):
         return [base_of(source)[1]] * len(source)

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from jaxfed._checks import host_array, refuse, shown
 from jaxfed.core.clients.layout import OfOneProcess
 from jaxfed.core.clients.mapped import (
+    Tables,
     aligned,
     base_of,
     check_end,
@@ -27,7 +28,7 @@ from jaxfed.core.clients.mapped import (
     release,
     stamp_of,
 )
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import shapes_of
 from jaxfed.core.common.buckets import Buckets, grouped
 
 
@@ -43,7 +44,7 @@ class Reader:
 
     def __init__(
         self,
-        source: Sequence[Any],
+        source: Tables,
         sizes: Int[np.ndarray, " clients"],
         bucket: float | None,
         block_bytes: int,
@@ -174,7 +175,7 @@ class Reader:
 class _Chosen(Sequence[Any]):
     """Some members of a sequence."""
 
-    def __init__(self, source: Sequence[Any], places: Int[np.ndarray, " chosen"]):
+    def __init__(self, source: Tables, places: Int[np.ndarray, " chosen"]):
         self._source, self._places = source, places
         files = files_of(source)
         self.files = [files[place] for place in places]
@@ -216,8 +217,8 @@ class FromSource(OfOneProcess):
         for own in reader.groups:
             shape = len(own), int(reader.sizes[own].max()), reader.features
             counts = reader.sizes[own].astype(reader.dtype)
-            values: Any = jax.ShapeDtypeStruct(shape, reader.dtype)
-            parts.append(Samples(values, counts))  # pyright: ignore[reportArgumentType]
+            shapes = shapes_of(shape, reader.dtype)
+            parts.append(eqx.tree_at(lambda samples: samples.count, shapes, counts))
             places.append(np.asarray(own, np.int32))
         if len(parts) == 1:
             return parts[0]

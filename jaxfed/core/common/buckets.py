@@ -18,7 +18,7 @@ class Buckets(eqx.Module):
     """
 
     parts: tuple[PyTree, ...]  # leading axis = the clients of one bucket
-    places: tuple[Int[Array, " bucket"], ...]  # where these stand among all clients
+    places: tuple[Int[Array | np.ndarray, " bucket"], ...]  # where these stand among all clients
     sizes: tuple[int, ...] = eqx.field(static=True)  # without those that fill up devices
 
     def __repr__(self) -> str:
