@@ -190,7 +190,7 @@ def close_round(
     state: State,
     inclusion: Float[Array, " clients"],
     received: Contribution,
-    failed_clients: Bool[Array, " clients"],
+    failed_clients: Bool[Array, " rows"],
 ) -> Closing:
     """Takes the algorithm's server step and sends the next downlink.
 
