@@ -5,7 +5,7 @@ import mmap
 import os
 import sys
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -50,9 +50,9 @@ def copy_into(part: np.ndarray, into: np.ndarray) -> None:
 def files_of(source: Tables) -> list[str | os.PathLike[str] | None]:
     """The file of each client, if the source names it or its arrays are memory maps."""
     if isinstance(source, np.ndarray):
-        return [base_of(source)[1]] * len(source)
+        return [memory_of(source).file] * len(source)
     if isinstance(source, list | tuple):
-        return [base_of(member)[1] for member in source]
+        return [memory_of(member).file for member in source]
     files = getattr(source, "files", None)
     if not isinstance(files, list | tuple) or len(files) != len(source):
         return [None] * len(source)
@@ -67,19 +67,27 @@ def stamp_of(file: Any) -> tuple[int, int] | None:
     return None
 
 
-def base_of(array: Any) -> tuple[Any, str | None, int]:
-    """The object that owns an array's memory and, for a memory map, its file and offset there."""
+class Memory(NamedTuple):
+    """Where the numbers of an array are."""
+
+    owner: Any  # the object that has the memory
+    file: str | None  # of a memory map
+    offset: int  # of the map within its file
+
+
+def memory_of(array: Any) -> Memory:
+    """Where the numbers of an array are."""
     file, offset = None, 0
     while isinstance(array, np.ndarray):
         file = getattr(array, "filename", None) or file
         offset = getattr(array, "offset", None) or offset
         array = array.base
-    return array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY
+    return Memory(array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY)
 
 
 def check_end(name: str, array: np.ndarray) -> None:
     """Refuse an array mapped beyond the end of its file: reading it would kill the process."""
-    mapping, _, start = base_of(array)
+    mapping, _, start = memory_of(array)
     if isinstance(mapping, mmap.mmap):
         with suppress(OSError):  # of memory without a file
             if mapping.size() < (end := start + len(mapping)):

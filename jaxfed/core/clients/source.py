@@ -19,11 +19,11 @@ from jaxfed.core.clients.layout import OfOneProcess
 from jaxfed.core.clients.mapped import (
     Tables,
     aligned,
-    base_of,
     check_end,
     copy_into,
     files_of,
     is_usable,
+    memory_of,
     read_pages,
     release,
     stamp_of,
@@ -57,7 +57,7 @@ class Reader:
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
-        self._mapped = isinstance(base_of(one)[0], mmap.mmap)
+        self._mapped = isinstance(memory_of(one).owner, mmap.mmap)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
         for own in self.groups:
@@ -101,7 +101,7 @@ class Reader:
                     "changed since, or gone"
                 )
 
-    def mark(self) -> Int[np.ndarray, " words"]:
+    def digest(self) -> Int[np.ndarray, " words"]:
         """A digest of the source that does not read all samples.
 
         It covers all sizes and, for each client, the size and modification time of its file and the
@@ -137,7 +137,7 @@ class Reader:
         places, rows = self.blocks[number]
         self.check(number)
         counts = self.sizes[places].astype(self.dtype)
-        part = self._stretch(places)
+        part = self._view(places)
         if part is not None:
             check_end(f"source[{places[0]}:{places[-1] + 1}]", part)
         if part is not None and is_usable(part, self.dtype):
@@ -152,7 +152,7 @@ class Reader:
                 self._fill(row, int(place))
         return values, counts
 
-    def _stretch(self, places: Int[np.ndarray, " block"]) -> np.ndarray | None:
+    def _view(self, places: Int[np.ndarray, " block"]) -> np.ndarray | None:
         """The block as a view of the source, if that is one array."""
         if not isinstance(self.source, np.ndarray) or (np.diff(places) != 1).any():
             return None
@@ -166,13 +166,13 @@ class Reader:
         copy_into(table, row[:count])
         row[count:] = 0
 
-    def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
+    def subset(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
         """A reader of the clients at these positions."""
-        chosen = _Chosen(self.source, places), self.sizes[places]
+        chosen = _Subset(self.source, places), self.sizes[places]
         return Reader(*chosen, self._bucket, self._block_bytes, self.states)
 
 
-class _Chosen(Sequence[Any]):
+class _Subset(Sequence[Any]):
     """Some members of a sequence."""
 
     def __init__(self, source: Tables, places: Int[np.ndarray, " chosen"]):
@@ -225,10 +225,10 @@ class FromSource(OfOneProcess):
         return Buckets(tuple(parts), tuple(places), tuple(map(len, places)))
 
     def identity(self):
-        return self.data.reader.mark()
+        return self.data.reader.digest()
 
     def take(self, indices):
-        return Source(self.data.reader.taken(np.asarray(indices) % self.length))
+        return Source(self.data.reader.subset(np.asarray(indices) % self.length))
 
     def check_backend(self, backend):
         if backend.apart or not backend.gathers:

@@ -84,9 +84,9 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
         ValueError: if `folder` is no path.
         OSError: if it cannot be made.
     """
-    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    if folder is None and told:
-        return Path(told)
+    configured = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if folder is None and configured:
+        return Path(configured)
     place = _user_folder() if folder is None else checked_path("folder", folder).absolute()
     place.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(place))

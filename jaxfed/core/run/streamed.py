@@ -18,7 +18,7 @@ from jaxfed.core.clients.energies import warn_of_large
 from jaxfed.core.clients.samples import Samples, shapes_of
 from jaxfed.core.clients.source import Block, Reader, read_ahead
 from jaxfed.core.clients.states import States, rows
-from jaxfed.core.common.buckets import first_of, unlike
+from jaxfed.core.common.buckets import first_of, shapes_differ
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import combined, joined, separated
@@ -153,7 +153,7 @@ class Streamed(FromHost, LocalRunner):
             for kind in self.kinds(problem)
         ]
         if not all(calls.alike(like, likes[0]) for like in likes):
-            raise unlike("left")
+            raise shapes_differ("left")
         needed = self._reads(problem, None, model, one)
         return self._kept(problem, likes[0], work, needed)
 
