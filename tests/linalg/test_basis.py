@@ -322,6 +322,14 @@ def test_transposed_products_are_products_whatever_is_mapped(axes, x64):
     check_grads(mapped, (x, y), order=2, modes=("fwd", "rev"), rtol=1e-6)
 
 
+def test_transposed_products_are_computed_without_jit_too():
+    """They used to call themselves until the process ended."""
+    x, y = jnp.arange(12.0).reshape(2, 3, 2), jnp.arange(6.0).reshape(2, 3, 1)
+    with jax.disable_jit():
+        product = jax.vmap(transposed_product)(x, y)
+    chex.assert_trees_all_equal(product, np.swapaxes(x, -1, -2) @ y)
+
+
 def test_transposed_products_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match=r"^y: wanted"):
         transposed_product(jnp.ones((9, 3)), jnp.ones((4, 2)))
