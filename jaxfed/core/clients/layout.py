@@ -1,7 +1,7 @@
 """Layouts: how the data of clients are stored, and what can be done with them in each case."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -49,7 +49,7 @@ class Layout(abc.ABC):
         return over_parts(function, self.sketch())
 
     @abc.abstractmethod
-    def take(self, indices: Int[ArrayLike, " chosen"]) -> PyTree:
+    def take(self, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> PyTree:
         """The data of the clients at these positions.
 
         Raises:

@@ -183,7 +183,7 @@ class _Mapped(Sequence[Any]):
 
     computed = True
 
-    def __init__(self, source: Sequence[Any], function: Callable[[Any, Any], Any]):
+    def __init__(self, source: Tables, function: Callable[[Any, Any], Any]):
         self._source, self._function = source, function
         self.files = files_of(source)
 
@@ -198,7 +198,7 @@ class _Mapped(Sequence[Any]):
         return found.astype(table.dtype, copy=False)
 
 
-def _is_computed(source: Sequence[Any]) -> bool:
+def _is_computed(source: Tables) -> bool:
     return getattr(source, "computed", False)
 
 
