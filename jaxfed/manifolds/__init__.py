@@ -6,12 +6,20 @@ products of them and on trees that hold other parameters too; `riemannian` makes
 transformation stay on them.
 """
 
+from typing import TYPE_CHECKING
+
 from jaxfed import _names
 from jaxfed.manifolds import grassmann, stiefel
 from jaxfed.manifolds._surface import Ended
 from jaxfed.manifolds.minimise import SOLVERS, Minimum, minimise
-from jaxfed.manifolds.riemannian import riemannian
+
+if TYPE_CHECKING:
+    from jaxfed.manifolds._riemannian import riemannian as riemannian
 
 __all__ = ["SOLVERS", "Ended", "Minimum", "grassmann", "minimise", "riemannian", "stiefel"]
 
 __dir__ = _names.public_names(__name__)
+
+if not TYPE_CHECKING:
+    # Importing Optax takes a tenth of a second, which the algorithms of PCA do without.
+    __getattr__ = _names.lazy_names(__name__, {"riemannian": f"{__name__}._riemannian:riemannian"})

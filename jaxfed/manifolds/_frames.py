@@ -37,3 +37,9 @@ def polish(y: Frame) -> Frame:
     steps; this squares them away.
     """
     return y + y @ (jnp.eye(y.shape[1], dtype=y.dtype) - y.T @ y) / 2
+
+
+def safe_norm(x: Float[Array, "..."]) -> Float[Array, ""]:
+    """The Frobenius norm, with the derivative zero where it is zero."""
+    zero = jnp.linalg.norm(x) == 0  # also of entries whose squares vanish
+    return jnp.where(zero, 0, jnp.linalg.norm(jnp.where(zero, 1, x)))

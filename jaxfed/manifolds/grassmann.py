@@ -14,12 +14,11 @@ References:
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, ArrayLike, Float, Key
 
 from jaxfed import _names
 from jaxfed._checks import check_name, checked_key, refuse
-from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision
+from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision, safe_norm
 from jaxfed.manifolds._retractions import (
     RETRACTIONS,
     retract_cayley,
@@ -145,7 +144,7 @@ def norm(x: Matrix, v: Matrix) -> Float[Array, ""]:
     Raises:
         ValueError: If ``x`` is not a tall matrix or ``v`` has another shape.
     """
-    return optax.safe_norm(frames(x=x, v=v)[1], 0.0)
+    return safe_norm(frames(x=x, v=v)[1])
 
 
 def random_tangent(key: Key[Array, ""], x: Matrix) -> Frame:
@@ -264,10 +263,10 @@ def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     check_name("kind", kind, ("chordal", "geodesic", "procrustes"))
     if kind == "chordal":
         # From the residual: √(r - ‖xᵀy‖²) would cancel when the subspaces are near.
-        return optax.safe_norm(y - x @ (x.T @ y), 0.0)
+        return safe_norm(y - x @ (x.T @ y))
     if kind == "geodesic":
-        return optax.safe_norm(principal_angles(x, y), 0.0)
-    return 2 * optax.safe_norm(jnp.sin(principal_angles(x, y) / 2), 0.0)
+        return safe_norm(principal_angles(x, y))
+    return 2 * safe_norm(jnp.sin(principal_angles(x, y) / 2))
 
 
 __dir__ = _names.public_names(__name__)

@@ -21,14 +21,13 @@ References:
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxfed import _names
 from jaxfed._checks import check_name, check_positive, check_whole, checked_key, refuse
 from jaxfed.linalg import orthonormalize
-from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision
+from jaxfed.manifolds._frames import Frame, Matrix, frame, frames, full_precision, safe_norm
 from jaxfed.manifolds._geodesics import METRICS, exp, log
 from jaxfed.manifolds._retractions import (
     RETRACTIONS,
@@ -132,7 +131,7 @@ def norm(x: Matrix, v: Matrix, metric: str = "euclidean") -> Float[Array, ""]:
     check_name("metric", metric, METRICS)
     # From a sum of squares by either metric: a difference would cancel.
     rest = v if metric == "euclidean" else v - (1 - 0.5**0.5) * x @ (x.T @ v)
-    return optax.safe_norm(rest, 0.0)
+    return safe_norm(rest)
 
 
 @full_precision
@@ -266,7 +265,7 @@ def distance(x: Matrix, y: Matrix, kind: str = "chordal") -> Float[Array, ""]:
     """
     x, y = frames(x=x, y=y)
     check_name("kind", kind, ("chordal", *METRICS))
-    return optax.safe_norm(x - y, 0.0) if kind == "chordal" else norm(x, log(x, y, kind), kind)
+    return safe_norm(x - y) if kind == "chordal" else norm(x, log(x, y, kind), kind)
 
 
 @full_precision
