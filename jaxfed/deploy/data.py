@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,7 +85,7 @@ def clients_from(
         lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
     if isinstance(data, Samples) and None not in counts:
-        data = Samples(data.values, np.asarray(counts, data.count.dtype))  # pyright: ignore
+        data = eqx.tree_at(lambda x: x.count, data, np.asarray(counts, data.count.dtype))
     return Clients(data, ids, weights)
 
 

@@ -113,7 +113,7 @@ def first_of(tree: PyTree) -> PyTree:
     return each_first(tree)[0]
 
 
-def take(data: PyTree, indices: Int[ArrayLike, " chosen"]) -> PyTree:
+def take(data: PyTree, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> PyTree:
     """Clients' data at positions, in this order.
 
     Raises:
