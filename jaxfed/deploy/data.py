@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,7 +85,8 @@ def clients_from(
         lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
     if isinstance(data, Samples) and None not in counts:
-        data = Samples(data.values, np.asarray(counts, data.count.dtype))  # pyright: ignore
+        known = np.asarray(counts, data.count.dtype)
+        data = eqx.tree_at(lambda samples: samples.count, data, known)
     return Clients(data, ids, weights)
 
 
