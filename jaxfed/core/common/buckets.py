@@ -64,7 +64,7 @@ def split(own: PyTree) -> tuple[PyTree, ...]:
     if layout is None:
         return (own,)
 
-    def of_one(number: int, places: Array) -> PyTree:
+    def of_one(number: int, places: Array | np.ndarray) -> PyTree:
         def part(x):
             return x.parts[number] if is_buckets(x) else x[places]
 

@@ -66,7 +66,7 @@ def unpack_rows(
 ) -> UInt8[Array, "d ..."]:
     """Inverse of `pack_rows`, for an array of a shape."""
     together, width = grouping(symbols)
-    codes = packed.reshape(-1, *shape[1:])
+    codes = jnp.asarray(packed).reshape(-1, *shape[1:])
     if width < 8:
         codes = jnp.concatenate(_codes(jnp.split(codes, width), width))
     if together > 1:
@@ -135,7 +135,7 @@ def _unpack(
     packed: UInt8[Array | np.ndarray, " bytes"], count: int, width: int
 ) -> UInt8[Array, " n"]:
     if width == 8:
-        return packed
+        return jnp.asarray(packed)
     groups, more = divmod(count, 8)
     main = jnp.stack(_codes(packed[: groups * width].reshape(width, groups), width)).reshape(-1)
     if not more:
