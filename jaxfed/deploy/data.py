@@ -85,7 +85,8 @@ def clients_from(
         lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
     if isinstance(data, Samples) and None not in counts:
-        data = eqx.tree_at(lambda x: x.count, data, np.asarray(counts, data.count.dtype))
+        known = np.asarray(counts, data.count.dtype)
+        data = eqx.tree_at(lambda samples: samples.count, data, known)
     return Clients(data, ids, weights)
 
 

@@ -5,10 +5,10 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -255,7 +255,8 @@ class _NodeRun:
         """The run; with a key that nobody else has, where noise is drawn from it."""
         if way.noise() is None:
             return self.problem
-        return replace(self.problem, key=_secret_key(self.folder, history))
+        key = _secret_key(self.folder, history)
+        return eqx.tree_at(lambda problem: problem.key, self.problem, key)
 
     def _state(self, base: int, asked: Packet) -> tuple[str, ClientState, PyTree]:
         """Its state after a round: of what questions it came, the state, and the downlink then."""

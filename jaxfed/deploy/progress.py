@@ -43,7 +43,7 @@ class Progress(NamedTuple):
             "run": self.run.words,
             "members": self.members,
             "dtype": self.dtype,
-            "costs": {name: int(cost) for name, cost in vars(self.costs).items()},
+            "costs": {k: int(v) if k in _COUNTED else v for k, v in vars(self.costs).items()},
             "present": self.present,
         }
         payloads = {k: np.frombuffer(payload, np.uint8) for k, payload in self.payloads.items()}

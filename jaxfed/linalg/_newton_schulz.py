@@ -53,9 +53,11 @@ def _iteration(
         e = eye - (product(q, transposed) if is_wide(q) else product(transposed, q))
         t = _series(product, padded(e))[:r, :r]
         q, size = times(q, t), squared_norm(e)
+        # The norm, whose square is `size`, to the ninth power; of a large one that says nothing.
         error = jnp.where(size > 0.01, jnp.inf, size**4.5)
         return q, product(inverse, t), jnp.where(jnp.isnan(size), size, error), count + 1
 
+    # As many as a singular value just above rounding needs to grow to 0.1, and three more.
     most = int(math.log(0.1 / float(r * jnp.finfo(q.dtype).eps)) / math.log(3.3)) + 3
     q, inverse, error, _ = lax.while_loop(
         lambda state: (state[2] > tolerance) & (state[3] < most),
@@ -93,6 +95,7 @@ def _inverse_sqrt(
 
     # E shrinks until rounding stops it. That also ends hopeless cases and NaN, without a count.
     t = _series(product, e)
+    # Where the ninth power of the error is rounding.
     threshold = (eps * r) ** (2 / 9)
     z, _, _, size, _ = lax.while_loop(
         lambda state: (state[3] > threshold) & (state[3] < state[4]),

@@ -60,6 +60,7 @@ mlir.register_lowering(_ruled, mlir.lower_fun(_values, multiple_results=True))
 
 
 def _jvp(primals, tangents, *, rule, count):
+    # A rule can leave out the products with what does not change.
     changes = [None if isinstance(t, ad.Zero) else t for t in tangents[count:]]
     return rule(primals, changes)
 

@@ -56,6 +56,7 @@ def largest_eigenvalue(
             rest = rest - matmul(basis.T, matmul(basis, rest))
         rounding = 100 * jnp.finfo(rest.dtype).eps * jnp.linalg.norm(image)
         exhausted = jnp.linalg.norm(rest) <= rounding
+        # Once the Krylov space is complete, what is left is rounding; rows of zeros add nothing.
         following = jnp.where(exhausted, 0, _unit(rest))
         return basis.at[k + 1].set(following, mode="drop"), images.at[k].set(image)
 

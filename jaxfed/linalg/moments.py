@@ -105,6 +105,7 @@ class Moment(eqx.Module):
         """The energy `tr(Wᵀ S W)` in the columns of `w`."""
         if self.dense is not None:
             return jnp.sum(w * data_matmul(self.dense, w))
+        # A sum of squares, which rounding cannot make negative.
         return squared_norm(data_matmul(self._rows, w)) / self._divisor
 
     def matrix(self) -> Float[Array, "d d"]:
@@ -121,6 +122,8 @@ class Moment(eqx.Module):
         """The moment deflated by an orthonormal basis, `(I - B Bᵀ) S (I - B Bᵀ)`."""
         if self.dense is not None:
             product = matmul(self.dense, basis)
+            # With P = I - B Bᵀ, P S P = S - H - Hᵀ and H = (S B - B Bᵀ S B / 2) Bᵀ: thin products,
+            # and symmetric to the last bit.
             half = matmul(product - matmul(basis, matmul(basis.T, product)) / 2, basis.T)
             rest = self.dense - half - half.T
             return type(self)(rest, None, self.count, jnp.trace(rest))

@@ -94,6 +94,7 @@ def per_platform(
             x if axis is None else jnp.moveaxis(x, axis, 0)
             for x, axis in zip(arrays, axes, strict=True)
         ]
+        # Not mapped here: the map is noted, so that a kernel sees all of them at once.
         which = tuple(axis is not None for axis in axes)
         found = choice.bind(*moved, tree=tree, maps=(*maps, which), static=static)
         return found, [0] * len(found)
@@ -115,6 +116,7 @@ def per_platform(
         if by_rule is None:  # in forward mode, since the function may be a loop
             function = partial(plain, tree=tree, maps=maps, static=static)
             return jax.jvp(function, arrays[: len(primals)], arrays[len(primals) :])
+        # A rule takes primals and tangents, each mapped as the primals are.
         tree = jax.tree.structure((0, 0)).compose(tree)
         maps = tuple(which * 2 for which in maps)
         found = by_rule(*arrays, tree=tree, maps=maps, static=static)
@@ -189,6 +191,7 @@ def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:
         if manual is None:
             partitioned = getattr(devices, "num_devices", 1) != 1
         else:
+            # Within `jax.shard_map` over all axes, each device runs a program of its own.
             partitioned = frozenset(manual) != frozenset(devices.mesh.axis_names)
         return (by_default if partitioned else kernel)(context, *arguments, **params)
 

@@ -26,6 +26,7 @@ def _chosen() -> str | None:
 def precise() -> Iterator[None]:
     """Full precision for all products without one of their own, unless the user has chosen."""
     if _chosen() is None:
+        # A context and not an argument: it also reaches products within users' own functions.
         with jax.default_matmul_precision("highest"):
             yield
     else:

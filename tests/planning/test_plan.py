@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 
 import jax
+import numpy as np
 import pytest
 
 import jaxfed as jf
@@ -13,7 +14,7 @@ from jaxfed.core.round.problem import Costs
 from jaxfed.planning.targets import Target
 
 plan_module = importlib.import_module("jaxfed.planning.plan")
-COSTS = Costs(*[0] * 7, False)
+COSTS = Costs(*[0] * 5, *[np.zeros((), np.uint32)] * 2, False)
 
 
 def test_a_plan_counts_messages_and_memory():

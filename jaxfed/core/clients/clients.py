@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import equinox as eqx
 import jax
@@ -345,10 +345,10 @@ class Clients(eqx.Module):
             ValueError: if positions that are not traced are not those of clients, or are traced and
                 the clients are in buckets, and for clients of several processes.
         """
-        if not is_traced(indices):
-            indices = checked_positions(indices, len(self))
-        data = self.layout.take(indices)
-        ids, weights = (x[jnp.asarray(indices)] for x in (self.ids, self.weights))
+        known = not is_traced(indices)
+        places: Any = checked_positions(indices, len(self)) if known else indices
+        data = self.layout.take(places)
+        ids, weights = (x[jnp.asarray(places)] for x in (self.ids, self.weights))
         # Not by the constructor, which refuses equal ids: clients may be taken twice, as long as no
         # run draws random numbers by their ids.
         chosen = data, ids, weights / weights.sum()

@@ -110,6 +110,8 @@ def differentiable(
     """
     own, backend, data = through is problem.algorithm, problem.backend, problem.clients.data
     ways = ("uplink", "downlink", "first_uplink", "first_downlink")
+    # Messages that no longer change arrive without loss, by `settles`: the round at a fixed
+    # point is that of a lossless channel.
     problem = replace(problem, algorithm=through, **dict.fromkeys(ways, LOSSLESS))
     problem = prepared(problem, settings.max_rounds)
     template, _ = begin(problem, start if own else solution.result, WHOLE)
@@ -247,6 +249,7 @@ def _linearized(
     (function, report), (change, report_change) = by, changes
     # With a derivative of its own, for derivatives of this one.
     point = _fixed_point(point, function, report, settings)
+    # Linearized once: every product of the linear system runs this, and not the round again.
     image, derivative = jax.linearize(function, point)
     select, others = _bases_in(function.problem.algorithm), optax.tree.zeros_like(function.kept)
     vertical = vertical_part(lambda x: select(eqx.combine(x, others)), point)
@@ -255,9 +258,11 @@ def _linearized(
         return optax.tree.sub(vector, vertical(vector))
 
     gap = jax.lax.stop_gradient(_largest_ratio(horizontal(optax.tree.sub(image, point)), point))
+    # Not `>`, with which NaN would pass for a fixed point.
     moves = ~(gap <= or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6))
     sure = nan_where(jnp.ones(()), moves, settings.throw, MOVES)
 
+    # Only along what changes: tangents of the data, say, would be zeros as large as the data.
     active = _where(change, function)
     right = optax.tree.zeros_like(point)
     if jax.tree.leaves(active):

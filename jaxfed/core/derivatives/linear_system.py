@@ -62,6 +62,7 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
         residual = optax.tree.norm(optax.tree.sub(right, product(new))) / scale
         better = residual < before.residual
         solution = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, before.solution)
+        # Besides its own products, GMRES takes residuals, and so does the line above.
         rounds = before.rounds + length + 3
         # A cycle that leaves more is the last: of ten rounds, two would not leave a half.
         falling = better & (residual < 0.7 * before.residual)
@@ -69,6 +70,7 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
 
     first = Solved(optax.tree.zeros_like(right), jnp.zeros((), jnp.int32), size / scale)
     found, _ = jax.lax.while_loop(unfinished, cycle, (first, jnp.ones((), bool)))
+    # Negated, so that NaN counts as wrong.
     wrong = ~(found.residual <= 100 * tol)
     return found._replace(solution=nan_where(found.solution, wrong, settings.throw, UNSOLVED))
 

@@ -30,6 +30,7 @@ def first_message(problem: Problem, broadcast: Broadcast, member: Member) -> Mes
     start = _warm_start(broadcast, member)
     message = calls.first_message(problem.algorithm, key, member.data, start)
     way = problem.first_uplink.bind(_context(broadcast, member))
+    # `wrapped` makes a bare array the mean that it stands for: masks depend on what is a sum.
     transit = send_first(way, channel_key, reduction.wrapped(message))
     return Message(transit.payload, is_not_finite(message), decoded=transit.decoded)
 
@@ -47,6 +48,7 @@ def first_state(
     """
     local = first_local(problem, broadcast, member)
     uplink = round_shapes(problem, broadcast, local, member.data).uplink
+    # The decision must not depend on values: it is made while the program is traced.
     shapes = jax.eval_shape(lambda: first)
     remembers = remembers_first(problem, shapes, uplink)
     memory = problem.uplink.memory(first if remembers else zeros_of(uplink))
@@ -85,6 +87,7 @@ def round_shapes(
         of_round,
         problem.algorithm,
         broadcast.round,
+        # Any key will do in place of the client's, since nothing is computed.
         problem.key,
         broadcast.downlink,
         local,
@@ -126,6 +129,7 @@ def result(problem: Problem, downlink: PyTree, local: PyTree, data: PyTree) -> P
 
 def _keys(broadcast: Broadcast, member: Member) -> tuple[Key[Array, ""], Key[Array, ""]]:
     """The client's own key, and its channel's."""
+    # By id and not by position, so that draws do not depend on who else is there.
     key, channel_key = jax.random.split(jax.random.fold_in(broadcast.key, member.id))
     return key, channel_key
 

@@ -52,6 +52,7 @@ def payload_shapes(way: channel.Channel, message: PyTree) -> PyTree:
     """Shapes of the payload that a channel makes of a message of these shapes."""
 
     def payload(message):
+        # Some channels encode only once bound to a client; for shapes any client will do.
         zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
         bound = way.bind(channel.Context(zero, jnp.ones(()), key, zero))
         return send_first(bound, key, message).payload
@@ -110,6 +111,7 @@ def round_contribution(
     # A difference channel adds to the last messages, which the server has of absent clients too:
     # only the participants' have changed.
     changed = weight * (present > 0).astype(weight.dtype) if cumulative else share
+    # Summed with their weights, so that the server can divide by those who took part.
     diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
     return Contribution(
         contributions(message.decoded, changed),

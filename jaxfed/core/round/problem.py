@@ -153,8 +153,8 @@ class Costs(eqx.Module):
     up: int = eqx.field(static=True)
     down: int = eqx.field(static=True)
     whole_down: int = eqx.field(static=True)  # of a downlink that is not a difference
-    first_bytes_up: UInt32[Array, ""]  # of all clients together
-    first_bytes_down: UInt32[Array, ""]
+    first_bytes_up: UInt32[Array | np.ndarray, ""]  # of all clients together
+    first_bytes_down: UInt32[Array | np.ndarray, ""]
     varies: bool = eqx.field(static=True)  # whether messages have parts of variable length
 
 
@@ -193,6 +193,7 @@ def before_rounds(
     problem: Problem, start: Personalized | None, downlink: PyTree = None
 ) -> Broadcast:
     """The broadcast before the first round, with the first downlink if there is one yet."""
+    # Rounds are counted from 1, so that 0 is free for what comes before them.
     key, zero = jax.random.fold_in(problem.key, 0), jnp.zeros((), jnp.int32)
     shared = None if start is None else Personalized(start.shared, None)
     return Broadcast(key, shared_secret(problem.key), zero, downlink, shared)

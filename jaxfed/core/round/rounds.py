@@ -120,6 +120,7 @@ def one_round(problem: Problem, state: State, engine: Engine) -> tuple[State, di
     run, before = problem.for_server, state.for_server
     inclusion, broadcast = engine.call(server.call_round, run, before)
     collected = engine.steps(problem, state, inclusion, broadcast)
+    # On machines of their own, clients may be lost after they were called.
     if collected.turnout is not None:
         run, inclusion = collected.turnout.problem.for_server, collected.turnout.inclusion
     closing: Closing = engine.call(

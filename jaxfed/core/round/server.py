@@ -83,6 +83,7 @@ def open_run(
     downlink = way.receive(transit.decoded, None)
 
     shapes = message_shapes(problem, kinds, start, downlink)
+    # What the server has decoded: both ends of a difference channel must start from the same.
     known = None
     if problem.uplink.cumulative:
         known = first if shapes.remembered else zeros_of(shapes.uplink)
@@ -101,6 +102,7 @@ def open_run(
         measure=jnp.full((), jnp.inf, shapes.objective.dtype),
         failure=Failure(failed.astype(jnp.int32), nobody),
     )
+    # The bits of all later messages follow from their shapes; only variable parts are measured.
     up = payload_shapes(problem.uplink, shapes.uplink)
     down = payload_shapes(problem.downlink, jax.eval_shape(lambda: downlink))
     costs = Costs(
@@ -238,10 +240,12 @@ def close_round(
         broadcast_bytes=channel.variable_bytes(down.payload),
         missed=down.missed,
         objective=diagnostics["objective"].astype(state.objective.dtype),
+        # NaN is not greater than a tolerance, and would end the run as if it had converged.
         measure=jnp.where(jnp.isnan(measure), jnp.inf, measure).astype(state.measure.dtype),
         failure=_failure(state, sound, failed_clients),
     )
     if not problem.everybody:
+        # A round without participants changes nothing but its number.
         happens = present.any()
         after = _chosen(happens, after, replace(state, round=after.round))
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), diagnostics)
@@ -266,6 +270,7 @@ def _chosen(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
 
 
 def _relative_change(previous: Float[Array, ""], current: Float[Array, ""]) -> Float[Array, ""]:
+    # An objective of zero is compared with the smallest normal number, not divided by zero.
     size = jnp.abs(current)
     return jnp.abs(current - previous) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
@@ -300,6 +305,8 @@ def _send_down(
     messages, whole = new * present.sum(dtype=jnp.int32), none
     missed_bytes, missed = none.astype(jnp.uint32), None
     if state.missed is not None:
+        # A client that returns gets all differences it has missed, or the whole downlink if that is
+        # shorter.
         due = Missed(state.missed.messages + new, state.missed.bytes)
         one, all_of_it = channel.fixed_bits(transit.payload), channel.fixed_bits(message)
         bits = one * due.messages.astype(float) + 8 * (due.bytes.astype(float) + last)

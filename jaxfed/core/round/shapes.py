@@ -61,6 +61,7 @@ def message_shapes(
     members = [member_shapes(kind, start) for kind in kinds]
     firsts = [jax.eval_shape(partial(client.first_message, problem, broadcast), x) for x in members]
     locals_ = [jax.eval_shape(partial(client.first_local, problem, broadcast), x) for x in members]
+    # States are arrays with one row for each client, which have no room for several shapes.
     if not all(calls.alike(local, locals_[0]) for local in locals_):
         raise shapes_differ("kept")
     rounds = [
@@ -73,6 +74,7 @@ def message_shapes(
     bits = [channel.fixed_bits(first.payload) for first in firsts]
     counts = [kind.count for kind in kinds]
     total, clients = sum(map(operator.mul, bits, counts)), sum(counts)
+    # An integer wherever possible, since the history promises exact counts.
     mean = total / clients if total % clients else total // clients
     remembered = all(client.remembers_first(problem, first.decoded, uplink) for first in firsts)
     return MessageShapes(uplink, objective, mean, remembered)

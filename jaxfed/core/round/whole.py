@@ -132,10 +132,12 @@ def steps(
         weight, there = member.weight, member.present > 0
         message, after = client.step(problem, broadcast, member)
         present = weight * member.present.astype(weight.dtype) > 0
+        # Who takes no part, or is padding, cannot end the run by a NaN of its own.
         not_finite = message.not_finite & present
         message = message._replace(not_finite=not_finite)
         received = round_contribution(message, weight, member.present, problem.uplink.cumulative)
         if not problem.everybody:
+            # The step has run for everybody, and counts for the participants.
             after = jax.tree.map(lambda new, old: jnp.where(there, new, old), after, member.state)
         lost = there & ~jnp.isfinite(message.diagnostics["objective"])
         return received, (after, lost | not_finite)

@@ -114,6 +114,7 @@ def fit(
 
     interrupted = progress or checkpoint is not None or callbacks or best is not None
     if chunk_rounds is None:
+        # Some fifty stops are enough for a progress bar, and cost little.
         chunk_rounds = max(1, rounds // 50) if interrupted else rounds
         if checkpoint is not None:
             chunk_rounds = min(chunk_rounds, checkpoint.every)
@@ -121,6 +122,7 @@ def fit(
     options = Options(chunk_rounds, tol is not None, metrics, metrics_every)
     if not interrupted and chunk_rounds == rounds:
         solution = runner_of(problem).run(start, tol, options)
+        # A run that has diverged is run again by the loop, which finds the round before.
         if not int(solution.failure.round):
             return with_earlier(warm_start, on_host_solution(solution, int(solution.rounds)))
     requests = Requests(rounds, tol, options, tuple(callbacks), best, progress, throw)

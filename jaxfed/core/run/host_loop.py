@@ -117,12 +117,15 @@ class HostLoop:
         """Runs a chunk. If it diverges, returns the solution of the round before."""
         asked, done, before = self.requests, self.done, self.progress.state
         each = asked.options.rounds
+        # Chunks end at multiples of their length, so that a resumed run has the same chunks.
         length = min(each - done % each, asked.rounds - done)
         if self._saver is not None:
+            # What is saved is the end of a chunk.
             length = min(length, self._saver.every - done % self._saver.every)
         options = replace(asked.options, rounds=length)
         state, piece = self.runner.advance(before, asked.tol, options)
         failed = int(state.failure.round)
+        # The round that failed has no place in the history.
         ran = (failed - 1 if failed else int(state.round)) - done
         self._append({name: values[:ran] for name, values in piece.items()})
         if not failed:
@@ -133,6 +136,7 @@ class HostLoop:
             # Run it again up to the last good round: cheaper than keeping every round's state.
             options = replace(options, rounds=ran)
             good, _ = self.runner.advance(before, asked.tol, options)
+        # The good rounds know nothing of the failure that the solution is to report.
         good = replace(good, failure=state.failure)
         self.progress = replace(self.progress, state=good)
         solution = self._solution_at(good)
@@ -152,6 +156,7 @@ class HostLoop:
         pairs = zip(asked.callbacks, progress.callbacks, strict=True)
         updates = [updated(callback, state, solution) for callback, state in pairs]
         stopped = any(stop for _, stop in updates)
+        # The others would wait for ever for a process that stops alone.
         if self._processes > 1:
             stopped = any(exchanged(stopped))
         self.progress = replace(
@@ -200,6 +205,7 @@ def on_host_solution(solution: Solution, done: int, stopped: bool = False) -> So
     if stopped and solution.status == Status.round_limit:
         solution = replace(solution, status=Status.stopped)
     failure = jax.tree.map(on_host, solution.failure)
+    # What was sent after the best round was sent all the same, and counts for privacy.
     last = replace(solution.releases[-1], times=max(done, int(failure.round)))
     releases = (*solution.releases[:-1], last)
     return replace(solution, rounds=int(solution.rounds), failure=failure, releases=releases)

@@ -104,6 +104,7 @@ def advance(
         if options.metrics_every == 1:
             return state, record | evaluate(state)
         due = state.round % options.metrics_every == 0
+        # Both branches need arrays of one shape, and the history its rows.
         none = jax.tree.map(lambda x: blank(x.shape, x.dtype), shapes)
         return state, record | jax.lax.cond(due, evaluate, lambda _: none, state)
 
@@ -178,6 +179,7 @@ def finish(
 def _releases(problem: Problem, state: State, costs: Costs) -> tuple[Release, ...]:
     """What the clients have released so far: first messages, then the rounds' messages."""
     weights = problem.clients.weights[problem.rows]
+    # In the round that failed, clients had sent their messages all the same.
     times = jnp.maximum(state.round, state.failure.round)
     stateless = not jax.tree.leaves(state.clients)
     return (

@@ -56,6 +56,7 @@ class Separate(FromHost, LocalRunner):
 
         messages = self._of_each(problem, client.first_message, own)
         first = stacked([message.decoded for message in messages])
+        # The server decodes payloads itself, as it does where only they travel.
         arrived = stacked([message._replace(decoded=None) for message in messages])
         received, failed = self.call(server.reduce_first, problem.for_server, arrived)
         return Collected(received, first if problem.uplink.cumulative else None, failed)

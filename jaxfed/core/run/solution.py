@@ -144,6 +144,7 @@ class Solution(eqx.Module):
     @property
     def _is_one(self) -> bool:
         """Whether this is the solution of one run, with values."""
+        # Every run has these two: of several runs they have an axis, and under jit no value.
         arrays = [x for x in jax.tree.leaves((self.rounds, self.status)) if eqx.is_array(x)]
         return all(is_known(x) and x.ndim == 0 for x in arrays)
 

@@ -69,6 +69,7 @@ class Streamed(FromHost, LocalRunner):
             members = _members(problem, block, data, start)
             found = self.call(_first_messages, problem, broadcast, members)
             failed[block.places] = found.failed
+            # On the host: those of all clients need not fit on the device.
             firsts[number] = jax.tree.map(np.asarray, found.kept)
             return found
 
@@ -110,7 +111,9 @@ class Streamed(FromHost, LocalRunner):
             wanted = present > 0 if present.any() else np.arange(problem.size) < number
             numbers = [i for i in numbers if wanted[reader.blocks[i].places].any()]
         before = state.clients
+        # Never in place: a round that diverges is taken back to the states before it.
         room = States(jax.eval_shape(first_of, before), problem.size, reader.states)
+        # Blocks without participants are not read, but their clients' states move on too.
         for other in set(range(len(reader.blocks))).difference(numbers):
             places = reader.blocks[other].places
             room.put(places, rows(before, places))
@@ -160,6 +163,7 @@ class Streamed(FromHost, LocalRunner):
     def lower(self, state, tol, options):
         del tol, options
         problem, reader = self.problem, _reader(self.problem)
+        # Blocks of other sizes run the same function, so that one stands for all.
         block = reader.blocks[0]
         inclusion, broadcast = self.call(server.call_round, problem.for_server, state.for_server)
         members = _members(problem, block, _zeros(reader, block), None)._replace(
@@ -204,6 +208,7 @@ class Streamed(FromHost, LocalRunner):
             part, own = separated(work(number, block, data).received)
             total = part if total is None else self.call(combined, total, part)
             gathered.append(own)
+            # Returned for the caller to wait for, before the block's memory is used again.
             return total, own
 
         self._each(reader, numbers, add, needed)
@@ -211,6 +216,7 @@ class Streamed(FromHost, LocalRunner):
         order = np.argsort(places)
         if wanted is not None:
             order = order[wanted[places[order]]]
+        # Gathered parts have an order, that of the clients and not that of the blocks.
         everyone = jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *gathered)
         return joined(total, everyone)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import PyTree
 
 from jaxfed.core.common.files import replacing
 from jaxfed.core.common.processes import is_here
@@ -138,8 +138,8 @@ def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
     return found.hexdigest()
 
 
-def named(name: str, tree: PyTree) -> dict[str, ArrayLike]:
-    """A tree's arrays by their paths, each path after a name.
+def named(name: str, tree: PyTree) -> dict[str, Any]:
+    """A tree's arrays, or their shapes, by their paths, each path after a name.
 
     Typed keys of `jax.random` are given by their numbers. Of an array that is spread over processes
     there are the pieces that this process has, by path and place.

@@ -59,6 +59,7 @@ class Compressor(Channel):
     @final
     def encode(self, key: Key[Array, ""], message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """The message with its arrays compressed."""
+        # Rounding has no useful derivative of its own; `differentiable` provides one.
         leaves, structure = jax.tree.flatten(lax.stop_gradient(message))
         keys = jax.random.split(key, max(len(leaves), 1))
         packed = [

@@ -54,12 +54,14 @@ def pairwise_mask(
     """
 
     def shared(first, second):
+        # Ordered, since in a ring of two the same mask both ways would cancel at once.
         pair = jax.random.fold_in(jax.random.fold_in(key, first), second)
         return jax.random.bits(pair, (size,), jnp.uint32)
 
     def add_pair(total, distance):
         after = (position + distance) % clients
         before = (position - distance) % clients
+        # Unsigned integers wrap around, which is arithmetic modulo 2^32: masks cancel exactly.
         return total + shared(position, after) - shared(before, position), None
 
     # One pair at a time: all masks together may take more memory than the message.

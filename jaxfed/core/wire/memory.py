@@ -44,6 +44,7 @@ class _Difference(_Remembering):
         return _minus(message, memory)
 
     def encode(self, key, message, memory):
+        # The memory adds up what was decoded and not what was sent: the receiver has nothing else.
         payload, decoded = self.inner.through(key, self.due(message, memory))
         return payload, _plus(decoded, memory)
 
@@ -110,6 +111,7 @@ class _ErrorFeedback(_Remembering):
     def encode(self, key, message, memory):
         due = self.due(message, memory)
         payload, decoded = self.inner.through(key, due)
+        # What the receiver did not get is due with the next message.
         return payload, _minus(due, decoded)
 
 

@@ -26,6 +26,7 @@ class _TopK(Compressor):
         del key
         flat = array.reshape(-1)
         _, indices = jax.lax.top_k(jnp.abs(flat), _count(flat.size, self.fraction))
+        # Places are half of what is sent in single precision, so their width matters.
         small = jnp.uint16 if flat.size <= 2**16 else jnp.uint32
         return _Sparse(array.shape, array.dtype, flat[indices], indices.astype(small))
 
@@ -125,4 +126,5 @@ def _checked_fraction(fraction: float) -> float:
 
 
 def _count(size: int, fraction: float) -> int:
+    # In floating point 0.07 * 100 is a little more than 7, which must not become 8 entries.
     return max(1, math.ceil(round(fraction * size, 9)))
