@@ -323,8 +323,8 @@ def app(tmp_path, capsys, monkeypatch):
         (
             "federation/app.py",
             "make_data)",
-            "make_data, channel=jf.channel.secure_sum())",
-            "TypeError: secure_sum() missing 1 required positional argument: 'clients'",
+            "make_data, channel=jf.channel.no_such())",
+            "AttributeError: module 'jaxfed.channel' has no attribute 'no_such'",
         ),
         ("federation/app.py", "import numpy", "import nowhere", "No module named 'nowhere'"),
         ("federation/app.py", "server =", "service =", "no attribute 'server'"),

@@ -85,7 +85,7 @@ def is_traced(value: object) -> bool:
     return isinstance(value, Tracer)
 
 
-def checked_array(array: ArrayLike, name: str, *, half: bool = False) -> Array:
+def checked_array(array: ArrayLike | Sequence[Any], name: str, *, half: bool = False) -> Array:
     """The array in a floating type of JAX, refused if it is not real, floating and finite.
 
     Args:

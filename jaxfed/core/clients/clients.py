@@ -178,7 +178,7 @@ class Clients(eqx.Module):
     @classmethod
     def from_moments(
         cls,
-        matrices: Float[ArrayLike, "clients features features"],
+        matrices: Float[ArrayLike, "clients features features"] | Sequence[ArrayLike],
         *,
         counts: Sequence[int] | None = None,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree, Shaped
 
 from jaxfed._checks import LARGEST, checked_weights, host_array, refuse
 from jaxfed.core.clients.layout import InMemory, check_leading
@@ -294,7 +294,7 @@ def _sources(places: Sequence[int], layout: Rows) -> list[tuple[int, np.ndarray]
 
 def _in_rows(
     values: Sequence[np.ndarray], places: Sequence[int], layout: Rows
-) -> Float[np.ndarray, " rows"]:
+) -> Shaped[np.ndarray, " rows"]:
     """All processes' clients' numbers, in the order of the rows."""
     return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
 
