@@ -36,7 +36,7 @@ from jaxfed.core.round.problem import (
     server_keys,
     zeros_of,
 )
-from jaxfed.core.round.shapes import Kind, message_shapes
+from jaxfed.core.round.shapes import Kind, message_shapes, received_shapes
 from jaxfed.core.wire import channel
 
 
@@ -85,7 +85,7 @@ def open_run(
     shapes = message_shapes(problem, kinds, start, downlink)
     known = None
     if problem.uplink.cumulative:
-        known = first if shapes.remembered else zeros_of(shapes.uplink)
+        known = first if shapes.remembered else zeros_of(received_shapes(shapes.uplink))
     nobody = jnp.zeros(problem.size, bool)
     state = State(
         round=jnp.zeros((), jnp.int32),
@@ -142,13 +142,13 @@ def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Boo
     """
 
     def one(_, own):
-        message, weight = own
+        message, client_id, weight = own
         not_finite = message.not_finite & (weight > 0)
         decoded = problem.first_uplink.decode(message.payload)
         message = message._replace(not_finite=not_finite, decoded=decoded)
-        return first_contribution(message, weight, jnp.ones_like(weight)), not_finite
+        return first_contribution(message, client_id, weight, jnp.ones_like(weight)), not_finite
 
-    own = messages, problem.clients.weights
+    own = messages, problem.clients.ids, problem.clients.weights
     return collect(problem.backend, one, None, own, problem.size)
 
 
@@ -167,15 +167,16 @@ def reduce_round(
     """
 
     def one(_, own):
-        message, weight, present = own
+        message, client_id, weight, present = own
         not_finite = message.not_finite & (weight * present.astype(weight.dtype) > 0)
         lost = (present > 0) & ~jnp.isfinite(message.diagnostics["objective"])
         decoded = problem.uplink.decode(message.payload)
         message = message._replace(not_finite=not_finite, decoded=decoded)
         cumulative = problem.uplink.cumulative
-        return round_contribution(message, weight, present, cumulative), lost | not_finite
+        received = round_contribution(message, client_id, weight, present, cumulative)
+        return received, lost | not_finite
 
-    own = messages, problem.clients.weights, inclusion
+    own = messages, problem.clients.ids, problem.clients.weights, inclusion
     number = problem.participation.number(problem.size)
     if number is None or problem.everybody or not problem.backend.gathers:
         return collect(problem.backend, one, None, own, problem.size)
