@@ -1,11 +1,5 @@
-"""Aggregates that a minority of faulty, broken or lying clients cannot move far.
+"""Algorithms whose means over clients are replaced by a robust aggregate of group means."""
 
-`Robust(algorithm, rule)` is the algorithm with its means replaced: clients fall into groups, the
-server receives the mean of each group, and a rule brings these together. A rule that tolerates a
-share of bad groups tolerates as many bad clients as there are such groups.
-"""
-
-import abc
 from typing import NamedTuple, final
 
 import equinox as eqx
@@ -14,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxfed._checks import check_count, check_flag, check_instance, check_positive
+from jaxfed._checks import check_count, check_flag, check_instance
+from jaxfed.aggregation.rules import Biweight, Rows, Rule, Shares, distances, weighted_quantile
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.contract.bases import Bases
@@ -23,179 +18,10 @@ from jaxfed.core.contract.reduction import Groups, Max, Mean, Part, Sum, is_part
 from jaxfed.core.contract.remarks import HasRemarks
 from jaxfed.core.run.solution import Solution
 
-Rows = Float[Array, "groups numbers"]
-Shares = Float[Array, " groups"]
-
 # Groups at more than this multiple of the median distance from the aggregate are listed as far.
 FAR = 3.0
 # A step for curvatures up to this multiple of the median one; see `Robust`.
 CURVATURE = 2.0
-
-
-class Rule(eqx.Module):
-    """Brings the means of groups together, as a pure function of them and of what they weigh."""
-
-    @abc.abstractmethod
-    def aggregate(self, rows: Rows, shares: Shares) -> Float[Array, " numbers"]:
-        """The aggregate.
-
-        Args:
-            rows: the groups' means, on a scale on which half of them are within one of the
-                coordinate-wise median.
-            shares: what groups weigh, summing to one; 0 for a group without participants.
-        """
-
-
-@final
-class GeometricMedian(Rule):
-    """The point of the smallest sum of distances to the groups' means.
-
-    Tolerates any share of bad groups below one half. The smoothed Weiszfeld iteration, a fixed
-    number of steps from the coordinate-wise median.
-
-    Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
-    Transactions on Signal Processing, Algorithm 1.
-    """
-
-    steps: int = eqx.field(static=True, default=8)
-
-    def __check_init__(self):
-        check_count("steps", self.steps)
-
-    def aggregate(self, rows, shares):
-        """Reweighted means."""
-
-        def step(center, _):
-            inverse = shares / _distances(rows, center)
-            return (inverse / inverse.sum()) @ rows, None
-
-        return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
-
-
-@final
-class Biweight(Rule):
-    """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
-
-    From the geometric median, a fixed number of reweighted means. Groups far from the others count
-    nothing, where a median still moves by a bounded amount, and those within the usual spread
-    nearly the same, so that little is lost without any bad group. Tolerates any share of bad groups
-    below one half.
-
-    Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust
-    statistics, Section 5.5, for a redescending estimate from a robust start and scale.
-    """
-
-    cutoff: float = eqx.field(static=True, default=2.0)
-    steps: int = eqx.field(static=True, default=8)
-
-    def __check_init__(self):
-        check_positive("cutoff", self.cutoff, single=True)
-        check_count("steps", self.steps)
-
-    def aggregate(self, rows, shares):
-        """Reweighted means."""
-        start = GeometricMedian().aggregate(rows, shares)
-        reach = self.cutoff * weighted_quantile(_distances(rows, start)[:, None], shares, 0.5)
-
-        def step(center, _):
-            left = jnp.maximum(0, 1 - (_distances(rows, center) / reach) ** 2)
-            weights = shares * left**2
-            return (weights / weights.sum()) @ rows, None
-
-        return jax.lax.scan(step, start, length=self.steps)[0]
-
-
-@final
-class CoordinateMedian(Rule):
-    """The weighted median of each number.
-
-    Tolerates any share of bad groups below one half, at an error that grows with the number of
-    coordinates.
-
-    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option I.
-    """
-
-    def aggregate(self, rows, shares):
-        """Medians."""
-        return weighted_quantile(rows, shares, 0.5)
-
-
-@final
-class TrimmedMean(Rule):
-    """The weighted mean of each number without its largest and smallest values.
-
-    Tolerates a share of bad groups up to the share trimmed at either end.
-
-    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option II.
-    """
-
-    trimmed: float = eqx.field(static=True, default=0.3)
-
-    def __check_init__(self):
-        if not isinstance(self.trimmed, float) or not 0 <= self.trimmed < 0.5:
-            raise ValueError(f"trimmed: wanted a share below one half, got {self.trimmed!r}")
-
-    def aggregate(self, rows, shares):
-        """Means of what is left."""
-        values, weights, before = _sorted(rows, shares)
-        low, high = self.trimmed, 1 - self.trimmed
-        left = jnp.clip(before + weights, low, high) - jnp.clip(before, low, high)
-        return jnp.sum(left * values, axis=0) / (high - low)
-
-
-@final
-class CentredClipping(Rule):
-    """A mean of deviations from the aggregate, each clipped to the median length.
-
-    Tolerates a share of bad groups of about a fifth. Starts from the coordinate-wise median, where
-    the source starts from the last round's aggregate.
-
-    Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
-    optimization, Section 4.
-    """
-
-    steps: int = eqx.field(static=True, default=8)
-
-    def __check_init__(self):
-        check_count("steps", self.steps)
-
-    def aggregate(self, rows, shares):
-        """Means of clipped deviations."""
-
-        def step(center, _):
-            lengths = _distances(rows, center)
-            radius = weighted_quantile(lengths[:, None], shares, 0.5)
-            factors = jnp.minimum(1, radius / lengths)
-            return center + (shares * factors) @ (rows - center), None
-
-        return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
-
-
-def _distances(rows: Rows, center: Float[Array, " numbers"]) -> Shares:
-    """Distances, smoothed at zero, where they have no derivative."""
-    squares = jnp.sum((rows - center) ** 2, axis=1)
-    return jnp.sqrt(squares + 1e-3 * jnp.finfo(rows.dtype).eps ** 0.5)
-
-
-def _sorted(rows: Rows, shares: Shares) -> tuple[Rows, Rows, Rows]:
-    """Each number's values in ascending order, their weights, and the weights before them."""
-    order = jnp.argsort(rows, axis=0)
-    weights = shares[order]
-    return jnp.take_along_axis(rows, order, 0), weights, jnp.cumsum(weights, axis=0) - weights
-
-
-def weighted_quantile(rows: Rows, shares: Shares, level: float) -> Float[Array, " numbers"]:
-    """Each number's weighted quantile over the groups; between two values, their mean."""
-    values, weights, before = _sorted(rows, shares)
-    after, slack = before + weights, 4 * jnp.finfo(shares.dtype).eps
-    counts = weights > 0
-    low = jnp.argmax(counts & (after >= level - slack), axis=0)
-    high = jnp.argmax(counts & (after > level + slack), axis=0)
-    both = jnp.take_along_axis(values, jnp.stack([low, high]), 0)
-    return both.mean(0)
-
-
-# --- algorithms ----------------------------------------------------------------------------------
 
 
 class _Averaged(eqx.Module):
@@ -437,8 +263,8 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         rows = [joint[i] for i in together]
         rows = jnp.concatenate(rows, axis=1) if rows else jnp.zeros((self.groups, 1))
         found = self.rule.aggregate(rows, shares)
-        distances = _distances(rows, found)
-        distances = distances / weighted_quantile(distances[:, None], shares, 0.5)
+        lengths = distances(rows, found)
+        lengths = lengths / weighted_quantile(lengths[:, None], shares, 0.5)
         widths = [joint[i].shape[1] for i in together]
         ends = np.cumsum(widths)[:-1]
         parts = dict(zip(together, jnp.split(found, ends), strict=True)) if together else {}
@@ -454,7 +280,7 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 value = jnp.minimum(CURVATURE * spread.center, largest)
             nodes[place] = value.reshape(shape)
         message = jax.tree.unflatten(structure, nodes)
-        return _Received(message, jnp.where(there, distances, 0))
+        return _Received(message, jnp.where(there, lengths, 0))
 
 
 class _Received(NamedTuple):
