@@ -1,4 +1,4 @@
-"""How far each client has moved a result, by one implicit derivative with respect to all weights."""
+"""How far each client has moved a result, by implicit derivatives with respect to weights."""
 
 from collections.abc import Callable
 

@@ -184,9 +184,24 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return self.algorithm.shared_result(server.server)
 
     def through(self) -> Algorithm:
-        """The algorithm by whose round its solutions are differentiated, aggregated as here."""
+        """The algorithm's own round, or that of another setting of it, aggregated as here.
+
+        The round of another algorithm, that has the same solutions where messages are averaged, has
+        others where other messages are aggregated.
+
+        Raises:
+            ValueError: if the algorithm is differentiated by another, because its own state has a
+                memory.
+        """
         inner = fixed_point.through(self.algorithm)
-        return Robust(inner, self.rule, groups=self.groups, masked=self.masked)
+        if type(inner) is type(self.algorithm):
+            return Robust(inner, self.rule, groups=self.groups, masked=self.masked)
+        if isinstance(self.algorithm, HasBases):  # of its own state, which is then a point
+            return self
+        raise ValueError(
+            "adjoint: wanted an algorithm that can be differentiated by its own round for a robust "
+            f"aggregate, got {type(self.algorithm).__name__}; take adjoint.unrolled()"
+        )
 
     def bases(self, server: Server, local) -> Bases:
         """The algorithm's."""
@@ -199,8 +214,8 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         far = int(np.asarray(history["far_groups"])[-1]) if len(history["far_groups"]) else 0
         if far:
             found += (
-                f"{far} of {self.groups} groups of clients were more than {FAR:g} times as far from "
-                "the aggregate as the median group; see jaxfed.aggregation.far_clients.",
+                f"{far} of {self.groups} groups of clients were more than {FAR:g} times as far "
+                "from the aggregate as the median group; see jaxfed.aggregation.far_clients.",
             )
         return found
 
