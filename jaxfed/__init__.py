@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxfed import participation as participation
     from jaxfed import pca as pca
     from jaxfed import plot as plot
+    from jaxfed import preprocess as preprocess
     from jaxfed import privacy as privacy
     from jaxfed import reduction as reduction
     from jaxfed import report as report
@@ -77,6 +78,7 @@ _PLACES = {
     "nn": "jaxfed.nn",
     "pca": "jaxfed.pca",
     "plot": "jaxfed.plot",
+    "preprocess": "jaxfed.preprocess",
     "privacy": "jaxfed.privacy",
     "report": "jaxfed.report",
     "testing": "jaxfed.testing",

@@ -410,6 +410,23 @@ EXAMPLES = {
             "decay_after": lambda: jf.generative.AdaptiveDiffusion(autoencoder(), decay_after=0),
         },
     ),
+    # Counts, sums and squares; mean and variance.
+    jf.preprocess.Standardize: Examples(
+        good={
+            "": Example(lambda _: jf.preprocess.Standardize(), (7, 13, 12)),
+            "energy": Example(lambda _: jf.preprocess.Standardize(scale="energy"), (7, 7, 6)),
+            "within": Example(lambda _: jf.preprocess.Standardize("own"), (0, 7, 6)),
+            "own": Example(lambda _: jf.preprocess.Standardize("own", "own"), (0, 0, 0)),
+            "robust": Example(
+                lambda _: jf.preprocess.Standardize("none", robust=True), (7, 13, 12)
+            ),
+        },
+        refused={
+            "center": lambda: jf.preprocess.Standardize("mean"),
+            "scale": lambda: jf.preprocess.Standardize(scale="unit"),
+            "robust": lambda: jf.preprocess.Standardize(robust="median"),
+        },
+    ),
 }
 
 # Here a client's components are near the shared ones and not beside them.
@@ -590,6 +607,26 @@ def narrow_views():
     return jf.gcca.Views.from_arrays([np.ones((1, 4), np.float32)] * CLIENTS)
 
 
+def moments():
+    """Of samples that are not known."""
+    return jf.Clients.from_moments(np.stack([np.eye(FEATURES)] * CLIENTS))
+
+
+def check_units(algorithm, result):
+    """A mean and a positive scale of each client."""
+    local = result.local
+    assert local.mean.shape == local.scale.shape == (CLIENTS, FEATURES)
+    assert (np.asarray(local.scale) > 0).all()
+    assert (result.shared is None) == (algorithm.center == "own" or algorithm.scale == "energy")
+
+
+def standardized(algorithm, result, values):
+    """Of samples: their energy in other units."""
+    del algorithm
+    mean, scale = result.local.mean[:, None], result.local.scale[:, None]
+    return (jnp.tanh((values - mean) / scale) ** 2).sum()
+
+
 class Family(NamedTuple):
     """What data a family of algorithms takes, and what it learns."""
 
@@ -629,6 +666,15 @@ FAMILIES = {
         narrow_samples,
         r"loss: it fails for this model",
         rounds=ROUNDS_OF_TRAINING,
+    ),
+    jf.preprocess: Family(
+        draw_samples,
+        check_units,
+        lambda result: result,
+        standardized,
+        moments,
+        r"clients: wanted samples, .* got clients that hold Moment",
+        rounds=2,
     ),
 }
 # What learns something else than the others of its package.

@@ -19,14 +19,24 @@ SAMPLES = (
     "samples), or one file with the samples of all clients"
 )
 COLUMN = option("--client-column", str, "column of one table that names the client", None)
-CENTER = option(
-    "--center",
-    ("none", "own", "common"),
-    "subtract each client's own mean (also without a value), or the mean of all training samples",
-    "none",
-    nargs="?",
-    const="own",
-)
+UNITS = [
+    option(
+        "--center",
+        ("none", "own", "common"),
+        "subtract each client's own mean (also without a value), or the mean of all training "
+        "samples",
+        "none",
+        nargs="?",
+        const="own",
+    ),
+    option(
+        "--scale",
+        ("none", "own", "common", "energy"),
+        "divide each feature by its standard deviation at each client or over all training "
+        "samples, or each client's samples by one number so that their mean square is one",
+        "none",
+    ),
+]
 BITS = option(
     "--bits", int, "2 to 8 bits for each entry of a message; default: all", None, metavar="B"
 )

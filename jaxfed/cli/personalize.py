@@ -2,6 +2,7 @@
 
 import argparse
 
+import jax
 import numpy as np
 
 from jaxfed import pca
@@ -39,17 +40,18 @@ def run(arguments: argparse.Namespace) -> None:
     saved = fitted.saved
     rank = _rank(arguments.local_rank, saved)
     tables, names = read_samples(arguments)
-    means = [fitted.mean_of(name, table) for name, table in zip(names, tables, strict=True)]
-    centered = [table - mean for table, mean in zip(tables, means, strict=True)]
-    result = Personalized(*pca.personalize(saved, centered, rank))
-    rows = _table(result, names, centered)
+    own = [fitted.units_of(name, table) for name, table in zip(names, tables, strict=True)]
+    units = jax.tree.map(lambda *rows: np.stack(rows), *own)
+    samples = [np.asarray(each.transform(y)) for each, y in zip(own, tables, strict=True)]
+    result = Personalized(*pca.personalize(saved, samples, rank))
+    rows = _table(result, names, samples)
     folder.begin()
     new = Saved(result, {}, 0, saved.status, saved.algorithm, len(names), saved.versions)
-    arrays = {**entries(new), "names": names, "mean": np.stack(means)}
-    samples = dict(zip(names, map(len, tables), strict=True))
+    arrays = {**entries(new._replace(preprocessing=units)), "names": names, "units": fitted.choices}
+    counts = dict(zip(names, map(len, tables), strict=True))
     _report.show(rows)
     print()
-    _report.finish(folder, arguments, arrays, {"samples": samples, "table": rows})
+    _report.finish(folder, arguments, arrays, {"samples": counts, "table": rows})
 
 
 def _rank(requested: int | None, saved: Saved) -> int:
@@ -77,8 +79,8 @@ def _rank(requested: int | None, saved: Saved) -> int:
     return local.shape[-1]
 
 
-def _table(result: Personalized, names: list[str], centered: list[np.ndarray]) -> list[dict]:
-    shares = _evaluate.shares(result, Clients.from_samples(centered).data, per_client=True)
+def _table(result: Personalized, names: list[str], samples: list[np.ndarray]) -> list[dict]:
+    shares = _evaluate.shares(result, Clients.from_samples(samples).data, per_client=True)
     return [
         {
             "client": name,
@@ -87,5 +89,5 @@ def _table(result: Personalized, names: list[str], centered: list[np.ndarray]) -
             "in its own (%)": 100 * float(shares.local[i]),
             "in neither (%)": 100 * float(shares.residual[i]),
         }
-        for i, (name, table) in enumerate(zip(names, centered, strict=True))
+        for i, (name, table) in enumerate(zip(names, samples, strict=True))
     ]

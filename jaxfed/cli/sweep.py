@@ -15,7 +15,7 @@ from jaxfed import data, metrics, pca, plot
 from jaxfed._optional import require
 from jaxfed.cli import _report
 from jaxfed.cli._command import Command
-from jaxfed.cli._common import CENTER, COLUMN, OUTPUT, SAMPLES, files, held_out, rounds
+from jaxfed.cli._common import COLUMN, OUTPUT, SAMPLES, UNITS, files, held_out, rounds
 from jaxfed.cli._folder import CHECKPOINT, Folder
 from jaxfed.cli._options import option
 from jaxfed.cli.fit.pca import read
@@ -56,7 +56,7 @@ SOURCE = [
     *files(f"{SAMPLES}; default: simulated clients", None),
     COLUMN,
     held_out("share of each client's samples on which errors are measured", 0.2),
-    CENTER,
+    *UNITS,
 ]
 
 

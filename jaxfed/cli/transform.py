@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfed import pca
@@ -14,8 +15,11 @@ from jaxfed.cli._common import COLUMN, EARLIER_RESULT, OUTPUT, SAMPLES, files, r
 from jaxfed.cli._folder import Folder
 from jaxfed.cli._options import option
 from jaxfed.cli.info import file_of
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.run.fit import fit
 from jaxfed.core.store.saved import Saved, load
+from jaxfed.preprocess import Standardization, Standardize
 
 
 def command() -> Command:
@@ -45,11 +49,11 @@ def run(arguments: argparse.Namespace) -> None:
                 f"--data: wanted clients that took part in the fit, got {name}; --personalize "
                 "learns local components from its samples"
             )
-        centered = table - fitted.mean_of(name, table)
-        model, client = _components(fitted, name, centered)
-        scores.append(np.asarray(pca.transform(model, centered, client=client)))
-        anomalies.append(np.asarray(pca.anomaly_score(model, centered, client=client)))
-        energy = np.sum(centered**2)
+        table = np.asarray(fitted.units_of(name, table).transform(table))
+        model, client = _components(fitted, name, table)
+        scores.append(np.asarray(pca.transform(model, table, client=client)))
+        anomalies.append(np.asarray(pca.anomaly_score(model, table, client=client)))
+        energy = np.sum(table**2)
         rows.append(
             {
                 "client": name,
@@ -76,7 +80,8 @@ class Fitted:
 
     saved: Saved  # the result itself
     names: list[str]  # of the clients
-    means: np.ndarray  # what was subtracted from each client's samples, `(m, d)`
+    units: Standardization  # what each client's samples went through
+    choices: list[str]  # `--center` and `--scale` of the fit
 
     @classmethod
     def read(cls, path: Path) -> "Fitted":
@@ -89,26 +94,35 @@ class Fitted:
         path = file_of(path)
         saved = load(path)
         with np.load(path, allow_pickle=False) as stored:
-            # A result of views has names and means too, and the numbers of their features.
-            if not {"names", "mean"} <= set(stored) or "features" in stored:
+            if not {"names", "units"} <= set(stored) or saved.preprocessing is None:
                 raise ValueError(
                     f"{path}: wanted what jaxfed fit wrote of the PCA family, got {saved.algorithm}"
                 )
-            names, means = stored["names"].tolist(), stored["mean"]
+            names, choices = stored["names"].tolist(), stored["units"].tolist()
         shared, local = saved.result
         features = (local if shared is None else shared).shape[-2]
         # In a run of several processes, each writes the local components of its own clients.
         clients = len(names) if local is None else len(local)
-        if np.shape(names) != (clients,) or means.shape != (clients, features):
+        units = saved.preprocessing
+        if np.shape(names) != (clients,) or units.mean.shape != (clients, features):
             raise ValueError(f"{path}: its names and means are not those of its clients")
-        return cls(saved, names, means)
+        Standardize(*choices)  # refuses what the options never are
+        return cls(saved, names, units, choices)
 
-    def mean_of(self, name: str, table: np.ndarray) -> np.ndarray:
-        """Return what to subtract from a client's samples, chosen as it was for the fit."""
+    def units_of(self, name: str, table: np.ndarray) -> Standardization:
+        """Return what a client's samples are to go through, chosen as it was for the fit."""
         if name in self.names:
-            return self.means[self.names.index(name)]
-        is_common = (self.means == self.means[0]).all()
-        return self.means[0] if is_common else table.mean(axis=0)
+            return jax.tree.map(lambda x: x[self.names.index(name)], self.units)
+        # What is common is in every client's row; the client's own comes from its samples.
+        center, scale = self.choices
+        mean, deviation = self.units.mean[0], self.units.scale[0]
+        if center == "own":
+            mean = table.mean(axis=0)
+        if scale in ("own", "energy"):
+            left = Clients.from_samples([table - np.asarray(mean)])
+            own = fit(Standardize("none", scale), left, rounds=1, key=jax.random.key(0))
+            deviation = own.result.local.scale[0]
+        return Standardization(mean, deviation)
 
 
 def _components(fitted: Fitted, name: str, table: np.ndarray) -> tuple[Any, int | None]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxfed import gcca, generative, pca
+from jaxfed import gcca, generative, pca, preprocess
 from jaxfed._checks import refuse
 from jaxfed.core.common.files import replacing
 from jaxfed.core.contract.algorithm import Algorithm
@@ -70,7 +70,7 @@ import jaxfed as jf
 client = jf.deploy.worker.client_app("federation.app:client")
 '''
 
-FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative}
+FAMILIES = {"pca": pca, "gcca": gcca, "generative": generative, "preprocess": preprocess}
 
 
 def write_app(

@@ -243,10 +243,9 @@ def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
 
     whole = jf.load(learned / "fit" / "result.npz")
 
-    def attempt(features=None, **parts):
-        changed = whole._replace(result=whole.result._replace(**parts))
-        others = {} if features is None else {"features": features}
-        np.savez(tmp_path / "other.npz", **(arrays | saved.entries(changed) | others))
+    def attempt(preprocessing=whole.preprocessing, **parts):
+        changed = whole._replace(result=whole.result._replace(**parts), preprocessing=preprocessing)
+        np.savez(tmp_path / "other.npz", **(arrays | saved.entries(changed)))
         command = ["personalize", str(tmp_path / "other.npz"), "--data", str(learned / "new")]
         capsys.readouterr()
         return refused(capsys, run(*command, "--out", tmp_path / "out"))
@@ -255,7 +254,7 @@ def test_what_cannot_be_personalized_is_said(learned, tmp_path, capsys):
     assert "by a prior that is not in it" in attempt(local=around)
     for part, message in (("shared", "no shared components"), ("local", "--local-rank: wanted")):
         assert message in attempt(**{part: None})
-    assert "wanted what jaxfed fit wrote of the PCA family" in attempt(features=np.arange(3))
+    assert "wanted what jaxfed fit wrote of the PCA family" in attempt(preprocessing=None)
     assert not (tmp_path / "out").exists()
 
 

@@ -40,7 +40,8 @@ def test_fit_writes_components_history_table_and_pictures(data, tmp_path, capsys
     np.testing.assert_allclose(frames.mT @ frames, identity, atol=4e-5)
     assert arrays["names"].tolist() == [f"client{i}" for i in range(8)]
     assert arrays["history_objective"].shape == (30,)
-    assert np.all(np.abs(arrays["mean"] - 1) < 3) and np.ptp(arrays["mean"], axis=0).min() > 0
+    mean = arrays["preprocessing.mean"]
+    assert np.all(np.abs(mean - 1) < 3) and np.ptp(mean, axis=0).min() > 0
     assert summary["samples"] == {f"client{i}": 20 + i - round((20 + i) / 5) for i in range(8)}
     assert summary["settings"]["center"] == "own" and "jax" in summary["versions"]
     assert value(summary, "rounds") == 30
@@ -92,7 +93,8 @@ def test_other_algorithms(data, tmp_path, command, shapes):
 
 
 def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
-    assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", "--center") == 0
+    units = ["--center", "--scale", "energy"]
+    assert fit("oneshot", data, tmp_path / "fit", *RANKS, "--held-out", "0", *units) == 0
     saved = jaxfed.load(tmp_path / "fit" / "result.npz")
     assert saved.result.local.shape == (8, 9, 2) and saved.algorithm.startswith("OneShot(")
     capsys.readouterr()
@@ -108,6 +110,7 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
         anomaly = found["anomaly"][found["client"] == 3]
     samples = np.load(data / "client3.npy")
     samples = samples - samples.mean(axis=0)
+    samples = samples / np.sqrt(np.mean(samples**2))
     basis = np.concatenate([saved.result.shared, saved.result.local[3]], axis=1)
     np.testing.assert_allclose(own, samples @ basis, atol=1e-4)
     left = np.sum(samples**2, axis=1) - np.sum(own**2, axis=1)
@@ -121,6 +124,9 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     assert "--personalize" in refused(capsys, main([*command, str(tmp_path / "other")]))
     assert main([*command, str(tmp_path / "other"), "--personalize"]) == 0
     assert "stranger" in capsys.readouterr().out
+    # Its units are its own, and its scores in the shared components those of the same samples.
+    with np.load(tmp_path / "other" / "result.npz") as found:
+        np.testing.assert_allclose(found["scores"][:, :2], own[:, :2], atol=1e-4)
     assert "not a file" in refused(capsys, main(["info", str(data / "client0.npy")]))
 
 
@@ -154,12 +160,13 @@ def test_one_table_holds_all_clients(tmp_path, key):
     (tmp_path / "all.csv").write_text("\n".join(["place,a,b,c", *rows]))
     options = {"data": tmp_path / "all.csv", "client_column": "place", "held_out": 0.2}
     options["max_bytes"] = 1
-    split = pca.read(argparse.Namespace(**options, center="common"), key)
+    split = pca.read(argparse.Namespace(**options, center="common", scale="none"), key)
     assert split.names == ["x", "y"]
     assert [len(samples) for samples in (*split.train, *split.held_out)] == [8, 4, 2, 1]
-    np.testing.assert_array_equal(split.mean[0], split.mean[1])
-    np.testing.assert_allclose(np.concatenate(split.train).mean(axis=0), 0, atol=1e-15)
-    values = np.sort(np.concatenate([*split.train, *split.held_out]) + split.mean[0], axis=0)
+    mean = np.asarray(split.units.mean)
+    np.testing.assert_array_equal(mean[0], mean[1])
+    np.testing.assert_allclose(np.concatenate(split.train).mean(axis=0), 0, atol=1e-7)
+    values = np.sort(np.concatenate([*split.train, *split.held_out]) + mean[0], axis=0)
     everything = np.sort([[float(cell) for cell in row.split(",")[1:]] for row in rows], axis=0)
     np.testing.assert_allclose(values, everything, rtol=1e-12)
 

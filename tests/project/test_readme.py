@@ -182,7 +182,7 @@ def test_every_algorithm_is_described_whole():
         wanted = {"sent", "work", "rounds", "step size", "differentiable in", "pitfalls"}
         assert rows == wanted, title
         named |= dict.fromkeys(title.split(", ")) | dict.fromkeys(re.findall(r"`(\w+)`", rest))
-    families = (jf.pca, jf.gcca, jf.generative)
+    families = (jf.pca, jf.gcca, jf.generative, jf.preprocess)
     algorithms = {
         name
         for family in families

@@ -60,8 +60,9 @@ class Together(NamedTuple):
             raise ValueError(f"--backend: wanted shard with --processes, got {arguments.backend}")
         if arguments.report:
             raise ValueError("--report: is for one process, which has all clients' samples")
-        if arguments.center == "common":
-            raise ValueError("--center: wanted own or none with --processes, got common")
+        for name in ("center", "scale"):
+            if getattr(arguments, name) == "common":
+                raise ValueError(f"--{name}: wanted none or own with --processes, got common")
         arguments.backend = "shard"
         processes.initialize(*options)
         together = cls(jax.process_count(), jax.process_index(), arguments.out)

@@ -17,6 +17,7 @@ from jaxfed.cli._folder import CHECKPOINT, Folder
 from jaxfed.cli._options import option
 from jaxfed.cli.fit._processes import Together
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.files import locked
 from jaxfed.core.common.processes import attempted
 from jaxfed.core.contract.algorithm import Algorithm
@@ -70,6 +71,7 @@ class Problem(NamedTuple):
     start: Algorithm | None = None
     options: Mapping[str, Any] = {}  # more arguments of `jaxfed.fit`
     page: Mapping[str, Any] = {}  # more arguments of `jaxfed.report.html`
+    preprocessing: Standardization | None = None  # what the samples went through
 
 
 def run(
@@ -152,7 +154,8 @@ def run(
             pictures={text: findings.figures[name] for name, text in findings.captions.items()},
             **problem.page,
         )
-    arrays = {**solution.entries(), "names": problem.names, **findings.arrays}
+    entries = solution.entries(preprocessing=problem.preprocessing)
+    arrays = {**entries, "names": problem.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
 

@@ -15,9 +15,9 @@ from jaxfed.cli import _evaluate
 from jaxfed.cli._command import Command
 from jaxfed.cli._common import (
     BACKEND,
-    CENTER,
     COLUMN,
     SAMPLES,
+    UNITS,
     files,
     held_out,
     read_samples,
@@ -29,8 +29,10 @@ from jaxfed.cli.fit import _processes, _run
 from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, RUN, TOL
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.pca.fitted import side_by_side
+from jaxfed.preprocess import Standardization, Standardize
 
 PICTURES = ("components.png", "convergence.png")
 WARM_STARTS = ("projector", "spectrum")
@@ -79,7 +81,7 @@ def _command(name: str, entry: Entry) -> Command:
             *RUN,
             COLUMN,
             held_out("share of each client's samples to test on; 0 for none", 0.2),
-            CENTER,
+            *UNITS,
             option("--image-shape", _shape, shape, None, metavar="HxW"),
             *BACKEND,
         ],
@@ -111,13 +113,14 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 class Split(NamedTuple):
-    """The clients' samples, centered."""
+    """The clients' samples, standardized as the options say."""
 
     names: list[str]  # of the clients
     train: list[Float[np.ndarray, "n_i d"]]  # to learn from
     # To test on; an empty list if none are held out.
     held_out: list[Float[np.ndarray, "k_i d"]]
-    mean: Float[np.ndarray, "m d"]  # what was subtracted
+    units: Standardization  # what was subtracted, and what they were divided by
+    choices: tuple[str, str]  # `--center` and `--scale`
 
 
 def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
@@ -148,26 +151,29 @@ def prepare(arguments: argparse.Namespace, *, entry: Entry) -> _run.Problem:
         partial(_evaluated, clients=clients, split=split, shape=shape),
         start,
         page={"image_shape": shape},
+        preprocessing=split.units,
     )
 
 
 def read(arguments: argparse.Namespace, key: Key[Array, ""]) -> Split:
-    """Read, split and center the samples that `--data` names."""
+    """Read, split and standardize the samples that `--data` names."""
     arrays, names = read_samples(arguments)
     share = share_of(arguments)
     train, held_out = arrays, []
     if share > 0:
         train, held_out = data.train_test_split(arrays, share, key=key)
-    # The means of training samples alone, so that held-out samples have no influence.
-    mean = np.stack([y.mean(axis=0) for y in train])
-    if arguments.center == "common":
-        mean[:] = np.concatenate(train).mean(axis=0)
-    elif arguments.center == "none":
-        mean[:] = 0
-    train = [y - shift for y, shift in zip(train, mean, strict=True)]
-    # Either every client has held-out samples or none has.
-    held_out = [y - shift for y, shift in zip(held_out, mean, strict=False)]
-    return Split(names, train, held_out, mean)
+    # Of training samples alone, so that held-out samples have no influence.
+    algorithm, clients = Standardize(arguments.center, arguments.scale), Clients.from_samples(train)
+    units = fit(algorithm, clients, rounds=1, key=key).result.local
+
+    # With NumPy, since JAX would compile a division for each number of samples; either every
+    # client has held-out samples or none has.
+    means, scales = np.asarray(units.mean), np.asarray(units.scale)
+    train, held_out = (
+        [(y - mean) / scale for y, mean, scale in zip(tables, means, scales, strict=False)]
+        for tables in (train, held_out)
+    )
+    return Split(names, train, held_out, units, (arguments.center, arguments.scale))
 
 
 def _evaluated(
@@ -190,7 +196,7 @@ def _evaluated(
     }
     samples = dict(zip(split.names, map(len, split.train), strict=True))
     figures = _figures(solution, split, shape)
-    return _run.Findings(quantities, figures, {"mean": split.mean}, {"samples": samples})
+    return _run.Findings(quantities, figures, {"units": split.choices}, {"samples": samples})
 
 
 def _figures(solution: Solution, split: Split, shape: tuple[int, int] | None) -> dict[str, Any]:

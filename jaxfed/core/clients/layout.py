@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from jaxfed.core.backends.backend import Backend
-from jaxfed.core.common.buckets import over_parts, parts_of
+from jaxfed.core.common.buckets import Buckets, over_parts, parts_of
 
 
 class Layout(abc.ABC):
@@ -54,6 +54,15 @@ class Layout(abc.ABC):
 
         Raises:
             ValueError: if this layout has no such part.
+        """
+
+    @abc.abstractmethod
+    def mapped(self, function: Callable[[Any, Any], Any]) -> PyTree:
+        """The data with other samples of the same shapes and type, read later if they are now.
+
+        Args:
+            function: of the samples of some clients, `(some, samples, features)`, and of which
+                rows these are, positions or a slice; elementwise, in NumPy and in JAX.
         """
 
     # --- rows ------------------------------------------------------------------------------------
@@ -119,6 +128,15 @@ class InMemory(Layout):
     @final
     def identity(self):
         return self.data
+
+    @final
+    def mapped(self, function):
+        data = self.data
+        if not isinstance(data, Buckets):
+            return data.with_values(function(data.values, slice(None)))
+        each = zip(data.parts, data.places, strict=True)
+        parts = tuple(part.with_values(function(part.values, places)) for part, places in each)
+        return Buckets(parts, data.places, data.sizes)
 
     @final
     def check_in_memory(self, what):

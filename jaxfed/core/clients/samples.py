@@ -54,6 +54,11 @@ class Samples(Ragged):
         fewer = type(self)(self.values, count)
         return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
 
+    def with_values(self, values: Float[Array, "*clients samples features"]) -> Self:
+        """Other samples in place of these, of the same type; padding stays zero."""
+        kept = jnp.where(self.mask[..., None] > 0, values, 0)
+        return type(self)(kept.astype(self.values.dtype), self.count)
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """The longest client's number of samples."""

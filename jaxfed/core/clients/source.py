@@ -3,7 +3,7 @@
 import hashlib
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,8 @@ class Reader:
         one = self._table(0)
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
-        self._mapped = isinstance(base_of(one)[0], mmap.mmap)
+        # Whether the digest covers single samples, though the clients are files.
+        self._samples_tell = isinstance(base_of(one)[0], mmap.mmap) or _is_computed(source)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
         for own in self.groups:
@@ -105,14 +106,14 @@ class Reader:
 
         It covers all sizes and, for each client, the size and modification time of its file and the
         first, middle and last sample. Samples of files that are not mapped are left out, since any
-        one of them would mean reading the whole file.
+        one of them would mean reading the whole file, unless they are computed from those there.
         """
         digest = hashlib.sha256(self.sizes.tobytes())
         for number in range(len(self.blocks)):
             self.check(number)
         for place, file in enumerate(self.files):
             digest.update(f"{file and self._stamps[file]}".encode())
-            if file is None or self._mapped:
+            if file is None or self._samples_tell:
                 table = self._table(place)
                 for row in (0, len(table) // 2, -1):
                     digest.update(table[row].tobytes())
@@ -170,12 +171,42 @@ class Reader:
         chosen = _Chosen(self.source, places), self.sizes[places]
         return Reader(*chosen, self._bucket, self._block_bytes, self.states)
 
+    def mapped(self, function: Callable[[Any, Any], Any]) -> "Reader":
+        """A reader of these clients with other samples, as `Layout.mapped` has it."""
+        chosen = _Mapped(self.source, function), self.sizes
+        return Reader(*chosen, self._bucket, self._block_bytes, self.states)
+
+
+class _Mapped(Sequence[Any]):
+    """A sequence whose members are computed from those of another when they are asked for."""
+
+    computed = True
+
+    def __init__(self, source: Sequence[Any], function: Callable[[Any, Any], Any]):
+        self._source, self._function = source, function
+        self.files = files_of(source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, place: Any) -> Any:
+        table = np.asanyarray(self._source[place])
+        check_end(f"source[{place}]", table)
+        found = self._function(np.asarray(table)[None], [int(place)])[0]
+        release(table)
+        return found.astype(table.dtype, copy=False)
+
+
+def _is_computed(source: Sequence[Any]) -> bool:
+    return getattr(source, "computed", False)
+
 
 class _Chosen(Sequence[Any]):
     """Some members of a sequence."""
 
     def __init__(self, source: Sequence[Any], places: Int[np.ndarray, " chosen"]):
         self._source, self._places = source, places
+        self.computed = _is_computed(source)
         files = files_of(source)
         self.files = [files[place] for place in places]
 
@@ -228,6 +259,9 @@ class FromSource(OfOneProcess):
 
     def take(self, indices):
         return Source(self.data.reader.taken(np.asarray(indices) % self.length))
+
+    def mapped(self, function):
+        return Source(self.data.reader.mapped(function))
 
     def check_backend(self, backend):
         if backend.apart or not backend.gathers:

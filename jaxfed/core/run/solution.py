@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from jaxfed._checks import refuse
+from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
+from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.remarks import HasRemarks, not_converged
@@ -90,26 +91,41 @@ class Solution(eqx.Module):
             found += self.algorithm.remarks(self.result, run.history)
         return found
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(
+        self, path: str | os.PathLike[str], *, preprocessing: Standardization | None = None
+    ) -> None:
         """Write the result and the history to a file, which `jaxfed.load` reads.
 
         Args:
             path: of the file, such as `"result.npz"`; one that is there is replaced. The layout is
                 that of `jaxfed.core.store.saved`.
+            preprocessing: what the clients' samples went through before the fit, such as
+                `solution.result.local` of `jaxfed.preprocess.Standardize`.
 
         Raises:
-            ValueError: for what is no path, the solutions of several runs, and one that is traced.
+            ValueError: for what is no path, the solutions of several runs, one that is traced, and
+                another preprocessing.
             OSError: if it cannot be written.
         """
-        saved.write(path, self._saved("save")._replace(remarks=self.remarks()))
+        saved.write(path, self._whole("save", preprocessing))
 
-    def entries(self) -> dict[str, np.ndarray]:
+    def entries(self, *, preprocessing: Standardization | None = None) -> dict[str, np.ndarray]:
         """What `save` writes, by name, for a file that holds more.
+
+        Args:
+            preprocessing: as for `save`.
 
         Raises:
             ValueError: as `save`.
         """
-        return saved.entries(self._saved("entries")._replace(remarks=self.remarks()))
+        return saved.entries(self._whole("entries", preprocessing))
+
+    def _whole(self, asked: str, preprocessing: Standardization | None) -> saved.Saved:
+        if preprocessing is not None:
+            wanted = "a jaxfed.preprocess.Standardization"
+            check_instance("preprocessing", preprocessing, Standardization, wanted)
+        run = self._saved(asked)
+        return run._replace(remarks=self.remarks(), preprocessing=preprocessing)
 
     def _saved(self, asked: str) -> saved.Saved:
         if not self._is_one:

@@ -10,8 +10,9 @@ The layout is that of `jaxfed.core.store.arrays`, of the kind `jaxfed.solution`.
     remarks      what to know before relying on the result, sentences
 
 The arrays are `shared` and `local` where such a part is one array, `shared.encoder` and the like
-where it is a tree of them, and `history_NAME`. The command line adds entries that `load` ignores:
-the clients' names and what was subtracted. A later layout has another number, and `load` goes on
+where it is a tree of them, `history_NAME`, and `preprocessing.mean` and `preprocessing.scale` where
+samples were standardized. The command line adds entries that `load` ignores, such as the clients'
+names. A later layout has another number, and `load` goes on
 reading this one.
 """
 
@@ -26,12 +27,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxfed._checks import check_count, check_instance, checked_path
+from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, in_bytes
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.store import arrays as files
 
 KIND = "jaxfed.solution"
 PARTS = Personalized._fields
+PREPROCESSING = "preprocessing"
 HISTORY = "history_"
 KNOWN = ("versions", "algorithm", "clients", "rounds", "status", "remarks")
 STATUSES = ("round_limit", "converged", "diverged", "stopped")  # the names of `jaxfed.Status`
@@ -52,6 +55,7 @@ class Saved(NamedTuple):
         clients: how many there were.
         versions: of Python, jaxfed and the packages that computed, by name.
         remarks: what to know before relying on the result, as `Solution.remarks` has it.
+        preprocessing: what the samples went through before the fit, if `save` was told.
     """
 
     result: Personalized
@@ -62,6 +66,7 @@ class Saved(NamedTuple):
     clients: int
     versions: dict[str, str]
     remarks: tuple[str, ...] = ()
+    preprocessing: Standardization | None = None
 
     def summary(self) -> str:
         """What ran, how it ended and what it cost, in two columns of text."""
@@ -117,6 +122,7 @@ def _content(run: Saved) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays: dict[str, Any] = {HISTORY + name: values for name, values in run.history.items()}
     for name in PARTS:
         arrays |= files.named(name, _arrays_of(getattr(run.result, name)))
+    arrays |= files.named(PREPROCESSING, run.preprocessing)
     return {name: getattr(run, name) for name in KNOWN}, arrays
 
 
@@ -147,6 +153,8 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
     try:
         header, arrays = files.read(place, KIND)
         known = _known(header)
+        units = [x for path, x in arrays.items() if path.startswith(PREPROCESSING)]
+        preprocessing = Standardization(*units) if units else None
     except OSError:
         raise
     except Exception as error:  # of every kind, by what the header lacks
@@ -161,7 +169,8 @@ def load(path: str | os.PathLike[str], *, like: Personalized | None = None) -> S
             whole = getattr(like, name)
             parts[name] = eqx.combine(files.rebuilt(name, part, _arrays_of(whole)), whole)
     history = {k.removeprefix(HISTORY): x for k, x in arrays.items() if k.startswith(HISTORY)}
-    return Saved(result=Personalized(**parts), history=history, **known)
+    result = Personalized(**parts)
+    return Saved(result=result, history=history, preprocessing=preprocessing, **known)
 
 
 def _known(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -359,7 +359,16 @@ def command(place, count, folder, *options):
     place_options = ["--processes", "--coordinator", os.environ["COORDINATOR"]]
     place_options += ["--process-count", os.environ["COUNT"], "--process", str(place)]
     paths = ["--data", f"{folder}/data/{{process}}", "--out", f"{folder}/out"]
-    algorithm = ["fit", "perpca-gradient", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6"]
+    algorithm = [
+        "fit",
+        "perpca-gradient",
+        "--shared-rank",
+        "1",
+        "--local-rank",
+        "1",
+        "--rounds",
+        "6",
+    ]
     code = main(["--no-compilation-cache", *algorithm, *paths, *place_options, *options])
     assert jax.process_count() == int(os.environ["COUNT"])
     sys.exit(code)

@@ -56,6 +56,8 @@ def essence(result):
     shared, local = result
     rng = np.random.default_rng(3)
     parts = []
+    if isinstance(shared, jf.preprocess.Standardization):
+        return jnp.sum(jnp.sin(shared.mean + local.scale))
     if isinstance(shared, Line):
         return jnp.sum(jnp.sin(shared.slopes))
     if shared is not None:
@@ -122,6 +124,7 @@ CASES = {
     "MaxVar exact": (lambda: jf.gcca.MaxVar(2, solver="exact", ridge=0.3, proximal=0.2), 500, 1e-6),
     "MaxVar memory": (lambda: jf.gcca.MaxVar(2, solver="exact", memory=4, ridge=0.3), 40, 1e-6),
     "FedAvg": (fedavg, 2000, 1e-6),
+    "Standardize": (jf.preprocess.Standardize, 3, 1e-6),
 }
 
 

@@ -1,0 +1,124 @@
+"""What is subtracted from clients' samples, and what they are divided by."""
+
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from jaxfed._checks import check_positive, checked_array, is_whole, refuse
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Samples
+
+
+@final
+class Standardization(eqx.Module):
+    """A mean and a scale for each client, or for all: samples become `(x - mean) / scale`.
+
+    What `jaxfed.preprocess.Standardize` learns: `solution.result.local` has a row for each client,
+    `solution.result.shared` is the same for all, where that exists. Works under `jit`, `vmap` and
+    `grad`.
+    """
+
+    mean: Float[Array, "*clients features"]
+    scale: Float[Array, "*clients features"]
+
+    def __init__(
+        self,
+        mean: Float[ArrayLike, "*clients features"],
+        scale: Float[ArrayLike, "*clients features"],
+    ):
+        """Set up the map.
+
+        Args:
+            mean: `(clients, features)`, or `(features,)` where it is that of all clients.
+            scale: of the same shape.
+
+        Raises:
+            ValueError: for means that are not finite, scales that are not positive, and shapes
+                other than these.
+        """
+        self.mean = checked_array("mean", mean, "... features", finite=True)
+        if self.mean.ndim > 2:
+            raise refuse("mean", "an array (features,) or (clients, features)", mean)
+        self.scale = checked_array("scale", scale, "... features")
+        if self.scale.shape != self.mean.shape:
+            raise refuse("scale", f"as many numbers as means, {self.mean.shape}", scale)
+        check_positive("scale", scale)
+
+    def transform(
+        self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
+    ) -> Any:
+        """Samples in the new units.
+
+        Args:
+            samples: `jaxfed.Clients` of samples in any layout, those of `from_source` among them,
+                whose samples go on being read when they are needed; or rows `(..., features)`.
+            client: whose rows they are, where each client has a mean of its own.
+
+        Returns:
+            Clients or rows, of the type that they had.
+
+        Raises:
+            ValueError: for what holds no samples, other clients or features, and rows of nobody.
+        """
+        return self._applied(samples, client, inverse=False)
+
+    def inverse_transform(
+        self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
+    ) -> Any:
+        """Samples in the units that they were in: the inverse of `transform`.
+
+        Args:
+            samples: as `transform` returns them.
+            client: as there.
+
+        Returns:
+            Clients or rows.
+
+        Raises:
+            ValueError: as `transform`.
+        """
+        return self._applied(samples, client, inverse=True)
+
+    def _applied(self, samples: Any, client: int | None, *, inverse: bool) -> Any:
+        if isinstance(samples, Clients):
+            return self._of_clients(samples, inverse)
+        features, own = self.mean.shape[-1], self
+        rows = checked_array("samples", samples, f"... {features}", finite=True)
+        if self.mean.ndim > 1:
+            clients = len(self.mean)
+            if not is_whole(client) or not 0 <= client < clients:
+                raise refuse("client", f"whose rows they are, from 0 to {clients - 1}", client)
+            own = jax.tree.map(lambda x: x[client], self)
+        return own._moved(rows, inverse).astype(rows.dtype)
+
+    def _of_clients(self, clients: Clients, inverse: bool) -> Clients:
+        check_samples(clients)
+        wanted = (len(clients.ids), clients.features)
+        if self.mean.shape not in (wanted, wanted[1:]):
+            raise refuse("samples", f"clients and features as of means {self.mean.shape}", wanted)
+        own = self if clients.layout.in_memory else jax.tree.map(np.asarray, self)
+
+        def moved(values: Any, places: Any) -> Any:
+            of = own if own.mean.ndim == 1 else jax.tree.map(lambda x: x[places][:, None], own)
+            return of._moved(values, inverse)
+
+        return eqx.tree_at(lambda c: c.data, clients, clients.layout.mapped(moved))
+
+    def _moved(self, values: Any, inverse: bool) -> Any:
+        return values * self.scale + self.mean if inverse else (values - self.mean) / self.scale
+
+
+def check_samples(clients: Any) -> None:
+    """Refuse clients that hold something else than samples.
+
+    Raises:
+        ValueError: saying what they hold.
+    """
+    if not all(isinstance(part, Samples) for part in clients.parts):
+        raise ValueError(
+            "clients: wanted samples, as of Clients.from_samples or from_source, got clients that "
+            f"hold {type(clients.parts[0]).__name__}"
+        )

@@ -1,0 +1,228 @@
+"""Means and deviations, common or each client's own, by one exchange of sums."""
+
+from typing import Literal, NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from jaxfed.contract import Algorithm, check_flag, check_name
+from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.standardization import Standardization, check_samples
+from jaxfed.reduction import Gather, Sum
+
+CENTERS = ("common", "own", "none")
+SCALES = ("common", "own", "energy", "none")
+
+Row = Float[Array, " features"]
+
+
+class Moments(NamedTuple):
+    """What is known of the features; None for what is not asked for."""
+
+    mean: PyTree[Row]
+    variance: PyTree[Row]
+
+
+class _Sums(NamedTuple):
+    """Over samples, feature by feature, of differences from a reference.
+
+    One client's, or all clients' along a leading axis; None for what is not sent. The count has
+    one entry, that of all features, and may have one for each.
+    """
+
+    count: Float[Array, "*clients counts"]  # pyright: ignore[reportIncompatibleMethodOverride]
+    first: PyTree[Float[Array, "*clients features"]]  # powers of the differences
+    second: PyTree[Float[Array, "*clients features"]]
+
+
+@final
+class Standardize(Algorithm):
+    r"""Means to subtract from samples, and scales to divide them by.
+
+    Before the round clients send sums, which give a rough common mean; in the round, sums of
+    differences from it and of their squares, which give mean and deviation without the
+    cancellation of \(\sum x^2 - (\sum x)^2 / n\). One round is enough (`rounds=1`), more change
+    nothing but rounding. The messages are sums, which can be masked (`jaxfed.channel.secure_sum`),
+    and where nothing is common, nothing is sent. Every sample counts the same, whatever the
+    clients' weights, of which only zero matters: such a client is not there.
+
+    `solution.result.local` is a `Standardization` of each client, which transforms the clients;
+    `solution.result.shared` is the one for samples of anybody, None where a client's own are asked
+    for; `jaxfed.personalize` gives new clients theirs.
+
+    * `center="common"` subtracts the mean of all samples, `"own"` each client's;
+    * `scale="common"` divides each feature by its deviation over all samples, from the mean that
+      is subtracted (from the common one with `center="none"`): what clients differ in by their
+      means counts where it stays in the data; `"own"` divides by each client's own deviations from
+      its mean; `"energy"` divides all features of a client by one number, after which the mean
+      square of its entries is one.
+
+    A feature that is constant up to rounding, and a client without energy, are divided by one.
+
+    Source: Youngs & Cramer (1971), Some results relevant to choice of sum and sum-of-product
+    algorithms; Chan, Golub & LeVeque (1983), Algorithms for computing the sample variance. Robust:
+    the median of means of Nemirovsky & Yudin (1983), feature by feature, so that no relative scale
+    has to be calibrated.
+    """
+
+    center: Literal["common", "own", "none"] = eqx.field(static=True)
+    scale: Literal["common", "own", "energy", "none"] = eqx.field(static=True)
+    robust: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        center: Literal["common", "own", "none"] = "common",
+        scale: Literal["common", "own", "energy", "none"] = "common",
+        *,
+        robust: bool = False,
+    ):
+        """Set up the algorithm.
+
+        Args:
+            center: whose mean is subtracted; see the class.
+            scale: what samples are divided by; see the class.
+            robust: take medians over the clients of their means and of their mean squares in place
+                of sums over all samples. Fewer than half of the clients may then send anything. The
+                server sees single messages, which cannot be masked.
+
+        Raises:
+            ValueError: for other names.
+        """
+        check_name("center", center, CENTERS)
+        check_name("scale", scale, SCALES)
+        check_flag("robust", robust)
+        self.center, self.scale, self.robust = center, scale, bool(robust)
+
+    def check(self, clients, start) -> None:
+        """Raise a `ValueError` for clients that hold no samples."""
+        check_samples(clients)
+
+    @property
+    def _has_common_mean(self) -> bool:
+        return self.center == "common" or (self.center == "none" and self.scale == "common")
+
+    @property
+    def _has_common_scale(self) -> bool:
+        return self.scale == "common"
+
+    def first_message(self, key, data, start):
+        """Counts and sums, of which the server makes the mean that the round starts from."""
+        if self._has_common_mean:
+            return self._message(_sums(data, 0.0)._replace(second=None))
+        return None
+
+    def server_init(self, key, first, like, start) -> Moments:
+        """The rough common mean."""
+        ones = jnp.ones(like.values.shape[-1], like.count.dtype)
+        mean = self._pooled(first).mean if self._has_common_mean else None
+        return Moments(mean, ones if self._has_common_scale else None)
+
+    def downlink(self, server):
+        """What is common."""
+        return server
+
+    def client_init(self, key, downlink, data, start):
+        """Nothing is kept."""
+
+    def client_step(self, key, downlink, local, data):
+        """Sums of differences from the common mean as it is known, or from the client's own.
+
+        The objective is the mean square of these differences.
+        """
+        about = downlink.mean if self._has_common_mean else _own(data).mean
+        sums = _sums(data, about)
+        objective = jnp.mean(_over(sums.second, sums.count))
+        message = _Sums(
+            sums.count,
+            sums.first if self._has_common_mean else None,
+            sums.second if self._has_common_scale else None,
+        )
+        sent = self._has_common_mean or self._has_common_scale
+        return self._message(message) if sent else None, None, {"objective": objective}
+
+    def server_step(self, key, server, uplink):
+        """The reference moves to the mean; the variance is about that."""
+        if uplink is None:
+            return server, {}
+        shift, square = self._pooled(uplink)
+        if shift is None:
+            return Moments(None, square), {}
+        variance = None if square is None else jnp.maximum(square - shift**2, 0)
+        return Moments(server.mean + shift, variance), {}
+
+    def client_result(self, downlink, local, data) -> Standardization:
+        """What is subtracted from the client's samples, and what they are divided by."""
+        own = _own(data)
+        about = own.mean if downlink.mean is None else downlink.mean
+        mean = {"common": about, "own": own.mean, "none": jnp.zeros_like(own.mean)}[self.center]
+        if self.scale == "common":
+            scale = _deviation(downlink.variance, about**2)
+        elif self.scale == "own":
+            scale = _deviation(own.variance, own.mean**2)
+        elif self.scale == "energy":
+            left = _sums(data, mean)
+            scale = _deviation(jnp.mean(_over(left.second, left.count)), jnp.mean(mean**2))
+        else:
+            scale = jnp.asarray(1.0, mean.dtype)
+        return Standardization(mean, jnp.broadcast_to(scale, mean.shape))
+
+    def shared_result(self, server) -> Standardization | None:
+        """The map for samples of anybody, if mean and scale are no client's own."""
+        if server.mean is None or self.scale in ("own", "energy"):
+            return None
+        zeros = jnp.zeros_like(server.mean)
+        common = server.variance is not None
+        scale = _deviation(server.variance, server.mean**2) if common else zeros + 1
+        return Standardization(zeros if self.center == "none" else server.mean, scale)
+
+    def _message(self, sums: _Sums) -> Sum | Gather:
+        return Gather(sums) if self.robust else Sum(sums)
+
+    def _pooled(self, sums: _Sums) -> Moments:
+        """Mean and mean square of the differences, over all samples or the median client's."""
+
+        def mean(total: Array) -> Array:
+            if not self.robust:
+                return _over(total, sums.count)
+            # Absent clients have no samples.
+            return jnp.nanmedian(jnp.where(sums.count > 0, _over(total, sums.count), jnp.nan), 0)
+
+        return Moments(*jax.tree.map(mean, (sums.first, sums.second)))
+
+
+def _sums(data: Samples, about: Row | float) -> _Sums:
+    """ONE client's sums of differences from a reference."""
+    # Which entries are there: all of a row or none. A mask of single entries, (samples, features),
+    # would go here, and all that follows counts each feature for itself.
+    seen = data.mask[:, None]
+    apart = jnp.where(seen > 0, data.values.astype(data.count.dtype) - about, 0)
+    return _Sums(_total(seen), _total(apart), _total(apart**2))
+
+
+def _total(x: Float[Array, "samples columns"]) -> Float[Array, " columns"]:
+    """The sum over samples, added up pairwise: errors grow by the logarithm of their number."""
+    while len(x) > 1:
+        half = (len(x) + 1) // 2
+        x = x[:half].at[: len(x) - half].add(x[half:])
+    return x[0]
+
+
+def _over(total: Array, count: Array) -> Array:
+    return total / jnp.maximum(count, 1)
+
+
+def _own(data: Samples) -> Moments:
+    """ONE client's mean and variance: rough ones, and once more from there."""
+    rough = _sums(data, 0.0)
+    about = _over(rough.first, rough.count)
+    sums = _sums(data, about)
+    shift, square = _over(sums.first, sums.count), _over(sums.second, sums.count)
+    return Moments(about + shift, jnp.maximum(square - shift**2, 0))
+
+
+def _deviation(variance: Array, square: Array) -> Array:
+    """The root of a variance; one where it is rounding, beside the square of the mean."""
+    constant = variance <= 64 * jnp.finfo(variance.dtype).eps ** 2 * square
+    return jnp.where(constant, 1, jnp.sqrt(jnp.where(constant, 1, variance)))
