@@ -25,15 +25,15 @@ CURVATURE = 2.0
 
 
 class _Averaged(eqx.Module):
-    value: Array
+    value: Part | Array
 
 
 class _Summed(eqx.Module):
-    value: Array
+    value: Part | Array
 
 
 class _Largest(eqx.Module):
-    value: Array
+    value: Part | Array
 
 
 def _is_kind(node: object) -> bool:
