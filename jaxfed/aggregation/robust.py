@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._checks import check_count, check_flag, check_instance
 from jaxfed.aggregation.rules import Biweight, Rows, Rule, Shares, distances, weighted_quantile
@@ -79,8 +79,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     each is alone. The server sees the means of groups: with fewer groups, each hides its members
     better. Messages are as large as the algorithm's, and two numbers larger.
 
+    A client whose message is not finite counts as absent, and the run goes on; the history's
+    `not_finite` is the share of such clients by weight.
+
     What no aggregate can do: recognise a client that moves its data within the spread of honest
-    ones. Objectives in the history are means over all clients, as they report them.
+    ones. Objectives in the history are means over all clients, as they report them, 0 for a message
+    that is not finite.
     """
 
     algorithm: Algorithm
@@ -142,14 +146,16 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """What the algorithm prepares, and the client's group."""
         return Member(self.algorithm.prepare(data, client_id, rounds), client_id % self.groups)
 
-    def first_message(self, key, data: Member, start) -> Message | None:
+    def first_message(self, key, data: Member, start) -> PyTree:
         """The algorithm's, with means and sums sent to the client's group."""
         message = self.algorithm.first_message(key, data.data, start)
-        return self._sent(message, data.group, first=True) if jax.tree.leaves(message) else None
+        if not jax.tree.leaves(message):
+            return message
+        return self._sent(message, data.group, _all_finite(message), first=True)
 
-    def server_init(self, key, first: Message | None, like: Member, start) -> Server:
+    def server_init(self, key, first: PyTree, like: Member, start) -> Server:
         """The algorithm's state, from the aggregate of the first messages."""
-        received = None if first is None else self._received(first).message
+        received = self._received(first).message if isinstance(first, Message) else first
         server = self.algorithm.server_init(key, received, like.data, start)
         real = [x.dtype for x in jax.tree.leaves(server) if jnp.issubdtype(x.dtype, jnp.floating)]
         return Server(server, jnp.zeros(self.groups, jnp.result_type(jnp.float32, *real)))
@@ -165,7 +171,11 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def client_step(self, key, downlink, local, data: Member):
         """The algorithm's, with means and sums sent to the client's group."""
         uplink, local, diagnostics = self.algorithm.client_step(key, downlink, local, data.data)
-        return self._sent(uplink, data.group), local, diagnostics
+        finite = _all_finite((uplink, diagnostics))
+        diagnostics = {k: jnp.where(finite, x, 0) for k, x in diagnostics.items()}
+        absent = (~finite).astype(diagnostics["objective"].dtype)
+        sent = self._sent(uplink, data.group, finite)
+        return sent, local, {**diagnostics, "not_finite": absent}
 
     def server_step(self, key, server: Server, uplink: Message):
         """The algorithm's, on the aggregate."""
@@ -211,15 +221,29 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         """The algorithm's, and how many groups are far from the aggregate."""
         inner = self.algorithm
         found = inner.remarks(result, history) if isinstance(inner, HasRemarks) else ()
-        far = int(np.asarray(history["far_groups"])[-1]) if len(history["far_groups"]) else 0
-        if far:
+        lost, far = (
+            float(np.asarray(history[name])[-1]) if len(history[name]) else 0.0
+            for name in ("not_finite", "far_groups")
+        )
+        if lost > 0:
             found += (
-                f"{far} of {self.groups} groups of clients were more than {FAR:g} times as far "
+                f"Messages of {lost:.3g} of the clients, by weight, were not finite and did not "
+                "count.",
+            )
+        if far > 0:
+            found += (
+                f"{far:.0f} of {self.groups} groups of clients were more than {FAR:g} times as far "
                 "from the aggregate as the median group; see jaxfed.aggregation.far_clients.",
             )
         return found
 
-    def _sent(self, message: PyTree, group: Int[Array, ""], first: bool = False) -> Message:
+    def _sent(
+        self,
+        message: PyTree,
+        group: Int[Array, ""],
+        finite: Bool[Array, ""],
+        first: bool = False,
+    ) -> Message:
         def one(part: Part | Array) -> PyTree:
             if not is_part(part):
                 return self._grouped(_Averaged, part, group)
@@ -234,12 +258,12 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 f"got {type(part).__name__} from {type(self.algorithm).__name__}"
             )
 
-        parts = jax.tree.map(one, message, is_leaf=is_part)
+        parts = jax.tree.map(one, _present(message, finite), is_leaf=is_part)
         kinds = jax.tree.leaves(parts, is_leaf=_is_kind)
         weighted, plainly = (
             any(isinstance(x, kind) for x in kinds) for kind in (_Averaged | _Largest, _Summed)
         )
-        one_ = jnp.ones((), jnp.result_type(*jax.tree.leaves(plain(message))))
+        one_ = finite.astype(jnp.result_type(*jax.tree.leaves(plain(message))))
         weight = self._grouped(_Averaged, one_, group).value if weighted else None
         count = self._grouped(_Summed, one_, group).value if plainly else None
         return Message(parts, weight, count)
@@ -296,6 +320,14 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             nodes[place] = value.reshape(shape)
         message = jax.tree.unflatten(structure, nodes)
         return _Received(message, jnp.where(there, lengths, 0))
+
+
+def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
+
+
+def _present(message: PyTree, finite: Bool[Array, ""]) -> PyTree:
+    return jax.tree.map(lambda x: jnp.where(finite, x, 0), message)
 
 
 class _Received(NamedTuple):
