@@ -21,7 +21,7 @@ from jaxfed.contract import (
     without_batches,
 )
 from jaxfed.core.clients.samples import Samples, at_least_single
-from jaxfed.core.common.processes import finite, looked_at
+from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
 
 Start = Personalized | None
@@ -227,7 +227,7 @@ def _fewest(part: Samples) -> int:
     """The smallest number of samples of a client; an upper bound of it under tracing."""
     if isinstance(part.count, Tracer):
         return part.values.shape[-2]
-    return int(looked_at(part.count).min())
+    return int(inspectable(part.count).min())
 
 
 def _one_line(tree: PyTree) -> str:

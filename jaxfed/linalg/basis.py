@@ -69,6 +69,22 @@ def orthonormalize_once(w: Float[Array, "d r"]) -> Float[Array, "d r"]:
     return orthonormalize(w, "qr" if len(w) < 512 else "cholesky")
 
 
+def orthonormal_rows(w: Float[Array, "r d"]) -> Float[Array, "r d"]:
+    """Orthonormal rows by modified Gram-Schmidt: the first k span what the first k of `w` do.
+
+    A shorter program than `orthonormalize`, for rows far from dependent: the error is rounding
+    times the condition number of `w` with rows of unit length. A row of zeros stays one.
+    """
+
+    def step(k, q):
+        square = squared_norm(q[k])
+        row = q[k] / jnp.sqrt(jnp.where(square > 0, square, 1))
+        later = jnp.where(jnp.arange(len(q)) > k, jnp.sum(q * row, axis=1), 0)
+        return (q - later[:, None] * row).at[k].set(row)
+
+    return lax.fori_loop(0, len(w), step, w)
+
+
 def _values(w: Float[Array, "d r"], method: str) -> Factors:
     """The factor and R^{-1}, without a derivative."""
     return normalized(w) if w.shape[1] == 1 else _METHODS[method](w)

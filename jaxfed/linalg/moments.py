@@ -80,6 +80,11 @@ class Moment(eqx.Module):
         assert matrix is not None
         return matrix.shape[-1]
 
+    @property
+    def energy(self) -> Float[Array, "*clients"]:
+        """The mean squared norm of a sample, which is the trace."""
+        return self.trace
+
     def mv(self, w: Float[Array, "d r"]) -> Float[Array, "d r"]:
         """The product `S W`, in the precision of `jax.default_matmul_precision` or else full."""
         if self.dense is not None:

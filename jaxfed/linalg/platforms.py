@@ -138,7 +138,7 @@ def per_platform(
     plain = mapped(default)
     by_rule = None if rule is None else mapped(rule)
     choice = Choice(getattr(default, "__name__", "per_platform"), plain)
-    choice.def_impl(jax.jit(choice.bind, static_argnames=("tree", "maps", "static")))
+    choice.def_impl(_compiled(choice))
     choice.def_abstract_eval(shapes)
     batching.primitive_batchers[choice] = batched
     ad.primitive_jvps[choice] = jvp
@@ -163,6 +163,18 @@ def per_platform(
         return jax.tree.unflatten(structure, results)
 
     return chosen
+
+
+def _compiled(choice: Choice) -> Callable:
+    """How a choice outside of compiled functions is evaluated: by a program, which is lowered."""
+    program = jax.jit(choice.bind, static_argnames=("tree", "maps", "static"))
+
+    def evaluated(*arrays, **params):
+        # With `jax.disable_jit` the program would call this function, and so on for ever.
+        with jax.disable_jit(False):
+            return program(*arrays, **params)
+
+    return evaluated
 
 
 def _unless_partitioned(kernel: Callable, by_default: Callable) -> Callable:

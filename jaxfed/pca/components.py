@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key
 
@@ -17,7 +18,7 @@ from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
 from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded
 from jaxfed.linalg import Moment, orthonormalize, polar, thin_product
-from jaxfed.linalg.basis import orthonormalize_once
+from jaxfed.linalg.basis import orthonormal_rows, orthonormalize_once
 from jaxfed.linalg.derivatives import zero_with_derivative
 from jaxfed.linalg.division import ratio
 from jaxfed.linalg.moments import should_densify
@@ -28,6 +29,9 @@ Frame = Float[Array, "features rank"]
 # Components in rows, the transpose of what the formulas call U: batches of such small matrices are
 # multiplied two to four times as fast.
 Rows = Float[Array, "rank features"]
+
+# With fewer features a decomposition takes no longer than the steps of `first_components`.
+FEW, STEPS = 32, 10
 
 # Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -164,6 +168,52 @@ def best_local(
     if active is not None:
         vectors = deflate(vectors, shared)  # where moment and deflated moment are the same
     return beside(shared, activated(moment, values, vectors, active), active)
+
+
+def first_components(
+    moment: Moment,
+    rank: int,
+    active: Float[Array, " rank"] | None = None,
+    beside: Float[Array, "beside_rank features"] | None = None,
+) -> Rows:
+    """Orthonormal rows to begin with, whose span is near that of the top eigenvectors.
+
+    Subspace iteration, a few products where `top_components` and `best_local` decompose a matrix.
+    The first k rows are what they would be for the rank k; rows that are not active are zero.
+
+    Args:
+        moment: the second moment.
+        rank: how many rows.
+        active: 1 for rows in use, by default all.
+        beside: orthonormal rows by which the moment is deflated first.
+
+    Source: Golub & Van Loan, Matrix Computations, Section 8.2.4.
+    """
+    if moment.dim < FEW:
+        if beside is None:
+            return top_components(moment, rank, active).T
+        return best_local(moment, beside.T, rank, active).T
+
+    def step(_, w):
+        w = multiplied(w, moment.row_products(w)[0])
+        return orthonormal_rows(w if beside is None else deflate(w.T, beside.T).T)
+
+    # The same for all clients, so that clients that are alike begin alike.
+    start = np.random.default_rng(0).standard_normal((rank, moment.dim))
+    w = lax.fori_loop(0, STEPS, step, jnp.asarray(start, moment.trace.dtype))
+    return w if active is None else w * active[:, None]
+
+
+def multiplied(basis: Rows, product: Rows) -> Rows:
+    """A step of orthogonal iteration from a basis, to be made orthonormal.
+
+    Args:
+        basis: orthonormal rows.
+        product: their product with a positive semi-definite matrix.
+    """
+    energy = jnp.vdot(basis, product) / len(basis)
+    # Directions without energy stay as they are, instead of being whatever rounding leaves.
+    return ratio(product, energy) + float(jnp.finfo(basis.dtype).eps) ** 0.5 * basis
 
 
 def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:

@@ -35,15 +35,16 @@ from jaxfed.pca._reduced import Reduced
 from jaxfed.pca.components import (
     RETRACTIONS,
     Rows,
-    activated,
     beside,
     best_local,
     check_fits,
     check_start,
     common_local,
+    first_components,
     moment_message,
     moment_of,
     moment_received,
+    multiplied,
     retract,
     uncaptured,
 )
@@ -113,8 +114,8 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             local_rank: number of each client's local components, one for all or one per client
                 (in the order of the clients' ids).
             step_size: of the gradient steps; None for one over the largest eigenvalue of any
-                client's second moment. The `"tangent"` variant converges for step sizes up to
-                two over that eigenvalue.
+                client's second moment (with 32 features or more, an estimate from below). The
+                `"tangent"` variant converges for step sizes up to two over that eigenvalue.
             variant: `"tangent"` (choice 1 of Algorithm 2): a step along the gradient's tangent
                 part, the shared copy not retracted by the client; its fixed points are the
                 stationary points of the objective. `"polar"` (choice 2): a step along `S [U, V]`
@@ -132,8 +133,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
                 `variant="polar"` takes the polar factor in any case.
             start: where to start if no warm start is given. `"local_first"`: each client's
                 top components first, then the shared ones as the top eigenvectors of the mean
-                deflated second moment (`OneShot(method="local_first")`); its one exchange sends
-                exact deflated moments. `"random"`: random shared and local components.
+                deflated second moment, as in `OneShot(method="local_first")`; with 32 features or
+                more the local ones are near the top, by ten steps of subspace iteration. Its one
+                exchange sends deflated moments. `"random"`: random shared and local components.
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
             shrinkage: take the noise out of the second moments before the iteration (see
@@ -212,12 +214,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         first: dict[str, PyTree] = {}
         local_first = start is None and self.start == "local_first"
         if local_first or self._needs_curvature:
-            values, vectors = moment.top(self._width if local_first else 1)
+            local = first_components(moment, self._width)
             if self._needs_curvature:
-                first["curvature"] = Max(values[0])
+                inner = moment.row_products(local)[1]
+                first["curvature"] = Max(Moment.from_dense(inner).largest_eigenvalue())
             if local_first:
-                local = activated(moment, values, vectors, active)
-                first["moment"] = moment_message(moment.deflate(local))
+                if active is not None:
+                    local = first_components(moment, self._width, active)
+                first["moment"] = moment_message(moment.deflate(local.T))
         return first
 
     def server_init(self, key, first, like, start):
@@ -249,7 +253,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             draw = jax.random.normal(key, (moment.dim, self._width), moment.trace.dtype)
             return retract(draw.T, "qr", active)
         moment = moment if unshrunk is None else unshrunk
-        return best_local(moment, downlink.shared.T, self._width, active).T
+        if start is not None:
+            return best_local(moment, downlink.shared.T, self._width, active).T
+        return first_components(moment, self._width, active, downlink.shared)
 
     def downlink(self, server):
         """The shared components, and the curvature unless the step size is a constant."""
@@ -273,7 +279,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         elif self.variant == "power":
             by_shared, by_local = jnp.split(sw, [self.shared_rank])
             inside = client_matmul(wsw[self.shared_rank :, : self.shared_rank], shared)
-            local = self._multiplied(local, by_local - inside, active)
+            local = retract(multiplied(local, by_local - inside), self.retraction, active)
             # What is left of S U beside the new local components, of any size.
             moved = by_shared - client_matmul(client_matmul(by_shared, local.T), local)
             moved = jnp.concatenate([moved, local])
@@ -294,20 +300,14 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             raised = curvature / self.decay.astype(curvature.dtype)
             curvature = jnp.where(objective > server.objective, raised, curvature)
         if self.variant == "power":
-            shared = self._multiplied(server.shared, uplink.shared)
+            moved = multiplied(server.shared, uplink.shared)
         else:
-            shared = retract(uplink.shared, self.retraction)
+            moved = uplink.shared
+        shared = retract(moved, self.retraction)
         server = Server(shared, curvature, objective)
         return server, {} if curvature is None else {
             "step_size": ratio(jnp.ones_like(curvature), curvature)
         }
-
-    def _multiplied(self, basis, product, active=None):
-        """A step of orthogonal iteration from a basis, given its product with a matrix."""
-        energy = jnp.vdot(basis, product) / len(basis)
-        # Directions without energy stay as they are, instead of being whatever rounding leaves.
-        shift = float(jnp.finfo(basis.dtype).eps) ** 0.5
-        return retract(ratio(product, energy) + shift * basis, self.retraction, active)
 
     def _step(self, gradient, curvature):
         """A gradient times the step size."""

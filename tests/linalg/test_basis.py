@@ -19,6 +19,7 @@ from jaxfed.linalg import (
     top_eigenvectors,
     transposed_product,
 )
+from jaxfed.linalg.basis import orthonormal_rows
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 METHODS = ["cholesky", "qr"]
@@ -155,6 +156,21 @@ def test_refuses_what_has_no_basis(w):
 def test_refuses_unknown_methods():
     with pytest.raises(ValueError, match=r"^method: wanted one of .*'svd'"):
         orthonormalize(jnp.eye(3), method="svd")
+
+
+def test_rows_are_those_of_gram_schmidt_and_derivatives_are_finite(x64):
+    w, u = np.random.default_rng(3).normal(size=(2, 4, 7))
+    scales = np.array([1, 1e-3, 1e2, 1])[:, None]
+    rows, change = jax.jvp(orthonormal_rows, (jnp.asarray(scales * w),), (jnp.asarray(u),))
+    chex.assert_trees_all_close(rows, gram_schmidt(w.T).T, atol=1e-12)
+    step = 1e-8
+    moved, back = (gram_schmidt((scales * w + s * u).T).T for s in (step, -step))
+    chex.assert_trees_all_close(change, (moved - back) / (2 * step), rtol=1e-5, atol=1e-4)
+    w[2] = 0
+    found, change = jax.jvp(orthonormal_rows, (jnp.asarray(w),), (jnp.asarray(u),))
+    assert not found[2].any() and np.isfinite(change).all()
+    wanted = gram_schmidt(np.delete(w, 2, 0).T).T
+    chex.assert_trees_all_close(np.delete(found, 2, 0), wanted, atol=1e-12)
 
 
 # ---- leading eigenvectors
@@ -304,6 +320,14 @@ def test_transposed_products_are_products_whatever_is_mapped(axes, x64):
     chex.assert_trees_all_close(product, np.swapaxes(x, -1, -2) @ y, rtol=1e-12)
     chex.assert_trees_all_close(jax.vmap(mapped, (None, 0))(x, y[None])[0], product, rtol=1e-12)
     check_grads(mapped, (x, y), order=2, modes=("fwd", "rev"), rtol=1e-6)
+
+
+def test_transposed_products_are_computed_without_jit_too():
+    """They used to call themselves until the process ended."""
+    x, y = jnp.arange(12.0).reshape(2, 3, 2), jnp.arange(6.0).reshape(2, 3, 1)
+    with jax.disable_jit():
+        product = jax.vmap(transposed_product)(x, y)
+    chex.assert_trees_all_equal(product, np.swapaxes(x, -1, -2) @ y)
 
 
 def test_transposed_products_refuse_what_does_not_fit():

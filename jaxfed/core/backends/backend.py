@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, PyTree
 
-from jaxfed.core.common.buckets import in_order, layout_of, split, unlike
+from jaxfed.core.common.buckets import in_order, layout_of, shapes_differ, split
 from jaxfed.core.common.returned import described
 from jaxfed.core.contract.reduction import Part, Reduction, is_part, joined, separated
 
@@ -174,7 +174,7 @@ def collect(
 
     total, (gathered, kept) = backend.map_reduce(split, shared, own)
     if layout_of(gathered) is not None:
-        raise unlike("gathered")
+        raise shapes_differ("gathered")
     which = slice(gathering) if isinstance(gathering, int) else gathering
     return joined(total, jax.tree.map(lambda x: x[which], gathered)), kept
 

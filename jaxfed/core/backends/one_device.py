@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from jaxfed._checks import check_whole
 from jaxfed.core.backends.backend import Backend, Work, length, pair
-from jaxfed.core.common.buckets import split, unlike
+from jaxfed.core.common.buckets import shapes_differ, split
 from jaxfed.core.contract.reduction import (
     Reduction,
     combined,
@@ -62,7 +62,7 @@ class OneDevice(Backend):
             return sent[0], kept
         sent = tuple(map(to_combine, sent))
         if any(_described(one) != _described(sent[0]) for one in sent):
-            raise unlike("sent")
+            raise shapes_differ("sent")
         return reduce(combined, sent), kept
 
     @property

@@ -33,7 +33,8 @@ from jaxfed.core.clients.checks import (
     shares_of,
 )
 from jaxfed.core.clients.layout import Layout, Padded
-from jaxfed.core.clients.samples import Samples, at_least_single, in_buckets
+from jaxfed.core.clients.mapped import Tables
+from jaxfed.core.clients.samples import Samples, are_of_samples, at_least_single, in_buckets
 from jaxfed.core.clients.source import FromSource, Reader, Source, sizes_of
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
@@ -133,7 +134,7 @@ class Clients(eqx.Module):
     @classmethod
     def from_source(
         cls,
-        source: Sequence[ArrayLike],
+        source: Tables,
         *,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         counts: Sequence[int] | None = None,
@@ -255,11 +256,11 @@ class Clients(eqx.Module):
 
         def given() -> tuple[Clients, Array | None]:
             check_instance("own", own, Clients, "this process's jaxfed.Clients")
-            if is_traced(own.ids) or isinstance(own.layout, Spread):
+            if is_traced(own.ids) or not own.layout.in_one_process:
                 raise refuse("own", "clients of this process alone, not traced", own)
-            if not isinstance(own.layout, Padded):
+            if not own.layout.in_memory or len(own.parts) > 1:
                 raise refuse("own", "clients whose samples are in one array, without buckets", own)
-            return own, own.data.count if isinstance(own.data, Samples | Moment) else None
+            return own, own.data.count if are_of_samples(own.data) else None
 
         return type(own)(*spread(given, sharding, ids, weights))
 
@@ -337,7 +338,7 @@ class Clients(eqx.Module):
         data = in_order(layout_of(data), parts_of(data))
         return eqx.tree_at(lambda c: c.data, self, data)
 
-    def take(self, indices: Int[ArrayLike, " chosen"]) -> Self:
+    def take(self, indices: Int[ArrayLike, " chosen"] | Sequence[int]) -> Self:
         """The clients at these positions, in this order, with their ids; weights sum to one.
 
         Raises:
@@ -383,7 +384,7 @@ class Clients(eqx.Module):
             weights = jnp.where(self.layout.numbers < clients, weights, 0)
             weights = weights / weights.sum()
         if samples is not None:
-            if not isinstance(self.parts[0], Samples):
+            if not hasattr(type(self.parts[0]), "only"):
                 raise ValueError(
                     "samples: wanted clients made from samples for this, got clients that hold "
                     f"{type(self.parts[0]).__name__}"

@@ -1,18 +1,17 @@
 """A warning about clients whose data are much larger than the others'."""
 
 import warnings
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import are_of_samples
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
 from jaxfed.core.common.processes import on_host
-from jaxfed.linalg import Moment
 
 # In a mean of second moments, a client of ten times the median energy outweighs several others, and
 # a step size that suits it is a tenth of what suits them.
@@ -26,18 +25,15 @@ class EnergyWarning(UserWarning):
 
 def energies(clients: Clients) -> Float[np.ndarray, " clients"]:
     """Each client's mean squared norm of a sample; zero for data that are not samples."""
-    if not all(isinstance(part, Samples | Moment) for part in clients.parts):
+    if not all(are_of_samples(part) for part in clients.parts):
         return np.zeros(len(clients))
-    found = clients.layout.over_parts(_of_part)
+    found = clients.layout.over_parts(_energy)
     return on_host(in_order(layout_of(found), parts_of(found)))[clients.layout.rows(len(clients))]
 
 
 @jax.jit
-def _of_part(part: Samples | Moment) -> Float[Array, " clients"]:
-    if isinstance(part, Moment):
-        return part.trace
-    values = part.values.astype(part.count.dtype)
-    return jnp.sum(values * values, axis=(-2, -1)) / part.count
+def _energy(part: Any) -> Float[Array, " clients"]:
+    return part.energy
 
 
 def warn_of_large(energies: Float[np.ndarray, " clients"], clients: Clients) -> None:

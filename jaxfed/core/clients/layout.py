@@ -163,7 +163,8 @@ class OfOneProcess(Layout):
     @final
     def with_all_rows(self, tree, clients):
         whose = jnp.arange(self.length) % clients
-        return jax.tree.map(lambda x: x[whose], tree)
+        # Traced positions do not index NumPy arrays, which a warm start from a file holds.
+        return jax.tree.map(lambda x: jnp.asarray(x)[whose], tree)
 
     @final
     def without_more_rows(self, tree, clients):

@@ -4,15 +4,27 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 _POPULATE_READ = 22  # `MADV_POPULATE_READ` of Linux, which `mmap` does not name
 ALIGNMENT = 64  # bytes; what lies so is used by a processor's programs where it lies
+
+
+@runtime_checkable
+class Tables(Protocol):
+    """One table a client, by position: a list, an array, or anything else that can do this."""
+
+    def __len__(self) -> int:
+        """How many clients."""
+        ...
+
+    def __getitem__(self, place: Any, /) -> Any:
+        """One client's table."""
+        ...
 
 
 def release(array: Any) -> None:
@@ -35,12 +47,12 @@ def copy_into(part: np.ndarray, into: np.ndarray) -> None:
     release(part)
 
 
-def files_of(source: Sequence[Any]) -> list[str | os.PathLike[str] | None]:
+def files_of(source: Tables) -> list[str | os.PathLike[str] | None]:
     """The file of each client, if the source names it or its arrays are memory maps."""
     if isinstance(source, np.ndarray):
-        return [base_of(source)[1]] * len(source)
+        return [memory_of(source).file] * len(source)
     if isinstance(source, list | tuple):
-        return [base_of(member)[1] for member in source]
+        return [memory_of(member).file for member in source]
     files = getattr(source, "files", None)
     if not isinstance(files, list | tuple) or len(files) != len(source):
         return [None] * len(source)
@@ -55,19 +67,27 @@ def stamp_of(file: Any) -> tuple[int, int] | None:
     return None
 
 
-def base_of(array: Any) -> tuple[Any, str | None, int]:
-    """The object that owns an array's memory and, for a memory map, its file and offset there."""
+class Memory(NamedTuple):
+    """Where the numbers of an array are."""
+
+    owner: Any  # the object that has the memory
+    file: str | None  # of a memory map
+    offset: int  # of the map within its file
+
+
+def memory_of(array: Any) -> Memory:
+    """Where the numbers of an array are."""
     file, offset = None, 0
     while isinstance(array, np.ndarray):
         file = getattr(array, "filename", None) or file
         offset = getattr(array, "offset", None) or offset
         array = array.base
-    return array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY
+    return Memory(array, file and os.fspath(file), offset - offset % mmap.ALLOCATIONGRANULARITY)
 
 
 def check_end(name: str, array: np.ndarray) -> None:
     """Refuse an array mapped beyond the end of its file: reading it would kill the process."""
-    mapping, _, start = base_of(array)
+    mapping, _, start = memory_of(array)
     if isinstance(mapping, mmap.mmap):
         with suppress(OSError):  # of memory without a file
             if mapping.size() < (end := start + len(mapping)):

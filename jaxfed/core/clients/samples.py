@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Self, final
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.common.buckets import Buckets, grouped
@@ -48,6 +49,12 @@ class Samples(Ragged):
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
         return (rows < self.count[..., None]).astype(self.count.dtype)
 
+    @property
+    def energy(self) -> Float[Array, "*clients"]:
+        """The mean squared norm of a sample."""
+        values = self.values.astype(self.count.dtype)
+        return jnp.sum(values * values, axis=(-2, -1)) / self.count
+
     def only(self, samples: int | Int[Array, ""]) -> Self:
         """The first samples, in arrays of the same shapes."""
         count = jnp.minimum(self.count, samples).astype(self.count.dtype)
@@ -74,6 +81,23 @@ class Samples(Ragged):
         least, most = int(np.min(self.count)), int(np.max(self.count))
         samples = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         return f"{samples} samples of {self.values.shape[-1]:,} features, {self.values.dtype}"
+
+
+def are_of_samples(data: PyTree) -> bool:
+    """Whether data are samples or statistics of them, whose `count` is a number of samples.
+
+    Those have an `energy`, the mean squared norm of a sample.
+    """
+    return hasattr(type(data), "energy")
+
+
+def shapes_of(shape: tuple[int, ...], dtype: np.dtype) -> Samples:
+    """Shapes of samples whose precision is at least single, without their values."""
+
+    def zeros():
+        return Samples(jnp.zeros(shape, dtype), jnp.zeros(shape[:-2], dtype))
+
+    return jax.eval_shape(zeros)
 
 
 def in_buckets(

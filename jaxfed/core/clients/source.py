@@ -17,17 +17,18 @@ from jaxtyping import Float, Int
 from jaxfed._checks import host_array, refuse, shown
 from jaxfed.core.clients.layout import OfOneProcess
 from jaxfed.core.clients.mapped import (
+    Tables,
     aligned,
-    base_of,
     check_end,
     copy_into,
     files_of,
     is_usable,
+    memory_of,
     read_pages,
     release,
     stamp_of,
 )
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import shapes_of
 from jaxfed.core.common.buckets import Buckets, grouped
 
 
@@ -43,7 +44,7 @@ class Reader:
 
     def __init__(
         self,
-        source: Sequence[Any],
+        source: Tables,
         sizes: Int[np.ndarray, " clients"],
         bucket: float | None,
         block_bytes: int,
@@ -57,7 +58,7 @@ class Reader:
         native = one.dtype.newbyteorder("=")
         self.features, self.dtype = one.shape[1], jax.dtypes.canonicalize_dtype(native)
         # Whether the digest covers single samples, though the clients are files.
-        self._samples_tell = isinstance(base_of(one)[0], mmap.mmap) or _is_computed(source)
+        self._samples_tell = isinstance(memory_of(one).owner, mmap.mmap) or _is_computed(source)
         self.groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, bucket)
         self.blocks: list[Block] = []
         for own in self.groups:
@@ -101,7 +102,7 @@ class Reader:
                     "changed since, or gone"
                 )
 
-    def mark(self) -> Int[np.ndarray, " words"]:
+    def digest(self) -> Int[np.ndarray, " words"]:
         """A digest of the source that does not read all samples.
 
         It covers all sizes and, for each client, the size and modification time of its file and the
@@ -137,7 +138,7 @@ class Reader:
         places, rows = self.blocks[number]
         self.check(number)
         counts = self.sizes[places].astype(self.dtype)
-        part = self._stretch(places)
+        part = self._view(places)
         if part is not None:
             check_end(f"source[{places[0]}:{places[-1] + 1}]", part)
         if part is not None and is_usable(part, self.dtype):
@@ -152,7 +153,7 @@ class Reader:
                 self._fill(row, int(place))
         return values, counts
 
-    def _stretch(self, places: Int[np.ndarray, " block"]) -> np.ndarray | None:
+    def _view(self, places: Int[np.ndarray, " block"]) -> np.ndarray | None:
         """The block as a view of the source, if that is one array."""
         if not isinstance(self.source, np.ndarray) or (np.diff(places) != 1).any():
             return None
@@ -166,9 +167,9 @@ class Reader:
         copy_into(table, row[:count])
         row[count:] = 0
 
-    def taken(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
+    def subset(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
         """A reader of the clients at these positions."""
-        chosen = _Chosen(self.source, places), self.sizes[places]
+        chosen = _Subset(self.source, places), self.sizes[places]
         return Reader(*chosen, self._bucket, self._block_bytes, self.states)
 
     def mapped(self, function: Callable[[Any, Any], Any]) -> "Reader":
@@ -201,10 +202,10 @@ def _is_computed(source: Sequence[Any]) -> bool:
     return getattr(source, "computed", False)
 
 
-class _Chosen(Sequence[Any]):
+class _Subset(Sequence[Any]):
     """Some members of a sequence."""
 
-    def __init__(self, source: Sequence[Any], places: Int[np.ndarray, " chosen"]):
+    def __init__(self, source: Tables, places: Int[np.ndarray, " chosen"]):
         self._source, self._places = source, places
         self.computed = _is_computed(source)
         files = files_of(source)
@@ -247,18 +248,18 @@ class FromSource(OfOneProcess):
         for own in reader.groups:
             shape = len(own), int(reader.sizes[own].max()), reader.features
             counts = reader.sizes[own].astype(reader.dtype)
-            values: Any = jax.ShapeDtypeStruct(shape, reader.dtype)
-            parts.append(Samples(values, counts))  # pyright: ignore[reportArgumentType]
+            shapes = shapes_of(shape, reader.dtype)
+            parts.append(eqx.tree_at(lambda samples: samples.count, shapes, counts))
             places.append(np.asarray(own, np.int32))
         if len(parts) == 1:
             return parts[0]
         return Buckets(tuple(parts), tuple(places), tuple(map(len, places)))
 
     def identity(self):
-        return self.data.reader.mark()
+        return self.data.reader.digest()
 
     def take(self, indices):
-        return Source(self.data.reader.taken(np.asarray(indices) % self.length))
+        return Source(self.data.reader.subset(np.asarray(indices) % self.length))
 
     def mapped(self, function):
         return Source(self.data.reader.mapped(function))

@@ -117,7 +117,7 @@ class Spread(InMemory):
             )
 
 
-class Everybody(NamedTuple):
+class AllClients(NamedTuple):
     """The arrays of all processes' clients.
 
     Attributes:
@@ -138,7 +138,7 @@ def spread(
     sharding: NamedSharding,
     ids: Sequence[int] | None,
     weights: Literal["equal", "samples"] | ArrayLike | Sequence[float],
-) -> Everybody:
+) -> AllClients:
     """Lay out the clients of all processes; each process keeps the data of its own.
 
     Processes exchange only ids, weights and shapes.
@@ -162,7 +162,7 @@ def spread(
         held.append(clients)
         return {
             "ids": len(clients) if ids is None else _checked_ids(ids, len(clients)).tolist(),
-            "weights": _raw(weights, clients.weights, samples).tolist(),
+            "weights": _raw_weights(weights, clients.weights, samples).tolist(),
             "lengths": list(getattr(clients.data, "lengths", ())),
         }
 
@@ -183,12 +183,12 @@ def spread(
     if not total > 0:
         raise ValueError("weights: wanted some above zero, got only zeros in all processes")
     layout = Rows(*_blocks(places, list(map(len, raw))))
-    numbers = _in_rows(_numbered(everybody), places, layout).astype(np.int32)
+    numbers = _in_rows(_all_ids(everybody), places, layout).astype(np.int32)
     shares = _in_rows([each / total for each in raw], places, layout) * layout.real
-    return Everybody(
-        jax.tree.map(lambda leaf: _laid(leaf, places, layout, sharding), data),
-        _everywhere(numbers, sharding),
-        _everywhere(shares.astype(clients.weights.dtype), sharding),
+    return AllClients(
+        jax.tree.map(lambda leaf: _on_devices(leaf, places, layout, sharding), data),
+        _replicated(numbers, sharding),
+        _replicated(shares.astype(clients.weights.dtype), sharding),
         layout.blocks,
     )
 
@@ -203,7 +203,7 @@ def _checked_ids(ids: Any, clients: int) -> np.ndarray:
     return found
 
 
-def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
+def _raw_weights(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
     """This process's clients' weights, on a scale common to all processes."""
     count = len(within)
     if not isinstance(weights, str):
@@ -219,7 +219,7 @@ def _raw(weights: Any, within: Array, samples: Array | None) -> np.ndarray:
     return np.asarray(samples, float)
 
 
-def _numbered(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:
+def _all_ids(everybody: Sequence[dict[str, Any]]) -> list[np.ndarray]:
     """Each process's ids; consecutive numbers if none are given."""
     given = [one["ids"] for one in everybody]
     if all(isinstance(each, int) for each in given):
@@ -299,7 +299,7 @@ def _in_rows(
     return np.concatenate([values[owner][rows] for owner, rows in _sources(places, layout)])
 
 
-def _laid(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedSharding) -> Array:
+def _on_devices(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedSharding) -> Array:
     """This process's rows on its devices, one block after the other."""
     values, sources = np.asarray(leaf), _sources(places, layout)
 
@@ -313,7 +313,7 @@ def _laid(leaf: Array, places: Sequence[int], layout: Rows, sharding: NamedShard
     return jax.make_array_from_callback(shape, sharding, part)
 
 
-def _everywhere(values: np.ndarray, sharding: NamedSharding) -> Array:
+def _replicated(values: np.ndarray, sharding: NamedSharding) -> Array:
     """The same values on all devices of all processes."""
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.make_array_from_callback(values.shape, whole, lambda index: values[index])

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ class Buckets(eqx.Module):
     """
 
     parts: tuple[PyTree, ...]  # leading axis = the clients of one bucket
-    places: tuple[Int[Array, " bucket"], ...]  # where these stand among all clients
+    places: tuple[Int[Array | np.ndarray, " bucket"], ...]  # where these stand among all clients
     sizes: tuple[int, ...] = eqx.field(static=True)  # without those that fill up devices
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ def layout_of(tree: PyTree) -> Buckets | None:
     return next(filter(is_buckets, jax.tree.leaves(tree, is_leaf=is_buckets)), None)
 
 
-def unlike(what: str) -> ValueError:
+def shapes_differ(what: str) -> ValueError:
     """The error for what must be of one shape for all clients, in whichever bucket; raise it."""
     return ValueError(
         f"clients: wanted all of one size, without buckets, since what is {what} has shapes that "
@@ -171,24 +171,29 @@ def filled(data: PyTree, clients: int, multiple: int) -> tuple[PyTree, Int[Array
     return Buckets(tuple(parts), tuple(places), layout.sizes), jnp.concatenate(whose)
 
 
-def picked(
-    own: PyTree, wanted: Bool[Array, " clients"], number: int
-) -> tuple[PyTree, Int[Array, " picked"], Any]:
-    """What some clients have: `number` of them, or as many of each bucket if it has as many.
+class Selection(NamedTuple):
+    """Some of the clients, among them all that were wanted."""
+
+    own: PyTree  # what they have, in buckets if all clients are
+    positions: Int[Array, " selected"]  # among all clients
+    wanted: slice | Int[Array, " wanted"]  # those of them that were, in the clients' order
+
+
+def select(own: PyTree, wanted: Bool[Array, " clients"], number: int) -> Selection:
+    """Select `number` clients, or as many of each bucket if it has as many.
+
+    How many clients of a bucket are wanted differs from round to round, and shapes do not, so that
+    more clients may be selected than are wanted.
 
     Args:
         own: leading axis = clients.
         wanted: which clients must be among them, at most `number`.
         number: how many.
-
-    Returns:
-        What they have; their positions; and which of them, at most `number`, are those wanted, in
-        the clients' order.
     """
     layout = layout_of(own)
     if layout is None:
         chosen = jnp.nonzero(wanted, size=number)[0]
-        return jax.tree.map(lambda x: x[chosen], own), chosen, slice(None)
+        return Selection(jax.tree.map(lambda x: x[chosen], own), chosen, slice(None))
     rows = [
         jax.lax.top_k(wanted[places].astype(jnp.int32), min(number, len(places)))[1]
         for places in layout.places
@@ -207,7 +212,7 @@ def picked(
         return Buckets(tuple(parts), places, tuple(map(len, rows)))
 
     order = jnp.argsort(jnp.where(wanted[chosen], chosen, len(wanted)))[:number]
-    return jax.tree.map(some, own, is_leaf=is_buckets), chosen, order
+    return Selection(jax.tree.map(some, own, is_leaf=is_buckets), chosen, order)
 
 
 def grouped(sizes: Int[np.ndarray, " clients"], factor: float) -> list[Int[np.ndarray, " bucket"]]:

@@ -69,15 +69,6 @@ def attempted(name: str, attempt: Callable[[], Any]) -> list[Any]:
     return [each["found"] for each in everywhere]
 
 
-def from_first(make: Callable[[], Any]) -> Any:
-    """What process 0 makes of something that it alone looks at; an error there is one in all.
-
-    Args:
-        make: its result is what `json` can write.
-    """
-    return attempted("process 0", lambda: make() if jax.process_index() == 0 else None)[0]
-
-
 def is_traced() -> bool:
     """Whether something is being compiled, within which processes cannot tell each other things."""
     return isinstance(jnp.zeros(()), Tracer)
@@ -94,7 +85,7 @@ def is_here(array: jax.Array) -> bool:
     return array.is_fully_addressable or array.is_fully_replicated
 
 
-def looked_at(array: Any) -> Any:
+def inspectable(array: Any) -> Any:
     """An array whose values are to be looked at before a run, by its methods."""
     # On the host, where that has them: within a traced function JAX would trace this too.
     return array if spans(array) and not is_here(array) else np.asarray(array)
@@ -102,7 +93,7 @@ def looked_at(array: Any) -> Any:
 
 def finite(array: Any) -> bool:
     """Whether all numbers of an array are."""
-    seen = looked_at(array)
+    seen = inspectable(array)
     return bool((np if isinstance(seen, np.ndarray) else jnp).isfinite(seen).all())
 
 
@@ -121,7 +112,7 @@ def watched(function: Function) -> Function:
     """
 
     @functools.wraps(function)
-    def told(*arguments: Any, **options: Any) -> Any:
+    def reporting(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -133,7 +124,7 @@ def watched(function: Function) -> Function:
                 f"in the same way, to go on from there ({reason(error)})"
             ) from error
 
-    return cast(Function, told)
+    return cast(Function, reporting)
 
 
 def _is_loss(error: Exception) -> bool:

@@ -28,8 +28,8 @@ from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.bases import Bases, vertical_part
 from jaxfed.core.contract.reduction import contributions, plain
-from jaxfed.core.derivatives.cotangent import hooked
-from jaxfed.core.derivatives.linear_system import Settings, or_precision, refused, solved
+from jaxfed.core.derivatives.cotangent import with_hook
+from jaxfed.core.derivatives.linear_system import Settings, nan_where, or_precision, solved
 from jaxfed.core.round.problem import Problem, State
 from jaxfed.core.round.rounds import begin, one_round, result_of
 from jaxfed.core.round.whole import WHOLE, prepared
@@ -134,8 +134,8 @@ def differentiable(
     )
 
     numbers, others = eqx.partition(eqx.combine(point, kept), eqx.is_inexact_array)
-    look = partial(_look, _picked(through), settings)
-    numbers, _ = hooked((numbers, report.turning), look)
+    check = partial(_check_turning, _bases_in(through), settings)
+    numbers, _ = with_hook((numbers, report.turning), check)
     server, local = eqx.combine(numbers, others)
     final = replace(template, server=server, local=local)
     result = result_of(replace(problem, backend=in_blocks(backend, data)), final, WHOLE)
@@ -198,8 +198,8 @@ def _changed(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> 
 # --- the bases -----------------------------------------------------------------------------------
 
 
-def _picked(algorithm: Algorithm) -> Callable[[States], Bases]:
-    """What picks the bases out of the states; it holds no arrays."""
+def _bases_in(algorithm: Algorithm) -> Callable[[States], Bases]:
+    """The function that picks the bases out of the states; it holds no arrays."""
     bare = eqx.filter(algorithm, eqx.is_array, inverse=True)
 
     def picked(states: States) -> Bases:
@@ -212,7 +212,7 @@ def _picked(algorithm: Algorithm) -> Callable[[States], Bases]:
     return picked
 
 
-def _look(
+def _check_turning(
     select: Callable[[States], Bases], settings: Settings, value: PyTree, cotangent: PyTree
 ) -> PyTree:
     """Refuse a cotangent that asks how bases are turned; what share of it does goes on too."""
@@ -220,7 +220,7 @@ def _look(
     known, seen = jax.lax.stop_gradient((states, of_states))
     size = optax.tree.norm(seen)
     share = optax.tree.norm(vertical_part(select, known)(seen)) / jnp.where(size > 0, size, 1)
-    of_states = refused(of_states, share > settings.turning_tol, settings.throw, TURNS)
+    of_states = nan_where(of_states, share > settings.turning_tol, settings.throw, TURNS)
     return of_states, of_turning + share.astype(of_turning.dtype)
 
 
@@ -232,12 +232,12 @@ def _fixed_point(point: States, function: _Round, report: Report, settings: Sett
     arrays, others = eqx.partition((function, report), eqx.is_array)
 
     def rule(point, arrays, changes):
-        return _moved(point, eqx.combine(arrays, others), changes, settings)
+        return _linearized(point, eqx.combine(arrays, others), changes, settings)
 
     return with_rule(point, arrays, rule)
 
 
-def _moved(
+def _linearized(
     point: States,
     by: tuple[_Round, Report],
     changes: tuple[PyTree, PyTree],
@@ -248,7 +248,7 @@ def _moved(
     # With a derivative of its own, for derivatives of this one.
     point = _fixed_point(point, function, report, settings)
     image, derivative = jax.linearize(function, point)
-    select, others = _picked(function.problem.algorithm), optax.tree.zeros_like(function.kept)
+    select, others = _bases_in(function.problem.algorithm), optax.tree.zeros_like(function.kept)
     vertical = vertical_part(lambda x: select(eqx.combine(x, others)), point)
 
     def horizontal(vector):
@@ -256,7 +256,7 @@ def _moved(
 
     gap = jax.lax.stop_gradient(_largest_ratio(horizontal(optax.tree.sub(image, point)), point))
     moves = ~(gap <= or_precision(settings.fixed_point_tol, point, 1e-4, 1e-6))
-    sure = refused(jnp.ones(()), moves, settings.throw, MOVES)
+    sure = nan_where(jnp.ones(()), moves, settings.throw, MOVES)
 
     active = _where(change, function)
     right = optax.tree.zeros_like(point)
@@ -283,13 +283,13 @@ def _moved(
         turning = jnp.zeros_like(like.turning)
         return found.solution, Report(rounds, residual.astype(like.residual.dtype), turning)
 
-    right = _tied((right, report_change))
+    right = _coupled((right, report_change))
     # Tied again for the cotangents, when the backward pass is differentiated backwards.
-    found, _ = _tied(jax.lax.custom_linear_solve(product, right, forward, backward))
+    found, _ = _coupled(jax.lax.custom_linear_solve(product, right, forward, backward))
     return point, jax.tree.map(lambda x: sure.astype(x.dtype) * x, found)
 
 
-def _tied(tree: PyTree) -> PyTree:
+def _coupled(tree: PyTree) -> PyTree:
     """The same, each part formally depending on the others: a solve has one right-hand side."""
     total = jnp.asarray(sum(jnp.sum(x).astype(float) for x in jax.tree.leaves(tree)))
     # Not zero times the total, which would be NaN where one of them is.

@@ -70,10 +70,10 @@ def solved(product: Callable[[PyTree], PyTree], right: PyTree, settings: Setting
     first = Solved(optax.tree.zeros_like(right), jnp.zeros((), jnp.int32), size / scale)
     found, _ = jax.lax.while_loop(unfinished, cycle, (first, jnp.ones((), bool)))
     wrong = ~(found.residual <= 100 * tol)
-    return found._replace(solution=refused(found.solution, wrong, settings.throw, UNSOLVED))
+    return found._replace(solution=nan_where(found.solution, wrong, settings.throw, UNSOLVED))
 
 
-def refused(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
+def nan_where(tree: PyTree, wrong: Bool[Array, ""], throw: bool, message: str) -> PyTree:
     """NaN in place of what is wrong, and an error when it is computed."""
 
     def refuse(_):

@@ -66,7 +66,7 @@ def is_not_finite(message: PyTree) -> Bool[Array, ""]:
     return ~jnp.isfinite(sum((jnp.sum(x * 0) for x in numbers), jnp.zeros(())))
 
 
-def poisoned(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
+def nan_where_failed(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
     """The received message, or NaN throughout if a client's message was not finite.
 
     Channels such as quantizers can turn NaN into ordinary numbers.

@@ -1,5 +1,6 @@
 """The records of a run: what is fixed, what changes each round, and its random keys."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,13 +49,12 @@ class Problem(eqx.Module):
     @property
     def for_server(self) -> "Problem":
         """The problem as the server knows it: without the clients' data."""
-        clients = eqx.tree_at(lambda c: c.data, self.clients, None, is_leaf=lambda x: x is None)
-        return replace(self, clients=clients)
+        return _without(lambda problem: problem.clients.data, self)
 
     @property
     def for_client(self) -> "Problem":
         """The problem as one client knows it: without the other clients."""
-        return replace(self, clients=None)
+        return _without(lambda problem: problem.clients, self)
 
     def cut(self, tree: PyTree) -> PyTree:
         """Arrays without padding rows, except where clients are spread over processes."""
@@ -63,6 +63,10 @@ class Problem(eqx.Module):
     def in_rows(self, values: Float[Array, " clients"]) -> Float[Array, " rows"]:
         """One number per client, and 0 for rows that pad devices."""
         return self.clients.layout.in_rows(values)
+
+
+def _without(where: Callable[[Problem], PyTree], problem: Problem) -> Problem:
+    return eqx.tree_at(where, problem, None, is_leaf=lambda x: x is None)
 
 
 class ClientState(NamedTuple):

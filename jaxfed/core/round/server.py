@@ -15,8 +15,8 @@ from jaxfed.core.round.messages import (
     Contribution,
     Message,
     first_contribution,
+    nan_where_failed,
     payload_shapes,
-    poisoned,
     round_contribution,
     send,
     send_first,
@@ -75,7 +75,7 @@ def open_run(
     """
     algorithm, way = problem.algorithm, problem.first_downlink
     failed = plain(received.failures) > 0
-    first = poisoned(problem.first_uplink.receive(received.message, None), failed)
+    first = nan_where_failed(problem.first_uplink.receive(received.message, None), failed)
     key = server_key_of(before_rounds(problem, None).key)
     server = algorithm.server_init(key, plain(first), kinds[0].data, start)
     server = calls.arrays_of(algorithm, "server_init", server)
@@ -114,6 +114,15 @@ def open_run(
         varies=channel.varies(up) or channel.varies(down),
     )
     return Opening(state, costs, transit.payload)
+
+
+class _Arrival(NamedTuple):
+    """What the server has of one client in a round, or of many along a leading axis."""
+
+    message: Message
+    id: Int[Array, "*members"]
+    weight: Float[Array, "*members"]
+    present: Float[Array, "*members"]
 
 
 def inclusion_of(problem: Problem, done: Int[Array, ""]) -> Float[Array, " clients"]:
@@ -166,8 +175,8 @@ def reduce_round(
         The reduction, and whose objective or message is not finite.
     """
 
-    def one(_, own):
-        message, client_id, weight, present = own
+    def one(_, arrival):
+        message, client_id, weight, present = arrival
         not_finite = message.not_finite & (weight * present.astype(weight.dtype) > 0)
         lost = (present > 0) & ~jnp.isfinite(message.diagnostics["objective"])
         decoded = problem.uplink.decode(message.payload)
@@ -176,13 +185,13 @@ def reduce_round(
         received = round_contribution(message, client_id, weight, present, cumulative)
         return received, lost | not_finite
 
-    own = messages, problem.clients.ids, problem.clients.weights, inclusion
+    arrivals = _Arrival(messages, problem.clients.ids, problem.clients.weights, inclusion)
     number = problem.participation.number(problem.size)
     if number is None or problem.everybody or not problem.backend.gathers:
-        return collect(problem.backend, one, None, own, problem.size)
+        return collect(problem.backend, one, None, arrivals, problem.size)
     chosen = jnp.nonzero(inclusion, size=number)[0]
-    picked = jax.tree.map(lambda x: x[chosen], own)
-    received, failed = collect(problem.backend, one, None, picked, number)
+    participants = jax.tree.map(lambda x: x[chosen], arrivals)
+    received, failed = collect(problem.backend, one, None, participants, number)
     return received, jnp.zeros(problem.size, bool).at[chosen].set(failed)
 
 
@@ -191,7 +200,7 @@ def close_round(
     state: State,
     inclusion: Float[Array, " clients"],
     received: Contribution,
-    failed_clients: Bool[Array, " clients"],
+    failed_clients: Bool[Array, " rows"],
 ) -> Closing:
     """Takes the algorithm's server step and sends the next downlink.
 
@@ -204,7 +213,7 @@ def close_round(
     """
     failed = plain(received.failures) > 0
     message = problem.uplink.receive(received.message, state.uplink.receiver)
-    message = poisoned(message, failed)
+    message = nan_where_failed(message, failed)
     key = server_keys(problem, state.round).step
     algorithm = problem.algorithm.at_round(state.round + 1)
     server, measured = calls.server_step(algorithm, key, state.server, plain(message))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from jaxfed.core.common.buckets import unlike
+from jaxfed.core.common.buckets import shapes_differ
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import contributions, joined, over_clients, separated
@@ -63,14 +63,14 @@ def message_shapes(
     firsts = [jax.eval_shape(partial(client.first_message, problem, broadcast), x) for x in members]
     locals_ = [jax.eval_shape(partial(client.first_local, problem, broadcast), x) for x in members]
     if not all(calls.alike(local, locals_[0]) for local in locals_):
-        raise unlike("kept")
+        raise shapes_differ("kept")
     rounds = [
         client.round_shapes(problem, broadcast, local, member.data)
         for local, member in zip(locals_, members, strict=True)
     ]
     uplink, objective = rounds[0]
     if not all(calls.alike(each.uplink, uplink) for each in rounds):
-        raise unlike("sent")
+        raise shapes_differ("sent")
     bits = [channel.fixed_bits(first.payload) for first in firsts]
     counts = [kind.count for kind in kinds]
     total, clients = sum(map(operator.mul, bits, counts)), sum(counts)

@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from jaxfed.core.backends.backend import collect
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.common.buckets import each_first, filled, layout_of, picked, unlike
+from jaxfed.core.common.buckets import each_first, filled, layout_of, select, shapes_differ
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client
 from jaxfed.core.round.messages import first_contribution, round_contribution
@@ -48,11 +48,11 @@ class Whole(Engine):
         if number is None or problem.everybody or not problem.backend.gathers:
             return steps(problem, broadcast, members, problem.rows)
         # Compute only the participants; the other clients' states stay as they are.
-        some, chosen, which = picked(members, present > 0, number)
-        found = steps(problem, broadcast, some, which)
+        some = select(members, present > 0, number)
+        found = steps(problem, broadcast, some.own, some.wanted)
         before = state.clients, jnp.zeros(len(problem.clients.ids), bool)
         kept, failed = jax.tree.map(
-            lambda whole, x: whole.at[chosen].set(x), before, (found.kept, found.failed)
+            lambda whole, x: whole.at[some.positions].set(x), before, (found.kept, found.failed)
         )
         return found._replace(kept=kept, failed=failed)
 
@@ -67,7 +67,7 @@ class Whole(Engine):
     def local_results(self, problem, state, downlink):
         local = results(problem, downlink, state.local, problem.clients.data)
         if layout_of(local) is not None:
-            raise unlike("left")
+            raise shapes_differ("left")
         return problem.cut(local)
 
 

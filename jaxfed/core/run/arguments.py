@@ -77,7 +77,9 @@ def problem_of(
         )
     clients.check_ids()
     check_rounds(rounds)
-    wire, participants, start = _surroundings(channels, participants, mapped, warm_start)
+    check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
+    wire, participants = checked_wire(channels), _checked_participation(participants)
+    start = checked_start(warm_start)
     clients.layout.check_backend(mapped)
     participants.check(len(clients))
     key = checked_key("key", key)
@@ -147,17 +149,13 @@ def _check_processes(problem: Problem, start: Personalized | None) -> None:
             )
 
 
-def _surroundings(
-    channels: Any, participants: Any, mapped: Any, warm_start: Any
-) -> tuple[Wire, participation.Participation, Personalized | None]:
-    """The checked wire, participation and warm start."""
-    check_instance("backend", mapped, backend.Backend, "one of jaxfed.backend")
-    wire = checked_wire(channels)
-    participants = EVERYBODY if participants is None else participants
+def _checked_participation(given: Any) -> participation.Participation:
+    """Who takes part; everybody by default."""
+    given = EVERYBODY if given is None else given
     check_instance(
-        "participation", participants, participation.Participation, "one of jaxfed.participation"
+        "participation", given, participation.Participation, "one of jaxfed.participation"
     )
-    return wire, participants, checked_start(warm_start)
+    return given
 
 
 def checked_start(warm_start: object) -> Personalized | None:
@@ -179,12 +177,10 @@ def check_passed_on(arguments: Mapping[str, Any]) -> None:
         ValueError: naming the argument.
     """
     known = arguments.get
-    _surroundings(
-        known("channel", LOSSLESS),
-        known("participation"),
-        known("backend", VMAP),
-        known("warm_start"),
-    )
+    check_instance("backend", known("backend", VMAP), backend.Backend, "one of jaxfed.backend")
+    checked_wire(known("channel", LOSSLESS))
+    _checked_participation(known("participation"))
+    checked_start(known("warm_start"))
     check_loop(
         known("tol"), known("metrics"), known("metrics_every", 1), known("adjoint", UNROLLED)
     )

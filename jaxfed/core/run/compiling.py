@@ -12,7 +12,6 @@ from jaxtyping import PyTree
 
 from jaxfed._checks import checked_path
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Ragged
 from jaxfed.core.contract.algorithm import Algorithm
 
 # Only jaxlib 0.10 has two sorts of emitters; later versions refuse the option.
@@ -54,7 +53,7 @@ def _for_processors(algorithm: Algorithm, clients: Clients) -> dict[str, bool | 
     # Of linear algebra most is done by libraries. What XLA compiles around it is as fast by the
     # short way, which takes half the time (bench/speed/first_call.py); the elementwise work of
     # training networks is not, nor are the sums by index of sparse data.
-    sparse = any(isinstance(part, Ragged) and part.summed_by_index for part in clients.parts)
+    sparse = any(getattr(part, "summed_by_index", False) for part in clients.parts)
     if _numbers(algorithm) <= 10_000 and not sparse:
         options |= _OLD_EMITTERS | {"xla_backend_optimization_level": 1}
     # Threads cost more than they bring for products this small.
@@ -85,9 +84,9 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
         ValueError: if `folder` is no path.
         OSError: if it cannot be made.
     """
-    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    if folder is None and told:
-        return Path(told)
+    configured = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if folder is None and configured:
+        return Path(configured)
     place = _user_folder() if folder is None else checked_path("folder", folder).absolute()
     place.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(place))

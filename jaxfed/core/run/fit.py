@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, UInt32
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
@@ -41,7 +41,7 @@ def fit(
     clients: Clients,
     *,
     rounds: int,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None = None,
     channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,

@@ -222,7 +222,7 @@ class _Bar:
         if self._bar is not None:
             self._bar.close()
 
-    def update(self, ran: int, objective: float) -> None:
+    def update(self, ran: int, objective: float | np.floating) -> None:
         """Advances by the rounds that ran."""
         if self._bar is not None:
             self._bar.update(ran)

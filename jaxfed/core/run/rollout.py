@@ -1,6 +1,6 @@
 """`rollout`: a run as one traced computation."""
 
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key, UInt32
 
 from jaxfed.core.backends.backend import Backend
 from jaxfed.core.clients.clients import Clients
@@ -21,12 +21,12 @@ def rollout(
     clients: Clients,
     *,
     rounds: int,
-    key: Key[Array, ""],
+    key: Key[Array, ""] | UInt32[Array, " 2"],
     warm_start: Solution | Personalized | None = None,
     channel: Channel | Wire = LOSSLESS,
     participation: Participation | None = None,
     backend: Backend = VMAP,
-    tol: float | None = None,
+    tol: float | Float[Array, ""] | None = None,
     metrics: Metrics | None = None,
     metrics_every: int = 1,
     adjoint: Adjoint = UNROLLED,

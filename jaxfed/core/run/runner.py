@@ -121,17 +121,21 @@ class OneProgram(LocalRunner):
         return replace(solution, history=history)
 
 
+class WholeRun(NamedTuple):
+    """What the program of a whole run returns. The host counts the bits, in double precision."""
+
+    solution: Solution  # without its history
+    history: History  # without bits
+    costs: Costs
+
+
 def whole_run(
     problem: Problem, start: Personalized | None, tol: Tolerance, options: Options
-) -> tuple[Solution, History, Costs]:
-    """A whole run as one program, which compiles faster than its parts.
-
-    Returns:
-        The solution without its history, the history without bits, and the costs.
-    """
+) -> WholeRun:
+    """A whole run as one program, which compiles faster than its parts."""
     problem, state, costs = loop.prepare(problem, start, options.rounds)
     state, history = loop.advance(problem, state, tol, options)
-    return _without_history(problem, state, costs, tol), history, costs
+    return WholeRun(_without_history(problem, state, costs, tol), history, costs)
 
 
 def _without_history(problem: Problem, state: State, costs: Costs, tol: Tolerance) -> Solution:

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.round import client, server
@@ -158,10 +158,10 @@ def _member(problem: Problem, start: Personalized | None, i: int) -> Member:
 
 
 @jax.jit
-def _at(tree: PyTree, i: int) -> PyTree:
+def _at(tree: PyTree, i: int | Int[Array, ""]) -> PyTree:
     return jax.tree.map(lambda x: x[i], tree)
 
 
 @jax.jit
-def _with(whole: PyTree, i: int, part: PyTree) -> PyTree:
+def _with(whole: PyTree, i: int | Int[Array, ""], part: PyTree) -> PyTree:
     return jax.tree.map(lambda whole, x: whole.at[i].set(x), whole, part)

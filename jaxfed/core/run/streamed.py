@@ -15,10 +15,10 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed.core.clients.energies import warn_of_large
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import Samples, shapes_of
 from jaxfed.core.clients.source import Block, Reader, read_ahead
 from jaxfed.core.clients.states import States, rows
-from jaxfed.core.common.buckets import first_of, unlike
+from jaxfed.core.common.buckets import first_of, shapes_differ
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.contract.reduction import combined, joined, separated
@@ -52,7 +52,7 @@ class Streamed(FromHost, LocalRunner):
         ids = problem.clients.ids
         prepare = partial(_prepared, problem)
         return tuple(
-            Kind.of(jax.eval_shape(prepare, _samples_shapes(reader, rows), ids[0]), count)
+            Kind.of(jax.eval_shape(prepare, _shapes_of(reader, rows), ids[0]), count)
             for rows, count in _sizes(reader)
         )
 
@@ -153,7 +153,7 @@ class Streamed(FromHost, LocalRunner):
             for kind in self.kinds(problem)
         ]
         if not all(calls.alike(like, likes[0]) for like in likes):
-            raise unlike("left")
+            raise shapes_differ("left")
         needed = self._reads(problem, None, model, one)
         return self._kept(problem, likes[0], work, needed)
 
@@ -251,7 +251,7 @@ class Streamed(FromHost, LocalRunner):
             return function(member._replace(data=data))
 
         def reads(rows: int) -> bool:
-            samples = _samples_shapes(reader, rows)
+            samples = _shapes_of(reader, rows)
             program = jax.make_jaxpr(of_samples)(samples, member).jaxpr
             return dce_jaxpr(program, [True] * len(program.outvars))[1][0]
 
@@ -314,10 +314,9 @@ def _sizes(reader: Reader) -> list[tuple[int, int]]:
     return [(int(reader.sizes[own].max()), len(own)) for own in reader.groups]
 
 
-def _samples_shapes(reader: Reader, rows: int) -> Samples:
+def _shapes_of(reader: Reader, rows: int) -> Samples:
     """Shapes of one client's samples."""
-    values = jax.ShapeDtypeStruct((rows, reader.features), reader.dtype)
-    return Samples(values, jax.ShapeDtypeStruct((), reader.dtype))  # pyright: ignore
+    return shapes_of((rows, reader.features), reader.dtype)
 
 
 def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:

@@ -184,7 +184,7 @@ def _at_point(function, point):
     return list(map(str, found)), [_array(name, value) for name, value in found.items()]
 
 
-def _array(name: str, value: Any) -> Array:
+def _array(name: object, value: Any) -> Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError):

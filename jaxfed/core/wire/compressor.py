@@ -99,8 +99,8 @@ class Compressor(Channel):
         """
 
     @abc.abstractmethod
-    def decompress(self, payload: Payload) -> Float[Array, "..."]:
-        """The array that a payload stands for."""
+    def decompress(self, payload: Payload) -> Float[Array | np.ndarray, "..."]:
+        """The array that a payload stands for; a payload from bytes is of NumPy arrays."""
 
     @abc.abstractmethod
     def mean(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -126,7 +126,7 @@ def compressed(compressor: Compressor, key: Key[Array, ""], array: Float[Array, 
     return payload
 
 
-def decompressed(compressor: Compressor, payload: Payload) -> Float[Array, "..."]:
+def decompressed(compressor: Compressor, payload: Payload) -> Float[Array | np.ndarray, "..."]:
     """The array that a payload stands for."""
     array = compressor.decompress(payload)
     where = f"{type(compressor).__name__}.decompress: wanted"

@@ -27,7 +27,9 @@ def pack_symbols(codes: UInt8[Array, " n"], symbols: int) -> UInt8[Array, " byte
     return _pack(codes, width)
 
 
-def unpack_symbols(packed: UInt8[Array, " bytes"], count: int, symbols: int) -> UInt8[Array, " n"]:
+def unpack_symbols(
+    packed: UInt8[Array | np.ndarray, " bytes"], count: int, symbols: int
+) -> UInt8[Array, " n"]:
     """Inverse of `pack_symbols`, for `count` codes."""
     together, width = grouping(symbols)
     codes = _unpack(packed, -(-count // together), width)
@@ -60,7 +62,7 @@ def pack_rows(codes: UInt8[Array, "d ..."], symbols: int) -> UInt8[Array, " byte
 
 
 def unpack_rows(
-    packed: UInt8[Array, " bytes"], shape: tuple[int, ...], symbols: int
+    packed: UInt8[Array | np.ndarray, " bytes"], shape: tuple[int, ...], symbols: int
 ) -> UInt8[Array, "d ..."]:
     """Inverse of `pack_rows`, for an array of a shape."""
     together, width = grouping(symbols)
@@ -93,7 +95,9 @@ def pack_wide(numbers: UInt32[Array, " n"], width: int) -> UInt8[Array, " bytes"
     )
 
 
-def unpack_wide(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt32[Array, " n"]:
+def unpack_wide(
+    packed: UInt8[Array | np.ndarray, " bytes"], count: int, width: int
+) -> UInt32[Array, " n"]:
     """Inverse of `pack_wide`, for `count` numbers."""
     ends = np.cumsum([-(-count * some // 8) for _, some in _pieces(width)])
     parts = jnp.split(packed, ends[:-1])
@@ -127,7 +131,9 @@ def _pack(codes: UInt8[Array, " n"], width: int) -> UInt8[Array, " bytes"]:
     return jnp.concatenate([main, last[: -(-len(rest) * width // 8)]])
 
 
-def _unpack(packed: UInt8[Array, " bytes"], count: int, width: int) -> UInt8[Array, " n"]:
+def _unpack(
+    packed: UInt8[Array | np.ndarray, " bytes"], count: int, width: int
+) -> UInt8[Array, " n"]:
     if width == 8:
         return packed
     groups, more = divmod(count, 8)
@@ -150,7 +156,7 @@ def _bytes(codes: Sequence[Array] | Array, width: int) -> list[Array]:
     return rows
 
 
-def _codes(rows: Sequence[Array] | Array, width: int) -> list[Array]:
+def _codes(rows: Sequence[Array] | Array | np.ndarray, width: int) -> list[Array]:
     """Inverse of `_bytes`."""
     codes = []
     for place in range(8):

@@ -6,6 +6,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key, UInt8, UInt32
 
@@ -88,7 +89,7 @@ def _codes(
 
 
 def _multiples(
-    code: UInt8[Array, "..."], unit: Float[Array, ""], levels: int
+    code: UInt8[Array, "..."], unit: Float[Array | np.ndarray | np.floating, ""], levels: int
 ) -> Float[Array, "..."]:
     """What codes stand for."""
     return (code.astype(unit.dtype) - levels) * unit

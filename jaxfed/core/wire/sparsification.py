@@ -5,7 +5,8 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, UInt32
+import numpy as np
+from jaxtyping import Array, Float, UInt32
 
 from jaxfed._checks import check_flag, check_number
 from jaxfed.core.wire.channel import Channel
@@ -39,7 +40,11 @@ class _TopK(Compressor):
         return quantize(8)
 
 
-def _scattered(payload: Payload, values: Array, indices: UInt32[Array, " sent"]) -> Array:
+def _scattered(
+    payload: Payload,
+    values: Float[Array | np.ndarray, " sent"],
+    indices: UInt32[Array | np.ndarray, " sent"],
+) -> Array:
     flat = jnp.zeros(payload.size, payload.dtype)
     return flat.at[indices].set(values.astype(payload.dtype)).reshape(payload.shape)
 

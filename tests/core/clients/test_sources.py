@@ -470,7 +470,7 @@ def test_the_end_of_a_file_that_is_cut_is_not_looked_at(named, tmp_path):
         with pytest.raises(ValueError, match=rf"^source\[.*\]: wanted .*{message}"):
             reader.read(0, 0)
         with pytest.raises(ValueError, match=rf"^source\[.*\]: wanted .*{message}"):
-            reader.mark()
+            reader.digest()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The loop: traced as a whole, or driven from the host in chunks."""
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -206,10 +206,10 @@ def test_the_tolerance_may_be_traced(key):
 
 def scripted(stopping, values):
     """Feed one value a chunk; the number of chunks until it stops."""
-    state = stopping.init()
+    state, solution = stopping.init(), fit(jax.random.key(0), rounds=1)
     for t in range(1, len(values) + 1):
         history = {"error": np.asarray(values[:t], float)}
-        state, stop = stopping.update(state, SimpleNamespace(history=history, rounds=t))
+        state, stop = stopping.update(state, replace(solution, history=history, rounds=t))
         if stop:
             return t
     return None
@@ -323,7 +323,12 @@ def test_a_warm_start_may_come_from_numpy(key):
     wanted = fit(key, warm_start=start)
     given = fit(key, warm_start=doubles)
     chex.assert_trees_all_close(given.result, wanted.result, atol=1e-6)
-    traced = jf.rollout(perpca(), draw(), rounds=2, key=key, warm_start=doubles)
+
+    @jax.jit
+    def rollout(clients):
+        return jf.rollout(perpca(), clients, rounds=2, key=key, warm_start=doubles)
+
+    traced = rollout(draw())
     np.testing.assert_allclose(
         traced.history["objective"], wanted.history["objective"][:2], rtol=1e-5
     )

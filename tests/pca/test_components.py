@@ -1,0 +1,118 @@
+"""Components to begin with, which take products alone."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.linalg import Moment
+from jaxfed.pca.components import FEW, STEPS, first_components
+
+FEATURES = FEW + 8
+RNG = np.random.default_rng(0)
+
+
+def falling(n):
+    """Samples whose variances fall slowly, and not along the axes."""
+    turn = np.linalg.qr(RNG.normal(size=(FEATURES, FEATURES)))[0]
+    return RNG.normal(size=(n, FEATURES)) * 0.7 ** np.arange(FEATURES) @ turn
+
+
+def iterated(matrix, rank, shared):
+    """Subspace iteration as textbooks have it."""
+    w = np.random.default_rng(0).normal(size=(rank, FEATURES)).T
+    deflation = np.eye(FEATURES) - shared @ shared.T
+    for _ in range(STEPS):
+        w = np.linalg.qr(deflation @ matrix @ w)[0]
+    return w.T
+
+
+@pytest.mark.parametrize("n", [60, 12], ids=["many", "few"])
+def test_are_those_of_subspace_iteration(n, x64):
+    samples, shared = falling(n), np.linalg.qr(RNG.normal(size=(FEATURES, 2)))[0]
+    matrix = samples.T @ samples / n
+    kept = Moment.from_samples(jnp.asarray(samples))
+    first = jax.jit(first_components, static_argnums=1)
+    for moment in (kept, kept.densified()):
+        for beside in (np.zeros((FEATURES, 0)), shared):
+            wanted = iterated(matrix, 3, beside)
+            found = first(moment, 3, None, jnp.asarray(beside.T) if beside.size else None)
+            # Directions of little energy are kept, by the root of rounding.
+            chex.assert_trees_all_close(found.T @ found, wanted.T @ wanted, atol=1e-6)
+            chex.assert_trees_all_close(found @ beside, np.zeros((3, beside.shape[1])), atol=1e-12)
+            # Rows do not depend on those after them, so a smaller rank has the same ones.
+            fewer = first(
+                moment,
+                3,
+                jnp.asarray([1.0, 1.0, 0.0]),
+                *([jnp.asarray(beside.T)] if beside.size else []),
+            )
+            chex.assert_trees_all_close(fewer, found * np.array([1, 1, 0])[:, None], atol=1e-12)
+    energy = np.trace(found @ matrix @ found.T)
+    deflation = np.eye(FEATURES) - shared @ shared.T
+    best = np.linalg.eigvalsh(deflation @ matrix @ deflation)[-3:].sum()
+    assert 0.98 * best < energy < best + 1e-12
+
+
+def test_derivatives_are_finite_differences(x64):
+    samples, change = falling(40), falling(40)
+
+    def energy(step):
+        moment = Moment.from_samples(jnp.asarray(samples) + step * change)
+        rows = first_components(moment, 2, jnp.asarray([1.0, 0.0]))
+        return jnp.sum((rows @ samples.T) ** 2 * np.arange(40))
+
+    step = 1e-5
+    difference = (energy(step) - energy(-step)) / (2 * step)
+    for derivative in (jax.jvp(energy, (0.0,), (1.0,))[1], jax.grad(energy)(0.0)):
+        np.testing.assert_allclose(derivative, difference, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1, 1e-12, 1e12])
+def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(scale):
+    clients = np.zeros((5, 6, FEATURES), np.float32)
+    clients[1, 0, 3] = 1  # one sample
+    clients[2, :, :2] = falling(6)[:, :2]  # fewer dimensions than the rank
+    clients[3] = np.eye(6, FEATURES)  # equal eigenvalues
+    clients[4] = falling(6)
+    clients *= scale
+
+    def rows(samples):
+        moment = Moment.from_samples(samples).densified()
+        return first_components(moment, 3, None, jnp.eye(2, FEATURES))
+
+    found = jax.jit(jax.vmap(rows))(clients)
+    products = found @ found.mT
+    chex.assert_trees_all_close(products, np.broadcast_to(np.eye(3), products.shape), atol=1e-4)
+    weights = RNG.normal(size=found.shape)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(rows)(x) * weights)))(clients)
+    assert np.isfinite(gradient).all()
+
+
+def test_clients_of_no_weight_and_other_engines_change_nothing():
+    samples = [falling(n).astype(np.float32) for n in (50, 9, 30, 30)]
+    samples.append(np.zeros((4, FEATURES), np.float32))
+    algorithm = jf.pca.PerPCA(2, (3, 0, 1, 2, 3))
+    run = [
+        jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0), **options).result
+        for clients, options in (
+            (jf.Clients.from_samples(samples), {}),
+            (jf.Clients.from_samples(samples), {"backend": jf.backend.chunked(2)}),
+            (jf.Clients.from_moments([x.T @ x / len(x) for x in samples]), {}),
+        )
+    ]
+    spans = [(x.shared @ x.shared.T, (x.local @ x.local.mT)[:4]) for x in run]
+    for other in spans[1:]:
+        chex.assert_trees_all_close(other, spans[0], atol=1e-3)
+
+
+def test_alike_clients_share_what_comes_after_the_local_components():
+    """As by exact local components: the pooled eigenvectors after the first ones."""
+    samples = falling(200).astype(np.float32)
+    clients = jf.Clients.from_samples([samples] * 3)
+    matrix = samples.T @ samples / len(samples)
+    solution = jf.fit(jf.pca.VarProPerPCA(2, 2), clients, rounds=30, key=jax.random.key(0))
+    best = np.linalg.eigvalsh(matrix)[:-4].sum()
+    np.testing.assert_allclose(solution.history["objective"][-1], best, rtol=1e-3)
