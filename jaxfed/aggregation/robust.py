@@ -22,6 +22,8 @@ from jaxfed.core.run.solution import Solution
 FAR = 3.0
 # A step for curvatures up to this multiple of the median one; see `Robust`.
 CURVATURE = 2.0
+# Parts of fewer numbers than about this count less in distances.
+FEW = 10
 
 
 class _Averaged(eqx.Module):
@@ -341,10 +343,15 @@ class _Spread(NamedTuple):
 
 
 def _spread(rows: Rows, shares: Shares) -> _Spread:
-    """The coordinate-wise median of groups, and their median distance from it."""
+    """The coordinate-wise median of groups, and their median distance from it.
+
+    Distances of few numbers vary more around their median, by which a single number would decide
+    over all the others: the fewer, the larger the unit.
+    """
     center = weighted_quantile(rows, shares, 0.5)
     lengths = jnp.linalg.norm(jax.lax.stop_gradient(rows - center), axis=1)
-    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0]
+    numbers = rows.shape[1]
+    scale = weighted_quantile(lengths[:, None], shares, 0.5)[0] * ((numbers + FEW) / numbers) ** 0.5
     return _Spread(center, jnp.where(scale > 0, scale, 1))
 
 

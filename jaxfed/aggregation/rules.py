@@ -67,7 +67,7 @@ class Biweight(Rule):
     statistics, Section 5.5, for a redescending estimate from a robust start and scale.
     """
 
-    cutoff: float = eqx.field(static=True, default=2.0)
+    cutoff: float = eqx.field(static=True, default=3.0)
     steps: int = eqx.field(static=True, default=8)
 
     def __check_init__(self):

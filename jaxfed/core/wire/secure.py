@@ -83,7 +83,7 @@ class _SecureSum(MaskedChannel):
         if not is_summed(message):
             raise ValueError(
                 "channel: masked messages can be added up and in no other way reduced, as this "
-                "algorithm needs it"
+                "algorithm needs it (sums by groups can: jaxfed.aggregation.Robust(masked=True))"
             )
         self.inner.check(clients, participants, message)
 
