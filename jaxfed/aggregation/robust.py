@@ -355,7 +355,9 @@ def _spread(rows: Rows, shares: Shares) -> _Spread:
     return _Spread(center, jnp.where(scale > 0, scale, 1))
 
 
-def far_clients(solution: Solution, ids: Int[np.ndarray, " clients"]) -> Int[np.ndarray, " far"]:
+def far_clients(
+    solution: Solution, ids: Int[Array | np.ndarray, " clients"]
+) -> Int[np.ndarray, " far"]:
     """The clients in groups that were far from the aggregate in the last round.
 
     Args:
