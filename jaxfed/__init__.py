@@ -10,6 +10,7 @@ from jaxfed import _names
 
 if TYPE_CHECKING:
     from jaxfed import adjoint as adjoint
+    from jaxfed import aggregation as aggregation
     from jaxfed import backend as backend
     from jaxfed import channel as channel
     from jaxfed import contract as contract
@@ -82,6 +83,7 @@ _PLACES = {
     "report": "jaxfed.report",
     "testing": "jaxfed.testing",
     "adjoint": "jaxfed.adjoint",
+    "aggregation": "jaxfed.aggregation",
     "backend": "jaxfed.backend",
     "channel": "jaxfed.channel",
     "contract": "jaxfed.contract",

@@ -7,6 +7,7 @@ gets the same structure, reduced.
 from jaxfed.core.contract.reduction import Additive as Additive
 from jaxfed.core.contract.reduction import Gather as Gather
 from jaxfed.core.contract.reduction import Gram as Gram
+from jaxfed.core.contract.reduction import Groups as Groups
 from jaxfed.core.contract.reduction import Max as Max
 from jaxfed.core.contract.reduction import Mean as Mean
 from jaxfed.core.contract.reduction import Part as Part

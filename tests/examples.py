@@ -48,6 +48,11 @@ def adaptive(make=jf.generative.AdaptiveAutoencoder, **options):
     return make(autoencoder(), **(rates | common | options))
 
 
+def robust(groups=3, **options):
+    """Robust aggregation of what has means alone."""
+    return jf.aggregation.Robust(jf.pca.PerPCA(2, 2, step_size=0.05), groups=groups, **options)
+
+
 class Example(NamedTuple):
     """An algorithm, and what it sends."""
 
@@ -427,6 +432,32 @@ EXAMPLES = {
             "robust": lambda: jf.preprocess.Standardize(robust="median"),
         },
     ),
+    # As the algorithm, and what the group weighs; as masked, for every group.
+    jf.aggregation.Robust: Examples(
+        good={
+            "": Example(lambda m: robust(groups=m), (TRIANGLE, 13, 12)),
+            "few": Example(lambda _: robust(), (TRIANGLE, 13, 12)),
+            "masked": Example(lambda _: robust(masked=True), (TRIANGLE, 39, 12)),
+            "curvature": Example(
+                lambda _: jf.aggregation.Robust(jf.pca.PerPCA(2, 2), groups=3),
+                (TRIANGLE + 2, 13, 13),
+            ),
+            "sums": Example(
+                lambda _: jf.aggregation.Robust(
+                    jf.pca.SubspaceIteration(2, stop="kkt"),
+                    jf.aggregation.TrimmedMean(),
+                    groups=4,
+                ),
+                (2, 13, 12),
+            ),
+        },
+        refused={
+            "algorithm": lambda: jf.aggregation.Robust("PerPCA", groups=3),
+            "rule": lambda: jf.aggregation.Robust(jf.pca.PerPCA(2, 2), "median", groups=3),
+            "groups": lambda: robust(groups=2),
+            "masked": lambda: robust(masked=1),
+        },
+    ),
 }
 
 # Here a client's components are near the shared ones and not beside them.
@@ -677,6 +708,7 @@ FAMILIES = {
         rounds=2,
     ),
 }
+FAMILIES[jf.aggregation] = FAMILIES[jf.pca]  # of the algorithms in it here
 # What learns something else than the others of its package.
 OTHERS = {
     jf.gcca.DeepMaxVar: FAMILIES[jf.gcca]._replace(

@@ -8,9 +8,11 @@ from typing import Literal, final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jaxfed.contract import HasRemarks, OneExchange, check_count, check_name
-from jaxfed.core.contract.reduction import Gram
+from jaxfed.core.contract.reduction import Gather, Gram
+from jaxfed.linalg._factor import matmul
 from jaxfed.pca.components import (
     Frame,
     beside,
@@ -25,7 +27,9 @@ from jaxfed.pca.components import (
     uncaptured,
 )
 
-METHODS = ("projector", "spectrum", "local_first")
+METHODS = ("projector", "median", "spectrum", "local_first")
+# Reweighted means towards a geometric median.
+STEPS = 20
 
 
 class _OneRank(OneExchange):
@@ -102,12 +106,15 @@ class Pooled(_OneRank):
 class OneShot(OneExchange, HasRemarks):
     """Shared and local components from one exchange.
 
-    Three estimates of the shared components, each followed by local components as the top
+    Four estimates of the shared components, each followed by local components as the top
     eigenvectors of the client's second moment deflated by them:
 
     * `"projector"` (distPCA of Fan et al. 2019, with the personal second shot of Shi & Kontar
       2024, Section 7.1.2): top eigenvectors of the mean projector onto the clients' top
       `shared_rank + local_rank` components;
+    * `"median"`: the same with the geometric median of the projectors, in which each client counts
+      the same (the subspace median of Singh & Vaswani 2024, with all projectors at the server). It
+      stays near the shared components if fewer than half of the clients are faulty or lie;
     * `"spectrum"` (the start of Qu et al. in Shi & Kontar 2024, Section 5): the same with the
       components scaled by their standard deviations, i.e. of the mean of best rank
       `shared_rank + local_rank` approximations of the second moments;
@@ -118,14 +125,14 @@ class OneShot(OneExchange, HasRemarks):
 
     shared_rank: int = eqx.field(static=True)
     local_rank: int = eqx.field(static=True)
-    method: Literal["projector", "spectrum", "local_first"] = eqx.field(static=True)
+    method: Literal["projector", "median", "spectrum", "local_first"] = eqx.field(static=True)
 
     def __init__(
         self,
         shared_rank: int,
         local_rank: int,
         *,
-        method: Literal["projector", "spectrum", "local_first"] = "projector",
+        method: Literal["projector", "median", "spectrum", "local_first"] = "projector",
     ):
         """Set up the algorithm.
 
@@ -165,16 +172,19 @@ class OneShot(OneExchange, HasRemarks):
         # Directions without variance, which complete the basis of a client of few samples, do not
         # count.
         least = jnp.finfo(values.dtype).eps * data.dim * values[0]
-        return Gram(jnp.where(values > least, vectors, 0), thin=True)
+        vectors = jnp.where(values > least, vectors, 0)
+        return Gather(vectors) if self.method == "median" else Gram(vectors, thin=True)
 
     def server_init(self, key, first, like, start) -> Frame:
-        """Top eigenvectors of the mean."""
+        """Top eigenvectors of the mean, or of the median."""
+        if self.method == "median":
+            first = _median_factor(first)
         return moment_received(first).top(self.shared_rank)[1]
 
     @property
     def energy_weighted(self) -> bool:
-        """Whether components count by their variances: not in a mean of projectors."""
-        return self.method != "projector"
+        """Whether components count by their variances: not by projectors."""
+        return self.method in ("spectrum", "local_first")
 
     def client_init(self, key, downlink, data, start):
         """The personal second shot."""
@@ -191,3 +201,27 @@ class OneShot(OneExchange, HasRemarks):
     def client_result(self, downlink, local, data):
         """The local components, made orthogonal to the final shared ones."""
         return beside(downlink, local)
+
+
+def _median_factor(bases: Float[Array, "m d k"]) -> Float[Array, "d columns"]:
+    """A factor of the geometric median of projectors, by Weiszfeld's reweighted means.
+
+    The distances follow from the weights and from what each two bases have in common.
+    """
+    clients, _, width = bases.shape
+    wide = jnp.moveaxis(bases, 0, 1).reshape(bases.shape[1], -1)
+    products = matmul(wide.T, wide).reshape(clients, width, clients, width)
+    common = jnp.sum(products**2, axis=(1, 3))
+    # Clients of weight 0 have sent zeros.
+    sizes = jnp.diagonal(common)
+    there = (sizes > 0).astype(sizes.dtype)
+    smooth = jnp.finfo(sizes.dtype).eps ** 0.5
+
+    def step(weights, _):
+        toward = common @ weights
+        squares = jnp.maximum(sizes + weights @ toward - 2 * toward, 0)
+        inverse = there / jnp.sqrt(squares + smooth)
+        return inverse / inverse.sum(), None
+
+    weights, _ = jax.lax.scan(step, there / there.sum(), length=STEPS)
+    return (wide.reshape(-1, clients, width) * jnp.sqrt(weights)[:, None]).reshape(wide.shape)

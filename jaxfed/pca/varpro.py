@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxfed.contract import Algorithm, Diagnostics, DifferentiatedThrough, HasRemarks, check_count
 from jaxfed.core.clients.samples import Samples
-from jaxfed.core.contract.reduction import Gram, Symmetric
+from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb
@@ -46,7 +46,7 @@ class Uplink(NamedTuple):
 
     product: Frame  # (I - V Vᵀ) S U
     captured: Scalar
-    fingerprint: Scalar
+    fingerprint: Mean | Scalar  # named a mean, so that no other aggregate takes its place
 
 
 class Server(NamedTuple):
@@ -149,7 +149,11 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         """Evaluate the gradient and the objective with the best local components."""
         moment, _, active = data.prepared
         part, rest = evaluate(moment, downlink, self._width, active)
-        return Uplink(part.product, part.captured, data.fingerprint), local, {"objective": rest}
+        return (
+            Uplink(part.product, part.captured, Mean(data.fingerprint)),
+            local,
+            {"objective": rest},
+        )
 
     def server_step(self, key, server: Server, uplink: Uplink) -> tuple[Server, Diagnostics]:
         """Accept the trial or reject it, and step on."""

@@ -15,7 +15,7 @@ from jaxfed import backend, channel, participation
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.buckets import Buckets
-from jaxfed.core.contract.reduction import is_linear
+from jaxfed.core.contract.reduction import is_summed
 from jaxfed.core.round.rounds import one_round
 from jaxfed.core.round.whole import WHOLE
 from jaxfed.core.run.arguments import problem_of
@@ -135,7 +135,7 @@ def check_channels(case: Case) -> None:
                     f"a channel runs or is refused by a ValueError about it: {name} ended in "
                     f"{refusal}"
                 ) from refusal
-            if checked_wire(given).up.private and is_linear((first, uplink)):
+            if checked_wire(given).up.private and is_summed((first, uplink)):
                 raise AssertionError(
                     f"messages that are sums and means can be hidden: {name} was refused: {refusal}"
                 ) from refusal

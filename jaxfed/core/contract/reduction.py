@@ -6,12 +6,13 @@ server receives the same structure, reduced.
 
 import abc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Self, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jaxfed.core.common.returned import check_alike, check_arrays, described
 
@@ -26,10 +27,15 @@ class Part(eqx.Module):
     value: eqx.AbstractVar[PyTree]
 
     linear: ClassVar[bool] = False
-    """Whether the result is the sum of the contributions, linear in each of them.
+    """Whether the result is linear in every contribution; only then differences may be sent."""
 
-    Only such parts can be hidden under masks, or sent as differences.
-    """
+    summed: ClassVar[bool] = False
+    """Whether the result is one sum over all clients; only then masks can hide contributions."""
+
+    def of_client(self, client_id: Int[Array, ""]) -> Self:
+        """This part as sent by ONE client; by default it makes no difference who that is."""
+        del client_id
+        return self
 
     @abc.abstractmethod
     def contribution(self, weight: Float[Array, ""]) -> Self:
@@ -96,7 +102,7 @@ class Mean(Additive):
 
     value: PyTree
 
-    linear = True
+    linear = summed = True
 
     @property
     def is_mean(self) -> bool:
@@ -118,7 +124,7 @@ class Sum(Additive):
 
     value: PyTree
 
-    linear = True
+    linear = summed = True
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The part, or zero from an absent client."""
@@ -179,7 +185,7 @@ class Symmetric(Additive):
     value: PyTree  # vectors of d (d + 1) / 2 numbers, row by row
     weighted: bool = eqx.field(static=True, default=True)
 
-    linear = True
+    linear = summed = True
 
     @property
     def is_mean(self) -> bool:
@@ -194,6 +200,50 @@ class Symmetric(Additive):
     def over_clients(self) -> Gram:
         """The sum of the matrices."""
         return Gram(jax.tree.map(lambda x: unfolded(_total(x)), self.value), self.weighted)
+
+
+@final
+class Groups(Additive):
+    """Sums by groups of clients, `(number, ...)`: each client sends one message, to its own group.
+
+    A client's group is its id modulo the number of groups, in each round the same. Contributions
+    are scaled by the clients' weights, so that one group is `Mean` but for a division; without
+    weights they are plain. A message of a one in the same reduction sums up what each group weighs.
+    """
+
+    value: PyTree
+    number: int = eqx.field(static=True)
+    weighted: bool = eqx.field(static=True, default=True)
+    group: Int[Array, "*clients"] | None = None  # known to the server, and never sent
+
+    linear = True
+
+    @property
+    def is_mean(self) -> bool:
+        """If it is weighted."""
+        return self.weighted
+
+    def of_client(self, client_id: Int[Array, ""]) -> Self:
+        """With the group of a client."""
+        return replace(self, group=client_id % self.number)
+
+    def contribution(self, weight: Float[Array, ""]) -> Self:
+        """The weighted part, or zero from an absent client, whatever it made."""
+        scale = weight if self.weighted else jnp.ones_like(weight)
+        value = jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(scale, x), 0), self.value)
+        return replace(self, value=value)
+
+    def over_clients(self) -> Sum:
+        """The sums of the groups."""
+        assert self.group is not None
+        which = self.group == jnp.arange(self.number)[:, None]
+
+        def sums(x):
+            # A sum over sorted rows, as of `jax.ops.segment_sum`, is slower than this product.
+            highest = jax.lax.Precision.HIGHEST
+            return jnp.tensordot(which.astype(x.dtype), x, 1, precision=highest)
+
+        return Sum(jax.tree.map(sums, self.value))
 
 
 @final
@@ -254,17 +304,37 @@ def plain(message: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.value if is_part(x) else x, message, is_leaf=is_part)
 
 
-def contributions(message: PyTree, weight: Float[Array, ""]) -> PyTree[Part]:
-    """ONE client's share of the reduced message; `weight` is 0 for an absent client."""
-    return each(
-        lambda x: _returned(x, "contribution", x.contribution(weight), type(x)), wrapped(message)
-    )
+def contributions(
+    message: PyTree, weight: Float[Array, ""], client_id: Int[Array, ""] | None = None
+) -> PyTree[Part]:
+    """ONE client's share of the reduced message.
+
+    Args:
+        message: the client's.
+        weight: the client's; 0 if it is absent.
+        client_id: the client's, where a part may be reduced by it.
+    """
+
+    def one(part: Part) -> Part:
+        if client_id is not None:
+            part = _returned(part, "of_client", part.of_client(client_id), type(part))
+        return _returned(part, "contribution", part.contribution(weight), type(part))
+
+    return each(one, wrapped(message))
 
 
 def is_linear(message: PyTree) -> bool:
-    """Whether all of a message is reduced by sums and means of what is sent."""
-    parts = jax.tree.leaves(wrapped(message), is_leaf=is_part)
-    return all(part.linear for part in parts)
+    """Whether all of a reduced message is linear in what each client sends."""
+    return all(part.linear for part in _parts_of(message))
+
+
+def is_summed(message: PyTree) -> bool:
+    """Whether all of a message is reduced by sums and means over all clients."""
+    return all(part.summed for part in _parts_of(message))
+
+
+def _parts_of(message: PyTree) -> list[Part]:
+    return jax.tree.leaves(wrapped(message), is_leaf=is_part)
 
 
 def separated(parts: PyTree[Part]) -> tuple[PyTree[Reduction], PyTree[Part]]:

@@ -27,7 +27,7 @@ from jaxfed.core.contract import calls as contract
 from jaxfed.core.contract import fixed_point
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.bases import Bases, vertical_part
-from jaxfed.core.contract.reduction import contributions, plain, wrapped
+from jaxfed.core.contract.reduction import contributions, plain
 from jaxfed.core.derivatives.cotangent import with_hook
 from jaxfed.core.derivatives.linear_system import Settings, nan_where, or_precision, solved
 from jaxfed.core.round.problem import Problem, State
@@ -167,12 +167,12 @@ def _changing(problem: Problem, state: State) -> States:
     own = jax.eval_shape(first_of, (clients.data, state.local))
 
     def work(downlink, own):
-        data, local, weight = own
+        data, local, client_id, weight = own
         uplink = contract.client_step(algorithm, key, downlink, local, data)[0]
-        return contributions(wrapped(uplink), weight), None
+        return contributions(uplink, weight, client_id), None
 
     def received(clients, local, downlink):
-        everybody = clients.data, local, clients.weights
+        everybody = clients.data, local, clients.ids, clients.weights
         return plain(collect(vmap(), work, downlink, everybody, problem.rows)[0])
 
     def server_after(server, uplink):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from jaxfed.core.contract.reduction import Sum, contributions, plain
 from jaxfed.core.wire import calls, channel
@@ -80,29 +80,35 @@ def nan_where_failed(message: PyTree, failed: Bool[Array, ""]) -> PyTree:
 
 
 def first_contribution(
-    message: Message, weight: Float[Array, ""], real: Float[Array, ""]
+    message: Message, client_id: Int[Array, ""], weight: Float[Array, ""], real: Float[Array, ""]
 ) -> Contribution:
     """One client's share in the reduction of the first messages.
 
     Args:
         message: the client's.
+        client_id: the client's.
         weight: the client's.
         real: 1; 0 for a copy that only pads a device and sends nothing.
     """
     return Contribution(
-        contributions(message.decoded, weight),
+        contributions(message.decoded, weight, client_id),
         _bytes(message.payload, real),
         _failure(message.not_finite, weight),
     )
 
 
 def round_contribution(
-    message: Message, weight: Float[Array, ""], present: Float[Array, ""], cumulative: bool
+    message: Message,
+    client_id: Int[Array, ""],
+    weight: Float[Array, ""],
+    present: Float[Array, ""],
+    cumulative: bool,
 ) -> Contribution:
     """One client's share in the reduction of a round's messages.
 
     Args:
         message: the client's.
+        client_id: the client's.
         weight: the client's.
         present: the factor on its weight in this round, 0 if it takes no part.
         cumulative: whether messages are differences to those before.
@@ -114,7 +120,7 @@ def round_contribution(
     # Summed with their weights, so that the server can divide by those who took part.
     diagnostics, shares = contributions((message.diagnostics, jnp.ones_like(weight)), share)
     return Contribution(
-        contributions(message.decoded, changed),
+        contributions(message.decoded, changed, client_id),
         _bytes(message.payload, present),
         _failure(message.not_finite, weight),
         diagnostics,

@@ -36,7 +36,7 @@ from jaxfed.core.round.problem import (
     server_keys,
     zeros_of,
 )
-from jaxfed.core.round.shapes import Kind, message_shapes
+from jaxfed.core.round.shapes import Kind, message_shapes, received_shapes
 from jaxfed.core.wire import channel
 
 
@@ -86,7 +86,7 @@ def open_run(
     # What the server has decoded: both ends of a difference channel must start from the same.
     known = None
     if problem.uplink.cumulative:
-        known = first if shapes.remembered else zeros_of(shapes.uplink)
+        known = first if shapes.remembered else zeros_of(received_shapes(shapes.uplink))
     nobody = jnp.zeros(problem.size, bool)
     state = State(
         round=jnp.zeros((), jnp.int32),
@@ -122,6 +122,7 @@ class _Arrival(NamedTuple):
     """What the server has of one client in a round, or of many along a leading axis."""
 
     message: Message
+    id: Int[Array, "*members"]
     weight: Float[Array, "*members"]
     present: Float[Array, "*members"]
 
@@ -152,13 +153,13 @@ def reduce_first(problem: Problem, messages: Message) -> tuple[Contribution, Boo
     """
 
     def one(_, own):
-        message, weight = own
+        message, client_id, weight = own
         not_finite = message.not_finite & (weight > 0)
         decoded = problem.first_uplink.decode(message.payload)
         message = message._replace(not_finite=not_finite, decoded=decoded)
-        return first_contribution(message, weight, jnp.ones_like(weight)), not_finite
+        return first_contribution(message, client_id, weight, jnp.ones_like(weight)), not_finite
 
-    own = messages, problem.clients.weights
+    own = messages, problem.clients.ids, problem.clients.weights
     return collect(problem.backend, one, None, own, problem.size)
 
 
@@ -177,15 +178,16 @@ def reduce_round(
     """
 
     def one(_, arrival):
-        message, weight, present = arrival
+        message, client_id, weight, present = arrival
         not_finite = message.not_finite & (weight * present.astype(weight.dtype) > 0)
         lost = (present > 0) & ~jnp.isfinite(message.diagnostics["objective"])
         decoded = problem.uplink.decode(message.payload)
         message = message._replace(not_finite=not_finite, decoded=decoded)
         cumulative = problem.uplink.cumulative
-        return round_contribution(message, weight, present, cumulative), lost | not_finite
+        received = round_contribution(message, client_id, weight, present, cumulative)
+        return received, lost | not_finite
 
-    arrivals = _Arrival(messages, problem.clients.weights, inclusion)
+    arrivals = _Arrival(messages, problem.clients.ids, problem.clients.weights, inclusion)
     number = problem.participation.number(problem.size)
     if number is None or problem.everybody or not problem.backend.gathers:
         return collect(problem.backend, one, None, arrivals, problem.size)

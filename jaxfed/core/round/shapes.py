@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from jaxfed.core.common.buckets import shapes_differ
 from jaxfed.core.contract import calls
 from jaxfed.core.contract.algorithm import Personalized
+from jaxfed.core.contract.reduction import contributions, joined, over_clients, separated
 from jaxfed.core.round import client
 from jaxfed.core.round.problem import Member, Problem, before_rounds
 from jaxfed.core.wire import channel
@@ -78,6 +79,17 @@ def message_shapes(
     mean = total / clients if total % clients else total // clients
     remembered = all(client.remembers_first(problem, first.decoded, uplink) for first in firsts)
     return MessageShapes(uplink, objective, mean, remembered)
+
+
+def received_shapes(uplink: PyTree) -> PyTree:
+    """Shapes of what the server receives of messages of these shapes."""
+
+    def of_one(uplink):
+        shares = contributions(uplink, jnp.ones(()), jnp.zeros((), jnp.int32))
+        reduced, gathered = separated(jax.tree.map(lambda x: x[None], shares))
+        return joined(over_clients(reduced), gathered)
+
+    return jax.eval_shape(of_one, uplink)
 
 
 def member_shapes(kind: Kind, start: Personalized | None) -> Member:

@@ -101,7 +101,8 @@ def first_messages(
         message = client.first_message(problem, broadcast, member)
         not_finite = message.not_finite & (member.weight > 0)
         real = (member.position < problem.size).astype(member.weight.dtype)
-        received = first_contribution(message._replace(not_finite=not_finite), member.weight, real)
+        message = message._replace(not_finite=not_finite)
+        received = first_contribution(message, member.id, member.weight, real)
         # Clients keep it only where uplink differences may start from it.
         kept = message.decoded if problem.uplink.cumulative else None
         return received, (kept, not_finite)
@@ -135,7 +136,8 @@ def steps(
         # Who takes no part, or is padding, cannot end the run by a NaN of its own.
         not_finite = message.not_finite & present
         message = message._replace(not_finite=not_finite)
-        received = round_contribution(message, weight, member.present, problem.uplink.cumulative)
+        cumulative = problem.uplink.cumulative
+        received = round_contribution(message, member.id, weight, member.present, cumulative)
         if not problem.everybody:
             # The step has run for everybody, and counts for the participants.
             after = jax.tree.map(lambda new, old: jnp.where(there, new, old), after, member.state)

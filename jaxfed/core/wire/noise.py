@@ -8,7 +8,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from jaxfed._checks import check_count, check_positive
-from jaxfed.core.contract.reduction import is_linear
+from jaxfed.core.contract.reduction import is_summed
 from jaxfed.core.wire.channel import Channel
 
 
@@ -34,7 +34,7 @@ class _Gaussian(Channel):
                 "part in each round"
             )
         weights = clients.weights
-        if not is_linear(message) or not (isinstance(weights, Tracer) or _equal(weights)):
+        if not is_summed(message) or not (isinstance(weights, Tracer) or _equal(weights)):
             raise ValueError(
                 "channel: noise that clients share needs a sum, or a mean with equal weights "
                 "(Clients with weights='equal'); use clients=1"

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Key, PyTree, UInt8, UInt32
 
 from jaxfed._checks import check_count, check_positive, is_whole, refuse
-from jaxfed.core.contract.reduction import Additive, each, is_linear, wrapped
+from jaxfed.core.contract.reduction import Additive, each, is_summed, wrapped
 from jaxfed.core.wire.channel import Channel, Context, lossless, straight_through
 from jaxfed.core.wire.compressor import Payload
 from jaxfed.core.wire.masks import MaskedChannel, pairwise_mask
@@ -80,10 +80,10 @@ class _SecureSum(MaskedChannel):
                 "participation: masks only cancel if every client takes part in each round; "
                 "use everybody()"
             )
-        if not is_linear(message):
+        if not is_summed(message):
             raise ValueError(
                 "channel: masked messages can be added up and in no other way reduced, as this "
-                "algorithm needs it"
+                "algorithm needs it (sums by groups can: jaxfed.aggregation.Robust(masked=True))"
             )
         self.inner.check(clients, participants, message)
 

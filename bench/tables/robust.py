@@ -1,0 +1,356 @@
+"""What bad clients do to each algorithm, as it is and with `jf.aggregation.Robust`.
+
+    python -m bench.tables.robust attacks
+    python -m bench.tables.robust rules
+    python -m bench.tables.robust outliers
+
+A bad client sends, in place of each array of its message, one of the same length times a size:
+random, or in a direction that all of them agree on, or its own reversed. Errors are half the
+squared distance of projectors to the true subspace, for `FedAvg` the squared distance of the
+parameters of linear regression; medians of five draws of 100 clients.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfed as jf
+from bench.common import choose, machine, table
+from jaxfed import aggregation
+from jaxfed.core.contract.reduction import Gather, Max, Sum, is_part
+
+CLIENTS, FEATURES, SEEDS = 100, 30, 5
+SGD = optax.sgd(1.0)
+
+
+class Attack(NamedTuple):
+    """What bad clients send in place of a message, and how many they are of a hundred."""
+
+    bad: int
+    own: float = 0.0  # factor of the client's own message
+    common: float = 0.0  # of a direction in common, as long as the client's own message
+    random: float = 0.0  # of a direction of its own
+
+
+ATTACKS = {
+    "none": [Attack(0)],
+    "30 random": [Attack(30, random=1.0)],
+    "10 collude, worst size": [Attack(10, common=c) for c in (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)],
+    "12 collude": [Attack(12, common=1.0)],
+    "30 collude": [Attack(30, common=1.0)],
+    "20 reversed, times 10": [Attack(20, own=-10.0)],
+}
+
+
+class Member(NamedTuple):
+    """One client's prepared data."""
+
+    data: Any
+    bad: jax.Array
+    key: jax.Array
+
+
+class Attacked(jf.Algorithm):
+    """An algorithm some of whose clients lie in every message but the moments of a start."""
+
+    algorithm: jf.Algorithm
+    attack: Attack
+    bad: jax.Array  # of each client
+
+    @property
+    def needs_everybody(self):
+        """If the algorithm needs it."""
+        return self.algorithm.needs_everybody
+
+    def check(self, clients, start):
+        """As the algorithm."""
+        self.algorithm.check(clients, start)
+
+    def prepare(self, data, client_id, rounds):
+        """And whether the client is bad."""
+        key = jax.random.fold_in(jax.random.key(11), client_id)
+        return Member(self.algorithm.prepare(data, client_id, rounds), self.bad[client_id], key)
+
+    def first_message(self, key, data, start):
+        """Perhaps another one."""
+        return self._sent(key, data, self.algorithm.first_message(key, data.data, start))
+
+    def server_init(self, key, first, like, start):
+        """As the algorithm."""
+        return self.algorithm.server_init(key, first, like.data, start)
+
+    def downlink(self, server):
+        """As the algorithm."""
+        return self.algorithm.downlink(server)
+
+    def client_init(self, key, downlink, data, start):
+        """As the algorithm."""
+        return self.algorithm.client_init(key, downlink, data.data, start)
+
+    def client_step(self, key, downlink, local, data):
+        """With another message from a bad client."""
+        sent, local, diagnostics = self.algorithm.client_step(key, downlink, local, data.data)
+        return self._sent(key, data, sent), local, diagnostics
+
+    def server_step(self, key, server, uplink):
+        """As the algorithm."""
+        return self.algorithm.server_step(key, server, uplink)
+
+    def client_result(self, downlink, local, data):
+        """As the algorithm."""
+        return self.algorithm.client_result(downlink, local, data.data)
+
+    def shared_result(self, server):
+        """As the algorithm."""
+        return self.algorithm.shared_result(server)
+
+    def _sent(self, key, data, message):
+        def other(x):
+            length = jnp.linalg.norm(x)
+            common, own = (jax.random.normal(k, x.shape, x.dtype) for k in (jax.random.key(7), key))
+            common, own = (y / jnp.linalg.norm(y) for y in (common, own))
+            how = self.attack
+            lie = how.own * x + length * (how.common * common + how.random * own)
+            return jnp.where(data.bad, lie.astype(x.dtype), x)
+
+        def part(x):
+            lies = not is_part(x) or isinstance(x, Sum | Max | Gather)
+            return jax.tree.map(other, x) if lies else x
+
+        return jax.tree.map(part, message, is_leaf=is_part)
+
+
+class Problem(NamedTuple):
+    """Clients and what to learn from them."""
+
+    clients: jf.Clients
+    error: Callable[[Any], float]  # of the shared part
+    truth: np.ndarray | None = None
+
+
+class Case(NamedTuple):
+    """An algorithm, its problems and how it starts."""
+
+    algorithm: jf.Algorithm
+    problem: Callable[[int], Problem]  # from a seed
+    rounds: int
+    start: jf.Algorithm | None = None
+
+
+def subspace(truth: np.ndarray) -> Callable[[Any], float]:
+    """The error of a basis."""
+    return lambda found: float(jf.metrics.projector_distance(found, jnp.asarray(truth))) / 2
+
+
+def orthonormal(rng: np.random.Generator, columns: int, besides: np.ndarray | None = None):
+    """A random basis, orthogonal to another one."""
+    basis = rng.normal(size=(FEATURES, columns))
+    if besides is not None:
+        basis -= besides @ (besides.T @ basis)
+    return np.linalg.qr(basis)[0]
+
+
+def personalized(
+    seed: int, clients: int = CLIENTS, outliers: int = 0, scale: float = 1.0
+) -> Problem:
+    """Three shared and five local components; the first clients may be outliers."""
+    rng = np.random.default_rng(seed)
+    shared, other = orthonormal(rng, 3), orthonormal(rng, 3)
+    samples = []
+    for i in range(clients):
+        mine, size = (other, 3) if i < outliers else (shared, 1)
+        local = orthonormal(rng, 5, mine)
+        noise = 0.3 * rng.normal(size=(100, FEATURES))
+        signal = size * rng.normal(size=(100, 3)) @ mine.T + rng.normal(size=(100, 5)) @ local.T
+        samples.append(signal + noise)
+    samples[0] = samples[0] * scale
+    return Problem(jf.Clients.from_samples(np.array(samples, np.float32)), subspace(shared), shared)
+
+
+def around(seed: int) -> Problem:
+    """Three components of each client around common ones."""
+    rng = np.random.default_rng(seed)
+    shared = orthonormal(rng, 3)
+    samples = []
+    for _ in range(CLIENTS):
+        own = np.linalg.qr(shared + 0.08 * rng.normal(size=shared.shape))[0]
+        samples.append(2 * rng.normal(size=(100, 3)) @ own.T + rng.normal(size=(100, FEATURES)) / 3)
+    return Problem(jf.Clients.from_samples(np.array(samples, np.float32)), subspace(shared))
+
+
+def views(seed: int) -> Problem:
+    """Views of 60 entities with three dimensions in common."""
+    rng = np.random.default_rng(seed)
+    latent = np.linalg.qr(rng.normal(size=(60, 3)))[0] * 60**0.5
+    found = [latent @ rng.normal(size=(3, 8)) + rng.normal(size=(60, 8)) for _ in range(CLIENTS)]
+    clients = jf.gcca.Views.from_arrays([x.astype(np.float32) for x in found])
+    return Problem(clients, subspace(latent / 60**0.5))
+
+
+def regressions(seed: int) -> Problem:
+    """Linear regressions whose parameters differ by client."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=FEATURES)
+    samples = []
+    for _ in range(CLIENTS):
+        inputs = rng.normal(size=(100, FEATURES))
+        outputs = inputs @ (truth + 0.1 * rng.normal(size=FEATURES)) + rng.normal(size=100)
+        samples.append(np.column_stack([inputs, outputs]))
+    clients = jf.Clients.from_samples(np.array(samples, np.float32))
+    return Problem(clients, lambda found: float(np.sum((np.asarray(found["w"]) - truth) ** 2)))
+
+
+def loss(model, batch, key):
+    """Of linear regression."""
+    del key
+    return jnp.mean((batch[:, :-1] @ model["w"] - batch[:, -1]) ** 2) / 2
+
+
+MEDIAN = jf.pca.OneShot(3, 5, method="median")
+CASES = {
+    "PerPCA": Case(jf.pca.PerPCA(3, 5), personalized, 150, MEDIAN),
+    "VarProPerPCA": Case(jf.pca.VarProPerPCA(3, 5), personalized, 80, MEDIAN),
+    "HierarchicalPCA": Case(jf.pca.HierarchicalPCA(3, 0.1, 0.1, start="random"), around, 150),
+    "SubspaceIteration": Case(jf.pca.SubspaceIteration(3), around, 50),
+    "MaxVar": Case(jf.gcca.MaxVar(3, solver="exact"), views, 50),
+    "FedAvg": Case(
+        jf.generative.FedAvg({"w": jnp.zeros(FEATURES)}, loss, SGD, local_steps=5, step_size=0.1),
+        regressions,
+        50,
+    ),
+}
+AGGREGATES = {
+    "mean": None,
+    "100 groups": functools.partial(aggregation.Robust, groups=100),
+    "50 groups": functools.partial(aggregation.Robust, groups=50),
+}
+
+
+@functools.cache
+def problem_of(case: str, seed: int) -> Problem:
+    """One draw."""
+    return CASES[case].problem(seed)
+
+
+def error(case: str, wrap: Callable | None, attack: Attack, seed: int) -> float:
+    """Of the shared part."""
+    made, key = CASES[case], jax.random.key(seed)
+    problem = problem_of(case, seed)
+    bad = np.isin(
+        np.arange(CLIENTS), np.random.default_rng(seed).permutation(CLIENTS)[: attack.bad]
+    )
+    how = jax.tree.map(jnp.float32, attack)
+
+    def fit(algorithm, wrap, **options):
+        attacked = Attacked(algorithm, how, jnp.asarray(bad))
+        wrapped = attacked if wrap is None else wrap(attacked)
+        return jf.fit(wrapped, problem.clients, key=key, **options)
+
+    start = None if made.start is None else fit(made.start, None, rounds=1)
+    try:
+        found = fit(made.algorithm, wrap, rounds=made.rounds, warm_start=start).result.shared
+    except jf.DivergenceError:
+        return np.inf
+    return problem.error(found)
+
+
+def worst(case: str, wrap: Callable | None, attacks: list[Attack]) -> float:
+    """The largest over sizes of the medians over draws."""
+    return max(
+        float(np.median([error(case, wrap, attack, seed) for seed in range(SEEDS)]))
+        for attack in attacks
+    )
+
+
+def attacks(seed: int) -> list[dict[str, object]]:
+    """A row an algorithm and aggregate, a column an attack; in brackets over the mean's clean."""
+    del seed
+    found = []
+    for case in CASES:
+        clean = None
+        for name, wrap in AGGREGATES.items():
+            row = {"algorithm": case, "aggregate": name}
+            for attack, sizes in ATTACKS.items():
+                value = worst(case, wrap, sizes)
+                clean = value if clean is None else clean
+                row[attack] = f"{value:.2g} ({value / clean:.3g})"
+            found.append(row)
+    return found
+
+
+def rules(seed: int) -> list[dict[str, object]]:
+    """The same for every rule, of `PerPCA` with groups of one client."""
+    del seed
+    every = {
+        "mean": None,
+        "Biweight": aggregation.Biweight(),
+        "GeometricMedian": aggregation.GeometricMedian(),
+        "CoordinateMedian": aggregation.CoordinateMedian(),
+        "TrimmedMean": aggregation.TrimmedMean(),
+        "CentredClipping": aggregation.CentredClipping(),
+    }
+    found = []
+    for name, rule in every.items():
+        wrap = None
+        if rule is not None:
+            wrap = functools.partial(aggregation.Robust, rule=rule, groups=CLIENTS)
+        row = {attack: f"{worst('PerPCA', wrap, sizes):.2g}" for attack, sizes in ATTACKS.items()}
+        found.append({"rule": name} | row)
+    return found
+
+
+def outliers(seed: int) -> list[dict[str, object]]:
+    """Twenty clients: two whose shared components are others, or one times 1,000.
+
+    The sine of the largest angle to the true space, medians of five draws, and who is named.
+    """
+    del seed
+    found = []
+    for name, options in {
+        "none": {},
+        "two": {"outliers": 2},
+        "one times 1,000": {"scale": 1000.0},
+    }.items():
+        for algorithm in (jf.pca.PerPCA(3, 5), jf.pca.VarProPerPCA(3, 5)):
+            rows = []
+            for draw in range(SEEDS):
+                problem, key = personalized(draw, 20, **options), jax.random.key(draw)
+                fit = functools.partial(jf.fit, clients=problem.clients, key=key)
+                start = fit(MEDIAN, rounds=1)
+                robust = aggregation.Robust(algorithm, groups=20)
+                alone = fit(algorithm, rounds=150)
+                cold, warm = (fit(robust, rounds=150, warm_start=x) for x in (None, start))
+                most = np.asarray(aggregation.client_influence(alone, problem.clients, key=key))
+                rows.append(
+                    [
+                        *(sine(x.result.shared, problem.truth) for x in (alone, start, cold, warm)),
+                        sorted(aggregation.far_clients(warm, problem.clients.ids).tolist()),
+                        sorted(np.argsort(most)[-2:].tolist()),
+                    ]
+                )
+            sines = np.median([row[:4] for row in rows], axis=0)
+            columns = ("mean", "OneShot median", "robust", "robust after it")
+            found.append(
+                {"outliers": name, "algorithm": type(algorithm).__name__}
+                | {c: f"{x:.2g}" for c, x in zip(columns, sines, strict=True)}
+                | {"far in each draw": str([row[4] for row in rows])}
+                | {"of most influence on the mean": str([row[5] for row in rows])}
+            )
+    return found
+
+
+def sine(found: jax.Array, truth: np.ndarray) -> float:
+    """Of the largest angle between two subspaces."""
+    found = np.asarray(found)
+    return float(np.linalg.norm(found - truth @ (truth.T @ found), 2))
+
+
+if __name__ == "__main__":
+    arguments = choose({"attacks": attacks, "rules": rules, "outliers": outliers}, __doc__)
+    print(machine())
+    print(table(arguments.part(arguments.seed)))

@@ -1,0 +1,17 @@
+"""Aggregates that a minority of faulty, broken or lying clients cannot move far.
+
+`Robust(algorithm, rule, groups=...)` is the algorithm with its means replaced: clients fall into
+groups, the server receives the mean of each group, and a rule brings these together. A rule that
+tolerates a share of bad groups tolerates as many bad clients as there are such groups.
+`client_influence` tells which client moved a result most.
+"""
+
+from jaxfed.aggregation.influence import client_influence as client_influence
+from jaxfed.aggregation.robust import Robust as Robust
+from jaxfed.aggregation.robust import far_clients as far_clients
+from jaxfed.aggregation.rules import Biweight as Biweight
+from jaxfed.aggregation.rules import CentredClipping as CentredClipping
+from jaxfed.aggregation.rules import CoordinateMedian as CoordinateMedian
+from jaxfed.aggregation.rules import GeometricMedian as GeometricMedian
+from jaxfed.aggregation.rules import Rule as Rule
+from jaxfed.aggregation.rules import TrimmedMean as TrimmedMean

@@ -1,0 +1,177 @@
+"""Rules that bring the means of groups together, a minority of which may be anything."""
+
+import abc
+from typing import final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxfed._checks import check_count, check_positive
+
+Rows = Float[Array, "groups numbers"]
+Shares = Float[Array, " groups"]
+
+
+class Rule(eqx.Module):
+    """Brings the means of groups together, as a pure function of them and of what they weigh."""
+
+    @abc.abstractmethod
+    def aggregate(self, rows: Rows, shares: Shares) -> Float[Array, " numbers"]:
+        """The aggregate.
+
+        Args:
+            rows: the groups' means, on a scale on which half of them are within one of the
+                coordinate-wise median.
+            shares: what groups weigh, summing to one; 0 for a group without participants.
+        """
+
+
+@final
+class GeometricMedian(Rule):
+    """The point of the smallest sum of distances to the groups' means.
+
+    Tolerates any share of bad groups below one half. The smoothed Weiszfeld iteration, a fixed
+    number of steps from the coordinate-wise median.
+
+    Source: Pillutla, Kakade & Harchaoui (2022), Robust aggregation for federated learning, IEEE
+    Transactions on Signal Processing, Algorithm 1.
+    """
+
+    steps: int = eqx.field(static=True, default=8)
+
+    def __check_init__(self):
+        check_count("steps", self.steps)
+
+    def aggregate(self, rows, shares):
+        """Reweighted means."""
+
+        def step(center, _):
+            inverse = shares / distances(rows, center)
+            return (inverse / inverse.sum()) @ rows, None
+
+        return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
+
+
+@final
+class Biweight(Rule):
+    """A mean whose weights fall with the distance, to zero at a multiple of the median distance.
+
+    From the geometric median, a fixed number of reweighted means. Groups far from the others count
+    nothing, where a median still moves by a bounded amount, and those within the usual spread
+    nearly the same, so that little is lost without any bad group. Tolerates any share of bad groups
+    below one half.
+
+    Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust
+    statistics, Section 5.5, for a redescending estimate from a robust start and scale.
+    """
+
+    cutoff: float = eqx.field(static=True, default=3.0)
+    steps: int = eqx.field(static=True, default=8)
+
+    def __check_init__(self):
+        check_positive("cutoff", self.cutoff, single=True)
+        check_count("steps", self.steps)
+
+    def aggregate(self, rows, shares):
+        """Reweighted means."""
+        start = GeometricMedian().aggregate(rows, shares)
+        reach = self.cutoff * weighted_quantile(distances(rows, start)[:, None], shares, 0.5)
+
+        def step(center, _):
+            left = jnp.maximum(0, 1 - (distances(rows, center) / reach) ** 2)
+            weights = shares * left**2
+            return (weights / weights.sum()) @ rows, None
+
+        return jax.lax.scan(step, start, length=self.steps)[0]
+
+
+@final
+class CoordinateMedian(Rule):
+    """The weighted median of each number.
+
+    Tolerates any share of bad groups below one half, at an error that grows with the number of
+    coordinates.
+
+    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option I.
+    """
+
+    def aggregate(self, rows, shares):
+        """Medians."""
+        return weighted_quantile(rows, shares, 0.5)
+
+
+@final
+class TrimmedMean(Rule):
+    """The weighted mean of each number without its largest and smallest values.
+
+    Tolerates a share of bad groups up to the share trimmed at either end.
+
+    Source: Yin, Chen, Kannan & Bartlett (2018), Byzantine-robust distributed learning, Option II.
+    """
+
+    trimmed: float = eqx.field(static=True, default=0.3)
+
+    def __check_init__(self):
+        if not isinstance(self.trimmed, float) or not 0 <= self.trimmed < 0.5:
+            raise ValueError(f"trimmed: wanted a share below one half, got {self.trimmed!r}")
+
+    def aggregate(self, rows, shares):
+        """Means of what is left."""
+        values, weights, before = _sorted(rows, shares)
+        low, high = self.trimmed, 1 - self.trimmed
+        left = jnp.clip(before + weights, low, high) - jnp.clip(before, low, high)
+        return jnp.sum(left * values, axis=0) / (high - low)
+
+
+@final
+class CentredClipping(Rule):
+    """A mean of deviations from the aggregate, each clipped to the median length.
+
+    Tolerates a share of bad groups of about a fifth. Starts from the coordinate-wise median, where
+    the source starts from the last round's aggregate.
+
+    Source: Karimireddy, He & Jaggi (2021), Learning from history for Byzantine robust
+    optimization, Section 4.
+    """
+
+    steps: int = eqx.field(static=True, default=8)
+
+    def __check_init__(self):
+        check_count("steps", self.steps)
+
+    def aggregate(self, rows, shares):
+        """Means of clipped deviations."""
+
+        def step(center, _):
+            lengths = distances(rows, center)
+            radius = weighted_quantile(lengths[:, None], shares, 0.5)
+            factors = jnp.minimum(1, radius / lengths)
+            return center + (shares * factors) @ (rows - center), None
+
+        return jax.lax.scan(step, weighted_quantile(rows, shares, 0.5), length=self.steps)[0]
+
+
+def distances(rows: Rows, center: Float[Array, " numbers"]) -> Shares:
+    """Distances from a point, smoothed at zero, where they have no derivative."""
+    squares = jnp.sum((rows - center) ** 2, axis=1)
+    return jnp.sqrt(squares + 1e-3 * jnp.finfo(rows.dtype).eps ** 0.5)
+
+
+def _sorted(rows: Rows, shares: Shares) -> tuple[Rows, Rows, Rows]:
+    """Each number's values in ascending order, their weights, and the weights before them."""
+    order = jnp.argsort(rows, axis=0)
+    weights = shares[order]
+    return jnp.take_along_axis(rows, order, 0), weights, jnp.cumsum(weights, axis=0) - weights
+
+
+def weighted_quantile(rows: Rows, shares: Shares, level: float) -> Float[Array, " numbers"]:
+    """Each number's weighted quantile over the groups; between two values, their mean."""
+    values, weights, before = _sorted(rows, shares)
+    after, slack = before + weights, 4 * jnp.finfo(shares.dtype).eps
+    counts = weights > 0
+    low = jnp.argmax(counts & (after >= level - slack), axis=0)
+    high = jnp.argmax(counts & (after > level + slack), axis=0)
+    both = jnp.take_along_axis(values, jnp.stack([low, high]), 0)
+    return both.mean(0)

@@ -1,0 +1,83 @@
+"""Influence against runs without each client, and clients that stand out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.aggregation import Robust, client_influence
+from tests.helpers import gaussian
+
+CLIENTS, RANK = 30, 2
+
+
+def clients_of(weights=None):
+    """Of one distribution but the last, whose shared directions lie elsewhere."""
+    values = np.asarray(gaussian((40,) * CLIENTS, dtype=np.float64).data.values)
+    values[-1] = values[-1][:, [0, 4, 2, 3, 1, 5]]
+    return jf.Clients.from_samples(values, weights=weights)
+
+
+def run(clients, algorithm):
+    return jf.fit(algorithm, clients, rounds=150, key=jax.random.key(0), tol=1e-13)
+
+
+def projector(solution):
+    return np.asarray(solution.result.shared @ solution.result.shared.T)
+
+
+def test_is_the_change_without_a_client(x64):
+    def energy(result):
+        return jnp.array([jnp.sum(result.shared[0] ** 2), jnp.sum(result.shared[3] ** 2)])
+
+    algorithm = jf.pca.PerPCA(RANK, 1, variant="power")
+    clients = clients_of()
+    solution = run(clients, algorithm)
+    found = client_influence(solution, clients, key=jax.random.key(1), of=energy)
+    for i in (0, 7, CLIENTS - 1):
+        weights = np.ones(CLIENTS)
+        weights[i] = 0
+        change = energy(run(clients_of(weights), algorithm).result) - energy(solution.result)
+        np.testing.assert_allclose(found[i], np.sqrt(np.mean(change**2)), rtol=0.3)
+    assert np.argmax(found) == CLIENTS - 1
+
+
+def test_estimates_the_change_of_the_projector(x64):
+    algorithm = Robust(jf.pca.PerPCA(RANK, 1, variant="power"), groups=CLIENTS)
+    clients = clients_of()
+    solution = run(clients, algorithm)
+    found = client_influence(solution, clients, key=jax.random.key(1), directions=32)
+    weights = np.ones(CLIENTS)
+    weights[4] = 0
+    change = np.linalg.norm(projector(run(clients_of(weights), algorithm)) - projector(solution))
+    assert 0.4 * change < found[4] < 2.5 * change
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"solution": "a run"}, r"solution: wanted .*got"),
+        ({"clients": None}, r"clients: wanted .*got"),
+        ({"directions": 0}, r"directions: .*got 0"),
+        ({"key": 3}, r"key: .*"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(options, said):
+    clients = gaussian((9, 9, 9))
+    solution = jf.fit(jf.pca.SubspaceIteration(2), clients, rounds=1, key=jax.random.key(0))
+    arguments = {"solution": solution, "clients": clients, "key": jax.random.key(0)} | options
+    with pytest.raises(ValueError, match=said):
+        client_influence(arguments.pop("solution"), arguments.pop("clients"), **arguments)
+
+
+def test_other_clients_and_results_without_components_are_refused():
+    clients = gaussian((9, 9, 9))
+    key = jax.random.key(0)
+    local = jf.fit(jf.pca.Local(2), clients, rounds=1, key=key)
+    with pytest.raises(ValueError, match="of: wanted"):
+        client_influence(local, clients, key=key)
+    solution = jf.fit(jf.pca.SubspaceIteration(2), clients, rounds=1, key=key)
+    with pytest.raises(ValueError, match=r"clients: wanted .* got"):
+        client_influence(solution, gaussian((9, 9)), key=key)

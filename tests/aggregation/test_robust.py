@@ -1,0 +1,275 @@
+"""Robust runs: the server's aggregate by NumPy, bad clients, whatever is composed, refusals."""
+
+import functools
+from typing import NamedTuple
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.aggregation import GeometricMedian, Robust, TrimmedMean, far_clients
+from jaxfed.core.contract import fixed_point
+from tests.core.derivatives.test_adjoint_algorithms import clients_of, essence, samples
+from tests.helpers import gaussian
+
+CLIENTS, GROUPS, RANK = 12, 6, 2
+
+
+class Told(NamedTuple):
+    """A message of two parts, one of them a sum."""
+
+    mean: jax.Array
+    total: jf.reduction.Sum
+
+
+class Tells(jf.Algorithm):
+    """Every client tells its first sample; the server keeps what it received."""
+
+    def server_init(self, key, first, like, start):
+        zeros = jnp.zeros(like.values.shape[1], like.values.dtype)
+        return Told(zeros, zeros)
+
+    def downlink(self, server):
+        return server.mean
+
+    def client_init(self, key, downlink, data, start):
+        return None
+
+    def client_step(self, key, downlink, local, data):
+        row = data.values[0]
+        return Told(row, jf.reduction.Sum(row)), None, {"objective": row.sum()}
+
+    def server_step(self, key, server, uplink):
+        return uplink, {}
+
+    def shared_result(self, server):
+        return server
+
+
+class Liars(jf.Algorithm):
+    """Subspace iteration in which some clients send a large message that all of them agree on."""
+
+    algorithm: jf.Algorithm
+    liars: int = eqx.field(static=True)
+
+    def prepare(self, data, client_id, rounds):
+        return self.algorithm.prepare(data, client_id, rounds), client_id < self.liars
+
+    def server_init(self, key, first, like, start):
+        return self.algorithm.server_init(key, first, like[0], start)
+
+    def downlink(self, server):
+        return self.algorithm.downlink(server)
+
+    def client_init(self, key, downlink, data, start):
+        return self.algorithm.client_init(key, downlink, data[0], start)
+
+    def client_step(self, key, downlink, local, data):
+        sent, local, told = self.algorithm.client_step(key, downlink, local, data[0])
+        lie = 1000 * jax.random.normal(jax.random.key(7), downlink.shape, downlink.dtype)
+        return jax.tree.map(lambda x: jnp.where(data[1], lie, x), sent), local, told
+
+    def server_step(self, key, server, uplink):
+        return self.algorithm.server_step(key, server, uplink)
+
+
+def alike(dtype=np.float64, **options):
+    """Clients of the same distribution."""
+    return gaussian((40,) * CLIENTS, dtype=dtype, **options)
+
+
+def run(algorithm, clients, **options):
+    return jf.fit(
+        algorithm, clients, rounds=options.pop("rounds", 12), key=jax.random.key(1), **options
+    )
+
+
+def space(solution):
+    return np.asarray(solution.result.shared @ solution.result.shared.T)
+
+
+def lying(groups=GROUPS, **options):
+    return Robust(Liars(jf.pca.SubspaceIteration(RANK), 1), groups=groups, **options)
+
+
+def test_the_server_receives_the_aggregate_of_group_means(x64):
+    weights = np.arange(1, CLIENTS + 1.0)
+    clients = alike(weights=weights)
+    rows = np.asarray(clients.data.values[:, 0])
+    found = run(Robust(Tells(), TrimmedMean(0.0), groups=GROUPS), clients, rounds=1).result.shared
+    # Nothing trimmed: a mean of group means by their weights is the mean, of a sum nearly the sum.
+    chex.assert_trees_all_close(found.mean, weights @ rows / weights.sum(), rtol=1e-10)
+    of = np.arange(CLIENTS) % GROUPS
+    mass = np.bincount(of, weights) / weights.sum()
+    by_weight = np.stack([weights[of == g] @ rows[of == g] for g in range(GROUPS)])
+    by_weight /= weights.sum() * mass[:, None]
+    by_count = np.stack([rows[of == g].mean(0) for g in range(GROUPS)])
+    chex.assert_trees_all_close(found.total, CLIENTS * mass @ by_count, rtol=1e-10)
+    # Together, each in units of its own spread.
+    found = run(Robust(Tells(), GeometricMedian(200), groups=GROUPS), clients, rounds=1).result
+    units = [_unit(x, mass) for x in (by_weight, by_count)]
+    joint = np.concatenate([x / u for x, u in zip((by_weight, by_count), units, strict=True)], 1)
+    center = mass @ joint
+    for _ in range(2000):
+        inverse = mass / np.linalg.norm(joint - center, axis=1)
+        center = inverse @ joint / inverse.sum()
+    wanted = center[:6] * units[0], CLIENTS * center[6:] * units[1]
+    chex.assert_trees_all_close(tuple(found.shared), wanted, atol=1e-4)
+
+
+def _unit(rows, mass):
+    order = np.argsort(rows, axis=0)
+    places = (np.cumsum(mass[order], axis=0) >= 0.5).argmax(0)
+    center = np.take_along_axis(rows, order, 0)[places, np.arange(rows.shape[1])]
+    lengths = np.linalg.norm(rows - center, axis=1)
+    order = np.argsort(lengths)
+    return lengths[order][(np.cumsum(mass[order]) >= 0.5).argmax()] * (16 / 6) ** 0.5
+
+
+def test_a_liar_is_found_and_does_no_harm(x64):
+    clients = alike()
+    honest = space(run(jf.pca.SubspaceIteration(RANK), clients))
+    assert np.linalg.norm(space(run(lying().algorithm, clients)) - honest) > 0.5
+    for groups, named in ((CLIENTS, [0]), (GROUPS, [0, GROUPS])):
+        solution = run(lying(groups), clients)
+        assert np.linalg.norm(space(solution) - honest) < 0.4
+        assert far_clients(solution, clients.ids).tolist() == named
+        assert solution.history["far_groups"][-1] == 1
+        assert any("1 of" in each for each in solution.remarks())
+
+
+def test_equal_messages_give_the_mean(x64):
+    values = np.tile(np.asarray(gaussian((40,)).data.values, float), (CLIENTS, 1, 1))
+    algorithm = jf.pca.PerPCA(2, 1, step_size=0.05)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def run(values, algorithm):
+        clients = jf.Clients.from_samples(values)
+        shared = jf.rollout(algorithm, clients, rounds=4, key=jax.random.key(0)).result.shared
+        return jnp.sum(jnp.arange(6.0) @ (shared @ shared.T)), shared
+
+    (_, mean), wanted = run(jnp.asarray(values), algorithm)
+    (_, robust), slopes = run(jnp.asarray(values), Robust(algorithm, groups=GROUPS))
+    chex.assert_trees_all_close(robust, mean, atol=1e-10)
+    chex.assert_trees_all_close(slopes, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"backend": jf.backend.chunked(5)},
+        {"backend": jf.backend.shard(4)},
+        {"masked": True},
+        {"masked": True, "backend": jf.backend.chunked(5)},
+    ],
+    ids=str,
+)
+def test_the_same_numbers_however_it_is_run(how, x64):
+    clients = alike()
+    masked = how.pop("masked", False)
+    found, wanted = run(lying(masked=masked), clients, **how), run(lying(), clients)
+    chex.assert_trees_all_close(space(found), space(wanted), atol=1e-9)
+    chex.assert_trees_all_close(found.history["far_groups"], wanted.history["far_groups"])
+
+
+def test_masks_hide_the_members_of_a_group():
+    clients = alike(np.float32)
+    channel = jf.channel.secure_sum(CLIENTS, bits=32, bound=1e5)
+    channel = jf.Wire(channel, jf.channel.lossless())
+    wanted = run(lying(), clients)
+    found = run(lying(masked=True), clients, channel=channel)
+    np.testing.assert_allclose(space(found), space(wanted), atol=0.02)
+    with pytest.raises(ValueError, match=r"channel: masked .*masked=True"):
+        run(lying(), clients, channel=channel)
+
+
+def test_differences_of_few_participants_go_to_their_groups(x64):
+    clients = gaussian((40,) * 60, dtype=np.float64)
+    honest = space(run(jf.pca.SubspaceIteration(RANK), clients))
+    channel = jf.channel.difference(jf.channel.quantize(3))
+    solution = run(
+        lying(20), clients, rounds=80, channel=channel, participation=jf.participation.uniform(6)
+    )
+    assert np.linalg.norm(space(solution) - honest) < 0.4
+    assert set(far_clients(solution, clients.ids)) >= {0}
+
+
+def test_an_absent_client_does_not_count(x64):
+    weights = np.ones(CLIENTS)
+    weights[3] = 0
+    clients = alike(weights=weights)
+    spoiled = eqx.tree_at(lambda c: c.data.values, clients, clients.data.values.at[3].mul(50))
+    wanted, found = (space(run(lying(CLIENTS), each)) for each in (clients, spoiled))
+    chex.assert_trees_all_close(found, wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "algorithm",
+    [jf.pca.PerPCA(2, 1), jf.pca.SubspaceIteration(2)],
+    ids=["PerPCA", "SubspaceIteration"],
+)
+def test_a_client_whose_numbers_are_lost_counts_as_absent(algorithm, masked, x64):
+    clients = alike()
+    weights = np.ones(CLIENTS)
+    weights[3] = 0
+    absent = run(Robust(algorithm, groups=GROUPS), alike(weights=weights))
+    spoiled = eqx.tree_at(lambda c: c.data.values, clients, clients.data.values.at[3].set(jnp.nan))
+    found = run(Robust(algorithm, groups=GROUPS, masked=masked), spoiled)
+    assert np.isfinite(found.result.shared).all()
+    chex.assert_trees_all_close(space(found), space(absent), atol=1e-8)
+    np.testing.assert_allclose(found.history["not_finite"], 1 / CLIENTS)
+    assert any("not finite" in each for each in found.remarks())
+
+
+def test_solutions_have_implicit_derivatives(x64):
+    values = jnp.asarray(samples(9))
+    values = jnp.concatenate([values, 1.1 * values[:, ::-1] + 0.05, 0.9 * values])[:7]
+    weights = jnp.ones(7) / 7
+    algorithm = Robust(jf.pca.PerPCA(2, 1, step_size=0.05), groups=7)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def value(values, adjoint):
+        clients = clients_of(algorithm, values, weights)
+        solution = jf.rollout(
+            algorithm, clients, rounds=1500, key=jax.random.key(0), adjoint=adjoint
+        )
+        return essence(solution.result)
+
+    slope = jax.grad(value)(values, jf.adjoint.implicit())
+    along = values * np.random.default_rng(0).normal(size=values.shape)
+    step = 1e-5
+    ahead, behind = (value(values + s * step * along, jf.adjoint.implicit()) for s in (1, -1))
+    np.testing.assert_allclose(jnp.sum(slope * along), (ahead - behind) / (2 * step), rtol=1e-5)
+
+
+def test_what_has_a_memory_is_not_differentiated():
+    with pytest.raises(ValueError, match=r"adjoint: wanted .* got VarProPerPCA"):
+        fixed_point.through(Robust(jf.pca.VarProPerPCA(2, 1), groups=3))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (Robust(jf.pca.PerPCA(2, 1), groups=CLIENTS + 1), r"groups: .*, 12, got 13"),
+        (
+            Robust(jf.pca.HierarchicalPCA(2, 0.1, 0.1, solver="eigenvectors"), groups=3),
+            "algorithm: wanted means and sums .* got Gram from HierarchicalPCA",
+        ),
+    ],
+    ids=["groups", "Gram"],
+)
+def test_what_does_not_fit_is_refused(algorithm, said):
+    with pytest.raises(ValueError, match=said):
+        run(algorithm, alike(np.float32))
+
+
+def test_far_clients_are_those_of_robust_solutions():
+    clients = alike(np.float32)
+    with pytest.raises(ValueError, match=r"solution: wanted .*Robust, got one of Local"):
+        far_clients(run(jf.pca.Local(2), clients, rounds=1), clients.ids)

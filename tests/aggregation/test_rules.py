@@ -1,0 +1,193 @@
+"""Rules against NumPy and SciPy, what a minority can do to them, and derivatives."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from jaxfed.aggregation import (
+    Biweight,
+    CentredClipping,
+    CoordinateMedian,
+    GeometricMedian,
+    TrimmedMean,
+)
+from jaxfed.aggregation.rules import weighted_quantile
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+RULES = {
+    "biweight": Biweight(),
+    "geometric median": GeometricMedian(),
+    "coordinate median": CoordinateMedian(),
+    "trimmed mean": TrimmedMean(),
+    "clipping": CentredClipping(),
+}
+every_rule = pytest.mark.parametrize("name", RULES)
+aggregate = jax.jit(lambda rule, rows, shares: rule.aggregate(rows, shares))
+
+
+def draw(seed=0, groups=11, numbers=4):
+    rng = np.random.default_rng(seed)
+    shares = rng.uniform(0.5, 1.5, size=groups)
+    return rng.normal(size=(groups, numbers)), shares / shares.sum()
+
+
+def median(values, counts):
+    """Of each value as often as it counts."""
+    return np.median(np.repeat(values, counts, axis=0), axis=0)
+
+
+@pytest.mark.parametrize("counts", [[1] * 7, [1] * 8, [3, 1, 0, 2, 5, 1, 2, 4], [4, 1, 1, 2, 0]])
+def test_the_coordinate_median_is_that_of_numpy(counts):
+    rows, _ = draw(groups=len(counts))
+    rows, shares = jnp.asarray(rows), jnp.asarray(counts) / np.sum(counts)
+    chex.assert_trees_all_close(
+        aggregate(CoordinateMedian(), rows, shares), median(rows, counts), rtol=1e-12
+    )
+    first = weighted_quantile(rows, shares, 1e-6)
+    chex.assert_trees_all_equal(first, rows[np.array(counts) > 0].min(0))
+
+
+def test_the_trimmed_mean_is_the_mean_of_what_is_left():
+    counts = [3, 1, 0, 2, 5, 1, 2, 6]
+    rows, _ = draw(groups=len(counts))
+    every = np.sort(np.repeat(rows, counts, axis=0), axis=0)
+    found = aggregate(TrimmedMean(0.25), rows, np.array(counts) / 20)
+    chex.assert_trees_all_close(found, every[5:15].mean(0), rtol=1e-12)
+    mean = aggregate(TrimmedMean(0.0), rows, np.array(counts) / 20)
+    chex.assert_trees_all_close(mean, every.mean(0), rtol=1e-12)
+
+
+def test_the_geometric_median_has_the_smallest_sum_of_distances():
+    rows, shares = draw()
+    wanted = minimize(
+        lambda x: shares @ np.linalg.norm(rows - x, axis=1), rows.mean(0), tol=1e-12
+    ).x
+    found = aggregate(GeometricMedian(300), rows, shares)
+    chex.assert_trees_all_close(found, wanted, atol=1e-5)
+    assert np.linalg.norm(aggregate(GeometricMedian(), rows, shares) - wanted) < 0.01
+
+
+def test_the_biweight_has_the_smallest_bounded_loss():
+    rows, shares = draw(1)
+    rows[:3] += 8
+    start = np.asarray(aggregate(GeometricMedian(), rows, shares))
+    lengths = np.linalg.norm(rows - start, axis=1)
+    order = np.argsort(lengths)
+    reach = 3 * lengths[order][np.searchsorted(np.cumsum(shares[order]), 0.5)]
+
+    def loss(x):
+        left = np.maximum(0, 1 - (np.linalg.norm(rows - x, axis=1) / reach) ** 2)
+        return shares @ (1 - left**3)
+
+    wanted = minimize(loss, start, tol=1e-12).x
+    chex.assert_trees_all_close(aggregate(Biweight(steps=300), rows, shares), wanted, atol=1e-5)
+
+
+def test_clipped_deviations_sum_to_zero():
+    rows, shares = draw(2)
+    found = np.asarray(aggregate(CentredClipping(2000), rows, shares))
+    deviations = rows - found
+    lengths = np.linalg.norm(deviations, axis=1)
+    order = np.argsort(lengths)
+    radius = lengths[order][np.searchsorted(np.cumsum(shares[order]), 0.5)]
+    clipped = deviations * np.minimum(1, radius / lengths)[:, None]
+    np.testing.assert_allclose(shares @ clipped, 0, atol=1e-5)
+
+
+TOLERATED = {name: 0.19 if name == "clipping" else 0.3 for name in RULES}
+
+
+@every_rule
+@given(
+    seed=st.integers(0, 1000),
+    size=st.floats(-2, 6),
+    together=st.booleans(),
+    bad=st.floats(0, 1),
+)
+def test_a_minority_cannot_move_it_far(name, seed, size, together, bad):
+    rows, shares = draw(seed, groups=20)
+    rows /= np.linalg.norm(rows, axis=1).max()
+    share = np.floor(bad * TOLERATED[name] * 20).astype(int)
+    with jax.enable_x64(True):
+        shares = np.full(20, 1 / 20)
+        lies = np.random.default_rng(seed).normal(size=(1 if together else share, 4))
+        rows[:share] = 10.0**size * lies
+        found = aggregate(RULES[name], rows, shares)
+    # Honest ones are within one of zero. Each coordinate by itself bounds less than all together.
+    assert np.linalg.norm(found) < 4
+
+
+@every_rule
+def test_values_of_any_size_stay_finite(name):
+    rows, shares = draw(groups=10)
+    rows[0] = 1e30
+    found = aggregate(RULES[name], np.float32(rows), np.float32(shares))
+    assert found.dtype == jnp.float32 and np.linalg.norm(found) < 3
+
+
+@every_rule
+def test_moves_with_the_rows_whatever_their_order(name):
+    rows, shares = draw(3)
+    wanted = aggregate(RULES[name], rows, shares)
+    order = np.random.default_rng(0).permutation(len(rows))
+    chex.assert_trees_all_close(
+        aggregate(RULES[name], rows[order] + 2.0, shares[order]), wanted + 2.0, atol=1e-9
+    )
+    absent = np.concatenate([rows, np.full((1, 4), 1e6)])
+    found = aggregate(RULES[name], absent, np.append(shares, 0.0))
+    chex.assert_trees_all_close(found, wanted, atol=1e-9)
+
+
+@every_rule
+def test_equal_rows_give_what_they_are_and_have_derivatives(name):
+    row, shares = np.arange(3.0), np.full(6, 1 / 6)
+    rows = np.tile(row, (6, 1))
+    value, slopes = jax.value_and_grad(
+        lambda rows, shares: RULES[name].aggregate(rows, shares).sum(), (0, 1)
+    )(rows, shares)
+    np.testing.assert_allclose(value, row.sum(), rtol=1e-12)
+    assert all(np.isfinite(x).all() for x in slopes)
+    # Moving all moves the aggregate as much.
+    np.testing.assert_allclose(slopes[0].sum(0), 1, rtol=1e-6)
+
+
+@every_rule
+def test_derivatives_are_central_differences(name):
+    rows, shares = draw(4)
+    rng = np.random.default_rng(5)
+    along = rng.normal(size=rows.shape), rng.normal(size=shares.shape)
+    along = along[0], along[1] * shares - (along[1] * shares).sum() * shares
+    at = jnp.asarray(rows), jnp.asarray(shares)
+
+    def value(rows, shares):
+        return jnp.sum(jnp.sin(RULES[name].aggregate(rows, shares)))
+
+    slopes = jax.grad(value, (0, 1))(*at)
+    step = 1e-6
+    for i in range(2):
+        moved = [
+            value(*(x + s * step * along[j] * (j == i) for j, x in enumerate(at))) for s in (1, -1)
+        ]
+        wanted = (moved[0] - moved[1]) / (2 * step)
+        np.testing.assert_allclose(np.sum(slopes[i] * along[i]), wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: GeometricMedian(0), "steps"),
+        (lambda: Biweight(cutoff=-1.0), "cutoff"),
+        (lambda: TrimmedMean(0.5), "trimmed"),
+        (lambda: TrimmedMean(1), "trimmed"),
+        (lambda: CentredClipping(-1), "steps"),
+    ],
+)
+def test_bad_settings_are_refused(make, argument):
+    with pytest.raises(ValueError, match=rf"^{argument}: .*got"):
+        make()
