@@ -63,10 +63,12 @@ def client_influence(
             raise ValueError("of: wanted a function of a result whose shared part is no one basis")
         pairs = jax.random.normal(key, (2, directions, len(shared)), shared.dtype)
 
-        def of(result: Personalized) -> Float[Array, " numbers"]:
+        def projected(result: Personalized) -> Float[Array, " numbers"]:
             # For independent normal a and b, aᵀ X b has the variance ‖X‖².
             first, second = pairs @ result.shared
             return jnp.sum(first * second, axis=1)
+
+        of = projected
 
     adjoint = implicit() if adjoint is None else adjoint
 

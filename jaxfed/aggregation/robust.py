@@ -46,8 +46,8 @@ class Message(NamedTuple):
     """A message whose means and sums are sent to the client's group."""
 
     parts: PyTree
-    weight: Array | None  # a one, of which the server receives what groups weigh
-    count: Array | None  # a one, of which it receives how many clients take part
+    weight: PyTree  # a one, of which the server receives what groups weigh
+    participants: PyTree  # a one, of which it receives how many clients of a group take part
 
 
 class Member(NamedTuple):
@@ -267,8 +267,8 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         )
         one_ = finite.astype(jnp.result_type(*jax.tree.leaves(plain(message))))
         weight = self._grouped(_Averaged, one_, group).value if weighted else None
-        count = self._grouped(_Summed, one_, group).value if plainly else None
-        return Message(parts, weight, count)
+        participants = self._grouped(_Summed, one_, group).value if plainly else None
+        return Message(parts, weight, participants)
 
     def _grouped(self, kind: type, value: PyTree, group: Int[Array, ""]) -> PyTree:
         """Parts of a kind, each sent to the client's group."""
@@ -288,14 +288,14 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         places = [i for i, node in enumerate(nodes) if _is_kind(node)]
         if not places:
             return _Received(received.parts, jnp.zeros(self.groups))
-        total = received.count if received.weight is None else received.weight
+        total = received.participants if received.weight is None else received.weight
         # Groups without participants do not count. Lossy channels may leave others less than zero.
         there = total > 1e-3 * total.max()
         shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
         spreads, joint = [], []
         for i in places:
             sums, mass = nodes[i].value, received.weight
-            mass = received.count if isinstance(nodes[i], _Summed) else mass
+            mass = received.participants if isinstance(nodes[i], _Summed) else mass
             rows = sums.reshape(self.groups, -1) / jnp.where(there, mass, 1)[:, None]
             rows = jnp.where(there[:, None], rows, 0)
             spreads.append(_spread(rows, shares))
@@ -315,7 +315,7 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             if i in parts:
                 value = spread.center + spread.scale * parts[i]
                 if isinstance(node, _Summed):
-                    value = value * received.count.sum()
+                    value = value * received.participants.sum()
             else:
                 largest = jnp.max(spread.center + spread.scale * joint[i], axis=0)
                 value = jnp.minimum(CURVATURE * spread.center, largest)

@@ -7,7 +7,7 @@ client and round, of which the server needs only the mean. It climbs by limited-
 `jaxfed.pca._quasi_newton`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -46,7 +46,7 @@ class Uplink(NamedTuple):
 
     product: Frame  # (I - V Vᵀ) S U
     captured: Scalar
-    fingerprint: Mean | Scalar  # named a mean, so that no other aggregate takes its place
+    fingerprint: Any  # sent as a named `Mean`, so that no other aggregate takes its place
 
 
 class Server(NamedTuple):
