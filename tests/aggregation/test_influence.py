@@ -14,8 +14,9 @@ CLIENTS, RANK = 30, 2
 
 def clients_of(weights=None):
     """Of one distribution but the last, whose shared directions lie elsewhere."""
-    values = np.asarray(gaussian((40,) * CLIENTS, dtype=np.float64).data.values)
+    values = np.array(gaussian((40,) * CLIENTS, dtype=np.float64).data.values)
     values[-1] = values[-1][:, [0, 4, 2, 3, 1, 5]]
+    weights = np.ones(CLIENTS) if weights is None else weights
     return jf.Clients.from_samples(values, weights=weights)
 
 
