@@ -325,12 +325,12 @@ def outliers(seed: int) -> list[dict[str, object]]:
                 robust = aggregation.Robust(algorithm, groups=20)
                 alone = fit(algorithm, rounds=150)
                 cold, warm = (fit(robust, rounds=150, warm_start=x) for x in (None, start))
-                most = np.asarray(aggregation.client_influence(alone, problem.clients, key=key))
+                most = influence(alone, problem.clients, key)
                 rows.append(
                     [
                         *(sine(x.result.shared, problem.truth) for x in (alone, start, cold, warm)),
-                        sorted(aggregation.far_clients(warm, problem.clients.ids).tolist()),
-                        sorted(np.argsort(most)[-2:].tolist()),
+                        " ".join(map(str, aggregation.far_clients(warm, problem.clients.ids))),
+                        most,
                     ]
                 )
             sines = np.median([row[:4] for row in rows], axis=0)
@@ -338,10 +338,19 @@ def outliers(seed: int) -> list[dict[str, object]]:
             found.append(
                 {"outliers": name, "algorithm": type(algorithm).__name__}
                 | {c: f"{x:.2g}" for c, x in zip(columns, sines, strict=True)}
-                | {"far in each draw": str([row[4] for row in rows])}
-                | {"of most influence on the mean": str([row[5] for row in rows])}
+                | {"far, by draw": "; ".join(row[4] or "none" for row in rows)}
+                | {"of most influence on the mean": "; ".join(row[5] for row in rows)}
             )
     return found
+
+
+def influence(solution: jf.Solution, clients: jf.Clients, key: jax.Array) -> str:
+    """The two clients of most influence, where the solution is one to first order."""
+    adjoint = jf.adjoint.implicit(throw=False)
+    found = np.asarray(aggregation.client_influence(solution, clients, key=key, adjoint=adjoint))
+    if not np.isfinite(found).all():
+        return "none"
+    return " ".join(map(str, np.argsort(found)[:-3:-1]))
 
 
 def sine(found: jax.Array, truth: np.ndarray) -> float:

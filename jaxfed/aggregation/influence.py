@@ -55,6 +55,9 @@ def client_influence(
     """
     check_instance("solution", solution, Solution, "the solution of a run")
     check_instance("clients", clients, Clients, "the clients of the run")
+    number = len(solution.failure.clients)
+    if len(clients) != number:
+        raise ValueError(f"clients: wanted the run's {number}, got {len(clients)}")
     check_count("directions", directions)
     key = checked_key("key", key)
     if of is None:

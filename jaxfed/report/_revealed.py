@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfed.aggregation import Robust
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.calls import RESERVED
 from jaxfed.core.run.message_parts import MessagePart, message_parts
@@ -22,6 +23,7 @@ RULES = {
     "Max": "the maximum over the clients, entry by entry",
     "Gram": "the mean of each client's part times its transpose: a second moment",
     "Symmetric": "the mean of the clients' symmetric matrices: a second moment",
+    "Groups": "the sum over each group of clients",
     "Gather": "every client's message separately",
 }
 
@@ -93,6 +95,7 @@ def _meaning(
 ) -> list[str]:
     """What this means for privacy, in sentences."""
     channels = [release.channel for release, _ in releases]
+    hidden = _groups(solution)
     noisy = all(channel.noise() is not None for channel in channels)
     if all(channel.private for channel in channels):
         sentences = []
@@ -100,7 +103,7 @@ def _meaning(
             sentences.append("Masks hid single messages: the server could read only their sum.")
         if noisy:
             sentences.append("Messages were clipped and carried noise.")
-        return [" ".join([*sentences, _guarantee(solution, noisy)])]
+        return [" ".join([*sentences, _guarantee(solution, noisy)]), *hidden]
     unprotected = [when for release, when in releases if not release.channel.private]
     sentences = [
         f"Messages {' and '.join(dict.fromkeys(unprotected))} were not protected: whoever runs the "
@@ -117,7 +120,19 @@ def _meaning(
         sentences.append(
             "Gathered messages cannot be hidden in a sum, because the server needs each one."
         )
+    sentences += hidden
     return [*sentences, "There is no guarantee of differential privacy for this run."]
+
+
+def _groups(solution: Solution) -> list[str]:
+    """Among how many a client is hidden, where the server needs sums by groups."""
+    if not isinstance(solution.algorithm, Robust):
+        return []
+    clients, groups = len(solution.failure.clients), solution.algorithm.groups
+    return [
+        f"The server needs the mean of each of {groups} groups of clients, so that masks hide a "
+        f"client among {clients // groups} and not among {clients}."
+    ]
 
 
 def _guarantee(solution: Solution, noisy: bool) -> str:

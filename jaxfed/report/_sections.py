@@ -10,6 +10,8 @@ from jaxtyping import Array
 
 from jaxfed import plot
 from jaxfed._versions import versions
+from jaxfed.aggregation import Robust, far_clients
+from jaxfed.aggregation.robust import FAR
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.printing import in_bytes
@@ -100,6 +102,7 @@ def all_of(given: Given) -> list[Section]:
     sections = (
         _data(given),
         *(make(given, picture) for make in (_results, _ranks, _convergence, _components, _clients)),
+        _far(given),
         _costs(given),
         Section("What was revealed", revealed(given.solution, given.clients)),
     )
@@ -238,6 +241,33 @@ def _clients(given: Given, picture: Any) -> Section | None:
         text = f"Pictures show {len(some):,} of {len(given.names):,} clients, selected evenly."
         parts.append(paragraph(text, note=True))
     return Section("Clients", parts) if parts else None
+
+
+def _far(given: Given) -> Section | None:
+    algorithm = given.solution.algorithm
+    if not isinstance(algorithm, Robust):
+        return None
+    ids = np.asarray(given.clients.ids)
+    listed = np.flatnonzero(np.isin(ids, far_clients(given.solution, ids)))
+    distances = np.asarray(given.solution.server.distances)
+    text = (
+        f"Clients fell into {algorithm.groups} groups, whose means were aggregated so that a "
+        f"minority of groups could not move the result far. In the last round none was more than "
+        f"{FAR:g} times as far from the aggregate as the median group."
+    )
+    if not len(listed):
+        return Section("Clients that stand out", [paragraph(text)])
+    text = text.replace("none was", f"{int((distances > FAR).sum())} were")
+    rows = [
+        {"client": given.names[i], "group": int(group), "distance": float(distances[group])}
+        for i, group in zip(listed, ids[listed] % algorithm.groups, strict=True)
+    ]
+    advice = (
+        "Look at these clients' data: units, missing values, duplicates, another population. Where "
+        "groups have several members, most of a listed group may be in order."
+    )
+    parts = [paragraph(text), table(rows[:LISTED]), paragraph(advice, note=True)]
+    return Section("Clients that stand out", parts)
 
 
 def _costs(given: Given) -> Section:

@@ -4,6 +4,7 @@ import argparse
 import gzip
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,23 @@ def test_what_was_learned_is_shown_and_used(data, tmp_path, capsys):
     with np.load(tmp_path / "other" / "result.npz") as found:
         np.testing.assert_allclose(found["scores"][:, :2], own[:, :2], atol=1e-4)
     assert "not a file" in refused(capsys, main(["info", str(data / "client0.npy")]))
+
+
+def test_clients_that_stand_out_are_named(data, tmp_path):
+    spoiled = tmp_path / "spoiled"
+    shutil.copytree(data, spoiled)
+    rows = np.load(spoiled / "client5.npy")
+    np.save(spoiled / "client5.npy", 100 * rows[:, ::-1])
+    options = "--rank", "2", "--rounds", "10", "--groups", "8", "--report"
+    assert fit("subspace-iteration", spoiled, tmp_path / "out", *options) == 0
+    _, summary = loaded(tmp_path / "out")
+    assert value(summary, "groups far from the aggregate") == 1
+    assert value(summary, "clients in them") == "client5"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Clients that stand out" in page and "masks hide a client among 1 " in page
+    assert jaxfed.load(tmp_path / "out" / "result.npz").algorithm.startswith("Robust(")
+    command = ["transform", str(tmp_path / "out"), "--data", str(data)]
+    assert main([*command, "--out", str(tmp_path / "scores")]) == 0
 
 
 def test_a_warm_start_is_another_algorithms_solution(data, tmp_path):

@@ -17,7 +17,7 @@ from jaxfed.cli._common import BACKEND, files, held_out, rounds
 from jaxfed.cli._options import Option, option, optional_of
 from jaxfed.cli.fit import _run
 from jaxfed.cli.fit._image_files import Images, read
-from jaxfed.cli.fit._run import CHECKPOINTS, PARTICIPATION, RUN
+from jaxfed.cli.fit._run import CHECKPOINTS, PARTICIPATION, ROBUST, RUN
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.run.loop import Metrics
@@ -89,6 +89,7 @@ def command_of(networks: Networks) -> Command:
             *networks.options["rounds"],
             CHECKPOINTS,
         ],
+        "clients that fail or lie": ROBUST,
         "prior, with --training personalized": [
             option("--published", bool, published, False),
             *optional_of(AdaptiveTraining, networks.prior),

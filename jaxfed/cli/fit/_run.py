@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Array, Key
 
-from jaxfed import participation, report
+from jaxfed import aggregation, participation, report
 from jaxfed._optional import require
 from jaxfed.cli import _report
 from jaxfed.cli._common import OUTPUT, backend_of
@@ -41,6 +42,24 @@ CHECKPOINTS = option(
     50,
     metavar="ROUNDS",
 )
+RULES = {
+    "biweight": aggregation.Biweight,
+    "geometric-median": aggregation.GeometricMedian,
+    "coordinate-median": aggregation.CoordinateMedian,
+    "trimmed-mean": aggregation.TrimmedMean,
+    "clipping": aggregation.CentredClipping,
+}
+ROBUST = [
+    option(
+        "--groups",
+        int,
+        "aggregate the means of so many groups of clients by a rule that a minority of them cannot "
+        "move far, in place of one mean; default: one mean",
+        None,
+        metavar="K",
+    ),
+    option("--aggregate", tuple(RULES), "the rule; only with --groups", "biweight"),
+]
 # For algorithms without rounds.
 ONE_EXCHANGE = {"rounds": 1, "tol": None, "participation": None, "checkpoint_every": None}
 
@@ -99,6 +118,7 @@ def run(
         return prepare(arguments)
 
     problem = together.read(ready)
+    problem = problem._replace(algorithm=_robust(arguments, problem.algorithm))
     clients = together.spread(problem.clients, backend)
     for algorithm in (problem.start, problem.algorithm):
         if algorithm is not None:
@@ -128,12 +148,14 @@ def run(
             )
         )
         seconds = time.perf_counter() - start_time
+    far = _far(solution, clients, problem.names)
     solution = together.local(solution, clients)
     findings = problem.evaluate(solution)
     quantities = {
         "rounds": int(solution.rounds),
         "how the run ended": name_of(solution.status).replace("_", " "),
         **findings.quantities,
+        **far,
         **_traffic(start, solution),
     }
     rows = [{"quantity": name, "value": value} for name, value in quantities.items()]
@@ -158,6 +180,29 @@ def run(
     arrays = {**entries, "names": problem.names, **findings.arrays}
     summary = {"seconds": seconds, **findings.summary, "table": rows}
     _report.finish(folder, arguments, arrays, summary, others)
+
+
+def _robust(arguments: argparse.Namespace, algorithm: Algorithm) -> Algorithm:
+    """The algorithm, with a robust aggregate if there are to be groups."""
+    groups = getattr(arguments, "groups", None)
+    if groups is None:
+        return algorithm
+    return aggregation.Robust(algorithm, RULES[arguments.aggregate](), groups=groups)
+
+
+def _far(solution: Solution, clients: Clients, names: Sequence[str]) -> dict[str, Any]:
+    """How many groups were far from the aggregate, and which of this process's clients are there.
+
+    All processes call this together.
+    """
+    if not isinstance(solution.algorithm, aggregation.Robust):
+        return {}
+    ids = np.asarray(clients.own(clients.ids))
+    listed = np.isin(ids, aggregation.far_clients(solution, ids))
+    return {
+        "groups far from the aggregate": int(solution.history["far_groups"][-1]),
+        "clients in them": ", ".join(np.asarray(names)[listed]) or "none",
+    }
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from jaxfed.cli._common import (
 )
 from jaxfed.cli._options import call, option, options_of, summary
 from jaxfed.cli.fit import _processes, _run
-from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, RUN, TOL
+from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, PARTICIPATION, ROBUST, RUN, TOL
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.run.fit import fit
@@ -97,6 +97,8 @@ def _command(name: str, entry: Entry) -> Command:
             "projector or spectrum"
         )
         options["rounds"].append(option("--start", (*choices, *WARM_STARTS), about, choices[0]))
+    if entry.has_rounds:
+        options["clients that fail or lie"] = ROBUST
     options["several processes, each with the files of its own clients"] = _processes.OPTIONS
     run = partial(_run.run, prepare=partial(prepare, entry=entry), pictures=PICTURES)
     return Command(summary(entry.algorithm), run, options, {"algorithm": name, **ONE_EXCHANGE})

@@ -16,7 +16,7 @@ from jaxfed.cli._command import Command
 from jaxfed.cli._common import BACKEND, BITS, channel_of, files, held_out, rounds
 from jaxfed.cli._options import Option, call, option, options_of
 from jaxfed.cli.fit import _run
-from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, RUN, TOL
+from jaxfed.cli.fit._run import CHECKPOINTS, ONE_EXCHANGE, ROBUST, RUN, TOL
 from jaxfed.cli.fit._view_files import Split, read
 from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.solution import Solution
@@ -68,6 +68,7 @@ def commands() -> dict[str, Command]:
             *options_of(gcca.MVLSA, without={"rank"}),
         ],
         "algorithm": options_of(gcca.MaxVar),
+        "clients that fail or lie": ROBUST,
     }
     batch = f"entities in each step; default: {BATCH}, or all if they are fewer"
     hidden = "numbers of units of the hidden layers; none for linear maps"
@@ -83,6 +84,7 @@ def commands() -> dict[str, Command]:
         "algorithm": options_of(
             gcca.DeepMaxVar, without={"network", "optimizer", "batch_size", "step_size"}
         ),
+        "clients that fail or lie": ROBUST,
     }
     one_round = {"": sparse, "algorithm": options_of(gcca.MVLSA)}
     return {
