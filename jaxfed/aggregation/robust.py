@@ -1,6 +1,6 @@
 """Algorithms whose means over clients are replaced by a robust aggregate of group means."""
 
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import equinox as eqx
 import jax
@@ -294,8 +294,8 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
         spreads, joint = [], []
         for i in places:
-            sums, mass = nodes[i].value, received.weight
-            mass = received.participants if isinstance(nodes[i], _Summed) else mass
+            sums, summed = nodes[i].value, isinstance(nodes[i], _Summed)
+            mass: Any = received.participants if summed else received.weight
             rows = sums.reshape(self.groups, -1) / jnp.where(there, mass, 1)[:, None]
             rows = jnp.where(there[:, None], rows, 0)
             spreads.append(_spread(rows, shares))
