@@ -121,6 +121,7 @@ EXAMPLES = {
             "local_first": Example(
                 lambda _: jf.pca.OneShot(2, 2, method="local_first"), (TRIANGLE, 0, 12)
             ),
+            "median": Example(lambda _: jf.pca.OneShot(2, 1, method="median"), (18, 0, 12)),
         },
         refused={
             "shared_rank": lambda: jf.pca.OneShot(True, 2),

@@ -6,6 +6,7 @@ tolerates a share of bad groups tolerates as many bad clients as there are such 
 `client_influence` tells which client moved a result most.
 """
 
+from jaxfed import _names
 from jaxfed.aggregation.influence import client_influence as client_influence
 from jaxfed.aggregation.robust import Robust as Robust
 from jaxfed.aggregation.robust import far_clients as far_clients
@@ -15,3 +16,5 @@ from jaxfed.aggregation.rules import CoordinateMedian as CoordinateMedian
 from jaxfed.aggregation.rules import GeometricMedian as GeometricMedian
 from jaxfed.aggregation.rules import Rule as Rule
 from jaxfed.aggregation.rules import TrimmedMean as TrimmedMean
+
+__dir__ = _names.public_names(__name__)

@@ -112,6 +112,12 @@ def inside(names, lines):
     assert names["losses"][-1] < 0.05 < 0.5 < names["losses"][0]
 
 
+def robust(names, lines):
+    assert lines("median")[0] == "[7]"
+    assert "1 of 40 groups" in "".join(lines("median"))
+    assert lines("client_influence") == ["5"]
+
+
 FUNCTIONS = (
     bits,
     consensus,
@@ -123,6 +129,7 @@ FUNCTIONS = (
     models,
     own_backend,
     own_channel,
+    robust,
     sweeps,
 )
 SAID = {f.__name__: f for f in FUNCTIONS}
@@ -182,7 +189,7 @@ def test_every_algorithm_is_described_whole():
         wanted = {"sent", "work", "rounds", "step size", "differentiable in", "pitfalls"}
         assert rows == wanted, title
         named |= dict.fromkeys(title.split(", ")) | dict.fromkeys(re.findall(r"`(\w+)`", rest))
-    families = (jf.pca, jf.gcca, jf.generative, jf.preprocess)
+    families = (jf.pca, jf.gcca, jf.generative, jf.preprocess, jf.aggregation)
     algorithms = {
         name
         for family in families

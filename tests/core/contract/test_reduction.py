@@ -19,11 +19,13 @@ from jaxfed.core.backends.backend import collect
 from jaxfed.core.contract.reduction import (
     Gather,
     Gram,
+    Groups,
     Max,
     Mean,
     Sum,
     contributions,
     is_linear,
+    is_summed,
     joined,
     plain,
     separated,
@@ -223,6 +225,25 @@ def test_gathered_from_the_first_clients_only(name):
 
     total, _ = collect(BACKENDS[name](), work, None, jnp.arange(8.0), 6)
     np.testing.assert_array_equal(plain(total), np.arange(6.0))
+
+
+@on_every_backend
+@pytest.mark.parametrize("weighted", [True, False])
+def test_groups_are_sums_of_their_clients(name, weighted):
+    rng = np.random.default_rng(0)
+    own, ids = jnp.asarray(rng.normal(size=(CLIENTS, 3))), jnp.asarray([5, 0, 1, 7, 2, 9, 4, 3])
+
+    def work(_, given):
+        own, weight, client_id = given
+        return contributions(Groups(Pair(own, own[0]), 3, weighted), weight, client_id), None
+
+    given = own, jnp.asarray(WEIGHTS), ids
+    total = plain(collect(BACKENDS[name](), work, None, given, CLIENTS)[0])
+    shares = WEIGHTS if weighted else np.where(WEIGHTS > 0, 1.0, 0.0)
+    of = np.asarray(ids) % 3
+    wanted = np.stack([shares[of == g] @ np.asarray(own)[of == g] for g in range(3)])
+    chex.assert_trees_all_close(total, Pair(wanted, wanted[:, 0]), rtol=1e-12, atol=1e-12)
+    assert is_linear(Groups(own, 3)) and not is_summed((own, Groups(own, 3)))
 
 
 # --- derivatives -----------------------------------------------------------------------------

@@ -125,6 +125,14 @@ CASES = {
     "MaxVar memory": (lambda: jf.gcca.MaxVar(2, solver="exact", memory=4, ridge=0.3), 40, 1e-6),
     "FedAvg": (fedavg, 2000, 1e-6),
     "Standardize": (jf.preprocess.Standardize, 3, 1e-6),
+    # By a rule that is continuous in what groups weigh.
+    "Robust": (
+        lambda: jf.aggregation.Robust(
+            PCA.PerPCA(2, 1, step_size=0.1), jf.aggregation.TrimmedMean(0.1), groups=CLIENTS
+        ),
+        1500,
+        1e-6,
+    ),
 }
 
 
