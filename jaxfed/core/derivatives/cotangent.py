@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from jaxfed.linalg.derivatives import with_rule
 
@@ -42,7 +42,7 @@ class _FlatHook:
     def __init__(self, hook: Hook, like: PyTree):
         self.hook, self.structure = hook, jax.tree.structure(like)
 
-    def __call__(self, values: list[Array], cotangents: list[Array]) -> list[Array]:
+    def __call__(self, values: list[ArrayLike], cotangents: list[Array]) -> list[Array]:
         trees = (jax.tree.unflatten(self.structure, x) for x in (values, cotangents))
         return jax.tree.leaves(self.hook(*trees))
 
