@@ -4,10 +4,10 @@ An algorithm wraps a part of its message in one of these classes; a bare array i
 gets the same structure, reduced.
 """
 
+from jaxfed.core.contract.groups import Groups as Groups
 from jaxfed.core.contract.reduction import Additive as Additive
 from jaxfed.core.contract.reduction import Gather as Gather
 from jaxfed.core.contract.reduction import Gram as Gram
-from jaxfed.core.contract.reduction import Groups as Groups
 from jaxfed.core.contract.reduction import Max as Max
 from jaxfed.core.contract.reduction import Mean as Mean
 from jaxfed.core.contract.reduction import Part as Part

@@ -7,9 +7,9 @@ tolerates a share of bad groups tolerates as many bad clients as there are such 
 """
 
 from jaxfed import _names
+from jaxfed.aggregation.far import far_clients as far_clients
 from jaxfed.aggregation.influence import client_influence as client_influence
 from jaxfed.aggregation.robust import Robust as Robust
-from jaxfed.aggregation.robust import far_clients as far_clients
 from jaxfed.aggregation.rules import Biweight as Biweight
 from jaxfed.aggregation.rules import CentredClipping as CentredClipping
 from jaxfed.aggregation.rules import CoordinateMedian as CoordinateMedian

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from jaxfed._checks import check_count, check_instance, checked_key
+from jaxfed._checks import check_count, check_instance, checked_key, refuse
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Personalized
 from jaxfed.core.derivatives.adjoint import implicit
@@ -27,10 +27,10 @@ def client_influence(
 ) -> Float[Array, " clients"]:
     """How much the result would change without each client, to first order in its weight.
 
-    A run's weights sum to one, so what is differentiated is the removal of a client whose share the
-    others take over. Each number of `of` costs one adjoint solve, for however many clients. A
-    client unlike the others stands out; its own value understates what it did if it has moved the
-    result far, since a derivative sees the neighbourhood of the result alone.
+    When a client leaves, the others take over its weight. Each number of `of` costs one adjoint
+    solve, however many clients there are. A derivative describes only the neighbourhood of the
+    result: it understates a client that has moved the result far, and it is zero for a client whose
+    own components are orthogonal to the shared ones. `far_clients` of a robust run finds those.
 
     Args:
         solution: a converged run of an algorithm with implicit derivatives.
@@ -47,8 +47,8 @@ def client_influence(
         the Frobenius norm, for the projectors P with all clients and P_i without one.
 
     Raises:
-        ValueError: for a solution that is none, clients whose number differs, or a result without
-            shared components where `of` is not given.
+        ValueError: for arguments of another type, clients that are not as many as those of the run,
+            a single client, and, without `of`, a shared part that is not one matrix.
 
     Source: Koh & Liang (2017), Understanding black-box predictions via influence functions, for
     the first-order effect of leaving out.
@@ -58,12 +58,14 @@ def client_influence(
     number = len(solution.failure.clients)
     if len(clients) != number:
         raise ValueError(f"clients: wanted the run's {number}, got {len(clients)}")
+    if number < 2:
+        raise refuse("clients", "at least two, since a run without any has no result", number)
     check_count("directions", directions)
     key = checked_key("key", key)
     if of is None:
         shared = solution.result.shared
         if not isinstance(shared, jax.Array) or shared.ndim != 2:
-            raise ValueError("of: wanted a function of a result whose shared part is no one basis")
+            raise refuse("of", "a function, since the shared part is not one matrix", None)
         pairs = jax.random.normal(key, (2, directions, len(shared)), shared.dtype)
 
         def projected(result: Personalized) -> Float[Array, " numbers"]:

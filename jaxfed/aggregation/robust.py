@@ -10,13 +10,14 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxfed._checks import check_count, check_flag, check_instance
 from jaxfed.aggregation.rules import Biweight, Rows, Rule, Shares, distances, weighted_quantile
+from jaxfed.core.common.printing import is_known
 from jaxfed.core.contract import fixed_point
-from jaxfed.core.contract.algorithm import Algorithm
+from jaxfed.core.contract.algorithm import Algorithm, ClientsLike
 from jaxfed.core.contract.bases import Bases
 from jaxfed.core.contract.fixed_point import DifferentiatedThrough, HasBases
-from jaxfed.core.contract.reduction import Groups, Max, Mean, Part, Sum, is_part, plain
+from jaxfed.core.contract.groups import Groups
+from jaxfed.core.contract.reduction import Max, Mean, Part, Sum, is_part, plain
 from jaxfed.core.contract.remarks import HasRemarks
-from jaxfed.core.run.solution import Solution
 
 # Groups at more than this multiple of the median distance from the aggregate are listed as far.
 FAR = 3.0
@@ -79,14 +80,14 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     Groups are fixed: a client's is its id modulo their number. Every bad client spoils its group,
     so there must be more than twice as many groups as bad clients; with as many groups as clients
     each is alone. The server sees the means of groups: with fewer groups, each hides its members
-    better. Messages are as large as the algorithm's, and two numbers larger.
+    better. Messages are larger than the algorithm's by one or two numbers.
 
     A client whose message is not finite counts as absent, and the run goes on; the history's
     `not_finite` is the share of such clients by weight.
 
-    What no aggregate can do: recognise a client that moves its data within the spread of honest
-    ones. Objectives in the history are means over all clients, as they report them, 0 for a message
-    that is not finite.
+    No aggregate can recognise a client that moves its data within the spread of honest ones.
+    Objectives in the history are plain means of what the clients report; a client whose message is
+    not finite adds 0 to them.
     """
 
     algorithm: Algorithm
@@ -133,12 +134,26 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return False
 
     def check(self, clients, start) -> None:
-        """Raise a `ValueError` for more groups than clients, or what the algorithm refuses."""
+        """Raise a `ValueError` for groups without clients, or what the algorithm refuses."""
+        # Without local parts, these may be new clients of a run that has ended, and any few.
+        if start is None or start.local is not None:
+            self._check_groups(clients)
+        self.algorithm.check(clients, start)
+
+    def _check_groups(self, clients: ClientsLike) -> None:
         if self.groups > len(clients):
             raise ValueError(
                 f"groups: wanted at most the number of clients, {len(clients)}, got {self.groups}"
             )
-        self.algorithm.check(clients, start)
+        if is_known(clients.ids):
+            ids = np.asarray(clients.ids)
+            empty = self.groups - len(np.unique(ids % self.groups))
+            if empty:
+                raise ValueError(
+                    "groups: wanted clients in each, by ids modulo their number, got "
+                    f"{empty} of {self.groups} groups without any; take fewer groups, or ids from "
+                    f"0 to {len(ids) - 1}"
+                )
 
     def at_round(self, number):
         """The algorithm as it is in one round."""
@@ -196,10 +211,10 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         return self.algorithm.shared_result(server.server)
 
     def through(self) -> Algorithm:
-        """The algorithm's own round, or that of another setting of it, aggregated as here.
+        """The round of the same algorithm, perhaps with other settings, aggregated as here.
 
-        The round of another algorithm, that has the same solutions where messages are averaged, has
-        others where other messages are aggregated.
+        Two algorithms that have the same solutions with means of their messages have different
+        ones with robust aggregates, so another algorithm's round would give a wrong derivative.
 
         Raises:
             ValueError: if the algorithm is differentiated by another, because its own state has a
@@ -266,17 +281,19 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             any(isinstance(x, kind) for x in kinds) for kind in (_Averaged | _Largest, _Summed)
         )
         one_ = finite.astype(jnp.result_type(*jax.tree.leaves(plain(message))))
-        weight = self._grouped(_Averaged, one_, group).value if weighted else None
-        participants = self._grouped(_Summed, one_, group).value if plainly else None
+        weight = self._grouped(_Averaged, one_, group, limit=1.0).value if weighted else None
+        participants = self._grouped(_Summed, one_, group, limit=1.0).value if plainly else None
         return Message(parts, weight, participants)
 
-    def _grouped(self, kind: type, value: PyTree, group: Int[Array, ""]) -> PyTree:
+    def _grouped(
+        self, kind: type, value: PyTree, group: Int[Array, ""], limit: float | None = None
+    ) -> PyTree:
         """Parts of a kind, each sent to the client's group."""
         weighted = kind is not _Summed
 
         def one(x: Array) -> eqx.Module:
             if not self.masked:
-                return kind(Groups(x, self.groups, weighted))
+                return kind(Groups(x, self.groups, weighted, limit))
             own = (jnp.arange(self.groups) == group).reshape(-1, *[1] * x.ndim)
             return kind((Mean if weighted else Sum)(jnp.where(own, x, 0)))
 
@@ -285,41 +302,40 @@ class Robust(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
     def _received(self, received: Message) -> "_Received":
         """The message with aggregates in place of the sums of groups."""
         nodes, structure = jax.tree.flatten(received.parts, is_leaf=_is_kind)
-        places = [i for i, node in enumerate(nodes) if _is_kind(node)]
-        if not places:
+        grouped = [i for i, node in enumerate(nodes) if _is_kind(node)]
+        if not grouped:
             return _Received(received.parts, jnp.zeros(self.groups))
         total = received.participants if received.weight is None else received.weight
         # Groups without participants do not count. Lossy channels may leave others less than zero.
         there = total > 1e-3 * total.max()
         shares = jnp.where(there, total, 0) / jnp.where(there, total, 0).sum()
-        spreads, joint = [], []
-        for i in places:
-            sums, summed = nodes[i].value, isinstance(nodes[i], _Summed)
-            mass: Any = received.participants if summed else received.weight
-            rows = sums.reshape(self.groups, -1) / jnp.where(there, mass, 1)[:, None]
-            rows = jnp.where(there[:, None], rows, 0)
-            spreads.append(_spread(rows, shares))
-            joint.append((rows - spreads[-1].center) / spreads[-1].scale)
-        together = [i for i, place in enumerate(places) if not isinstance(nodes[place], _Largest)]
-        rows = [joint[i] for i in together]
-        rows = jnp.concatenate(rows, axis=1) if rows else jnp.zeros((self.groups, 1))
-        found = self.rule.aggregate(rows, shares)
-        lengths = distances(rows, found)
-        lengths = lengths / weighted_quantile(lengths[:, None], shares, 0.5)
-        widths = [joint[i].shape[1] for i in together]
-        ends = np.cumsum(widths)[:-1]
-        parts = dict(zip(together, jnp.split(found, ends), strict=True)) if together else {}
-        for i, place in enumerate(places):
-            node, spread = nodes[place], spreads[i]
-            shape = node.value.shape[1:]
-            if i in parts:
-                value = spread.center + spread.scale * parts[i]
-                if isinstance(node, _Summed):
-                    value = value * received.participants.sum()
+
+        def means(node: Any) -> Rows:
+            mass: Any = received.participants if isinstance(node, _Summed) else received.weight
+            rows = node.value.reshape(self.groups, -1)
+            # Both are masked before they are divided: derivatives of what does not count are zero.
+            return jnp.where(there[:, None], rows, 0) / jnp.where(there, mass, 1)[:, None]
+
+        rows = {i: means(nodes[i]) for i in grouped}
+        spreads = {i: _spread(rows[i], shares) for i in grouped}
+        joint = [i for i in grouped if not isinstance(nodes[i], _Largest)]
+        values, lengths = {}, jnp.zeros_like(shares)
+        if joint:
+            scaled = jnp.concatenate([spreads[i].scaled(rows[i]) for i in joint], axis=1)
+            found = self.rule.aggregate(scaled, shares)
+            lengths = distances(scaled, found)
+            lengths = lengths / weighted_quantile(lengths[:, None], shares, 0.5)
+            ends = np.cumsum([rows[i].shape[1] for i in joint])[:-1]
+            values = dict(zip(joint, jnp.split(found, ends), strict=True))
+        for i in grouped:
+            node, spread = nodes[i], spreads[i]
+            if isinstance(node, _Largest):
+                value = jnp.minimum(CURVATURE * spread.center, rows[i].max(0))
             else:
-                largest = jnp.max(spread.center + spread.scale * joint[i], axis=0)
-                value = jnp.minimum(CURVATURE * spread.center, largest)
-            nodes[place] = value.reshape(shape)
+                value = spread.center + spread.scale * values[i]
+            if isinstance(node, _Summed):
+                value = value * jnp.where(there, received.participants, 0).sum()
+            nodes[i] = value.reshape(node.value.shape[1:])
         message = jax.tree.unflatten(structure, nodes)
         return _Received(message, jnp.where(there, lengths, 0))
 
@@ -341,6 +357,12 @@ class _Spread(NamedTuple):
     center: Float[Array, " numbers"]
     scale: Float[Array, ""]
 
+    def scaled(self, rows: Rows) -> Rows:
+        """Deviations from the center, in units of the scale."""
+        # Further away than this no rule tells groups apart, and squares of larger numbers overflow.
+        most = float(jnp.finfo(rows.dtype).max) ** 0.4
+        return jnp.clip((rows - self.center) / self.scale, -most, most)
+
 
 def _spread(rows: Rows, shares: Shares) -> _Spread:
     """The coordinate-wise median of groups, and their median distance from it.
@@ -353,27 +375,3 @@ def _spread(rows: Rows, shares: Shares) -> _Spread:
     numbers = rows.shape[1]
     scale = weighted_quantile(lengths[:, None], shares, 0.5)[0] * ((numbers + FEW) / numbers) ** 0.5
     return _Spread(center, jnp.where(scale > 0, scale, 1))
-
-
-def far_clients(
-    solution: Solution, ids: Int[Array | np.ndarray, " clients"]
-) -> Int[np.ndarray, " far"]:
-    """The clients in groups that were far from the aggregate in the last round.
-
-    Args:
-        solution: of a `Robust` algorithm.
-        ids: of the clients of the run.
-
-    Returns:
-        Ids of the clients whose group was at more than three times the median distance. With fewer
-        groups than clients, most of a listed group may be honest.
-
-    Raises:
-        ValueError: for a solution of another algorithm.
-    """
-    if not isinstance(solution.algorithm, Robust):
-        name = type(solution.algorithm).__name__
-        raise ValueError(f"solution: wanted one of jaxfed.aggregation.Robust, got one of {name}")
-    far = np.asarray(solution.server.distances) > FAR
-    ids = np.asarray(ids)
-    return ids[far[ids % solution.algorithm.groups]]

@@ -1,4 +1,4 @@
-"""Units and means: standardization of the clients' samples by one exchange of sums."""
+"""Units and means: standardizes clients' samples by sums over clients."""
 
 from jaxfed import _names
 from jaxfed.core.clients.standardization import Standardization as Standardization

@@ -1,4 +1,4 @@
-"""Means and deviations, common or each client's own, by one exchange of sums."""
+"""Means and deviations, common to all clients or each client's own, from sums over clients."""
 
 from typing import Literal, NamedTuple, final
 

@@ -250,14 +250,14 @@ def _far(given: Given) -> Section | None:
     ids = np.asarray(given.clients.ids)
     listed = np.flatnonzero(np.isin(ids, far_clients(given.solution, ids)))
     distances = np.asarray(given.solution.server.distances)
+    count = int((distances > FAR).sum())
     text = (
-        f"Clients fell into {algorithm.groups} groups, whose means were aggregated so that a "
-        f"minority of groups could not move the result far. In the last round none was more than "
-        f"{FAR:g} times as far from the aggregate as the median group."
+        f"The clients fell into {algorithm.groups} groups, and a minority of these could not move "
+        f"the result far. Groups that were more than {FAR:g} times as far from the aggregate as "
+        f"the median group in the last round: {count or 'none'}."
     )
     if not len(listed):
         return Section("Clients that stand out", [paragraph(text)])
-    text = text.replace("none was", f"{int((distances > FAR).sum())} were")
     rows = [
         {"client": given.names[i], "group": int(group), "distance": float(distances[group])}
         for i, group in zip(listed, ids[listed] % algorithm.groups, strict=True)

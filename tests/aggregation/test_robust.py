@@ -269,6 +269,34 @@ def test_what_does_not_fit_is_refused(algorithm, said):
         run(algorithm, alike(np.float32))
 
 
+def test_groups_without_clients_are_refused():
+    clients = alike(np.float32)
+    multiples = jf.Clients(clients.data, 3 * jnp.arange(CLIENTS), clients.weights)
+    with pytest.raises(ValueError, match=r"groups: .* got 2 of 3 groups without any"):
+        run(Robust(jf.pca.SubspaceIteration(RANK), groups=3), multiples)
+
+
+def test_a_client_of_enormous_numbers_does_no_harm():
+    clients = alike(np.float32)
+    algorithm = Robust(jf.pca.SubspaceIteration(RANK), groups=CLIENTS)
+    values = clients.data.values.at[0].multiply(1e16)
+    spoiled = eqx.tree_at(lambda each: each.data.values, clients, values)
+    solution = run(algorithm, spoiled)
+    assert np.linalg.norm(space(solution) - space(run(algorithm, clients))) < 0.4
+    assert far_clients(solution, clients.ids).tolist() == [0]
+
+
+def test_fewer_new_clients_than_groups_get_models():
+    clients = alike(np.float32)
+    algorithm = Robust(jf.pca.PerPCA(2, 1), groups=CLIENTS)
+    solution = run(algorithm, clients)
+    ids = jnp.arange(100, 102)
+    new = jf.Clients(clients.take([0, 1]).data, ids, jnp.full(2, 0.5))
+    found = jf.personalize(algorithm, solution, new, rounds=2)
+    chex.assert_tree_all_finite(found)
+    assert found.local.shape[0] == 2
+
+
 def test_far_clients_are_those_of_robust_solutions():
     clients = alike(np.float32)
     with pytest.raises(ValueError, match=r"solution: wanted .*Robust, got one of Local"):

@@ -6,7 +6,6 @@ server receives the same structure, reduced.
 
 import abc
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, Self, final
 
 import equinox as eqx
@@ -111,7 +110,7 @@ class Mean(Additive):
 
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted part, or zero from an absent client, whatever it made."""
-        return jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(weight, x), 0), self)
+        return jax.tree.map(lambda x: jnp.where(weight > 0, scaled(weight, x), 0), self)
 
     def over_clients(self) -> Self:
         """The sum of the weighted parts."""
@@ -158,7 +157,7 @@ class Gram(Additive):
         """The factor, scaled by the root of its weight, or zero from an absent client."""
         present = weight > 0
         scale = jnp.sqrt(jnp.where(present, weight, 1)) if self.weighted else jnp.ones_like(weight)
-        return jax.tree.map(lambda x: jnp.where(present, _scaled(scale, x), 0), self)
+        return jax.tree.map(lambda x: jnp.where(present, scaled(scale, x), 0), self)
 
     def over_clients(self) -> Self:
         """The sum of the products, or the factors side by side."""
@@ -195,55 +194,11 @@ class Symmetric(Additive):
     def contribution(self, weight: Float[Array, ""]) -> Self:
         """The weighted triangle, or zero from an absent client."""
         scale = weight if self.weighted else jnp.ones_like(weight)
-        return jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(scale, x), 0), self)
+        return jax.tree.map(lambda x: jnp.where(weight > 0, scaled(scale, x), 0), self)
 
     def over_clients(self) -> Gram:
         """The sum of the matrices."""
         return Gram(jax.tree.map(lambda x: unfolded(_total(x)), self.value), self.weighted)
-
-
-@final
-class Groups(Additive):
-    """Sums by groups of clients, `(number, ...)`: each client sends one message, to its own group.
-
-    A client's group is its id modulo the number of groups, in each round the same. Contributions
-    are scaled by the clients' weights, so that one group is `Mean` but for a division; without
-    weights they are plain. A message of a one in the same reduction sums up what each group weighs.
-    """
-
-    value: PyTree
-    number: int = eqx.field(static=True)
-    weighted: bool = eqx.field(static=True, default=True)
-    group: Int[Array, "*clients"] | None = None  # known to the server, and never sent
-
-    linear = True
-
-    @property
-    def is_mean(self) -> bool:
-        """If it is weighted."""
-        return self.weighted
-
-    def of_client(self, client_id: Int[Array, ""]) -> Self:
-        """With the group of a client."""
-        return replace(self, group=client_id % self.number)
-
-    def contribution(self, weight: Float[Array, ""]) -> Self:
-        """The weighted part, or zero from an absent client, whatever it made."""
-        scale = weight if self.weighted else jnp.ones_like(weight)
-        value = jax.tree.map(lambda x: jnp.where(weight > 0, _scaled(scale, x), 0), self.value)
-        return replace(self, value=value)
-
-    def over_clients(self) -> Sum:
-        """The sums of the groups."""
-        assert self.group is not None
-        which = self.group == jnp.arange(self.number)[:, None]
-
-        def sums(x):
-            # A sum over sorted rows, as of `jax.ops.segment_sum`, is slower than this product.
-            highest = jax.lax.Precision.HIGHEST
-            return jnp.tensordot(which.astype(x.dtype), x, 1, precision=highest)
-
-        return Sum(jax.tree.map(sums, self.value))
 
 
 @final
@@ -408,7 +363,7 @@ def _like(part: Part, function: str, result: Any, why: str = "") -> Any:
     return result
 
 
-def _scaled(factor: Float[Array, ""], x: Array) -> Array:
+def scaled(factor: Float[Array, ""], x: Array) -> Array:
     """A part times a number, in the part's own precision; whole numbers become real ones."""
     return (factor.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else factor) * x
 

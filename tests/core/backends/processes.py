@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 COUNTS = (12, 9, 10, 12, 7)  # samples; five clients, which neither two nor four devices divide
 SHARES = {1: (0, 5), 2: (0, 3, 5), 4: (0, 2, 3, 4, 5)}  # each process's clients
+FIT = ["fit", "perpca-gradient", "--shared-rank", "1", "--local-rank", "1", "--rounds", "6"]
 HEARTBEAT = 10  # seconds after which a process that says nothing is taken for dead
 
 
@@ -359,17 +360,7 @@ def command(place, count, folder, *options):
     place_options = ["--processes", "--coordinator", os.environ["COORDINATOR"]]
     place_options += ["--process-count", os.environ["COUNT"], "--process", str(place)]
     paths = ["--data", f"{folder}/data/{{process}}", "--out", f"{folder}/out"]
-    algorithm = [
-        "fit",
-        "perpca-gradient",
-        "--shared-rank",
-        "1",
-        "--local-rank",
-        "1",
-        "--rounds",
-        "6",
-    ]
-    code = main(["--no-compilation-cache", *algorithm, *paths, *place_options, *options])
+    code = main(["--no-compilation-cache", *FIT, *paths, *place_options, *options])
     assert jax.process_count() == int(os.environ["COUNT"])
     sys.exit(code)
 

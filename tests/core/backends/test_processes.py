@@ -11,7 +11,7 @@ import jaxfed as jf
 from jaxfed.cli import main
 from jaxfed.deploy import processes
 from tests import examples
-from tests.core.backends.processes import COUNTS, launch
+from tests.core.backends.processes import COUNTS, FIT, launch
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.timeout(600)
@@ -144,27 +144,8 @@ def test_the_command_line_fits_files_of_several_processes(workers, tmp_path):
     first, second = workers("command", 2, "--held-out", "0")
     assert "5 clients, 3 in this process" in first.said
     assert "5 clients, 2 in this process" in second.said
-    assert (
-        main(
-            [
-                "fit",
-                "perpca-gradient",
-                "--shared-rank",
-                "1",
-                "--local-rank",
-                "1",
-                "--rounds",
-                "6",
-                "--held-out",
-                "0",
-                "--data",
-                str(whole),
-                "--out",
-                str(tmp_path / "alone"),
-            ]
-        )
-        == 0
-    )
+    alone = ["--held-out", "0", "--data", str(whole), "--out", str(tmp_path / "alone")]
+    assert main([*FIT, *alone]) == 0
     wanted = jf.load(tmp_path / "alone" / "result.npz")
     found = [jf.load(tmp_path / "out" / f"process{place}" / "result.npz") for place in range(2)]
     close = {"rtol": 1e-4, "atol": 1e-5}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import jaxfed as jf
 from jaxfed.core.backends.backend import collect
+from jaxfed.core.contract.groups import Groups
 from jaxfed.core.contract.reduction import (
     Gather,
     Gram,
-    Groups,
     Max,
     Mean,
     Sum,
@@ -244,6 +244,21 @@ def test_groups_are_sums_of_their_clients(name, weighted):
     wanted = np.stack([shares[of == g] @ np.asarray(own)[of == g] for g in range(3)])
     chex.assert_trees_all_close(total, Pair(wanted, wanted[:, 0]), rtol=1e-12, atol=1e-12)
     assert is_linear(Groups(own, 3)) and not is_summed((own, Groups(own, 3)))
+
+
+def test_what_one_client_sends_stays_in_its_group():
+    own = jnp.asarray([1.0, jnp.nan, jnp.inf, 1e6, -1e6, 1.0])
+    ids, one = jnp.arange(6), jnp.ones(())
+
+    def total(limit):
+        def work(_, given):
+            own, client_id = given
+            return contributions(Groups(own, 6, False, limit), one, client_id), None
+
+        return plain(collect(jf.backend.vmap(), work, None, (own, ids), 6)[0])
+
+    np.testing.assert_array_equal(total(None), [1, 0, 0, 1e6, -1e6, 1])
+    np.testing.assert_array_equal(total(1.0), [1, 0, 0, 1, -1, 1])
 
 
 # --- derivatives -----------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""Which clients were far from the aggregate of a robust run."""
+
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxfed.aggregation.robust import FAR, Robust
+from jaxfed.core.run.solution import Solution
+
+
+def far_clients(
+    solution: Solution, ids: Int[Array | np.ndarray, " clients"]
+) -> Int[np.ndarray, " far"]:
+    """The clients in groups that were far from the aggregate in the last round.
+
+    Args:
+        solution: of a `Robust` algorithm.
+        ids: of the clients of the run.
+
+    Returns:
+        Ids of the clients whose group was at more than three times the median distance. With fewer
+        groups than clients, most of a listed group may be honest.
+
+    Raises:
+        ValueError: for a solution of another algorithm.
+    """
+    if not isinstance(solution.algorithm, Robust):
+        name = type(solution.algorithm).__name__
+        raise ValueError(f"solution: wanted one of jaxfed.aggregation.Robust, got one of {name}")
+    far = np.asarray(solution.server.distances) > FAR
+    ids = np.asarray(ids)
+    return ids[far[ids % solution.algorithm.groups]]
