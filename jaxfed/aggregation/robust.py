@@ -27,16 +27,17 @@ CURVATURE = 2.0
 FEW = 10
 
 
+# What becomes of a part of a message. It holds the part as it is sent, and its reduction after.
 class _Averaged(eqx.Module):
-    value: Part | Array
+    value: Any
 
 
 class _Summed(eqx.Module):
-    value: Part | Array
+    value: Any
 
 
 class _Largest(eqx.Module):
-    value: Part | Array
+    value: Any
 
 
 def _is_kind(node: object) -> bool:
