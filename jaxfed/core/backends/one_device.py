@@ -155,7 +155,8 @@ class _Chunked(OneDevice):
             if clients % size:
                 which = start + jnp.arange(size) >= first
                 parts = each(lambda part: _counted(part, which), parts)
-            return combined(total, over_clients(parts)), kept
+            # Laid out before the scan stacks them, or it would stack padded tiles.
+            return combined(total, over_clients(parts)), jax.tree.map(_dense, kept)
 
         # A scan over blocks that combines as it goes: only one block's messages exist at a time.
         firsts = jnp.arange(0, clients, size)
