@@ -1,8 +1,10 @@
-"""Units and means: standardizes clients' samples by sums over clients."""
+"""Units, means and missing entries: what clients' samples need before an algorithm takes them."""
 
 from jaxfed import _names
 from jaxfed.core.clients.standardization import Standardization as Standardization
+from jaxfed.preprocess.imputation import Imputation as Imputation
+from jaxfed.preprocess.impute import Impute as Impute
 from jaxfed.preprocess.standardize import Standardize as Standardize
 
-__all__ = ["Standardization", "Standardize"]
+__all__ = ["Imputation", "Impute", "Standardization", "Standardize"]
 __dir__ = _names.public_names(__name__)

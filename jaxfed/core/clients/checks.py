@@ -85,13 +85,16 @@ def is_traced(value: object) -> bool:
     return isinstance(value, Tracer)
 
 
-def checked_array(array: ArrayLike | Sequence[Any], name: str, *, half: bool = False) -> Array:
+def checked_array(
+    array: ArrayLike | Sequence[Any], name: str, *, half: bool = False, missing: bool = False
+) -> Array:
     """The array in a floating type of JAX, refused if it is not real, floating and finite.
 
     Args:
         array: the numbers.
         name: of the argument that they are.
         half: whether bfloat16 will do.
+        missing: whether NaN will do, for entries of rows that have others.
     """
     types = "float32, float64 or bfloat16" if half else "float32 or float64"
     if not isinstance(array, jax.Array):
@@ -107,10 +110,19 @@ def checked_array(array: ArrayLike | Sequence[Any], name: str, *, half: bool = F
             "convert with .astype(numpy.float32)"
         )
     if not is_traced(array):
-        finite = np.isfinite(np.asarray(array))
-        if not finite.all():
-            where = tuple(int(index) for index in np.argwhere(~finite)[0])
-            raise ValueError(f"{name}: NaN or infinite value at index {where}")
+        values = np.asarray(array)
+        wrong = np.isinf(values) if missing else ~np.isfinite(values)
+        if wrong.any():
+            where = tuple(int(index) for index in np.argwhere(wrong)[0])
+            raise ValueError(
+                f"{name}: {'infinite' if missing else 'NaN or infinite'} value at index {where}"
+            )
+        if missing and values.size and (empty := np.isnan(values).all(-1)).any():
+            where = tuple(int(index) for index in np.argwhere(empty)[0])
+            raise ValueError(
+                f"{name}: wanted an observed entry in every sample, got none in that at index "
+                f"{where}"
+            )
         if isinstance(array, jax.Array) and is_explicit(array):
             lies = cast(NamedSharding, array.sharding)
             mesh = automatic(cast(Mesh, lies.mesh))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 import equinox as eqx
@@ -34,7 +35,7 @@ from jaxfed.core.clients.checks import (
 )
 from jaxfed.core.clients.layout import Layout, Padded
 from jaxfed.core.clients.mapped import Tables
-from jaxfed.core.clients.samples import Samples, are_of_samples, at_least_single, in_buckets
+from jaxfed.core.clients.samples import are_of_samples, at_least_single, in_buckets, kind_of
 from jaxfed.core.clients.source import FromSource, Reader, Source, sizes_of
 from jaxfed.core.clients.spread import Spread, spread
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
@@ -81,6 +82,7 @@ class Clients(eqx.Module):
         *,
         weights: Literal["equal", "samples"] | ArrayLike | Sequence[float] = "equal",
         bucket: float | None = None,
+        missing: Literal["refuse", "mask"] = "refuse",
     ) -> Self:
         """Clients from their samples.
 
@@ -93,6 +95,8 @@ class Clients(eqx.Module):
                 puts those of similar length together, in as few arrays as it takes for all rows,
                 padding included, to be at most so many times the data. Results are the same;
                 each array is compiled for itself.
+            missing: what NaN is: refused, or with `"mask"` an entry that was not observed.
+                `jaxfed.preprocess.Impute` completes such samples, for all algorithms.
 
         Returns:
             The clients, in single precision unless the arrays are double and JAX has 64 bits
@@ -102,17 +106,19 @@ class Clients(eqx.Module):
         Raises:
             ValueError: for an empty list, a client without samples, samples that are not
                 two-dimensional, feature counts that differ, data that are not real floating
-                point numbers or not finite, and unfit weights. The message names the client. For
-                a `bucket` below 1.1.
+                point numbers or not finite, a sample without any observed entry, and unfit
+                weights. The message names the client. For a `bucket` below 1.1.
         """
+        kind = kind_of(missing)
+        checked = partial(checked_array, half=True, missing=missing == "mask")
         if bucket is not None:
             check_number("bucket", bucket, "a number of at least 1.1 or None", lambda x: x >= 1.1)
         if isinstance(arrays, np.ndarray | jax.Array) and arrays.ndim == 3:
-            values = checked_array(arrays, "arrays", half=True)
+            values = checked(arrays, "arrays")
             if 0 in values.shape:
                 raise ValueError(f"arrays: no axis may be empty, got shape {values.shape}")
             sizes = np.full(values.shape[0], values.shape[1])
-            data = Samples(values, jnp.asarray(sizes.astype(at_least_single(values.dtype))))
+            data = kind(values, jnp.asarray(sizes.astype(at_least_single(values.dtype))))
         else:
             if not is_list(arrays):
                 raise ValueError(
@@ -121,12 +127,10 @@ class Clients(eqx.Module):
                 )
             if len(arrays) == 0:
                 raise ValueError("arrays: at least one client is needed, got an empty list")
-            tables = [
-                checked_array(array, f"arrays[{i}]", half=True) for i, array in enumerate(arrays)
-            ]
+            tables = [checked(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
             check_tables("arrays", tables, "client", 0, "samples", "features")
             sizes = np.asarray([len(table) for table in tables])
-            data = in_buckets(tables, sizes, bucket)
+            data = in_buckets(tables, sizes, bucket, kind)
         dtype = at_least_single(jax.tree.leaves(data)[0].dtype)
         shares = shares_of(weights, len(sizes), sizes, dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
@@ -141,6 +145,7 @@ class Clients(eqx.Module):
         bucket: float | None = 1.5,
         block_bytes: int = 2**28,
         states: str | os.PathLike[str] | None = None,
+        missing: Literal["refuse", "mask"] = "refuse",
     ) -> Self:
         """Clients whose samples are read when they are needed, block by block: for `fit` alone.
 
@@ -159,6 +164,7 @@ class Clients(eqx.Module):
             block_bytes: about how large a block is, at least one client.
             states: a folder for what clients keep between rounds, where memory does not hold it
                 either; the files are gone when nobody needs them. None for memory.
+            missing: as in `from_samples`.
 
         Raises:
             ValueError: for what is no sequence of such samples, counts or weights that do not fit,
@@ -171,7 +177,7 @@ class Clients(eqx.Module):
         if folder is not None and not folder.is_dir():
             raise refuse("states", "a folder that is there", states)
         sizes = sizes_of(source, counts)
-        data = Source(Reader(source, sizes, bucket, block_bytes, folder))
+        data = Source(Reader(source, sizes, bucket, block_bytes, folder, kind_of(missing)))
         shares = shares_of(weights, len(sizes), sizes, data.reader.dtype)
         return cls(data, jnp.asarray(np.arange(len(sizes), dtype=np.int32)), shares)
 

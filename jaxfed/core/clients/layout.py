@@ -57,12 +57,13 @@ class Layout(abc.ABC):
         """
 
     @abc.abstractmethod
-    def mapped(self, function: Callable[[Any, Any], Any]) -> PyTree:
+    def mapped(self, function: Callable[[Any, Any], Any], *, complete: bool = False) -> PyTree:
         """The data with other samples of the same shapes and type, read later if they are now.
 
         Args:
             function: of the samples of some clients, `(some, samples, features)`, and of which
-                rows these are, positions or a slice; elementwise, in NumPy and in JAX.
+                rows these are, positions or a slice; sample by sample, in NumPy and in JAX.
+            complete: whether the function completes samples that have missing entries.
         """
 
     # --- rows ------------------------------------------------------------------------------------
@@ -130,12 +131,15 @@ class InMemory(Layout):
         return self.data
 
     @final
-    def mapped(self, function):
+    def mapped(self, function, *, complete=False):
+        def of(part: Any, places: Any) -> Any:
+            found = part.with_values(function(part.values, places))
+            return found.completed() if complete else found
+
         data = self.data
         if not isinstance(data, Buckets):
-            return data.with_values(function(data.values, slice(None)))
-        each = zip(data.parts, data.places, strict=True)
-        parts = tuple(part.with_values(function(part.values, places)) for part, places in each)
+            return of(data, slice(None))
+        parts = tuple(map(of, data.parts, data.places))
         return Buckets(parts, data.places, data.sizes)
 
     @final

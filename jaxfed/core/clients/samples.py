@@ -1,4 +1,4 @@
-"""Clients' samples in one array, padded with zeros."""
+"""Clients' samples in one array, complete or with missing entries, padded with zeros."""
 
 import abc
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxfed._checks import check_name
 from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.common.buckets import Buckets, grouped
 from jaxfed.core.common.printing import is_known
@@ -32,8 +33,7 @@ class Ragged(eqx.Module):
         """The data of all clients, padded to these lengths, which are not smaller."""
 
 
-@final
-class Samples(Ragged):
+class Rows(Ragged):
     """One client's samples as rows, padded with zero rows up to the longest client.
 
     With a leading client axis on both fields it holds all clients. Computations use the precision
@@ -44,33 +44,41 @@ class Samples(Ragged):
     count: Float[Array, "*clients"]
 
     @property
+    @abc.abstractmethod
+    def observed(self) -> Bool[Array, "*clients samples features"]:
+        """Which entries were observed: none of padding."""
+
+    @final
+    @property
     def mask(self) -> Float[Array, "*clients samples"]:
         """1 for a real row, 0 for padding."""
         rows = jnp.arange(self.values.shape[-2], dtype=self.count.dtype)
         return (rows < self.count[..., None]).astype(self.count.dtype)
 
-    @property
-    def energy(self) -> Float[Array, "*clients"]:
-        """The mean squared norm of a sample."""
-        values = self.values.astype(self.count.dtype)
-        return jnp.sum(values * values, axis=(-2, -1)) / self.count
-
+    @final
     def only(self, samples: int | Int[Array, ""]) -> Self:
         """The first samples, in arrays of the same shapes."""
         count = jnp.minimum(self.count, samples).astype(self.count.dtype)
-        fewer = type(self)(self.values, count)
-        return type(self)(jnp.where(fewer.mask[..., None] > 0, self.values, 0), count)
+        return type(self)(self.values, count).with_values(self.values)
 
+    @final
     def with_values(self, values: Float[Array, "*clients samples features"]) -> Self:
         """Other samples in place of these, of the same type; padding stays zero."""
         kept = jnp.where(self.mask[..., None] > 0, values, 0)
         return type(self)(kept.astype(self.values.dtype), self.count)
 
+    @final
+    def completed(self) -> "Samples":
+        """The same values, none of which is missing any more."""
+        return Samples(self.values, self.count)
+
+    @final
     @property
     def lengths(self) -> tuple[int, ...]:
         """The longest client's number of samples."""
         return (self.values.shape[-2],)
 
+    @final
     def filled(self, lengths: tuple[int, ...]) -> Self:
         """With more rows of zeros."""
         return type(self)(widened(self.values, {-2: lengths[0]}), self.count)
@@ -83,6 +91,50 @@ class Samples(Ragged):
         return f"{samples} samples of {self.values.shape[-1]:,} features, {self.values.dtype}"
 
 
+@final
+class Samples(Rows):
+    """One client's complete samples."""
+
+    @property
+    def observed(self) -> Bool[Array, "*clients samples features"]:
+        """All entries of real rows."""
+        return jnp.broadcast_to(self.mask[..., None] > 0, self.values.shape)
+
+    @property
+    def energy(self) -> Float[Array, "*clients"]:
+        """The mean squared norm of a sample."""
+        values = self.values.astype(self.count.dtype)
+        return jnp.sum(values * values, axis=(-2, -1)) / self.count
+
+
+@final
+class IncompleteSamples(Rows):
+    """One client's samples, in which NaN stands for an entry that was not observed."""
+
+    @property
+    def observed(self) -> Bool[Array, "*clients samples features"]:
+        """Those of real rows that are not NaN."""
+        return ~jnp.isnan(self.values) & (self.mask[..., None] > 0)
+
+    @property
+    def energy(self) -> Float[Array, "*clients"]:
+        """The mean square of an observed entry, times the number of features."""
+        observed = self.observed
+        values = jnp.where(observed, self.values, 0).astype(self.count.dtype)
+        entries = jnp.sum(observed, axis=(-2, -1), dtype=self.count.dtype)
+        return jnp.sum(values * values, axis=(-2, -1)) / entries * values.shape[-1]
+
+
+def kind_of(missing: str) -> type[Rows]:
+    """Which samples an argument `missing` stands for.
+
+    Raises:
+        ValueError: for another word than "refuse" or "mask".
+    """
+    check_name("missing", missing, ("refuse", "mask"))
+    return IncompleteSamples if missing == "mask" else Samples
+
+
 def are_of_samples(data: PyTree) -> bool:
     """Whether data are samples or statistics of them, whose `count` is a number of samples.
 
@@ -91,18 +143,21 @@ def are_of_samples(data: PyTree) -> bool:
     return hasattr(type(data), "energy")
 
 
-def shapes_of(shape: tuple[int, ...], dtype: np.dtype) -> Samples:
+def shapes_of(shape: tuple[int, ...], dtype: np.dtype, kind: type[Rows] = Samples) -> Rows:
     """Shapes of samples whose precision is at least single, without their values."""
 
     def zeros():
-        return Samples(jnp.zeros(shape, dtype), jnp.zeros(shape[:-2], dtype))
+        return kind(jnp.zeros(shape, dtype), jnp.zeros(shape[:-2], dtype))
 
     return jax.eval_shape(zeros)
 
 
 def in_buckets(
-    tables: Sequence[Array], sizes: Int[np.ndarray, " clients"], bucket: float | None
-) -> Samples | Buckets:
+    tables: Sequence[Array],
+    sizes: Int[np.ndarray, " clients"],
+    bucket: float | None,
+    kind: type[Rows] = Samples,
+) -> Rows | Buckets:
     """Clients' samples in one array, or in as many as keep padding within a factor."""
     groups = [np.arange(len(sizes))] if bucket is None else grouped(sizes, float(bucket))
     parts = []
@@ -110,7 +165,7 @@ def in_buckets(
         values = padded([tables[int(place)] for place in own])
         # With NumPy, since JAX would compile the conversion.
         counts = sizes[own].astype(at_least_single(values.dtype))
-        parts.append(Samples(values, jnp.asarray(counts)))
+        parts.append(kind(values, jnp.asarray(counts)))
     if len(parts) == 1:
         return parts[0]
     places = tuple(jnp.asarray(own, jnp.int32) for own in groups)

@@ -28,7 +28,7 @@ from jaxfed.core.clients.mapped import (
     release,
     stamp_of,
 )
-from jaxfed.core.clients.samples import shapes_of
+from jaxfed.core.clients.samples import Rows, Samples, shapes_of
 from jaxfed.core.common.buckets import Buckets, grouped
 
 
@@ -49,9 +49,10 @@ class Reader:
         bucket: float | None,
         block_bytes: int,
         states: Path | None,
+        kind: type[Rows] = Samples,
     ):
         """Lay out the blocks; reads only the type and width of the first client."""
-        self.source, self.sizes, self.states = source, sizes, states
+        self.source, self.sizes, self.states, self.kind = source, sizes, states, kind
         self.files = files_of(source)
         self._bucket, self._block_bytes = bucket, block_bytes
         one = self._table(0)
@@ -170,12 +171,13 @@ class Reader:
     def subset(self, places: Int[np.ndarray, " chosen"]) -> "Reader":
         """A reader of the clients at these positions."""
         chosen = _Subset(self.source, places), self.sizes[places]
-        return Reader(*chosen, self._bucket, self._block_bytes, self.states)
+        return Reader(*chosen, self._bucket, self._block_bytes, self.states, self.kind)
 
-    def mapped(self, function: Callable[[Any, Any], Any]) -> "Reader":
+    def mapped(self, function: Callable[[Any, Any], Any], complete: bool) -> "Reader":
         """A reader of these clients with other samples, as `Layout.mapped` has it."""
         chosen = _Mapped(self.source, function), self.sizes
-        return Reader(*chosen, self._bucket, self._block_bytes, self.states)
+        kind = Samples if complete else self.kind
+        return Reader(*chosen, self._bucket, self._block_bytes, self.states, kind)
 
 
 class _Mapped(Sequence[Any]):
@@ -248,7 +250,7 @@ class FromSource(OfOneProcess):
         for own in reader.groups:
             shape = len(own), int(reader.sizes[own].max()), reader.features
             counts = reader.sizes[own].astype(reader.dtype)
-            shapes = shapes_of(shape, reader.dtype)
+            shapes = shapes_of(shape, reader.dtype, reader.kind)
             parts.append(eqx.tree_at(lambda samples: samples.count, shapes, counts))
             places.append(np.asarray(own, np.int32))
         if len(parts) == 1:
@@ -261,8 +263,8 @@ class FromSource(OfOneProcess):
     def take(self, indices):
         return Source(self.data.reader.subset(np.asarray(indices) % self.length))
 
-    def mapped(self, function):
-        return Source(self.data.reader.mapped(function))
+    def mapped(self, function, *, complete=False):
+        return Source(self.data.reader.mapped(function, complete))
 
     def check_backend(self, backend):
         if backend.apart or not backend.gathers:

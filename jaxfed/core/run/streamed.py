@@ -15,7 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxfed.core.clients.energies import warn_of_large
-from jaxfed.core.clients.samples import Samples, shapes_of
+from jaxfed.core.clients.samples import Rows, shapes_of
 from jaxfed.core.clients.source import Block, Reader, read_ahead
 from jaxfed.core.clients.states import States, rows
 from jaxfed.core.common.buckets import first_of, shapes_differ
@@ -252,7 +252,7 @@ class Streamed(FromHost, LocalRunner):
         reader = _reader(problem)
         member = member_shapes(Kind.of(None, 1), start)._replace(state=state)
 
-        def of_samples(samples: Samples, member: Member) -> PyTree:
+        def of_samples(samples: Rows, member: Member) -> PyTree:
             data = _prepared(problem, samples, member.id)
             return function(member._replace(data=data))
 
@@ -291,11 +291,11 @@ def _ready(problem: Problem, members: Member) -> Member:
     def prepare(_, own):
         return _prepared(problem, *own)
 
-    data = problem.backend.map(prepare, None, (Samples(*members.data), members.id))
+    data = problem.backend.map(prepare, None, (_reader(problem).kind(*members.data), members.id))
     return members._replace(data=data)
 
 
-def _prepared(problem: Problem, samples: Samples, client_id: Int[Array, ""]) -> PyTree:
+def _prepared(problem: Problem, samples: Rows, client_id: Int[Array, ""]) -> PyTree:
     return client.prepare(problem, samples, client_id, PREPARED_FOR)
 
 
@@ -320,9 +320,9 @@ def _sizes(reader: Reader) -> list[tuple[int, int]]:
     return [(int(reader.sizes[own].max()), len(own)) for own in reader.groups]
 
 
-def _shapes_of(reader: Reader, rows: int) -> Samples:
+def _shapes_of(reader: Reader, rows: int) -> Rows:
     """Shapes of one client's samples."""
-    return shapes_of((rows, reader.features), reader.dtype)
+    return shapes_of((rows, reader.features), reader.dtype, reader.kind)
 
 
 def _zeros(reader: Reader, block: Block) -> tuple[Any, Any]:

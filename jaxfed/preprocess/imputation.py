@@ -1,0 +1,174 @@
+"""What completes samples with missing entries: a Gaussian model of each client's samples."""
+
+from typing import Any, NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float
+
+from jaxfed._checks import check_instance, checked_array, is_whole, refuse
+from jaxfed.core.clients.clients import Clients
+from jaxfed.core.clients.samples import Rows
+from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
+from jaxfed.linalg import Moment
+
+
+class Scores(NamedTuple):
+    """The posterior of the scores of ONE client's samples."""
+
+    mean: Float[Array, "samples rank"]
+    covariance: Float[Array, "samples rank rank"]
+
+
+@final
+class Imputation(eqx.Module):
+    r"""A Gaussian model by which missing entries of samples are completed.
+
+    A sample is \(x = \mu + W z + e\) with scores \(z \sim N(0, I)\) and noise
+    \(e_d \sim N(0, \psi_d)\), where mean and loadings are known up to a variance. What
+    `jaxfed.preprocess.Impute` learns: `solution.result.local` has a model of each client,
+    `solution.result.shared` is one for samples of anybody. Works under `jit`, `vmap` and `grad`.
+    """
+
+    mean: Float[Array, "*clients features"]
+    loadings: Float[Array, "*clients features rank"]
+    noise: Float[Array, "*clients features"]  # variances
+    mean_variance: Float[Array, "*clients features"]
+    loadings_variance: Float[Array, "*clients features rank"]
+
+    def scores(
+        self, values: Float[Array, "samples features"], observed: Bool[Array, "samples features"]
+    ) -> Scores:
+        """The posterior of the scores, given what was observed of ONE client's samples.
+
+        Source: Tipping & Bishop (1999), Probabilistic principal component analysis, Appendix B, for
+        the observed entries of each sample alone.
+        """
+        features, rank = self.loadings.shape
+        precision = jnp.where(observed, 1 / self.noise, 0)
+        # Entry (r, s) of the second moment of a feature's loadings.
+        moment = self.loadings[:, :, None] * self.loadings[:, None, :]
+        moment += self.loadings_variance[:, :, None] * jnp.eye(rank, dtype=moment.dtype)
+        information = (precision @ moment.reshape(features, -1)).reshape(-1, rank, rank)
+        factor = jnp.linalg.cholesky(information + jnp.eye(rank, dtype=moment.dtype))
+        inverse = jax.scipy.linalg.solve_triangular(
+            factor, jnp.broadcast_to(jnp.eye(rank, dtype=moment.dtype), factor.shape), lower=True
+        )
+        covariance = jnp.einsum("nrs,nrt->nst", inverse, inverse)
+        projected = (precision * jnp.where(observed, values - self.mean, 0)) @ self.loadings
+        return Scores(jnp.einsum("nrs,ns->nr", covariance, projected), covariance)
+
+    def transform(
+        self, samples: Clients | Float[ArrayLike, "... features"], *, client: int | None = None
+    ) -> Any:
+        """Samples with the conditional means in place of missing entries.
+
+        Args:
+            samples: `jaxfed.Clients` of samples in any layout; or rows `(..., features)`, in which
+                NaN stands for a missing entry.
+            client: whose rows they are, where each client has a model of its own.
+
+        Returns:
+            Clients or rows, complete; what was observed is not changed.
+
+        Raises:
+            ValueError: for what holds no samples, other clients or features, and rows of nobody.
+        """
+        if isinstance(samples, Clients):
+            self._check(samples)
+            data = samples.layout.mapped(self._completed_rows, complete=True)
+            return eqx.tree_at(lambda c: c.data, samples, data)
+        features, own = self.mean.shape[-1], self
+        rows = checked_array("samples", samples, f"... {features}")
+        if self.mean.ndim > 1:
+            clients = len(self.mean)
+            if not is_whole(client) or not 0 <= client < clients:
+                raise refuse("client", f"whose rows they are, from 0 to {clients - 1}", client)
+            own = jax.tree.map(lambda x: x[client], self)
+        table = rows.reshape(-1, features)
+        return _completed(own, table).reshape(rows.shape).astype(rows.dtype)
+
+    def moments(self, clients: Clients) -> Clients:
+        """Clients with the conditional expectations of their second moments, given their samples.
+
+        These include the covariances of what is missing, without which variances come out too
+        small. Every algorithm that takes second moments takes them.
+
+        Args:
+            clients: of samples in memory.
+
+        Returns:
+            Clients with a matrix `(features, features)` each, the same ids and weights.
+
+        Raises:
+            ValueError: for what holds no samples in memory, and other clients or features.
+        """
+        self._check(clients)
+        clients.layout.check_in_memory("second moments")
+        # One client after the other, so that covariances of the samples of one alone exist.
+        layout = layout_of(clients.data)
+        found = [
+            jax.lax.map(lambda one: _moment(*one), (self._at(places, len(part.count)), part))
+            for part, places in zip(parts_of(clients.data), _places_of(layout), strict=True)
+        ]
+        return eqx.tree_at(lambda c: c.data, clients, in_order(layout, found))
+
+    def _check(self, clients: Any) -> None:
+        check_instance("samples", clients, Clients, "jaxfed.Clients")
+        check_rows(clients)
+        wanted = (len(clients.ids), clients.features)
+        if self.mean.shape not in (wanted, wanted[1:]):
+            raise refuse("samples", f"clients and features as of means {self.mean.shape}", wanted)
+
+    def _at(self, places: Any, clients: int) -> "Imputation":
+        """The models of clients at these positions."""
+        if self.mean.ndim > 1:
+            return jax.tree.map(lambda x: x[places], self)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *x.shape)), self)
+
+    def _completed_rows(self, values: Any, places: Any) -> Array:
+        return jax.vmap(_completed)(self._at(places, len(values)), jnp.asarray(values))
+
+
+@jax.jit
+def _completed(
+    model: Imputation, values: Float[Array, "samples features"]
+) -> Float[Array, "samples features"]:
+    observed = ~jnp.isnan(values)
+    known = jnp.where(observed, values, 0).astype(model.mean.dtype)
+    expected = model.scores(known, observed).mean @ model.loadings.T + model.mean
+    return jnp.where(observed, known, expected)
+
+
+def _moment(model: Imputation, data: Rows) -> Moment:
+    """The conditional expectation of ONE client's second moment."""
+    observed = data.observed
+    known = jnp.where(observed, data.values, 0).astype(data.count.dtype)
+    missing = ((data.mask[:, None] > 0) & ~observed).astype(known.dtype)
+    scores = model.scores(known, observed)
+    values = known + missing * (scores.mean @ model.loadings.T + model.mean)
+    # Columns are samples of the expected scores' deviations, seen in the missing entries.
+    factor = jnp.einsum("dr,nrs->nsd", model.loadings, jnp.linalg.cholesky(scores.covariance))
+    factor = (factor * missing[:, None]).reshape(-1, values.shape[1])
+    squares = scores.mean**2 + jnp.diagonal(scores.covariance, axis1=1, axis2=2)
+    alone = model.noise + model.mean_variance + squares @ model.loadings_variance.T
+    total = values.T @ values + factor.T @ factor + jnp.diag(jnp.sum(missing * alone, axis=0))
+    return Moment.from_dense(total / data.count, data.count)
+
+
+def _places_of(layout: Buckets | None) -> tuple[Any, ...]:
+    return (slice(None),) if layout is None else layout.places
+
+
+def check_rows(clients: Any) -> None:
+    """Refuse clients that hold no samples, complete or not.
+
+    Raises:
+        ValueError: saying what they hold.
+    """
+    if not all(isinstance(part, Rows) for part in clients.parts):
+        raise ValueError(
+            "clients: wanted samples, as of Clients.from_samples or from_source, got clients that "
+            f"hold {type(clients.parts[0]).__name__}"
+        )

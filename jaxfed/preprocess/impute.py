@@ -1,0 +1,275 @@
+"""Completes missing entries by a model with shared and local components, learned in rounds."""
+
+from typing import NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxfed.contract import Algorithm, Bases, HasBases, check_count
+from jaxfed.core.clients.samples import Rows
+from jaxfed.core.common.printing import is_known
+from jaxfed.preprocess.imputation import Imputation, check_rows
+
+# The least noise of a feature, in units of the mean over features. Features that hardly vary would
+# otherwise decide over all others by their tiny noise, which is estimated from the same samples.
+LEAST_NOISE = 0.5
+# The variances of local means and loadings to begin with, in units of the features' variances.
+FIRST_SPREAD = 0.1
+
+Row = Float[Array, " features"]
+
+
+class Spread(NamedTuple):
+    """How much clients differ in each feature: the variances of their local parts."""
+
+    mean: Row
+    loadings: Row
+
+
+class Model(NamedTuple):
+    """What is common to all clients."""
+
+    mean: Row
+    loadings: Float[Array, "features shared_rank"]
+    noise: Row  # variances
+    spread: Spread
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    model: Model
+    observed: Row  # the share of entries that were observed
+
+
+class Member(NamedTuple):
+    """ONE client's prepared data, with zeros in place of what is missing."""
+
+    values: Float[Array, "samples features"]
+    observed: Bool[Array, "samples features"]
+    count: Float[Array, ""]
+
+
+class Local(NamedTuple):
+    """ONE client's part: the differences of its mean, and loadings of its own."""
+
+    mean: Row
+    loadings: Float[Array, "features local_rank"]
+
+
+class First(NamedTuple):
+    """Means over ONE client's samples, with zeros in place of what is missing."""
+
+    observed: Row
+    values: Row
+    squares: Row
+
+
+class Uplink(NamedTuple):
+    """Means over ONE client's samples."""
+
+    gradient: Float[Array, "features shared_rank"]  # of the squared error by the loadings
+    scores: Float[Array, "shared_rank shared_rank"]  # their second moment
+    error: Row  # the expected squared error of the observed entries
+    spread: Spread
+
+
+@final
+class Impute(Algorithm, HasBases):
+    r"""A model of incomplete samples with shared and local components, for their missing entries.
+
+    Client i's samples are \(x = \mu + \mu_i + U z + V_i t + e\) with scores \(z, t \sim N(0, I)\),
+    noise \(e_d \sim N(0, \psi_d)\), and local parts \(\mu_{id} \sim N(0, a_d)\) and
+    \(V_{idk} \sim N(0, b_d)\) whose variances a and b are learned too: the fewer entries a client
+    has of a feature, and the less clients differ in it, the nearer its part is to zero. In each
+    round a client takes one step of variational expectation maximization: the posterior of the
+    scores given what was observed of each sample, and with it that of its own part. It sends means
+    over its samples, from which the server makes the shared part.
+
+    `solution.result.local` is an `Imputation` of each client, whose `transform` completes samples
+    and whose `moments` are the expected second moments, which every algorithm of PCA takes;
+    `solution.result.shared` is one for samples of anybody; `jaxfed.personalize` gives new clients
+    theirs. Entries must be missing for reasons that do not depend on their values. Clients need not
+    have observed every feature.
+
+    The posterior variances of local parts take \(E[t t^T] = I\) for the second moment of the
+    scores of a client's samples. Noise is at least half of the mean over features.
+
+    Source: the model of personalized PCA of Shi & Kontar (2024); missing entries as in Tipping &
+    Bishop (1999) and Ilin & Raiko (2010), Practical approaches to principal component analysis in
+    the presence of missing values, Section 4; learned variances as in Ozkara et al. (2023).
+    """
+
+    shared_rank: int = eqx.field(static=True)
+    local_rank: int = eqx.field(static=True)
+
+    def __init__(self, shared_rank: int, local_rank: int):
+        """Set up the algorithm.
+
+        Args:
+            shared_rank: number of shared components.
+            local_rank: number of each client's local components; 0 for local means alone.
+
+        Raises:
+            ValueError: for ranks that are no whole numbers, or too small.
+        """
+        check_count("shared_rank", shared_rank)
+        check_count("local_rank", local_rank, least=0)
+        self.shared_rank, self.local_rank = shared_rank, local_rank
+
+    def check(self, clients, start) -> None:
+        """Raise a `ValueError` for clients without samples, or a feature that nobody observed."""
+        check_rows(clients)
+        features = clients.features
+        if self.shared_rank + self.local_rank > features:
+            raise ValueError(
+                f"shared_rank + local_rank: wanted at most the number of features, {features}, got "
+                f"{self.shared_rank + self.local_rank}"
+            )
+        if is_known(clients.data) and all(is_known(part.values) for part in clients.parts):
+            seen = sum(np.asarray(part.observed).sum(axis=(0, 1)) for part in clients.parts)
+            if not np.all(seen):
+                raise ValueError(
+                    "clients: wanted every feature observed by some client, got none of feature "
+                    f"{int(np.argmin(seen))}"
+                )
+
+    def prepare(self, data: Rows, client_id, rounds) -> Member:
+        """Zeros in place of what is missing, and what that is."""
+        observed = data.observed
+        values = jnp.where(observed, data.values, 0).astype(data.count.dtype)
+        return Member(values, observed, data.count)
+
+    def first_message(self, key, data: Member, start) -> First:
+        """What a common mean and the features' variances take."""
+        observed, values = data.observed.astype(data.values.dtype), data.values
+        sums = (x.sum(axis=0) / data.count for x in (observed, values, values**2))
+        return First(*sums)
+
+    def server_init(self, key, first: First, like, start) -> Server:
+        """Random components, or a warm start's."""
+        mean, square = first.values / first.observed, first.squares / first.observed
+        # At least rounding, where the difference of the squares is lost in it.
+        variance = jnp.maximum(square - mean**2, jnp.finfo(mean.dtype).eps * square)
+        typical = jnp.mean(variance)
+        if start is None:
+            draw = jax.random.normal(key, (len(mean), self.shared_rank), mean.dtype)
+            # Half of the variance is in the components, half is noise.
+            loadings = draw * jnp.sqrt(typical / (2 * self.shared_rank))
+        else:
+            mean, loadings = start.shared.mean, start.shared.loadings[:, : self.shared_rank]
+        noise = jnp.maximum(variance, LEAST_NOISE * typical) / 2
+        spread = FIRST_SPREAD * jnp.maximum(variance, jnp.finfo(mean.dtype).eps * typical)
+        return Server(Model(mean, loadings, noise, Spread(spread, spread)), first.observed)
+
+    def downlink(self, server: Server) -> Model:
+        """What is common to all clients."""
+        return server.model
+
+    def client_init(self, key, downlink: Model, data: Member, start) -> Local:
+        """A draw from what clients differ in, or a warm start's part."""
+        if start is not None and start.local is not None:
+            own: Imputation = start.local
+            return Local(own.mean - downlink.mean, own.loadings[:, self.shared_rank :])
+        shape = (data.values.shape[1], self.local_rank)
+        draw = jax.random.normal(key, shape, data.values.dtype)
+        spread = downlink.spread
+        return Local(jnp.zeros_like(spread.mean), draw * jnp.sqrt(spread.loadings)[:, None])
+
+    def client_step(self, key, downlink: Model, local: Local, data: Member):
+        """The posterior of the scores, then that of the local part, then what is sent."""
+        shared_rank, local_rank = self.shared_rank, self.local_rank
+        observed = data.observed.astype(data.values.dtype)
+        values = data.values - observed * downlink.mean
+        model = self._model(downlink, local, observed)
+        scores = model.scores(data.values, data.observed)
+        # The local mean is the loading of a last score, which is always one.
+        mean = jnp.concatenate([scores.mean, jnp.ones_like(values[:, :1])], axis=1)
+        second = jnp.pad(scores.covariance, ((0, 0), (0, 1), (0, 1)))
+        second += mean[:, :, None] * mean[:, None, :]
+        # For each feature, over the samples that have it.
+        width = shared_rank + local_rank + 1
+        gram = (observed.T @ second.reshape(-1, width**2)).reshape(-1, width, width)
+        product = values.T @ mean
+
+        spread = downlink.spread
+        prior = self._local_columns(spread.loadings, spread.mean)
+        own = slice(shared_rank, width)
+        rest = product[:, own] - jnp.einsum(
+            "dkr,dr->dk", gram[:, own, :shared_rank], downlink.loadings
+        )
+        precision = gram[:, own, own] / downlink.noise[:, None, None]
+        precision += jnp.eye(local_rank + 1, dtype=values.dtype) / prior[:, None, :]
+        found = jnp.linalg.solve(precision, (rest / downlink.noise[:, None])[..., None])[..., 0]
+        local = Local(found[:, -1], found[:, :-1])
+
+        loadings = jnp.concatenate([downlink.loadings, found], axis=1)
+        fitted = jnp.einsum("drs,ds->dr", gram, loadings)
+        model = self._model(downlink, local, observed)
+        variance = self._local_columns(model.loadings_variance[:, -1], model.mean_variance)
+        squares = found**2 + variance
+        error = jnp.sum(values**2, axis=0) + jnp.sum(loadings * (fitted - 2 * product), axis=1)
+        error += jnp.sum(variance * jnp.diagonal(gram[:, own, own], axis1=1, axis2=2), axis=1)
+        uplink = Uplink(
+            (product - fitted)[:, :shared_rank] / data.count,
+            second[:, :shared_rank, :shared_rank].sum(axis=0) / data.count,
+            error / data.count,
+            Spread(squares[:, -1], squares[:, :-1].mean(axis=1) if local_rank else spread.loadings),
+        )
+        return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
+
+    def server_step(self, key, server: Server, uplink: Uplink):
+        """The shared loadings by regression on the scores; noise and spreads as they are found."""
+        model, observed = server
+        # Of a feature that few samples have, the second moment of the scores is as much smaller.
+        step = jnp.linalg.solve(uplink.scores, uplink.gradient.T).T / observed[:, None]
+        least = LEAST_NOISE * jnp.sum(uplink.error) / jnp.sum(observed)
+        noise = jnp.maximum(uplink.error / observed, least)
+        model = Model(model.mean, model.loadings + step, noise, uplink.spread)
+        return Server(model, observed), {}
+
+    def client_result(self, downlink: Model, local: Local, data: Member) -> Imputation:
+        """The model of the client's samples."""
+        return self._model(downlink, local, data.observed.astype(data.values.dtype))
+
+    def shared_result(self, server: Server) -> Imputation:
+        """The model of samples of anybody: local parts are zero, up to their variance."""
+        model = server.model
+        features = len(model.mean)
+        nobody = jnp.zeros((features, self.local_rank), model.mean.dtype)
+        local = Local(jnp.zeros_like(model.mean), nobody)
+        return self._model(model, local, jnp.zeros((1, features), model.mean.dtype))
+
+    def bases(self, server: Server, local: Local) -> Bases:
+        """Both sets of loadings, whose scores may be turned."""
+        return Bases(shared=(server.model.loadings,), own=(local.loadings,))
+
+    @property
+    def energy_weighted(self) -> bool:
+        """Whether clients of large variance count more: yes, as all have one noise."""
+        return True
+
+    def _model(
+        self, model: Model, local: Local, observed: Float[Array, "samples features"]
+    ) -> Imputation:
+        information = observed.sum(axis=0) / model.noise
+        variances = Spread(*(1 / (information + 1 / prior) for prior in model.spread))
+        zeros = jnp.zeros_like(model.loadings)
+        own = jnp.broadcast_to(variances.loadings[:, None], local.loadings.shape)
+        return Imputation(
+            model.mean + local.mean,
+            jnp.concatenate([model.loadings, local.loadings], axis=1),
+            model.noise,
+            variances.mean,
+            jnp.concatenate([zeros, own], axis=1),
+        )
+
+    def _local_columns(
+        self, loadings: Row, mean: Row
+    ) -> Float[Array, "features local_rank_and_one"]:
+        """A number for each local loading, and last one for the local mean."""
+        many = jnp.broadcast_to(loadings[:, None], (len(loadings), self.local_rank))
+        return jnp.concatenate([many, mean[:, None]], axis=1)
