@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jaxfed.contract import Algorithm, Bases, HasBases, check_count
 from jaxfed.core.clients.samples import Rows
 from jaxfed.core.common.printing import is_known
+from jaxfed.linalg.division import ratio
 from jaxfed.preprocess.imputation import Imputation, check_rows
 
 # The least noise of a feature, in units of the mean over features. Features that hardly vary would
@@ -50,7 +51,7 @@ class Member(NamedTuple):
 
     values: Float[Array, "samples features"]
     observed: Bool[Array, "samples features"]
-    count: Float[Array, ""]
+    count: Float[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Local(NamedTuple):
@@ -72,7 +73,7 @@ class Uplink(NamedTuple):
     """Means over ONE client's samples."""
 
     gradient: Float[Array, "features shared_rank"]  # of the squared error by the loadings
-    scores: Float[Array, "shared_rank shared_rank"]  # their second moment
+    curvature: Float[Array, ""]  # of the squared error by a feature's loadings, from above
     error: Row  # the expected squared error of the observed entries
     spread: Spread
 
@@ -151,9 +152,11 @@ class Impute(Algorithm, HasBases):
 
     def server_init(self, key, first: First, like, start) -> Server:
         """Random components, or a warm start's."""
-        mean, square = first.values / first.observed, first.squares / first.observed
+        # Lossy channels may leave nothing of a number.
+        observed = jnp.where(first.observed > 0, first.observed, 1)
+        mean, square = first.values / observed, first.squares / observed
         # At least rounding, where the difference of the squares is lost in it.
-        variance = jnp.maximum(square - mean**2, jnp.finfo(mean.dtype).eps * square)
+        variance = jnp.maximum(square - mean**2, jnp.finfo(mean.dtype).eps * jnp.abs(square))
         typical = jnp.mean(variance)
         if start is None:
             draw = jax.random.normal(key, (len(mean), self.shared_rank), mean.dtype)
@@ -163,7 +166,7 @@ class Impute(Algorithm, HasBases):
             mean, loadings = start.shared.mean, start.shared.loadings[:, : self.shared_rank]
         noise = jnp.maximum(variance, LEAST_NOISE * typical) / 2
         spread = FIRST_SPREAD * jnp.maximum(variance, jnp.finfo(mean.dtype).eps * typical)
-        return Server(Model(mean, loadings, noise, Spread(spread, spread)), first.observed)
+        return Server(Model(mean, loadings, noise, Spread(spread, spread)), observed)
 
     def downlink(self, server: Server) -> Model:
         """What is common to all clients."""
@@ -182,6 +185,7 @@ class Impute(Algorithm, HasBases):
     def client_step(self, key, downlink: Model, local: Local, data: Member):
         """The posterior of the scores, then that of the local part, then what is sent."""
         shared_rank, local_rank = self.shared_rank, self.local_rank
+        downlink = _usable(downlink)
         observed = data.observed.astype(data.values.dtype)
         values = data.values - observed * downlink.mean
         model = self._model(downlink, local, observed)
@@ -190,6 +194,7 @@ class Impute(Algorithm, HasBases):
         mean = jnp.concatenate([scores.mean, jnp.ones_like(values[:, :1])], axis=1)
         second = jnp.pad(scores.covariance, ((0, 0), (0, 1), (0, 1)))
         second += mean[:, :, None] * mean[:, None, :]
+        second *= jnp.any(data.observed, axis=1)[:, None, None]  # not of padding
         # For each feature, over the samples that have it.
         width = shared_rank + local_rank + 1
         gram = (observed.T @ second.reshape(-1, width**2)).reshape(-1, width, width)
@@ -215,17 +220,17 @@ class Impute(Algorithm, HasBases):
         error += jnp.sum(variance * jnp.diagonal(gram[:, own, own], axis1=1, axis2=2), axis=1)
         uplink = Uplink(
             (product - fitted)[:, :shared_rank] / data.count,
-            second[:, :shared_rank, :shared_rank].sum(axis=0) / data.count,
+            _norm(second[:, :shared_rank, :shared_rank].sum(axis=0) / data.count),
             error / data.count,
             Spread(squares[:, -1], squares[:, :-1].mean(axis=1) if local_rank else spread.loadings),
         )
         return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
 
     def server_step(self, key, server: Server, uplink: Uplink):
-        """The shared loadings by regression on the scores; noise and spreads as they are found."""
+        """A step of the shared loadings; noise and spreads as they are found."""
         model, observed = server
-        # Of a feature that few samples have, the second moment of the scores is as much smaller.
-        step = jnp.linalg.solve(uplink.scores, uplink.gradient.T).T / observed[:, None]
+        # Of a feature that few samples have, the curvature is as much smaller.
+        step = ratio(uplink.gradient, uplink.curvature) / observed[:, None]
         least = LEAST_NOISE * jnp.sum(uplink.error) / jnp.sum(observed)
         noise = jnp.maximum(uplink.error / observed, least)
         model = Model(model.mean, model.loadings + step, noise, uplink.spread)
@@ -233,7 +238,7 @@ class Impute(Algorithm, HasBases):
 
     def client_result(self, downlink: Model, local: Local, data: Member) -> Imputation:
         """The model of the client's samples."""
-        return self._model(downlink, local, data.observed.astype(data.values.dtype))
+        return self._model(_usable(downlink), local, data.observed.astype(data.values.dtype))
 
     def shared_result(self, server: Server) -> Imputation:
         """The model of samples of anybody: local parts are zero, up to their variance."""
@@ -273,3 +278,21 @@ class Impute(Algorithm, HasBases):
         """A number for each local loading, and last one for the local mean."""
         many = jnp.broadcast_to(loadings[:, None], (len(loadings), self.local_rank))
         return jnp.concatenate([many, mean[:, None]], axis=1)
+
+
+def _usable(model: Model) -> Model:
+    """The model with positive variances, of which lossy channels may leave some that are not."""
+
+    def positive(x: Row) -> Row:
+        return jnp.maximum(x, jnp.finfo(x.dtype).eps * jnp.max(x))
+
+    spread = jax.tree.map(positive, model.spread)
+    return model._replace(noise=positive(model.noise), spread=spread)
+
+
+def _norm(second: Float[Array, "rank rank"]) -> Float[Array, ""]:
+    """The 8-norm of the eigenvalues: a bound of the largest, smooth where some are equal."""
+    unit = jnp.trace(second)
+    square = second @ second / unit**2
+    fourth = square @ square
+    return unit * jnp.sum(fourth**2) ** (1 / 8)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfed import backend, channel, participation
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import IncompleteSamples, Rows
 from jaxfed.core.common.buckets import Buckets
 from jaxfed.core.contract.reduction import is_summed
 from jaxfed.core.round.rounds import one_round
@@ -46,13 +46,13 @@ def check_backends(case: Case) -> None:
 
 def check_buckets(case: Case) -> None:
     data = case.clients.data
-    if not isinstance(data, Samples):
+    if not isinstance(data, Rows):
         raise Skipped("buckets are of samples")
     # Two buckets, each padded to its own longest client.
     order = np.argsort(-np.asarray(data.count), kind="stable")
     groups = [np.sort(half) for half in np.array_split(order, 2)]
     parts = tuple(
-        Samples(data.values[half, : int(data.count[half].max())], data.count[half])
+        type(data)(data.values[half, : int(data.count[half].max())], data.count[half])
         for half in groups
     )
     places = tuple(map(jnp.asarray, groups))
@@ -78,12 +78,13 @@ def unless_refused(what: str) -> Iterator[None]:
 
 def check_source(case: Case) -> None:
     data = case.clients.data
-    if not isinstance(data, Samples):
+    if not isinstance(data, Rows):
         raise Skipped("sources are of samples")
     counts = np.asarray(data.count).astype(int)
     values = [np.asarray(x[:n]) for x, n in zip(data.values, counts, strict=True)]
     size = 2 * max(array.nbytes for array in values)  # at least two blocks
-    source = Clients.from_source(values, block_bytes=size)
+    missing = "mask" if isinstance(data, IncompleteSamples) else "refuse"
+    source = Clients.from_source(values, block_bytes=size, missing=missing)
     source = eqx.tree_at(
         lambda c: (c.ids, c.weights), source, (case.clients.ids, case.clients.weights)
     )
