@@ -433,6 +433,17 @@ EXAMPLES = {
             "robust": lambda: jf.preprocess.Standardize(robust="median"),
         },
     ),
+    # Shares, sums and squares; a gradient, a bound, errors and two variances; the model.
+    jf.preprocess.Impute: Examples(
+        good={
+            "": Example(lambda _: jf.preprocess.Impute(2, 1), (18, 31, 36)),
+            "more": Example(lambda _: jf.preprocess.Impute(1, 2), (18, 25, 30)),
+        },
+        refused={
+            "shared_rank": lambda: jf.preprocess.Impute(0, 1),
+            "local_rank": lambda: jf.preprocess.Impute(1, 0),
+        },
+    ),
     # As the algorithm, and what the group weighs; as masked, for every group.
     jf.aggregation.Robust: Examples(
         good={
@@ -659,6 +670,42 @@ def standardized(algorithm, result, values):
     return (jnp.tanh((values - mean) / scale) ** 2).sum()
 
 
+def draw_incomplete(seed=0):
+    """The same samples, of whose entries some are missing, but none of the first feature."""
+    rng = np.random.default_rng(seed)
+    arrays = draw_samples(seed).data.values
+    arrays = [np.array(x[:n]) for x, n in zip(arrays, COUNTS, strict=True)]
+    for x in arrays:
+        x[:, 1:][rng.random((len(x), FEATURES - 1)) < 0.2] = np.nan
+    return jf.Clients.from_samples(arrays, missing="mask")
+
+
+def check_imputation(algorithm, result):
+    """A model of each client with positive variances."""
+    local = result.local
+    rank = algorithm.shared_rank + algorithm.local_rank
+    assert local.loadings.shape == (CLIENTS, FEATURES, rank)
+    assert (np.asarray(local.noise) > 0).all() and (np.asarray(local.mean_variance) > 0).all()
+
+
+def turned(result):
+    """Without the choice of a basis."""
+
+    def one(model):
+        loadings = model.loadings @ jnp.swapaxes(model.loadings, -1, -2)
+        return model.mean, loadings, model.noise, model.mean_variance, model.loadings_variance
+
+    return one(result.shared), one(result.local)
+
+
+def completed(algorithm, result, values):
+    """Of samples: their energy, once they are complete."""
+    del algorithm
+    model = result.local
+    found = jax.vmap(lambda own, x: own.transform(x))(model, values)
+    return (jnp.tanh(found / 3) ** 2).sum()
+
+
 class Family(NamedTuple):
     """What data a family of algorithms takes, and what it learns."""
 
@@ -705,13 +752,20 @@ FAMILIES = {
         lambda result: result,
         standardized,
         moments,
-        r"clients: wanted samples, .* got clients that hold Moment",
+        r"clients: wanted samples, .* got data of type Moment",
         rounds=2,
     ),
 }
 FAMILIES[jf.aggregation] = FAMILIES[jf.pca]  # of the algorithms in it here
 # What learns something else than the others of its package.
 OTHERS = {
+    jf.preprocess.Impute: FAMILIES[jf.preprocess]._replace(
+        draw=draw_incomplete,
+        check=check_imputation,
+        essence=turned,
+        loss=completed,
+        rounds=6,
+    ),
     jf.gcca.DeepMaxVar: FAMILIES[jf.gcca]._replace(
         check=check_networks_of_views,
         essence=lambda result: (spans(result.shared), result.local),

@@ -74,7 +74,7 @@ DATA = {
     ),
     "NaN": (
         lambda: jf.Clients.from_samples(block(put={(1, 2, 3): NAN})),
-        r"arrays: NaN or infinite value at index \(1, 2, 3\)",
+        r"arrays: NaN at index \(1, 2, 3\); with missing=.mask. NaN stands for an entry",
     ),
     "infinite": (
         lambda: mixed(np.where(ONE[4, 1] == ONE, -INF, ONE)),

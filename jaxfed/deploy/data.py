@@ -13,13 +13,13 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxfed._checks import check_count, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Ragged, Samples
+from jaxfed.core.clients.samples import IncompleteSamples, Ragged, Rows, Samples
 from jaxfed.core.contract.calls import alike
 from jaxfed.deploy.exchange import RefusedError
 from jaxfed.gcca.views import SparseView, View
 from jaxfed.linalg import Moment
 
-KINDS = {kind.__name__: kind for kind in (Samples, View, SparseView, Moment)}
+KINDS = {kind.__name__: kind for kind in (Samples, IncompleteSamples, View, SparseView, Moment)}
 
 
 def describe(data: PyTree) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def clients_from(
     data = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((len(counts), *x.shape), x.dtype), shapes_from(words)
     )
-    if isinstance(data, Samples) and None not in counts:
+    if isinstance(data, Rows) and None not in counts:
         known = np.asarray(counts, data.count.dtype)
         data = eqx.tree_at(lambda samples: samples.count, data, known)
     return Clients(data, ids, weights)

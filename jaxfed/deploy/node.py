@@ -16,7 +16,7 @@ from jaxtyping import Array, Key, PyTree
 
 from jaxfed._versions import versions
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import Rows
 from jaxfed.core.common.files import replacing
 from jaxfed.core.common.printing import in_bytes
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
@@ -315,7 +315,7 @@ def _secret_key(folder: Path, history: str) -> Key[Array, ""]:
 
 
 def _number_of_samples(data: PyTree) -> int | None:
-    return int(data.count) if isinstance(data, Samples) else None
+    return int(data.count) if isinstance(data, Rows) else None
 
 
 def _digest(*texts: str) -> str:

@@ -20,7 +20,7 @@ from jaxfed.contract import (
     refuse,
     without_batches,
 )
-from jaxfed.core.clients.samples import Samples, at_least_single
+from jaxfed.core.clients.samples import Samples, at_least_single, other_data
 from jaxfed.core.common.processes import finite, inspectable
 from jaxfed.core.common.shuffle import shuffled
 
@@ -70,10 +70,7 @@ class Training(Algorithm, DifferentiatedThrough):
         """
         part = clients.parts[0]
         if not isinstance(part, Samples):
-            raise ValueError(
-                f"clients: {type(self).__name__} needs Clients.from_samples, got data of type "
-                f"{type(part).__name__}"
-            )
+            raise other_data(f"Clients.from_samples for {type(self).__name__}", part)
         if self.batch_size is not None:
             smallest = min(map(_fewest, clients.parts))
             if self.batch_size > smallest:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxfed.contract import ClientsLike, Personalized, check_instance
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import Samples, other_data
 from jaxfed.core.common.printing import is_known
 from jaxfed.core.common.processes import finite
 from jaxfed.core.contract.reduction import Gram, Symmetric, unfolded
@@ -56,12 +56,9 @@ def moment_behind(data: Samples | Moment) -> Moment:
 def check_data(clients: ClientsLike) -> None:
     """Raise a `ValueError` for clients whose data are neither samples nor second moments."""
     check_instance("clients", clients, Clients, "jaxfed.Clients")
-    kind = type(clients.parts[0])
-    if kind not in (Samples, Moment):
-        raise ValueError(
-            "clients: PCA needs Clients.from_samples or Clients.from_moments, got data of type "
-            f"{kind.__name__}"
-        )
+    part = clients.parts[0]
+    if not isinstance(part, Samples | Moment):
+        raise other_data("Clients.from_samples or Clients.from_moments", part)
 
 
 def check_fits(names: str, total: int, clients: ClientsLike) -> None:

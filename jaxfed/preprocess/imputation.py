@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxfed._checks import check_instance, checked_array, is_whole, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Rows
+from jaxfed.core.clients.samples import Rows, check_rows
 from jaxfed.core.common.buckets import Buckets, in_order, layout_of, parts_of
 from jaxfed.linalg import Moment
 
@@ -124,6 +124,7 @@ class Imputation(eqx.Module):
     def _at(self, places: Any, clients: int) -> "Imputation":
         """The models of clients at these positions."""
         if self.mean.ndim > 1:
+            places = places if isinstance(places, slice) else jnp.asarray(places)
             return jax.tree.map(lambda x: x[places], self)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *x.shape)), self)
 
@@ -159,16 +160,3 @@ def _moment(model: Imputation, data: Rows) -> Moment:
 
 def _places_of(layout: Buckets | None) -> tuple[Any, ...]:
     return (slice(None),) if layout is None else layout.places
-
-
-def check_rows(clients: Any) -> None:
-    """Refuse clients that hold no samples, complete or not.
-
-    Raises:
-        ValueError: saying what they hold.
-    """
-    if not all(isinstance(part, Rows) for part in clients.parts):
-        raise ValueError(
-            "clients: wanted samples, as of Clients.from_samples or from_source, got clients that "
-            f"hold {type(clients.parts[0]).__name__}"
-        )

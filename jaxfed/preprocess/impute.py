@@ -9,16 +9,19 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxfed.contract import Algorithm, Bases, HasBases, check_count
-from jaxfed.core.clients.samples import Rows
+from jaxfed.core.clients.samples import Rows, check_rows
 from jaxfed.core.common.printing import is_known
 from jaxfed.linalg.division import ratio
-from jaxfed.preprocess.imputation import Imputation, check_rows
+from jaxfed.preprocess.imputation import Imputation
 
 # The least noise of a feature, in units of the mean over features. Features that hardly vary would
 # otherwise decide over all others by their tiny noise, which is estimated from the same samples.
 LEAST_NOISE = 0.5
 # The variances of local means and loadings to begin with, in units of the features' variances.
 FIRST_SPREAD = 0.1
+# What the mean over features counts beside a feature's own variance of local parts. Without, some
+# variances vanish, and ever more slowly.
+TYPICAL_WEIGHT = 0.2
 
 Row = Float[Array, " features"]
 
@@ -97,7 +100,8 @@ class Impute(Algorithm, HasBases):
     have observed every feature.
 
     The posterior variances of local parts take \(E[t t^T] = I\) for the second moment of the
-    scores of a client's samples. Noise is at least half of the mean over features.
+    scores of a client's samples. Noise is at least half of the mean over features, and the
+    variances a and b are drawn to their means by a sixth of the way.
 
     Source: the model of personalized PCA of Shi & Kontar (2024); missing entries as in Tipping &
     Bishop (1999) and Ilin & Raiko (2010), Practical approaches to principal component analysis in
@@ -112,13 +116,13 @@ class Impute(Algorithm, HasBases):
 
         Args:
             shared_rank: number of shared components.
-            local_rank: number of each client's local components; 0 for local means alone.
+            local_rank: number of each client's local components, beside its mean.
 
         Raises:
-            ValueError: for ranks that are no whole numbers, or too small.
+            ValueError: for ranks that are not positive whole numbers.
         """
         check_count("shared_rank", shared_rank)
-        check_count("local_rank", local_rank, least=0)
+        check_count("local_rank", local_rank)
         self.shared_rank, self.local_rank = shared_rank, local_rank
 
     def check(self, clients, start) -> None:
@@ -130,7 +134,7 @@ class Impute(Algorithm, HasBases):
                 f"shared_rank + local_rank: wanted at most the number of features, {features}, got "
                 f"{self.shared_rank + self.local_rank}"
             )
-        if is_known(clients.data) and all(is_known(part.values) for part in clients.parts):
+        if all(is_known(part.values) for part in clients.parts):
             seen = sum(np.asarray(part.observed).sum(axis=(0, 1)) for part in clients.parts)
             if not np.all(seen):
                 raise ValueError(
@@ -222,7 +226,7 @@ class Impute(Algorithm, HasBases):
             (product - fitted)[:, :shared_rank] / data.count,
             _norm(second[:, :shared_rank, :shared_rank].sum(axis=0) / data.count),
             error / data.count,
-            Spread(squares[:, -1], squares[:, :-1].mean(axis=1) if local_rank else spread.loadings),
+            Spread(squares[:, -1], squares[:, :-1].mean(axis=1)),
         )
         return uplink, local, {"objective": jnp.sum(error) / jnp.sum(observed)}
 
@@ -233,7 +237,10 @@ class Impute(Algorithm, HasBases):
         step = ratio(uplink.gradient, uplink.curvature) / observed[:, None]
         least = LEAST_NOISE * jnp.sum(uplink.error) / jnp.sum(observed)
         noise = jnp.maximum(uplink.error / observed, least)
-        model = Model(model.mean, model.loadings + step, noise, uplink.spread)
+        spread = jax.tree.map(
+            lambda x: (x + TYPICAL_WEIGHT * jnp.mean(x)) / (1 + TYPICAL_WEIGHT), uplink.spread
+        )
+        model = Model(model.mean, model.loadings + step, noise, spread)
         return Server(model, observed), {}
 
     def client_result(self, downlink: Model, local: Local, data: Member) -> Imputation:

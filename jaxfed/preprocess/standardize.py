@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxfed.contract import Algorithm, check_flag, check_name
-from jaxfed.core.clients.samples import Samples
-from jaxfed.core.clients.standardization import Standardization, check_samples
+from jaxfed.core.clients.samples import IncompleteSamples, Rows, check_rows
+from jaxfed.core.clients.standardization import Standardization
 from jaxfed.reduction import Gather, Sum
 
 CENTERS = ("common", "own", "none")
@@ -97,7 +97,7 @@ class Standardize(Algorithm):
 
     def check(self, clients, start) -> None:
         """Raise a `ValueError` for clients that hold no samples."""
-        check_samples(clients)
+        check_rows(clients)
 
     @property
     def _has_common_mean(self) -> bool:
@@ -192,13 +192,13 @@ class Standardize(Algorithm):
         return Moments(*jax.tree.map(mean, (sums.first, sums.second)))
 
 
-def _sums(data: Samples, about: Row | float) -> _Sums:
+def _sums(data: Rows, about: Row | float) -> _Sums:
     """ONE client's sums of differences from a reference."""
-    # Which entries are there: all of a row or none. A mask of single entries, (samples, features),
-    # would go here, and all that follows counts each feature for itself.
-    seen = data.mask[:, None]
-    apart = jnp.where(seen > 0, data.values.astype(data.count.dtype) - about, 0)
-    return _Sums(_total(seen), _total(apart), _total(apart**2))
+    observed = data.observed
+    apart = jnp.where(observed, data.values.astype(data.count.dtype) - about, 0)
+    # Of complete samples one count serves all features.
+    counted = observed if isinstance(data, IncompleteSamples) else data.mask[:, None]
+    return _Sums(_total(counted.astype(apart.dtype)), _total(apart), _total(apart**2))
 
 
 def _total(x: Float[Array, "samples columns"]) -> Float[Array, " columns"]:
@@ -213,7 +213,7 @@ def _over(total: Array, count: Array) -> Array:
     return total / jnp.maximum(count, 1)
 
 
-def _own(data: Samples) -> Moments:
+def _own(data: Rows) -> Moments:
     """ONE client's mean and variance: rough ones, and once more from there."""
     rough = _sums(data, 0.0)
     about = _over(rough.first, rough.count)

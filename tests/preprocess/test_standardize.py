@@ -247,8 +247,8 @@ def test_what_does_not_fit_is_refused():
         (lambda: units.transform(rows, client=3), "^client: .* got 3"),
         (lambda: units.transform(rows[:, :2], client=0), "^samples: wanted an array"),
         (lambda: units.transform(clients.take([0])), "^samples: wanted clients and features"),
-        (lambda: units.transform(moments), "^clients: wanted samples, .* hold Moment"),
-        (lambda: solve(Standardize(), views), "^clients: wanted samples, .* hold View"),
+        (lambda: units.transform(moments), "^clients: wanted samples, .* of type Moment"),
+        (lambda: solve(Standardize(), views), "^clients: wanted samples, .* of type View"),
         (lambda: jf.Clients.from_samples([]), "^arrays: at least one client is needed"),
     ]:
         with pytest.raises(ValueError, match=message):

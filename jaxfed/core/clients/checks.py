@@ -86,7 +86,7 @@ def is_traced(value: object) -> bool:
 
 
 def checked_array(
-    array: ArrayLike | Sequence[Any], name: str, *, half: bool = False, missing: bool = False
+    array: ArrayLike | Sequence[Any], name: str, *, half: bool = False, missing: bool | None = None
 ) -> Array:
     """The array in a floating type of JAX, refused if it is not real, floating and finite.
 
@@ -94,7 +94,7 @@ def checked_array(
         array: the numbers.
         name: of the argument that they are.
         half: whether bfloat16 will do.
-        missing: whether NaN will do, for entries of rows that have others.
+        missing: whether NaN will do, for entries of rows that have others; None where it never can.
     """
     types = "float32, float64 or bfloat16" if half else "float32 or float64"
     if not isinstance(array, jax.Array):
@@ -114,8 +114,11 @@ def checked_array(
         wrong = np.isinf(values) if missing else ~np.isfinite(values)
         if wrong.any():
             where = tuple(int(index) for index in np.argwhere(wrong)[0])
+            if missing is None or not np.isnan(values[where]):
+                raise ValueError(f"{name}: NaN or infinite value at index {where}")
             raise ValueError(
-                f"{name}: {'infinite' if missing else 'NaN or infinite'} value at index {where}"
+                f"{name}: NaN at index {where}; with missing='mask' NaN stands for an entry that "
+                "was not observed"
             )
         if missing and values.size and (empty := np.isnan(values).all(-1)).any():
             where = tuple(int(index) for index in np.argwhere(empty)[0])

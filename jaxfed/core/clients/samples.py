@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 import equinox as eqx
 import jax
@@ -133,6 +133,26 @@ def kind_of(missing: str) -> type[Rows]:
     """
     check_name("missing", missing, ("refuse", "mask"))
     return IncompleteSamples if missing == "mask" else Samples
+
+
+def check_rows(clients: Any) -> None:
+    """Refuse clients that hold no samples, complete or not.
+
+    Raises:
+        ValueError: saying what they hold.
+    """
+    if not all(isinstance(part, Rows) for part in clients.parts):
+        raise other_data("samples, as of Clients.from_samples or from_source", clients.parts[0])
+
+
+def other_data(wanted: str, data: PyTree) -> ValueError:
+    """The error for clients that hold other data than wanted, saying what to do; raise it."""
+    todo = (
+        ", in which entries are missing; jaxfed.preprocess.Impute completes them"
+        if isinstance(data, IncompleteSamples)
+        else ""
+    )
+    return ValueError(f"clients: wanted {wanted}, got data of type {type(data).__name__}{todo}")
 
 
 def are_of_samples(data: PyTree) -> bool:

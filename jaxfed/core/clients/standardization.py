@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from jaxfed._checks import check_positive, checked_array, is_whole, refuse
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.clients.samples import Samples
+from jaxfed.core.clients.samples import check_rows
 
 
 @final
@@ -95,7 +95,7 @@ class Standardization(eqx.Module):
         return own._moved(rows, inverse).astype(rows.dtype)
 
     def _of_clients(self, clients: Clients, inverse: bool) -> Clients:
-        check_samples(clients)
+        check_rows(clients)
         wanted = (len(clients.ids), clients.features)
         if self.mean.shape not in (wanted, wanted[1:]):
             raise refuse("samples", f"clients and features as of means {self.mean.shape}", wanted)
@@ -109,16 +109,3 @@ class Standardization(eqx.Module):
 
     def _moved(self, values: Any, inverse: bool) -> Any:
         return values * self.scale + self.mean if inverse else (values - self.mean) / self.scale
-
-
-def check_samples(clients: Any) -> None:
-    """Refuse clients that hold something else than samples.
-
-    Raises:
-        ValueError: saying what they hold.
-    """
-    if not all(isinstance(part, Samples) for part in clients.parts):
-        raise ValueError(
-            "clients: wanted samples, as of Clients.from_samples or from_source, got clients that "
-            f"hold {type(clients.parts[0]).__name__}"
-        )
