@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import solve
 
 import jaxfed as jf
 from jaxfed.preprocess import Impute, Standardize
+from tests.helpers import solve
 
 FEATURES, CLIENTS, SAMPLES = 8, 12, 30
 

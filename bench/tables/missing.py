@@ -1,0 +1,305 @@
+"""How near missing entries come, by `jf.preprocess.Impute` and by what else there is.
+
+    python -m bench.tables.missing entries [--data DIR] [--draws 3]
+    python -m bench.tables.missing subspace
+
+`entries`: of clients' samples some entries are hidden, at random or in blocks (half of a client's
+samples lose a third of the features). A cell is the root mean square error on these, relative to
+that of the common means; the mean of the draws and its standard error. Rivals: each client's means;
+probabilistic PCA by expectation maximization, of each client alone and of all samples pooled;
+scikit-learn's `IterativeImputer` on the pooled samples; MOFA2 with clients as groups (of the
+package mofapy2, left out where it is not installed). Digits are scikit-learn's, 40 clients with 40
+images of one digit each. With `--data DIR`: nine speakers from
+DIR/japanese_vowels/JapaneseVowels_TRAIN.ts (in the wheel of aeon), Zernike moments of digits from
+DIR/mfeat/mfeat.npz, and the responses to ligands in DIR/il2/IL2_Response_Tensor.npy (in the wheel
+of tensorly), which has gaps of its own; without it these are left out.
+
+`subspace`: fifty clients with 60 samples of 30 features, three shared and three local components,
+noise .3; the error ‖P_U − P‖²/2 of the shared components that `VarProPerPCA` finds in the completed
+moments, and the relative error on the missing entries; means of five draws.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from sklearn.datasets import load_digits
+
+import jaxfed as jf
+from bench.common import machine, table
+from jaxfed.preprocess import Impute
+
+RATES = 0.1, 0.3, 0.5, 0.6, 0.7
+ROUNDS = 50
+
+
+class Problem(NamedTuple):
+    """Samples of clients, in which NaN is what nobody knows, and ranks."""
+
+    name: str
+    samples: list[np.ndarray]
+    shared_rank: int
+    local_rank: int
+
+
+def problems(data: Path | None, seed: int) -> Iterator[Problem]:
+    """Data sets, centred by common means."""
+    rng = np.random.default_rng(seed)
+    digits = load_digits()
+    of_digit = [digits.data[digits.target == i] / 16 for i in range(10)]
+    images = [of_digit[i % 10][rng.choice(170, 40, replace=False)] for i in range(40)]
+    yield Problem("digits", images, 10, 2)
+    if data is None:
+        return
+    yield Problem("vowels", speakers(data / "japanese_vowels" / "JapaneseVowels_TRAIN.ts"), 4, 2)
+    stored = np.load(data / "mfeat" / "mfeat.npz", allow_pickle=False)
+    moments = (stored["zer"] - stored["zer"].mean(0)) / stored["zer"].std(0)
+    labels = stored["labels"]
+    chosen = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    several = [moments[rng.choice(chosen[i % 10], 50, replace=False)] for i in range(40)]
+    yield Problem("mfeat", several, 10, 2)
+    path = data / "il2" / "IL2_Response_Tensor.npy"
+    responses = np.log1p(np.maximum(np.load(path, allow_pickle=False), 0))
+    # Ligands are clients; a sample is a time and a kind of cells, its features are doses.
+    by_ligand = [np.moveaxis(x, 1, -1).reshape(-1, x.shape[1]) for x in responses]
+    yield Problem("IL2", [x[~np.isnan(x).all(1)] for x in by_ligand], 3, 1)
+
+
+def speakers(path: Path) -> list[np.ndarray]:
+    """The frames of each speaker's utterances."""
+    lines = path.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.lower().startswith("@data"))
+    frames: dict[str, list[np.ndarray]] = {}
+    for line in lines[start + 1 :]:
+        *channels, label = line.strip().split(":")
+        table_ = np.array([[float(x) for x in c.split(",") if x != "?"] for c in channels])
+        frames.setdefault(label, []).append(table_.T)
+    return [np.concatenate(own)[:150] for own in frames.values()]
+
+
+def hidden(samples: np.ndarray, rate: float | None, rng: np.random.Generator) -> np.ndarray:
+    """The samples with more gaps: at random, or in a block."""
+    gaps = np.array(samples, np.float32)
+    rows, features = gaps.shape
+    if rate is None:
+        columns = rng.choice(features, features // 3, replace=False)
+        gaps[np.ix_(rng.permutation(rows)[: rows // 2], columns)] = np.nan
+    else:
+        gaps[rng.random(gaps.shape) < rate] = np.nan
+    known = np.flatnonzero(np.isnan(gaps).all(1) & ~np.isnan(samples).all(1))
+    for row in known:  # an entry each that is there
+        column = rng.choice(np.flatnonzero(~np.isnan(samples[row])))
+        gaps[row, column] = samples[row, column]
+    return gaps
+
+
+# --- rivals --------------------------------------------------------------------------------------
+
+
+def by_impute(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
+    clients = jf.Clients.from_samples(gaps, missing="mask")
+    algorithm = Impute(problem.shared_rank, problem.local_rank)
+    solution = jf.fit(algorithm, clients, rounds=ROUNDS, key=jax.random.key(0))
+    values = np.asarray(solution.result.local.transform(clients).data.values)
+    return [x[: len(own)] for x, own in zip(values, gaps, strict=True)]
+
+
+def by_means(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
+    pooled = np.nanmean(np.concatenate(gaps), axis=0)
+    found = []
+    for own in gaps:
+        known = np.where(np.isnan(own).all(0), pooled, np.nanmean(own, axis=0))
+        found.append(np.where(np.isnan(own), known, own))
+    return found
+
+
+def alone(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
+    means = by_means(problem, gaps)
+    rank = problem.local_rank + problem.shared_rank
+    rank = min(rank, gaps[0].shape[1] - 1)
+    return [by_em(own, fill, rank) for own, fill in zip(gaps, means, strict=True)]
+
+
+def pooled(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
+    rows = np.concatenate(gaps)
+    fill = np.where(np.isnan(rows), np.nanmean(rows, axis=0), rows)
+    rank = min(problem.shared_rank + problem.local_rank, rows.shape[1] - 1)
+    return parted(by_em(rows, fill, rank), gaps)
+
+
+def iterative(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
+    from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+    from sklearn.impute import IterativeImputer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return parted(IterativeImputer(max_iter=10).fit_transform(np.concatenate(gaps)), gaps)
+
+
+def mofa(problem: Problem, gaps: list[np.ndarray]) -> list[np.ndarray]:
+    from mofapy2.run.entry_point import entry_point
+
+    model = entry_point()
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.set_data_options()
+        model.set_data_matrix([[own.astype(float) for own in gaps]])
+        factors = problem.shared_rank + problem.local_rank
+        model.set_model_options(factors=factors)
+        model.set_train_options(iter=300, seed=0, verbose=False, quiet=True)
+        model.build()
+        model.run()
+        scores = model.model.nodes["Z"].getExpectation()
+        loadings = model.model.nodes["W"].getExpectation()[0]
+    means = by_means(problem, gaps)  # MOFA centres the features of each group
+    fitted = parted(scores @ loadings.T, gaps)
+    found = []
+    for own, fill, fit in zip(gaps, means, fitted, strict=True):
+        center = np.where(np.isnan(own).all(0), fill[0], np.nanmean(own, axis=0))
+        found.append(np.where(np.isnan(own), center + fit, own))
+    return found
+
+
+def parted(rows: np.ndarray, like: list[np.ndarray]) -> list[np.ndarray]:
+    return np.split(rows, np.cumsum([len(own) for own in like])[:-1])
+
+
+def by_em(gaps: np.ndarray, fill: np.ndarray, rank: int, steps: int = 100) -> np.ndarray:
+    """Probabilistic PCA of incomplete samples by expectation maximization."""
+    seen = ~np.isnan(gaps)
+    known = jnp.asarray(np.where(seen, gaps, 0), jnp.float32)
+    return np.asarray(_em(known, jnp.asarray(seen, jnp.float32), jnp.asarray(fill), rank, steps))
+
+
+def _em(known: jax.Array, seen: jax.Array, fill: ArrayLike, rank: int, steps: int) -> jax.Array:
+    fill = jnp.asarray(fill, jnp.float32)
+    mean = fill.mean(0)
+    _, values, basis = jnp.linalg.svd(fill - mean, full_matrices=False)
+    loadings = basis[:rank].T * values[:rank] / len(fill) ** 0.5
+    noise = 0.5 * jnp.var(fill - mean) + 1e-6
+
+    @jax.jit
+    def step(mean, loadings, noise):
+        second = loadings[:, :, None] * loadings[:, None, :]
+        inner = (seen @ second.reshape(-1, rank**2)).reshape(-1, rank, rank)
+        covariance = jnp.linalg.inv(jnp.eye(rank) + inner / noise)
+        scores = jnp.einsum("nrs,ns->nr", covariance, (seen * (known - mean)) @ loadings / noise)
+        full = covariance + scores[:, :, None] * scores[:, None, :]
+        gram = (seen.T @ full.reshape(-1, rank**2)).reshape(-1, rank, rank)
+        right = (seen * (known - mean)).T @ scores
+        ridge = 1e-6 * jnp.eye(rank)
+        new = jnp.linalg.solve(gram + ridge, right[..., None])[..., 0]
+        fitted = scores @ new.T
+        new_mean = jnp.sum(seen * (known - fitted), 0) / jnp.maximum(seen.sum(0), 1)
+        rest = (seen * (known - new_mean - fitted) ** 2).sum()
+        spread = jnp.einsum("nd,dr,nrs,ds->", seen, new, covariance, new)
+        return (new_mean, new, jnp.maximum((rest + spread) / seen.sum(), 1e-6)), fitted + new_mean
+
+    state, fitted = (mean, loadings, noise), fill
+    for _ in range(steps):
+        state, fitted = step(*state)
+    return jnp.where(seen > 0, known, fitted)
+
+
+RIVALS: dict[str, Callable[[Problem, list[np.ndarray]], list[np.ndarray]]] = {
+    "Impute": by_impute,
+    "own means": by_means,
+    "alone": alone,
+    "pooled": pooled,
+    "IterativeImputer": iterative,
+    "MOFA2": mofa,
+}
+
+
+def entries(data: Path | None, draws: int) -> None:
+    """The table of errors on hidden entries."""
+    rivals = dict(RIVALS)
+    if importlib.util.find_spec("mofapy2") is None:
+        del rivals["MOFA2"]
+    for name in [problem.name for problem in problems(data, 0)]:
+        rows = []
+        for rate in (*RATES, None):
+            errors: dict[str, list[float]] = {rival: [] for rival in rivals}
+            for seed in range(draws):
+                (problem,) = (p for p in problems(data, seed) if p.name == name)
+                rng = np.random.default_rng(100 + seed)
+                mean = np.nanmean(np.concatenate(problem.samples), axis=0)
+                samples = [(x - mean).astype(np.float32) for x in problem.samples]
+                gaps = [hidden(x, rate, rng) for x in samples]
+                full, some = np.concatenate(samples), np.concatenate(gaps)
+                at = np.isnan(some) & ~np.isnan(full)
+                common = np.nanmean(some, axis=0)
+                unit = np.mean((full - common)[at] ** 2)
+                for rival, complete in rivals.items():
+                    found = np.concatenate(complete(problem, gaps))
+                    errors[rival].append(float(np.sqrt(np.mean((found - full)[at] ** 2) / unit)))
+            cells = {
+                rival: f"{np.mean(x):.3f} ± {np.std(x, ddof=1) / len(x) ** 0.5:.3f}"
+                for rival, x in errors.items()
+            }
+            rows.append({name: "blocks" if rate is None else f"{rate:.0%}", **cells})
+            print(rows[-1], flush=True)
+        print(table(rows), flush=True)
+
+
+# --- subspace ------------------------------------------------------------------------------------
+
+
+def subspace() -> None:
+    """The table of errors of the shared subspace."""
+    rows = []
+    for rate in (0.0, 0.2, 0.4, 0.6):
+        distances, errors = [], []
+        for seed in range(5):
+            rng = np.random.default_rng(seed)
+            truth = np.linalg.qr(rng.normal(size=(30, 3)))[0]
+            samples = []
+            for _ in range(50):
+                own = np.linalg.qr(np.hstack([truth, rng.normal(size=(30, 3))]))[0]
+                signal = 1.194 * rng.normal(size=(60, 6)) @ own.T
+                samples.append(signal + 0.3 * rng.normal(size=(60, 30)))
+            full = np.stack(samples).astype(np.float32)
+            gaps = np.stack([hidden(x, rate, rng) for x in full])
+            clients = jf.Clients.from_samples(gaps, missing="mask")
+            found = jf.fit(Impute(3, 3), clients, rounds=ROUNDS, key=jax.random.key(0)).result
+            moments = found.local.moments(clients)
+            solver = jf.pca.VarProPerPCA(3, 3)
+            shared = jf.fit(solver, moments, rounds=100, key=jax.random.key(0)).result.shared
+            distances.append(float(jf.metrics.projector_distance(shared, jnp.asarray(truth))) / 2)
+            at = np.isnan(gaps)
+            left = np.asarray(found.local.transform(clients).data.values) - full
+            if at.any():
+                errors.append(float(np.sqrt(np.mean(left[at] ** 2) / np.mean(full[at] ** 2))))
+        rows.append(
+            {
+                "missing": f"{rate:.0%}",
+                "‖P_U − P‖²/2": f"{np.mean(distances):.4f}",
+                "± standard error": f"{np.std(distances, ddof=1) / 5**0.5:.4f}",
+                "missing entries": f"{np.mean(errors):.2f}" if errors else "",
+            }
+        )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("which", choices=["entries", "subspace"])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--draws", type=int, default=3)
+    given = parser.parse_args()
+    print(machine())
+    if given.which == "entries":
+        entries(given.data, given.draws)
+    else:
+        subspace()
