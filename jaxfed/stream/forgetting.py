@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed.contract import check_count, check_instance, check_positive, hyperparameter, refuse
+from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
-from jaxfed.core.common.processes import is_traced
 from jaxfed.linalg import Moment, matmul, svd
 from jaxfed.linalg.precision import precise
 
@@ -71,7 +71,7 @@ class Forgetting(eqx.Module):
             ValueError: for a rate that is not in (0, 1], and a rank that is no positive number.
         """
         check_positive("rate", rate, optional=True)
-        if isinstance(rate, int | float) and rate > 1:
+        if rate is not None and not is_traced(rate) and np.max(rate) > 1:
             raise refuse("rate", "a number in (0, 1] or None", rate)
         if rank is not None:
             check_count("rank", rank)

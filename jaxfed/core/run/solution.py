@@ -97,10 +97,10 @@ class Solution(eqx.Module):
             options: all else that `jaxfed.fit` takes but for an algorithm and a warm start.
 
         Returns:
-            The solution. The first entry of `history["objective"]` is the objective of the models
-            of this run on the newer data. Where the shared model is an orthonormal basis that may
-            be turned (`jaxfed.adjoint.HasBases`), the last entry of `history["drift"]` is the sine
-            of the largest principal angle by which the subspace has turned, from 0 to 1.
+            The solution. The first entry of `history["objective"]` is the objective on the newer
+            data of the models that this run has learned. Where the shared model is an orthonormal
+            basis, the last entry of `history["drift"]` is the sine of the largest principal angle
+            by which its span has turned, from 0 to 1; the other entries are NaN.
 
         Raises:
             ValueError: as `jaxfed.fit`.

@@ -6,34 +6,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from jaxfed.core.clients.clients import Clients
-from jaxfed.core.contract.bases import Basis
-from jaxfed.core.contract.fixed_point import bases
+from jaxfed.core.common.processes import on_host
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
-from jaxfed.linalg import orthonormalize
 from jaxfed.manifolds import grassmann
+
+# Columns whose products differ from those of an orthonormal basis by more are no basis.
+ORTHONORMAL = 1e-3
 
 
 def update(before: Solution, clients: Clients, **options: Any) -> Solution:
     """`jaxfed.fit` from a solution, with the drift in its history; see `Solution.update`."""
     after = fit(before.algorithm, clients, warm_start=before, **options)
-    both = zip(_shared_bases(before), _shared_bases(after), strict=True)
-    sines = [float(_largest_sine(x, y)) for x, y in both]
-    if not sines:
+    both = [_basis(solution.result.shared) for solution in (before, after)]
+    if both[0] is None or both[1] is None or len(both[0]) != len(both[1]):
         return after
     drift = np.full(len(after.history["objective"]), np.nan)
-    drift[-1:] = max(sines)
+    drift[-1:] = _largest_sine(*both)
     return replace(after, history=after.history | {"drift": drift})
 
 
-def _shared_bases(solution: Solution) -> tuple[Basis, ...]:
-    """The bases in the server's state."""
-    one = jax.tree.map(lambda x: x[0], solution.local)
-    return bases(solution.algorithm, solution.server, one).shared
+def _basis(shared: PyTree) -> Float[np.ndarray, "features rank"] | None:
+    """The shared model, if it is one orthonormal basis."""
+    if jax.tree.structure(shared) != jax.tree.structure(0) or np.ndim(shared) != 2:
+        return None
+    basis = on_host(shared)
+    gram = basis.T @ basis
+    return basis if np.abs(gram - np.eye(len(gram))).max() < ORTHONORMAL else None
 
 
 @jax.jit
-def _largest_sine(x: Basis, y: Basis) -> jax.Array:
-    return jnp.sin(jnp.max(grassmann.principal_angles(orthonormalize(x), orthonormalize(y))))
+def _largest_sine(
+    x: Float[Array, "features rank"], y: Float[Array, "features rank"]
+) -> Float[Array, ""]:
+    return jnp.sin(jnp.max(grassmann.principal_angles(x, y)))
