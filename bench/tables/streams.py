@@ -3,10 +3,11 @@
     python -m bench.tables.streams [--octave PATH]
 
 Fifty clients have twenty new samples of sixty features in each of a hundred steps: three shared
-components of variance one, whose span turns by 0.2 degrees a step in each of its directions, in one
-of two streams two local components of variance one besides, and noise of variance 0.09. A cell of
-"error" holds ‖P_U − P‖²/2 against the span of that step, at most 3: the mean of the last fifty steps
-and of three draws, and of the last step alone. Bits are those of one client in a step, both ways.
+components of variance one, whose span turns by 0.2 degrees a step in each of its directions, two
+local components of variance one in the first of two streams, and noise of variance 0.09. A cell of
+"error" holds ‖P_U − P‖²/2 against the span of that step, at most 3: the mean of the last fifty
+steps and of three draws, and that of the last step alone. Bits are those of one client in the last
+step, both ways.
 
 PATH is a checkout of the authors' github.com/andylamp/federated_pca; GNU Octave runs its
 `fpca_edge.m` and `fpca_subspace_merge.m` at each client, and `grouse.m` on all samples in the order
@@ -45,16 +46,17 @@ for s = 1:numel(steps)
   left = size(Y, 1);
   while left > 1
     for i = 1:floor(left / 2)
-      [U{{i}}, S{{i}}] = fpca_subspace_merge(U{{2*i-1}}, S{{2*i-1}}, U{{2*i}}, S{{2*i}}, 1, 1, rank, 1);
+      j = 2 * i;
+      [U{{i}}, S{{i}}] = fpca_subspace_merge(U{{j-1}}, S{{j-1}}, U{{j}}, S{{j}}, 1, 1, rank, 1);
     end
     if mod(left, 2), U{{ceil(left/2)}} = U{{left}}; S{{ceil(left/2)}} = S{{left}}; end
     left = ceil(left / 2);
   end
   edge(s, :, :) = U{{1}};
 end
-all = reshape(permute(Y, [2 1 3]), size(Y, 2), []);
-blocks = reshape(permute(reshape(Y, size(Y, 1), size(Y, 2), samples, []), [2 3 1 4]), size(Y, 2), []);
-[grouse_U, ~] = my_grouse(blocks, rank);
+% From clients, features and samples to features, and columns as they come.
+columns = permute(reshape(Y, size(Y, 1), size(Y, 2), samples, []), [2 3 1 4]);
+[grouse_U, ~] = my_grouse(reshape(columns, size(Y, 2), []), rank);
 save('-v7', '{folder}/found.mat', 'edge', 'grouse_U');
 """
 
@@ -146,19 +148,18 @@ def error(basis, truth) -> float:
 
 def of_octave(path: Path, given: Stream) -> dict[str, float]:
     """The authors' errors at the last step."""
-    samples = np.moveaxis(given.samples.astype(float), 3, 1)  # steps, features, clients, samples
-    by_client = samples.transpose(2, 1, 0, 3).reshape(CLIENTS, FEATURES, -1)
+    by_client = given.samples.astype(float).transpose(1, 3, 0, 2).reshape(CLIENTS, FEATURES, -1)
     spans = {"F-PCA, whole stream": STEPS, f"F-PCA, {WINDOW} newest steps": WINDOW}
     with tempfile.TemporaryDirectory() as folder:
         settings = {"samples": SAMPLES, "rank": SHARED, "steps": list(spans.values())}
         savemat(Path(folder, "stream.mat"), {"Y": by_client} | settings)
         script = Path(folder, "run.m")
         script.write_text(OCTAVE.format(path=path.resolve(), folder=folder))
-        subprocess.run(
-            ["octave-cli", "--quiet", "--no-init-file", script], check=True, stdout=subprocess.DEVNULL
-        )
+        command = ["octave-cli", "--quiet", "--no-init-file", script]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found = loadmat(Path(folder, "found.mat"))
-    bases = dict(zip(spans, found["edge"], strict=True)) | {"GROUSE, all samples": found["grouse_U"]}
+    bases = dict(zip(spans, found["edge"], strict=True))
+    bases["GROUSE, all samples"] = found["grouse_U"]
     return {name: error(basis, given.truth[-1]) for name, basis in bases.items()}
 
 

@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from jaxfed.core.clients.clients import Clients
+from jaxfed.linalg import Moment
 from jaxfed.stream import Forgetting
 
 Table = Float[np.ndarray, "n d"]
@@ -75,14 +77,12 @@ def summary(seen: Seen, center: bool) -> Summary:
     # About a mean μ a moment is (I, -μ) S (I, -μ)ᵀ.
     about = np.column_stack([np.eye(len(mean)), -mean])
     moments = about @ moments @ about.T
-    dtype = part.dense.dtype
-    kept = Clients.from_moments(moments.astype(dtype), counts=counts)
-    kept = Clients(kept.data, clients.ids, kept.weights)
+    data = jax.vmap(Moment.from_dense)(jnp.asarray(moments, part.dense.dtype), part.count)
     together = np.tensordot(counts / counts.sum(), moments, 1)
     return Summary(
         labels=seen.labels[np.asarray(clients.ids)],
         mean=seen.origin + mean,
-        clients=kept,
+        clients=Clients(data, clients.ids, clients.weights),
         tables=[_rows(moment) for moment in moments],
         together=_rows(together),
     )

@@ -125,11 +125,8 @@ class Forgetting(eqx.Module):
     def _of_union(self, before: Moment, today: Moment, union: _Union) -> Moment:
         """The moments of known and new clients."""
         # Clients that are not in both sets take the place of another one, and are not merged.
-        rows = (
-            jax.tree.map(lambda x: x[np.maximum(places, 0)], moments)
-            for places, moments in ((union.known, before), (union.newer, today))
-        )
-        old, new = rows
+        old = jax.tree.map(lambda x: x[np.maximum(union.known, 0)], before)
+        new = jax.tree.map(lambda x: x[np.maximum(union.newer, 0)], today)
         merged = self._merged(old, new)
         in_both = (union.known >= 0) & (union.newer >= 0)
 
@@ -218,9 +215,7 @@ def _root(moment: Moment) -> Rows:
     return moment.samples.astype(moment.count.dtype) / jnp.sqrt(jnp.maximum(moment.count, 1))
 
 
-def _sketched(
-    rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank: int
-) -> Moment:
+def _sketched(rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank: int) -> Moment:
     """The moment of rows F as `rank` rows, by frequent directions."""
     if len(rows) <= rank:
         kept = jnp.pad(rows, ((0, rank - len(rows)), (0, 0)))
