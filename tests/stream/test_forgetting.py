@@ -219,7 +219,8 @@ ALGORITHMS = {
 def test_algorithms_take_factors_as_they_take_matrices(name, x64):
     rows = after(Forgetting(RATE, RANK), [batch(seed=s, dtype=np.float64) for s in range(3)])
     # The energy that the rows have lost is in the trace alone.
-    exact = jf.linalg.Moment(jnp.asarray(matrices(rows)), None, rows.counts, rows.data.trace)
+    moment = jax.vmap(lambda dense, *rest: jf.linalg.Moment(dense, None, *rest))
+    exact = moment(jnp.asarray(matrices(rows)), rows.counts, rows.data.trace)
     dense = jf.Clients(exact, rows.ids, rows.weights)
     results = [solve(ALGORITHMS[name], each, rounds=4) for each in (rows, dense)]
     projectors = [each.result.shared @ each.result.shared.T for each in results]
