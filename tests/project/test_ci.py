@@ -38,9 +38,7 @@ def test_what_everything_depends_on_runs_all(path, used):
     assert ci_slow.slow_tests(["jaxfed/pca/perpca.py", path, "README.md"], used) == ["tests"]
 
 
-@pytest.mark.parametrize(
-    "family", ["aggregation", "pca", "gcca", "generative", "preprocess", "stream"]
-)
+@pytest.mark.parametrize("family", ["aggregation", "pca", "gcca", "generative", "preprocess"])
 def test_a_family_runs_its_own_and_those_over_all_families(family, used):
     found = set(ci_slow.slow_tests([f"jaxfed/{family}/new.py"], used))
     assert found >= {

@@ -135,12 +135,13 @@ def test_bad_input_is_refused():
 def test_machines_may_hold_moments(rank, tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     from jaxfed.deploy import exchange
-    from tests.deploy import federation
+    from tests.deploy.federation import Federation, check_equal
 
     rule, kept = Forgetting(0.3, rank), None
     for seed in range(2):
         kept = rule.update(kept, clients(seed=seed))
     monkeypatch.setattr(exchange, "PAUSE", 0.0)
-    monkeypatch.setattr(federation, "alone", lambda clients, number: clients.take([number]))
-    deployed = federation.Federation(tmp_path, PERPCA, kept)
-    federation.check_equal(deployed, deployed.run(3), deployed.fit(3))
+    alone = "tests.deploy.federation.alone"
+    monkeypatch.setattr(alone, lambda clients, number: clients.take([number]))
+    deployed = Federation(tmp_path, PERPCA, kept)
+    check_equal(deployed, deployed.run(3), deployed.fit(3))
