@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxfed.contract import check_count, check_instance, check_positive, hyperparameter, refuse
@@ -14,7 +15,9 @@ from jaxfed.core.clients.checks import is_traced
 from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.common.buckets import in_order, layout_of, parts_of
-from jaxfed.linalg import Moment, matmul, svd
+from jaxfed.linalg import Moment, matmul
+from jaxfed.linalg.derivatives import zero_with_derivative
+from jaxfed.linalg.division import ratio
 from jaxfed.linalg.precision import precise
 
 Rows = Float[Array, "rows features"]
@@ -220,15 +223,17 @@ def _sketched(rows: Rows, count: Float[Array, ""], trace: Float[Array, ""], rank
     if len(rows) <= rank:
         kept = jnp.pad(rows, ((0, rank - len(rows)), (0, 0)))
     else:
-        left, values, _ = svd(rows)
+        moment = Moment.from_samples(rows, 1)
+        values, vectors = moment.top(min(rank + 1, moment.dim))
         dropped = values[rank] if rank < len(values) else jnp.zeros_like(values[0])
-        values = values[:rank]
-        # As factors of the rows, whose derivative is finite where a value is zero.
-        above = values > dropped
-        share = jnp.where(above, 1 - (dropped / jnp.where(above, values, 1)) ** 2, 1)
-        factor = jnp.where(above, jnp.sqrt(share), 0)
-        kept = factor[:, None] * matmul(left[:, :rank].T, rows)
-        kept = jnp.pad(kept, ((0, rank - len(kept)), (0, 0)))
+        left = lax.stop_gradient(jnp.maximum(values - dropped, 0))
+        root = jnp.sqrt(left)
+        # What is kept is V M Vᵀ with the diagonal M = VᵀSV - dropped, of which the derivative of
+        # eigenvectors leaves out a part. A root R of M changes by RᵀdR + dRᵀR = dM.
+        inside = vectors.T @ moment.mv(vectors) - dropped * jnp.eye(len(values), dtype=rows.dtype)
+        weight = ratio(root[:, None] * jnp.ones_like(root), left[:, None] + left)
+        factor = jnp.diag(root) + weight * zero_with_derivative(inside)
+        kept = matmul(factor[:rank], vectors.T)
     return Moment(None, kept * jnp.sqrt(jnp.maximum(count, 1)), count, trace)
 
 
