@@ -39,9 +39,9 @@ class Forgetting(eqx.Module):
     \(S \leftarrow (1 - a) S + a\,\frac1n \sum_j x_j x_j^\top\) over its n new samples. Algorithms
     that take `jaxfed.Clients.from_moments` take these clients. Samples are not centred.
 
-    With a `rank` a moment is kept as that many rows F with \(S \approx F^\top F\): the rows of
-    before and the new samples, scaled and stacked, are decomposed, and their leading squared
-    singular values reduced by the first one that is dropped. With l rows and the eigenvalues
+    With a `rank` a moment is kept as that many rows F with \(S \approx F^\top F\). The earlier rows
+    and the new samples, scaled and stacked, are decomposed; the leading squared singular values
+    are reduced by the first one that is dropped. With l rows and the eigenvalues
     \(\lambda_j\) of the exact moment,
 
     \[ 0 \preceq S - F^\top F \preceq \frac{1}{l + 1 - k} \sum_{j > k} \lambda_j\, I,
@@ -49,8 +49,9 @@ class Forgetting(eqx.Module):
 
     The trace is that of the exact moment in both forms, so that objectives count all energy.
 
-    Moments are combined under `jit`, `vmap` and `grad`, where ids are traced and clients have to be
-    the same, in one order. Derivatives with respect to the rate exist below a rate of one.
+    Works under `jit`, `vmap` and `grad`. Where ids are traced, clients have to be the same in one
+    order. With a `rank`, derivatives are first ones, and those with respect to the rate need a rate
+    below one.
 
     Source: Liberty (2013), Simple and deterministic matrix sketching; Ghashami, Liberty, Phillips &
     Woodruff (2016), Frequent directions, for the bound. The number of samples behind a moment is
