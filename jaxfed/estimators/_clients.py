@@ -284,7 +284,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
         self._n_features_out, least = self._sizes()
-        wanted = {"ensure_min_samples": 2 if first else 1, "ensure_min_features": least}
+        # Later samples have as many features as the first ones, or are refused for that.
+        wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
         X = checked_samples(self, X, reset=first, **wanted)
         if groups is None:
             _warn("got none, so all samples are treated as one client's", method)
