@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxfed import privacy as privacy
     from jaxfed import reduction as reduction
     from jaxfed import report as report
+    from jaxfed import stream as stream
     from jaxfed import testing as testing
     from jaxfed.core.clients.clients import Clients as Clients
     from jaxfed.core.clients.energies import EnergyWarning as EnergyWarning
@@ -81,6 +82,7 @@ _PLACES = {
     "preprocess": "jaxfed.preprocess",
     "privacy": "jaxfed.privacy",
     "report": "jaxfed.report",
+    "stream": "jaxfed.stream",
     "testing": "jaxfed.testing",
     "adjoint": "jaxfed.adjoint",
     "aggregation": "jaxfed.aggregation",

@@ -21,6 +21,7 @@ from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_samples
 from jaxfed.estimators._normal import Normal, noise_outside, principal
+from jaxfed.estimators._stream import summary, taken_in
 
 # Whatever scikit-learn converts: arrays, lists, data frames.
 ArrayOrFrame: TypeAlias = Any
@@ -34,7 +35,6 @@ class Learned(NamedTuple):
     shared: Basis  # also used for samples of unknown clients
     local: Float[np.ndarray, "m d r2"]
     beside: bool  # whether clients have local components beside the shared ones, or instead
-    solution: Solution
 
 
 class Group(NamedTuple):
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, abc.ABC):
     """Estimators of principal components from clients' samples.
 
-    Attributes after `fit`:
+    Attributes after `fit` or `partial_fit`:
 
     - `groups_`: the clients' labels, sorted, `(m,)`; the following is in this order.
     - `components_`: the shared components, or the centre of the prior, as rows, `(r1, d)`.
@@ -62,6 +62,8 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     rounds: int
     center: bool
+    forgetting: float | None
+    tol: float | None = None
     random_state: Any
     n_features_in_: int
 
@@ -70,8 +72,12 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """The number of scores of a sample, and the fewest features that this needs."""
 
     @abc.abstractmethod
-    def _learned(self, run: Callable[..., Solution], tables: list[Table]) -> Learned:
+    def _solved(self, run: Callable[..., Solution], tables: list[Table]) -> Solution:
         """Learn components by `run(algorithm)`."""
+
+    @abc.abstractmethod
+    def _learned(self, solution: Solution) -> Learned:
+        """The components of a solution."""
 
     @abc.abstractmethod
     def _new_components(self, table: Table) -> Basis:
@@ -95,44 +101,46 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Raises:
             ValueError: if parameters, samples or groups are invalid.
         """
-        for name in ("rounds", *self._ranks()):
-            check_whole(name, getattr(self, name))
-        check_flag("center", self.center)
-        self._n_features_out, least = self._sizes()
-        X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=least)
-        if groups is None:
-            _warn("got none, so all samples are treated as one client's", "fit")
-        labels = np.zeros(len(X), int) if groups is None else _labels(groups, X)
+        X, labels = self._checked(X, groups, first=True, method="fit")
         self.groups_, places = np.unique(labels, return_inverse=True)
         self.mean_ = X.mean(axis=0) if self.center else np.zeros(X.shape[1])
         tables = [X[places == i] - self.mean_ for i in range(len(self.groups_))]
+        self._seen = self._solution = None
+        self._describe(self._run(Clients.from_samples(tables), tables), tables)
+        return self
 
-        clients = Clients.from_samples(tables)
-        key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
-        run = partial(fit, clients=clients, rounds=int(self.rounds), key=key)
-        shared, local, beside, solution = self._learned(run, tables)
-        # A basis is arbitrary: rotate to uncorrelated components in order of variance.
-        shared = principal(shared, tables)
-        local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
+    @final
+    def partial_fit(
+        self, X: ArrayOrFrame, y: object = None, groups: ArrayOrFrame | None = None
+    ) -> Self:
+        """Learn components from new samples and those of earlier calls, of which moments are kept.
 
-        self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
-        self._beside = beside
-        self.n_iter_, self.summary_ = solution.rounds, solution.summary()
-        bases = np.stack([self._basis(basis) for basis in local])
-        # One variance for all clients: a client with few samples cannot estimate its own.
-        self.noise_variance_ = noise_outside(bases, tables)
-        self._laws = [
-            Normal.fitted(basis, x, self.noise_variance_)
-            for basis, x in zip(bases, tables, strict=True)
-        ]
-        # Samples without a client are scored by the shared components alone.
-        together = np.concatenate(tables)
-        self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
-        if len(tables) == 1:  # whose client is known without groups
-            (self._law,) = self._laws
-        total = np.mean([np.sum(x**2) / len(x) for x in tables])
-        variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
-        self.explained_variance_ratio_ = variances / total if total > 0 else 0 * variances
+        The first call is `fit`. Later ones go on from the components that were learned before, by
+        at most `rounds` rounds, on means and second moments of all samples, each client's matrix
+        `(d + 1, d + 1)`: new samples count as `forgetting` says. Clients may be new, and those
+        without new samples stay. `fit` keeps no moments: the next call is a first one again.
+
+        Args:
+            X: new samples as rows, `(n, d)`.
+            y: ignored.
+            groups: the client of each row, `(n,)`, as in `fit`.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: if parameters, samples or groups are invalid.
+        """
+        seen = getattr(self, "_seen", None)
+        X, labels = self._checked(X, groups, first=seen is None, method="partial_fit")
+        if seen is not None and (fault := self._other_type(labels)):
+            raise ValueError(f"groups: {fault}")
+        seen = taken_in(seen, X, labels, self.forgetting, self.center)
+        now = summary(seen, self.center)
+        solution = self._run(now.clients, now.tables, getattr(self, "_solution", None))
+        self.groups_, self.mean_ = now.labels, now.mean
+        self._seen, self._solution = seen, solution
+        self._describe(solution, now.tables, now.together)
         return self
 
     @final
@@ -267,6 +275,58 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return self
 
     # --- internals -----------------------------------------------------------------------------
+
+    def _checked(
+        self, X: ArrayOrFrame, groups: ArrayOrFrame | None, *, first: bool, method: str
+    ) -> tuple[Table, np.ndarray]:
+        """The samples, and the label of each."""
+        for name in ("rounds", *self._ranks()):
+            check_whole(name, getattr(self, name))
+        check_flag("center", self.center)
+        self._n_features_out, least = self._sizes()
+        # Later samples have as many features as the first ones, or are refused for that.
+        wanted = {"ensure_min_samples": 2, "ensure_min_features": least} if first else {}
+        X = checked_samples(self, X, reset=first, **wanted)
+        if groups is None:
+            _warn("got none, so all samples are treated as one client's", method)
+        return X, np.zeros(len(X), int) if groups is None else _labels(groups, X)
+
+    def _run(
+        self, clients: Clients, tables: list[Table], before: Solution | None = None
+    ) -> Solution:
+        """Learn components, from those of a solution if there is one."""
+        key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
+        options: dict[str, Any] = {"rounds": int(self.rounds), "key": key, "tol": self.tol}
+        if before is not None:
+            return before.update(clients, **options)
+        return self._solved(partial(fit, clients=clients, **options), tables)
+
+    def _describe(
+        self, solution: Solution, tables: list[Table], together: Table | None = None
+    ) -> None:
+        """Set the attributes, of samples or of rows with the same second moments."""
+        shared, local, self._beside = self._learned(solution)
+        # A basis is arbitrary: rotate to uncorrelated components in order of variance.
+        shared = principal(shared, tables)
+        local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])
+
+        self.components_, self.local_components_ = shared.T, local.swapaxes(1, 2)
+        self.n_iter_, self.summary_ = solution.rounds, solution.summary()
+        bases = np.stack([self._basis(basis) for basis in local])
+        # One variance for all clients: a client with few samples cannot estimate its own.
+        self.noise_variance_ = noise_outside(bases, tables)
+        self._laws = [
+            Normal.fitted(basis, x, self.noise_variance_)
+            for basis, x in zip(bases, tables, strict=True)
+        ]
+        # Samples without a client are scored by the shared components alone.
+        together = np.concatenate(tables) if together is None else together
+        self._law = Normal.fitted(shared, together, noise_outside(shared[None], [together]))
+        if len(tables) == 1:  # whose client is known without groups
+            (self._law,) = self._laws
+        total = np.mean([np.sum(x**2) / len(x) for x in tables])
+        variances = np.mean([np.diagonal(law.within) for law in self._laws], axis=0)
+        self.explained_variance_ratio_ = variances / total if total > 0 else 0 * variances
 
     def _ranks(self) -> list[str]:
         return [name for name in self.get_params(deep=False) if "rank" in name or "n_comp" in name]

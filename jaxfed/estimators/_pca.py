@@ -38,6 +38,7 @@ class PersonalizedPCA(ClientPCA):
         start: Literal["better", "local_first", "projector"] = "better",
         shrinkage: bool = False,
         center: bool = True,
+        forgetting: float | None = None,
         random_state: Any = None,
     ):
         """Set the estimator up.
@@ -51,17 +52,19 @@ class PersonalizedPCA(ClientPCA):
                 more of the variance, or the larger shared part if there is no clear difference.
             shrinkage: remove the noise from the second moments first.
             center: whether the mean of all samples is subtracted.
+            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
+                forgets nothing, so that every sample counts the same.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
         self.start, self.shrinkage = start, shrinkage
-        self.center, self.random_state = center, random_state
+        self.center, self.forgetting, self.random_state = center, forgetting, random_state
 
     def _sizes(self):
         scores = self.shared_rank + self.local_rank
         return scores, scores
 
-    def _learned(self, run, tables):
+    def _solved(self, run, tables):
         ranks = int(self.shared_rank), int(self.local_rank)
         check_name("start", self.start, ("better", *STARTS))
         algorithm, solutions = pca.VarProPerPCA(*ranks, shrinkage=self.shrinkage), []
@@ -71,9 +74,11 @@ class PersonalizedPCA(ClientPCA):
             solutions.append(run(algorithm, warm_start=warm))
         best = min(each.history["objective"][-1] for each in solutions)
         tied = [each for each in solutions if each.history["objective"][-1] <= (1 + TIE) * best]
-        solution = max(tied, key=partial(_shared_energy, tables))
+        return max(tied, key=partial(_shared_energy, tables))
+
+    def _learned(self, solution):
         shared, local = map(_host, solution.result)
-        return Learned(shared, local, True, solution)
+        return Learned(shared, local, True)
 
     def _new_components(self, table):
         shared = np.asarray(self.components_).T
@@ -97,6 +102,7 @@ class FederatedPCA(ClientPCA):
         rounds: int = 50,
         tol: float | None = 1e-6,
         center: bool = True,
+        forgetting: float | None = None,
         random_state: Any = None,
     ):
         """Set the estimator up.
@@ -107,18 +113,22 @@ class FederatedPCA(ClientPCA):
             tol: stop once the captured variance changes by at most this fraction; None never stops
                 early.
             center: whether the mean of all samples is subtracted.
+            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
+                forgets nothing, so that every sample counts the same.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.rounds, self.tol = n_components, rounds, tol
-        self.center, self.random_state = center, random_state
+        self.center, self.forgetting, self.random_state = center, forgetting, random_state
 
     def _sizes(self):
         return self.n_components, self.n_components
 
-    def _learned(self, run, tables):
-        solution = run(pca.BlockLanczos(int(self.n_components)), tol=self.tol)
+    def _solved(self, run, tables):
+        return run(pca.BlockLanczos(int(self.n_components)))
+
+    def _learned(self, solution):
         shared = _host(solution.result.shared)
-        return Learned(shared, np.zeros((len(tables), len(shared), 0)), True, solution)
+        return Learned(shared, np.zeros((len(solution.ids), len(shared), 0)), True)
 
     def _new_components(self, table):
         return np.zeros((table.shape[1], 0))
@@ -143,6 +153,7 @@ class HierarchicalPCA(ClientPCA):
         prior_variance: float | None = None,
         rounds: int = 30,
         center: bool = True,
+        forgetting: float | None = None,
         random_state: Any = None,
     ):
         """Set the estimator up.
@@ -154,27 +165,31 @@ class HierarchicalPCA(ClientPCA):
                 it.
             rounds: number of rounds.
             center: whether the mean of all samples is subtracted.
+            forgetting: the share, in (0, 1], of the new samples in each `partial_fit`; None
+                forgets nothing, so that every sample counts the same.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.noise_variance = n_components, noise_variance
         self.prior_variance, self.rounds = prior_variance, rounds
-        self.center, self.random_state = center, random_state
+        self.center, self.forgetting, self.random_state = center, forgetting, random_state
 
     def _sizes(self):
         return self.n_components, self.n_components + 1
 
-    def _learned(self, run, tables):
+    def _solved(self, run, tables):
         settings = int(self.n_components), self.noise_variance
         algorithm: Algorithm
         if self.prior_variance is None:
             algorithm = pca.AdaptivePCA(*settings, solver="eigenvectors")
         else:
             algorithm = pca.HierarchicalPCA(*settings, self.prior_variance, solver="eigenvectors")
-        solution = run(algorithm)
+        return run(algorithm)
+
+    def _learned(self, solution):
         learned: Any = getattr(solution.server, "prior_variance", self.prior_variance)
         self.prior_variance_ = float(learned)
         shared, local = map(_host, solution.result)
-        return Learned(shared, local, False, solution)
+        return Learned(shared, local, False)
 
     def _new_components(self, table):
         moment = Moment.from_samples(jnp.asarray(table))

@@ -118,6 +118,11 @@ def robust(names, lines):
     assert lines("client_influence") == ["5"]
 
 
+def streams(names, lines):
+    drifts = [float(line.split()[1]) for line in lines("drift")]
+    assert len(drifts) == 3 and all(0 < drift < 0.5 for drift in drifts)
+
+
 FUNCTIONS = (
     bits,
     consensus,
@@ -130,6 +135,7 @@ FUNCTIONS = (
     own_backend,
     own_channel,
     robust,
+    streams,
     sweeps,
 )
 SAID = {f.__name__: f for f in FUNCTIONS}

@@ -15,6 +15,7 @@ from jaxfed.core.clients.clients import Clients
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
 from jaxfed.core.contract.participation import Participation
 from jaxfed.core.wire import channel
+from jaxfed.core.wire.wire import Wire
 
 
 class Problem(eqx.Module):
@@ -55,6 +56,11 @@ class Problem(eqx.Module):
     def for_client(self) -> "Problem":
         """The problem as one client knows it: without the other clients."""
         return _without(lambda problem: problem.clients, self)
+
+    @property
+    def wire(self) -> Wire:
+        """The channels of all messages."""
+        return Wire(self.uplink, self.downlink, self.first_uplink, self.first_downlink)
 
     def cut(self, tree: PyTree) -> PyTree:
         """Arrays without padding rows, except where clients are spread over processes."""

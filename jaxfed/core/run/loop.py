@@ -173,6 +173,7 @@ def finish(
         releases=_releases(problem, state, costs),
         algorithm=problem.algorithm,
         ids=problem.cut(problem.clients.ids),
+        wire=problem.wire,
     )
 
 

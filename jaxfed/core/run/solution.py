@@ -8,17 +8,21 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int, Key, PyTree, UInt32
 
 from jaxfed._checks import check_instance, refuse
 from jaxfed._versions import versions
+from jaxfed.core.clients.clients import Clients
 from jaxfed.core.clients.standardization import Standardization
 from jaxfed.core.common.printing import columns, is_known
 from jaxfed.core.contract.algorithm import Algorithm, Personalized
+from jaxfed.core.contract.participation import Participation
 from jaxfed.core.contract.remarks import HasRemarks, not_converged
 from jaxfed.core.round.problem import Failure, State
 from jaxfed.core.store import saved
+from jaxfed.core.wire.channel import Channel
 from jaxfed.core.wire.release import Release
+from jaxfed.core.wire.wire import Wire
 
 
 class Status(eqx.Enumeration):
@@ -52,6 +56,7 @@ class Solution(eqx.Module):
             which was the warm start included; `jaxfed.privacy.spent` is the account of it.
         algorithm: what ran.
         ids: of the clients, by which a run that starts from this one finds its own.
+        wire: the channels that messages went through.
     """
 
     server: PyTree
@@ -65,6 +70,49 @@ class Solution(eqx.Module):
     releases: tuple[Release, ...]
     algorithm: Algorithm
     ids: Int[Array, " m"]
+    wire: Wire
+
+    def update(
+        self,
+        clients: Clients,
+        *,
+        rounds: int,
+        key: Key[Array, ""] | UInt32[Array, " 2"],
+        channel: Channel | Wire | None = None,
+        participation: Participation | None = None,
+        **options: Any,
+    ) -> "Solution":
+        """A few rounds on newer data from where this run ended, by `jaxfed.fit`.
+
+        Clients are found by their ids: those of this run go on from their local models, new ones
+        begin as in `jaxfed.personalize`, and models of those that are gone are dropped. What the
+        server knew besides the shared model, and what channels remember, begins anew.
+
+        Args:
+            clients: with their newest data, such as `jaxfed.stream.Forgetting` keeps.
+            rounds: how many rounds.
+            key: random key, another one in each update.
+            channel: by default the channels of this run.
+            participation: by default as in this run.
+            options: all else that `jaxfed.fit` takes but for an algorithm and a warm start.
+
+        Returns:
+            The solution. The first entry of `history["objective"]` is the objective on the newer
+            data of the models that this run has learned. Where the shared model is an orthonormal
+            basis, the last entry of `history["drift"]` is the sine of the largest principal angle
+            by which its span has turned, from 0 to 1; the other entries are NaN.
+
+        Raises:
+            ValueError: as `jaxfed.fit`.
+            DivergenceError: as `jaxfed.fit`.
+        """
+        # It runs `fit`, which imports this module.
+        from jaxfed.core.run.update import update
+
+        wire = self.wire if channel is None else channel
+        participants = self.releases[-1].participation if participation is None else participation
+        options = {"channel": wire, "participation": participants} | options
+        return update(self, clients, rounds=rounds, key=key, **options)
 
     def summary(self) -> str:
         """What ran, how it ended and what it cost, in two columns of text.

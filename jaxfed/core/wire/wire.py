@@ -21,7 +21,13 @@ class Wire(eqx.Module):
     first_up: Channel
     first_down: Channel
 
-    def __init__(self, up: Channel, down: Channel, first: Channel | None = None):
+    def __init__(
+        self,
+        up: Channel,
+        down: Channel,
+        first: Channel | None = None,
+        first_down: Channel | None = None,
+    ):
         """Set up the wire.
 
         Args:
@@ -31,15 +37,20 @@ class Wire(eqx.Module):
                 first messages only, since broadcasts are not hidden. The default depends on `up`
                 and `down`: compressors take eight bits an entry there, other channels stay as they
                 are.
+            first_down: for the first broadcast alone, where it is not to be as `first` says.
 
         Raises:
             ValueError: if one of them is not a channel.
         """
-        for name, given in (("up", up), ("down", down), ("first", up if first is None else first)):
-            check_instance(name, given, Channel, "one of jaxfed.channel")
+        given = {"up": up, "down": down, "first": first, "first_down": first_down}
+        for name, each in given.items():
+            if each is not None or name in ("up", "down"):
+                check_instance(name, each, Channel, "one of jaxfed.channel")
         self.up, self.down = up, down
         self.first_up = up.for_start() if first is None else first
-        self.first_down = down.for_start() if first is None or first.private else first
+        if first_down is None:
+            first_down = down.for_start() if first is None or first.private else first
+        self.first_down = first_down
 
     @property
     def channels(self) -> tuple[Channel, Channel, Channel, Channel]:

@@ -1,0 +1,94 @@
+"""What estimators keep of samples that came in earlier calls: means and second moments."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxfed.core.clients.clients import Clients
+from jaxfed.linalg import Moment
+from jaxfed.stream import Forgetting
+
+Table = Float[np.ndarray, "n d"]
+
+
+class Seen(NamedTuple):
+    """All samples so far, without them."""
+
+    origin: Float[np.ndarray, " d"]  # subtracted from samples, so that moments do not cancel
+    labels: np.ndarray  # of the clients, by id
+    moments: Clients  # second moments of (sample - origin, 1), which hold the means too
+
+
+class Summary(NamedTuple):
+    """The clients' moments about the mean, in the order of their labels."""
+
+    labels: np.ndarray
+    mean: Float[np.ndarray, " d"]
+    clients: Clients
+    tables: list[Table]  # for each client, some rows that have its second moment
+    together: Table  # rows that have the moment of all samples
+
+
+def taken_in(
+    seen: Seen | None, X: Table, labels: np.ndarray, forgetting: float | None, center: bool
+) -> Seen:
+    """The samples so far and new ones.
+
+    Args:
+        seen: the samples so far; None if there are none.
+        X: new samples as rows.
+        labels: the client of each row.
+        forgetting: the share of the new samples; None forgets nothing.
+        center: whether means matter.
+
+    Raises:
+        ValueError: for a share that is not in (0, 1].
+    """
+    try:
+        rule = Forgetting(forgetting)
+    except ValueError as error:
+        raise ValueError(str(error).replace("rate:", "forgetting:")) from error
+    if seen is None:
+        origin = X.mean(axis=0) if center else np.zeros(X.shape[1])
+        known = labels[:0]
+    else:
+        origin, known = seen.origin, seen.labels
+    present, places = np.unique(labels, return_inverse=True)
+    known = np.concatenate([known, np.setdiff1d(present, known)])
+    number = {label: place for place, label in enumerate(known.tolist())}
+    rows = np.column_stack([X - origin, np.ones(len(X))])
+    newer = Clients.from_samples([rows[places == i] for i in range(len(present))])
+    ids = jnp.asarray([number[label] for label in present.tolist()], jnp.int32)
+    newer = Clients(newer.data, ids, newer.weights)
+    return Seen(origin, known, rule.update(None if seen is None else seen.moments, newer))
+
+
+def summary(seen: Seen, center: bool) -> Summary:
+    """The clients' moments, about the mean of all samples if they are to be centred."""
+    order = np.argsort(seen.labels[np.asarray(seen.moments.ids)])
+    clients = seen.moments.take(order)
+    (part,) = clients.parts
+    moments, counts = np.asarray(part.dense, float), np.asarray(part.count, float)
+    means = moments[:, :-1, -1]
+    mean = counts @ means / counts.sum() if center else np.zeros(means.shape[1])
+    # About a mean μ a moment is (I, -μ) S (I, -μ)ᵀ.
+    about = np.column_stack([np.eye(len(mean)), -mean])
+    moments = about @ moments @ about.T
+    data = jax.vmap(Moment.from_dense)(jnp.asarray(moments, part.dense.dtype), part.count)
+    together = np.tensordot(counts / counts.sum(), moments, 1)
+    return Summary(
+        labels=seen.labels[np.asarray(clients.ids)],
+        mean=seen.origin + mean,
+        clients=Clients(data, clients.ids, clients.weights),
+        tables=[_rows(moment) for moment in moments],
+        together=_rows(together),
+    )
+
+
+def _rows(moment: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    """As many rows as features that have a second moment."""
+    values, vectors = np.linalg.eigh(moment)
+    return np.sqrt(len(values) * np.maximum(values, 0))[:, None] * vectors.T

@@ -1,0 +1,147 @@
+"""Updates of solutions: warm, with the settings of the run before, and what they say of drift."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed as jf
+from jaxfed.stream import Forgetting
+from tests.helpers import gaussian
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+SPREAD = (3, 2.5, 2, 1.5, 0.4, 0.3)
+PERPCA = jf.pca.PerPCA(2, 1)
+
+
+def clients(ids=(0, 1, 2), seed=0):
+    made = gaussian((12,) * len(ids), SPREAD, seed=seed)
+    return jf.Clients(made.data, jnp.asarray(ids, jnp.int32), made.weights)
+
+
+def solved(algorithm=PERPCA, rounds=20, **options):
+    return jf.fit(algorithm, clients(), rounds=rounds, key=KEYS[0], **options)
+
+
+def test_it_is_a_warm_fit():
+    before, newer = solved(), clients((2, 0, 1), seed=1)
+    found = before.update(newer, rounds=4, key=KEYS[1])
+    wanted = jf.fit(PERPCA, newer, rounds=4, key=KEYS[1], warm_start=before)
+    chex.assert_trees_all_equal(found.result, wanted.result)
+    drift = found.history.pop("drift")
+    chex.assert_trees_all_equal(found.history, wanted.history)
+    assert np.isnan(drift[:-1]).all() and 0 < drift[-1] < 1
+
+
+def test_channel_and_participation_are_those_of_the_run():
+    wire = jf.Wire(jf.channel.quantize(6), jf.channel.cast(jnp.bfloat16), jf.channel.quantize(8))
+    before = solved(jf.pca.SubspaceIteration(2), channel=wire)
+    assert before.wire.channels == wire.channels
+    some = jf.participation.uniform(2)
+    before = solved(channel=wire, participation=some)
+    found = before.update(clients(seed=1), rounds=3, key=KEYS[1])
+    options = {"rounds": 3, "key": KEYS[1], "warm_start": before}
+    wanted = jf.fit(PERPCA, clients(seed=1), channel=wire, participation=some, **options)
+    chex.assert_trees_all_equal(found.result, wanted.result)
+    np.testing.assert_array_equal(found.history["bits_up"], wanted.history["bits_up"])
+    again = found.update(clients(seed=2), rounds=1, key=KEYS[2])
+    assert again.wire.channels == wire.channels
+    assert again.history["participants"].tolist() == [2]
+    # All that the clients have sent counts.
+    assert [each.channel for each in again.releases] == 3 * [wire.first_up, wire.up]
+    open_again = again.update(
+        clients(), rounds=1, key=KEYS[2], channel=jf.channel.lossless(), participation=None
+    )
+    assert open_again.wire.up == jf.channel.lossless()
+
+
+def test_the_first_objective_is_that_of_the_models_before():
+    before, newer = solved(), clients(seed=1)
+    found = before.update(newer, rounds=2, key=KEYS[1])
+    errors = jf.metrics.reconstruction_error(newer.data.values, *before.result)
+    np.testing.assert_allclose(found.history["objective"][0], np.mean(errors), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [PERPCA, jf.pca.VarProPerPCA(2, 1), jf.pca.SubspaceIteration(2), jf.pca.BlockLanczos(2)],
+)
+def test_drift_is_the_sine_of_the_largest_angle(algorithm):
+    before = solved(algorithm)
+    found = before.update(clients(seed=1), rounds=2, key=KEYS[1])
+    x, y = (np.asarray(each.result.shared, float) for each in (before, found))
+    # The sines are the singular values of one basis beside the other.
+    largest = np.linalg.norm(y - x @ (x.T @ y), 2)
+    np.testing.assert_allclose(found.history["drift"][-1], largest, rtol=1e-4)
+    assert np.isnan(found.history["drift"][:-1]).all()
+
+
+def test_what_is_no_basis_has_no_drift():
+    before = solved(jf.pca.Local(2), rounds=1)
+    assert "drift" not in before.update(clients(seed=1), rounds=1, key=KEYS[1]).history
+
+
+def test_clients_come_and_go():
+    before, newer = solved(), clients((7, 2), seed=1)
+    found = before.update(newer, rounds=3, key=KEYS[1])
+    assert found.ids.tolist() == [7, 2]
+    new = jf.personalize(PERPCA, before, newer.take([0]))
+    local = jnp.concatenate([new.local, before.result.local[2:]])
+    start = jf.Personalized(before.result.shared, local)
+    wanted = jf.fit(PERPCA, newer, rounds=3, key=KEYS[1], warm_start=start)
+    chex.assert_trees_all_close(found.result, wanted.result, atol=1e-6)
+
+
+def test_a_turning_subspace_is_followed(x64):
+    """One round a step, within 5 % of a refit, of half a degree a step."""
+    features, members = 12, 10
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(features, 4)))[0]
+    rule, kept, last, errors = Forgetting(0.3), None, None, []
+    algorithm = jf.pca.PerPCA(2, 1, variant="power")
+    for step in range(40):
+        angle = np.deg2rad(0.5 * step)
+        shared = plane[:, :2] * np.cos(angle) + plane[:, 2:] * np.sin(angle)
+        samples = rng.normal(size=(members, 20, 2)) @ shared.T
+        samples = samples + 0.3 * rng.normal(size=(members, 20, features))
+        kept = rule.update(kept, jf.Clients.from_samples(samples))
+        refit = jf.fit(algorithm, kept, rounds=50, key=KEYS[0])
+        last = refit if last is None else last.update(kept, rounds=1, key=KEYS[0])
+        if step >= 20:
+            each = [
+                float(jf.metrics.projector_distance(solution.result.shared, shared))
+                for solution in (last, refit)
+            ]
+            errors.append(each)
+    follow, again = np.mean(errors, axis=0)
+    assert follow < 1.05 * again
+
+
+def test_bad_input_is_refused():
+    before = solved()
+    with pytest.raises(ValueError, match=r"^rounds: wanted a positive"):
+        before.update(clients(), rounds=0, key=KEYS[1])
+    with pytest.raises(ValueError, match=r"^clients: wanted jaxfed.Clients"):
+        before.update(np.ones((3, 4)), rounds=1, key=KEYS[1])
+    other = gaussian((5, 5, 5), (1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"^warm_start: wanted shared components of shape"):
+        before.update(other, rounds=1, key=KEYS[1])
+    with pytest.raises(ValueError, match=r"^first_down: wanted one of jaxfed.channel"):
+        jf.Wire(*[jf.channel.lossless()] * 3, "none")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_machines_may_hold_moments(rank, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    from jaxfed.deploy import exchange
+    from tests.deploy.federation import Federation, check_equal
+
+    rule, kept = Forgetting(0.3, rank), None
+    for seed in range(2):
+        kept = rule.update(kept, clients(seed=seed))
+    monkeypatch.setattr(exchange, "PAUSE", 0.0)
+    alone = "tests.deploy.federation.alone"
+    monkeypatch.setattr(alone, lambda clients, number: clients.take([number]))
+    deployed = Federation(tmp_path, PERPCA, kept)
+    check_equal(deployed, deployed.run(3), deployed.fit(3))
