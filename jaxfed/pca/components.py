@@ -31,7 +31,9 @@ Frame = Float[Array, "features rank"]
 Rows = Float[Array, "rank features"]
 
 # With fewer features a decomposition takes no longer than the steps of `first_components`.
-FEW, STEPS = 32, 10
+FEW = 32
+# The shared components are where a solver begins; a client's are replaced in the first round.
+LOCAL_STEPS, SHARED_STEPS = 10, 40
 
 # Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -175,6 +177,8 @@ def first_components(
     rank: int,
     active: Float[Array, " rank"] | None = None,
     beside: Float[Array, "beside_rank features"] | None = None,
+    *,
+    steps: int = LOCAL_STEPS,
 ) -> Rows:
     """Orthonormal rows to begin with, whose span is near that of the top eigenvectors.
 
@@ -186,6 +190,7 @@ def first_components(
         rank: how many rows.
         active: 1 for rows in use, by default all.
         beside: orthonormal rows by which the moment is deflated first.
+        steps: of subspace iteration, with 32 features or more.
 
     Source: Golub & Van Loan, Matrix Computations, Section 8.2.4.
     """
@@ -200,7 +205,7 @@ def first_components(
 
     # The same for all clients, so that clients that are alike begin alike.
     start = np.random.default_rng(0).standard_normal((rank, moment.dim))
-    w = lax.fori_loop(0, STEPS, step, jnp.asarray(start, moment.trace.dtype))
+    w = lax.fori_loop(0, steps, step, jnp.asarray(start, moment.trace.dtype))
     return w if active is None else w * active[:, None]
 
 
@@ -223,6 +228,11 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     function that tells the eigenvectors apart has to add it. There is no second derivative.
     """
     return zero_with_derivative(vectors.T @ moment.mv(vectors))
+
+
+def first_shared(received: Array, rank: int) -> Rows:
+    """Shared components to begin with, from the clients' reduced messages of deflated moments."""
+    return first_components(moment_received(received), rank, steps=SHARED_STEPS)
 
 
 def moment_message(

@@ -21,7 +21,7 @@ from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
 from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb
 from jaxfed.pca._reduced import evaluate
-from jaxfed.pca.components import Frame, best_local, check_start, common_local, moment_received
+from jaxfed.pca.components import Frame, best_local, check_start, common_local, first_shared
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
@@ -134,7 +134,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
             shared = start.shared
         else:
             assert first is not None
-            shared = moment_received(first).top(self.shared_rank)[1]
+            shared = first_shared(first, self.shared_rank).T
         one = jnp.ones((), shared.dtype)
         return Server(begin(shared, pairs=self.memory), jnp.nan * one, one)
 
