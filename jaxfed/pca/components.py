@@ -35,6 +35,9 @@ FEW = 32
 # The shared components are where a solver begins; a client's are replaced in the first round.
 LOCAL_STEPS, SHARED_STEPS = 10, 40
 
+# Energies, in units of a client's mean one, at which a component has half the weight of large ones.
+HALF = 0.01
+
 # Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05
 
@@ -248,6 +251,24 @@ def moment_message(
         return Gram(moment.samples.T * root, weighted=not total, thin=True)
     triangle = moment.matrix()[jnp.triu_indices(moment.dim)] * scale
     return Symmetric(triangle, weighted=not total)
+
+
+def common_message(moment: Moment, rank: int) -> Gram:
+    """What shows the server the directions that are among the top eigenvectors of many clients.
+
+    A factor of the client's projector onto them in which a component of energy e has the weight
+    e² / (e + c)², so that of directions common to all clients the larger come first.
+    """
+    rows = first_components(moment, rank)
+    inner = moment.row_products(rows)[1]
+    inner = ratio(inner, jnp.trace(inner) / rank)
+    # K (K + c)^{-1} to first order in the entries off the diagonal. Beside eigenvectors these are
+    # zero, but not their derivatives.
+    energies = jnp.diagonal(inner)
+    inverse = 1 / (energies + HALF)
+    mixed = HALF * inverse[:, None] * inner * inverse
+    weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
+    return Gram((weights @ rows).T, thin=True)
 
 
 def moment_received(reduced: Array) -> Moment:
