@@ -119,11 +119,6 @@ def test_alike_clients_share_the_largest_components():
         assert least < np.sum((rows @ shared) ** 2) / 60 / top < most
 
 
-def test_an_unknown_start_is_refused():
-    with pytest.raises(ValueError, match="start"):
-        VarProPerPCA(2, 2, start="random")
-
-
 def test_finds_components_that_are_known(x64):
     """Without noise the optimum is zero, at the components that made the data."""
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
