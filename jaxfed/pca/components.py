@@ -32,11 +32,11 @@ Rows = Float[Array, "rank features"]
 
 # With fewer features a decomposition takes no longer than the steps of `first_components`.
 FEW = 32
-# The shared components are where a solver begins; a client's are replaced in the first round.
+# A solver begins at the shared components; a client finds its own anew beside these.
 LOCAL_STEPS, SHARED_STEPS = 10, 40
 
-# Energies, in units of a client's mean one, at which a component has half the weight of large ones.
-HALF = 0.01
+# The energy c of `common_message`, in units of the mean one of a client's components.
+SMALL = 0.01
 
 # Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -234,7 +234,7 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
 
 
 def first_shared(received: Array, rank: int) -> Rows:
-    """Shared components to begin with, from the clients' reduced messages of deflated moments."""
+    """Shared components to begin with, from the clients' reduced messages of moments."""
     return first_components(moment_received(received), rank, steps=SHARED_STEPS)
 
 
@@ -265,8 +265,8 @@ def common_message(moment: Moment, rank: int) -> Gram:
     # K (K + c)^{-1} to first order in the entries off the diagonal. Beside eigenvectors these are
     # zero, but not their derivatives.
     energies = jnp.diagonal(inner)
-    inverse = 1 / (energies + HALF)
-    mixed = HALF * inverse[:, None] * inner * inverse
+    inverse = 1 / (energies + SMALL)
+    mixed = SMALL * inverse[:, None] * inner * inverse
     weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
     return Gram((weights @ rows).T, thin=True)
 
