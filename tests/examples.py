@@ -106,8 +106,13 @@ EXAMPLES = {
             "shrinkage": Example(
                 lambda _: jf.pca.VarProPerPCA(1, 1, shrinkage=True), (TRIANGLE, 8, 6)
             ),
+            "better": Example(
+                lambda _: jf.pca.VarProPerPCA(1, 1, start="better"),
+                (TRIANGLE + 2 * FEATURES + 1, 8, 6),
+            ),
         },
         refused={
+            "start": lambda: jf.pca.VarProPerPCA(2, 2, start="random"),
             "shared_rank": lambda: jf.pca.VarProPerPCA(-1, 2),
             "local_rank": lambda: jf.pca.VarProPerPCA(2, 2.0),
             "memory": lambda: jf.pca.VarProPerPCA(2, 2, memory=0),

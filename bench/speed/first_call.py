@@ -121,7 +121,7 @@ def sweep(repeats: int) -> Iterable[dict[str, object]]:
 
 def prepare(repeats: int) -> Iterable[dict[str, object]]:
     """What comes before the first round of PerPCA, compiled already, in rounds."""
-    for size in ((50, 120, 784, 10, 10), (20, 32, 2048, 4, 4), (20, 200, 2048, 4, 4)):
+    for size in (*SIZES[1:], (20, 32, 2048, 4, 4), (20, 200, 2048, 4, 4)):
         found = measured("prepare", size, repeats)
         one, more = found["1"][2:], found["21"][2:]
         rounds = [(b - a) / 20 for a, b in zip(one, more, strict=True)]

@@ -31,7 +31,12 @@ Frame = Float[Array, "features rank"]
 Rows = Float[Array, "rank features"]
 
 # With fewer features a decomposition takes no longer than the steps of `first_components`.
-FEW, STEPS = 32, 10
+FEW = 32
+# A solver begins at the shared components; a client finds its own anew beside these.
+LOCAL_STEPS, SHARED_STEPS = 10, 40
+
+# The energy c of `common_message`, in units of the mean one of a client's components.
+SMALL = 0.01
 
 # Local components of a smaller misalignment count as common to all clients.
 COMMON = 0.05
@@ -172,6 +177,8 @@ def first_components(
     rank: int,
     active: Float[Array, " rank"] | None = None,
     beside: Float[Array, "beside_rank features"] | None = None,
+    *,
+    steps: int = LOCAL_STEPS,
 ) -> Rows:
     """Orthonormal rows to begin with, whose span is near that of the top eigenvectors.
 
@@ -183,6 +190,7 @@ def first_components(
         rank: how many rows.
         active: 1 for rows in use, by default all.
         beside: orthonormal rows by which the moment is deflated first.
+        steps: of subspace iteration, with 32 features or more.
 
     Source: Golub & Van Loan, Matrix Computations, Section 8.2.4.
     """
@@ -197,7 +205,7 @@ def first_components(
 
     # The same for all clients, so that clients that are alike begin alike.
     start = np.random.default_rng(0).standard_normal((rank, moment.dim))
-    w = lax.fori_loop(0, STEPS, step, jnp.asarray(start, moment.trace.dtype))
+    w = lax.fori_loop(0, steps, step, jnp.asarray(start, moment.trace.dtype))
     return w if active is None else w * active[:, None]
 
 
@@ -222,6 +230,11 @@ def change_within(moment: Moment, vectors: Frame) -> Float[Array, "rank rank"]:
     return zero_with_derivative(vectors.T @ moment.mv(vectors))
 
 
+def first_shared(received: Array, rank: int) -> Rows:
+    """Shared components to begin with, from the clients' reduced messages of moments."""
+    return first_components(moment_received(received), rank, steps=SHARED_STEPS)
+
+
 def moment_message(
     moment: Moment, scale: Float[Array, ""] | float = 1.0, *, total: bool = False
 ) -> Gram | Symmetric:
@@ -235,6 +248,24 @@ def moment_message(
         return Gram(moment.samples.T * root, weighted=not total, thin=True)
     triangle = moment.matrix()[jnp.triu_indices(moment.dim)] * scale
     return Symmetric(triangle, weighted=not total)
+
+
+def common_message(moment: Moment, rank: int) -> Gram:
+    """What shows the server the directions that are among the top eigenvectors of many clients.
+
+    A factor of the client's projector onto them in which a component of energy e has the weight
+    e² / (e + c)², so that of directions common to all clients the larger come first.
+    """
+    rows = first_components(moment, rank)
+    inner = moment.row_products(rows)[1]
+    inner = ratio(inner, jnp.trace(inner) / rank)
+    # K (K + c)^{-1} to first order in the entries off the diagonal. Beside eigenvectors these are
+    # zero, but not their derivatives.
+    energies = jnp.diagonal(inner)
+    inverse = 1 / (energies + SMALL)
+    mixed = SMALL * inverse[:, None] * inner * inverse
+    weights = jnp.where(jnp.eye(rank, dtype=bool), jnp.diag(energies * inverse), mixed)
+    return Gram((weights @ rows).T, thin=True)
 
 
 def moment_received(reduced: Array) -> Moment:

@@ -41,9 +41,9 @@ from jaxfed.pca.components import (
     check_start,
     common_local,
     first_components,
+    first_shared,
     moment_message,
     moment_of,
-    moment_received,
     multiplied,
     retract,
     uncaptured,
@@ -134,8 +134,9 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
             start: where to start if no warm start is given. `"local_first"`: each client's
                 top components first, then the shared ones as the top eigenvectors of the mean
                 deflated second moment, as in `OneShot(method="local_first")`; with 32 features or
-                more the local ones are near the top, by ten steps of subspace iteration. Its one
-                exchange sends deflated moments. `"random"`: random shared and local components.
+                more both are near the top, by ten steps of subspace iteration at the clients and
+                forty at the server. Its one exchange sends deflated moments. `"random"`: random
+                shared and local components.
             decay: multiply the step size by this whenever the mean objective has risen
                 (the authors' scripts use exp(-1)); None never does.
             shrinkage: take the noise out of the second moments before the iteration (see
@@ -229,7 +230,7 @@ class PerPCA(Algorithm, DifferentiatedThrough, HasBases, HasRemarks):
         if start is not None:
             shared = start.shared.T
         elif self.start == "local_first":
-            shared = moment_received(first["moment"]).top(self.shared_rank)[1].T
+            shared = first_shared(first["moment"], self.shared_rank)
         else:
             shape = like.moment.dim, self.shared_rank
             shared = retract(jax.random.normal(key, shape, like.moment.trace.dtype).T, "qr")

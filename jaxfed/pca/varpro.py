@@ -7,26 +7,42 @@ client and round, of which the server needs only the mean. It climbs by limited-
 `jaxfed.pca._quasi_newton`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxfed.contract import Algorithm, Diagnostics, DifferentiatedThrough, HasRemarks, check_count
+from jaxfed.contract import (
+    Algorithm,
+    Diagnostics,
+    DifferentiatedThrough,
+    HasRemarks,
+    check_count,
+    check_name,
+)
 from jaxfed.core.clients.samples import Samples
 from jaxfed.core.contract.reduction import Gram, Mean, Symmetric
 from jaxfed.linalg import Moment
 from jaxfed.linalg.division import ratio
-from jaxfed.pca._quasi_newton import Evaluation, Memory, begin, climb
+from jaxfed.pca._quasi_newton import Climbed, Evaluation, Memory, Point, begin, climb
 from jaxfed.pca._reduced import evaluate
-from jaxfed.pca.components import Frame, best_local, check_start, common_local, moment_received
+from jaxfed.pca.components import (
+    Frame,
+    best_local,
+    check_start,
+    common_local,
+    common_message,
+    first_shared,
+)
 from jaxfed.pca.perpca import Member as Prepared
 from jaxfed.pca.perpca import PerPCA
 
 # Means of fingerprints that differ by less, in units of rounding, are of the same participants.
 ORDER = 32
+# Of two starts, objectives that differ by a smaller share are equal.
+TIE = 1e-3
 
 Scalar = Float[Array, ""]
 
@@ -49,12 +65,29 @@ class Uplink(NamedTuple):
     fingerprint: Any  # sent as a named `Mean`, so that no other aggregate takes its place
 
 
+class First(NamedTuple):
+    """A client's part of two starts."""
+
+    moment: Gram | Symmetric  # deflated
+    common: Gram
+    energy: Any  # a named `Mean`
+
+
+class Other(NamedTuple):
+    """Until the second of two starts has been tried."""
+
+    frame: Frame  # the second start, then the trial after the first one
+    energy: Scalar  # the clients' mean variance
+    rounds: Int[Array, ""]  # so far, at most two
+
+
 class Server(NamedTuple):
     """What is known of F, in multiples of `unit`, so that squares neither overflow nor vanish."""
 
     memory: Memory
     fingerprint: Scalar  # of the participants at the last accepted point; NaN before the first
     unit: Scalar  # a power of two near the first gradients
+    other: Other | None  # None where there is one start
 
 
 class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
@@ -75,6 +108,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     local_rank: int | tuple[int, ...] = eqx.field(static=True)
     memory: int = eqx.field(static=True)
     shrinkage: bool = eqx.field(static=True)
+    start: Literal["local_first", "better"] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -83,6 +117,7 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         *,
         memory: int = 20,
         shrinkage: bool = False,
+        start: Literal["local_first", "better"] = "local_first",
     ):
         """Set up the algorithm.
 
@@ -94,15 +129,26 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
                 two messages.
             shrinkage: take the noise out of the second moments before the iteration, as in
                 `PerPCA`.
+            start: where to start if no warm start is given. `"local_first"`: as in `PerPCA`.
+                `"better"`: the first round evaluates what the clients' top components have in
+                common, the second the other start, and the third goes on from the second only if
+                its objective is smaller by a thousandth. Where clients are alike, any split of the
+                same components into shared and local ones has the same objective, and this one
+                puts the larger into the shared part; with few or heavy-tailed samples it halves
+                the number of runs that end above the best of twenty starts by a hundredth. It
+                takes a round more, and the first exchange, of `features × (shared_rank +
+                local_rank)` numbers more, tells the server about the clients' local components.
 
         Raises:
             ValueError: for ranks and a memory that are not positive whole numbers (a local rank
-                may be 0 for some clients), and a `shrinkage` that is neither True nor False.
+                may be 0 for some clients), a `shrinkage` that is neither True nor False, and an
+                unknown start.
         """
         check_count("memory", memory)
+        check_name("start", start, ("local_first", "better"))
         model = PerPCA(shared_rank, local_rank, shrinkage=shrinkage)
         self.shared_rank, self.local_rank = model.shared_rank, model.local_rank
-        self.memory, self.shrinkage = memory, shrinkage
+        self.memory, self.shrinkage, self.start = memory, shrinkage, start
 
     @property
     def _model(self) -> PerPCA:
@@ -124,19 +170,29 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         fingerprint = jax.random.uniform(jax.random.fold_in(jax.random.key(0), client_id))
         return Member(prepared, fingerprint.astype(prepared.moment.trace.dtype))
 
-    def first_message(self, key, data: Member, start) -> Gram | Symmetric | None:
+    def first_message(self, key, data: Member, start) -> Gram | Symmetric | First | None:
         """The deflated second moment, for the local-first start of `OneShot`."""
-        return self._model.first_message(key, data.prepared, start).get("moment")
+        deflated = self._model.first_message(key, data.prepared, start).get("moment")
+        if deflated is None or self.start == "local_first":
+            return deflated
+        moment, unshrunk, _ = data.prepared
+        moment = moment if unshrunk is None else unshrunk
+        common = common_message(moment, self.shared_rank + self._width)
+        return First(deflated, common, Mean(moment.trace))
 
-    def server_init(self, key, first: Array | None, like, start) -> Server:
-        """The first trial is the start itself."""
+    def server_init(self, key, first: Any, like, start) -> Server:
+        """The first trial is the start itself, or the first of two."""
+        other = None
         if start is not None:
             shared = start.shared
+        elif self.start == "local_first":
+            shared = first_shared(first, self.shared_rank).T
         else:
-            assert first is not None
-            shared = moment_received(first).top(self.shared_rank)[1]
+            shared = first_shared(first.common, self.shared_rank).T
+            second = first_shared(first.moment, self.shared_rank).T
+            other = Other(second, first.energy, jnp.zeros((), jnp.int32))
         one = jnp.ones((), shared.dtype)
-        return Server(begin(shared, pairs=self.memory), jnp.nan * one, one)
+        return Server(begin(shared, pairs=self.memory), jnp.nan * one, one, other)
 
     def downlink(self, server: Server) -> Frame:
         """The trial point, which as a result is one step beyond the last accepted one."""
@@ -163,9 +219,44 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
         same = jnp.abs(uplink.fingerprint - server.fingerprint) <= rounding
         unit = jnp.where(first, _power_near(uplink.product), server.unit)
         found = Evaluation(ratio(uplink.product, unit), ratio(uplink.captured, unit))
-        memory, accepted, left = climb(server.memory, found, same=same)
+        if server.other is None:
+            climbed, other = climb(server.memory, found, same=same), None
+        else:
+            energy = ratio(server.other.energy, unit)
+            climbed, other = self._of_two(server.memory, server.other, energy, found, same)
+        memory, accepted, left = climbed
         fingerprint = jnp.where(accepted, uplink.fingerprint, server.fingerprint)
-        return Server(memory, fingerprint, unit), {"stopping_measure": left}
+        return Server(memory, fingerprint, unit, other), {"stopping_measure": left}
+
+    def _of_two(
+        self,
+        memory: Memory,
+        other: Other,
+        energy: Scalar,
+        found: Evaluation,
+        same: Bool[Array, ""],
+    ) -> tuple[Climbed, Other]:
+        """Climb, with a second start tried in the second round."""
+        first, second = other.rounds == 0, other.rounds == 1
+        # Each start begins a climb of its own.
+        fresh = begin(memory.trial.frame, pairs=self.memory)
+        climbed = climb(_where(second, fresh, memory), found, same=same)
+        # Twice the value is what the components capture.
+        tie = TIE * jnp.abs(energy / 2 - memory.value)
+        tie = tie + ORDER * jnp.finfo(tie.dtype).eps * jnp.abs(memory.value)
+        refused = second & same & (found.value <= memory.value + tie)
+        back = memory._replace(trial=Point(other.frame, None))
+        trial = climbed.memory.trial.frame
+        after = climbed.memory._replace(
+            trial=Point(jnp.where(first, other.frame, trial), None),
+        )
+        climbed = Climbed(
+            _where(refused, back, after),
+            climbed.accepted & ~refused,
+            jnp.where(first | refused, jnp.inf, climbed.left),
+        )
+        held = jnp.where(first, trial, other.frame)
+        return climbed, Other(held, other.energy, jnp.minimum(other.rounds + 1, 2))
 
     def client_result(self, downlink: Frame, local: None, data: Member):
         """The best local components for the final shared ones, and for the observed moments."""
@@ -184,6 +275,10 @@ class VarProPerPCA(Algorithm, DifferentiatedThrough, HasRemarks):
     def through(self) -> Algorithm:
         """Gradient ascent of the same function, whose state is a point alone."""
         return self._model.through()
+
+
+def _where(condition: Bool[Array, ""], one: Memory, other: Memory) -> Memory:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 def _power_near(matrix: Frame) -> Scalar:

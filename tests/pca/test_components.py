@@ -1,5 +1,7 @@
 """Components to begin with, which take products alone."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,12 @@ import pytest
 
 import jaxfed as jf
 from jaxfed.linalg import Moment
-from jaxfed.pca.components import FEW, STEPS, first_components
+from jaxfed.pca.components import FEW, LOCAL_STEPS, SHARED_STEPS, first_components
 
 FEATURES = FEW + 8
 RNG = np.random.default_rng(0)
+
+of_two_starts = functools.partial(jf.pca.VarProPerPCA, start="better")
 
 
 def falling(n):
@@ -20,24 +24,25 @@ def falling(n):
     return RNG.normal(size=(n, FEATURES)) * 0.7 ** np.arange(FEATURES) @ turn
 
 
-def iterated(matrix, rank, shared):
+def iterated(matrix, rank, shared, steps):
     """Subspace iteration as textbooks have it."""
     w = np.random.default_rng(0).normal(size=(rank, FEATURES)).T
     deflation = np.eye(FEATURES) - shared @ shared.T
-    for _ in range(STEPS):
+    for _ in range(steps):
         w = np.linalg.qr(deflation @ matrix @ w)[0]
     return w.T
 
 
+@pytest.mark.parametrize("steps", [LOCAL_STEPS, SHARED_STEPS])
 @pytest.mark.parametrize("n", [60, 12], ids=["many", "few"])
-def test_are_those_of_subspace_iteration(n, x64):
+def test_are_those_of_subspace_iteration(n, steps, x64):
     samples, shared = falling(n), np.linalg.qr(RNG.normal(size=(FEATURES, 2)))[0]
     matrix = samples.T @ samples / n
     kept = Moment.from_samples(jnp.asarray(samples))
-    first = jax.jit(first_components, static_argnums=1)
+    first = jax.jit(functools.partial(first_components, steps=steps), static_argnums=1)
     for moment in (kept, kept.densified()):
         for beside in (np.zeros((FEATURES, 0)), shared):
-            wanted = iterated(matrix, 3, beside)
+            wanted = iterated(matrix, 3, beside, steps)
             found = first(moment, 3, None, jnp.asarray(beside.T) if beside.size else None)
             # Directions of little energy are kept, by the root of rounding.
             chex.assert_trees_all_close(found.T @ found, wanted.T @ wanted, atol=1e-6)
@@ -70,6 +75,26 @@ def test_derivatives_are_finite_differences(x64):
         np.testing.assert_allclose(derivative, difference, rtol=1e-6)
 
 
+@pytest.mark.parametrize("features", [FEATURES, 8])
+@pytest.mark.parametrize("make", [jf.pca.PerPCA, jf.pca.VarProPerPCA, of_two_starts])
+def test_derivatives_of_a_run_go_through_its_start(make, features, x64):
+    """After so few rounds a result is far from a solution, so that it depends on the start."""
+    samples = np.stack([falling(20) for _ in range(6)]).reshape(2, 3, 20, FEATURES)
+    samples, change = samples[..., :features]
+    weights = RNG.normal(size=(features, features))
+
+    def loss(step):
+        clients = jf.Clients.from_samples(jnp.asarray(samples) + step * change)
+        shared, local = jf.rollout(make(2, 2), clients, rounds=3, key=jax.random.key(0)).result
+        projectors = shared @ shared.T + jnp.sum(local @ local.mT, axis=0)
+        return jnp.sum(projectors * weights)
+
+    loss, step = jax.jit(loss), 1e-5
+    difference = (loss(step) - loss(-step)) / (2 * step)
+    for derivative in (jax.jvp(loss, (0.0,), (1.0,))[1], jax.grad(loss)(0.0)):
+        np.testing.assert_allclose(derivative, difference, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [1, 1e-12, 1e12])
 def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(scale):
     clients = np.zeros((5, 6, FEATURES), np.float32)
@@ -91,10 +116,11 @@ def test_degenerate_clients_have_orthonormal_components_and_finite_derivatives(s
     assert np.isfinite(gradient).all()
 
 
-def test_clients_of_no_weight_and_other_engines_change_nothing():
+@pytest.mark.parametrize("make", [jf.pca.PerPCA, of_two_starts])
+def test_clients_of_no_weight_and_other_engines_change_nothing(make):
     samples = [falling(n).astype(np.float32) for n in (50, 9, 30, 30)]
     samples.append(np.zeros((4, FEATURES), np.float32))
-    algorithm = jf.pca.PerPCA(2, (3, 0, 1, 2, 3))
+    algorithm = make(2, (3, 0, 1, 2, 3))
     run = [
         jf.fit(algorithm, clients, rounds=2, key=jax.random.key(0), **options).result
         for clients, options in (
