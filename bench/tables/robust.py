@@ -35,6 +35,7 @@ class Attack(NamedTuple):
     own: float = 0.0  # factor of the client's own message
     common: float = 0.0  # of a direction in common, as long as the client's own message
     random: float = 0.0  # of a direction of its own
+    teams: float = 1.0  # how many directions there are in common
 
 
 ATTACKS = {
@@ -53,6 +54,7 @@ class Member(NamedTuple):
     data: Any
     bad: jax.Array
     key: jax.Array
+    team: jax.Array
 
 
 class Attacked(jf.Algorithm):
@@ -74,7 +76,8 @@ class Attacked(jf.Algorithm):
     def prepare(self, data, client_id, rounds):
         """And whether the client is bad."""
         key = jax.random.fold_in(jax.random.key(11), client_id)
-        return Member(self.algorithm.prepare(data, client_id, rounds), self.bad[client_id], key)
+        prepared = self.algorithm.prepare(data, client_id, rounds)
+        return Member(prepared, self.bad[client_id], key, client_id)
 
     def first_message(self, key, data, start):
         """Perhaps another one."""
@@ -112,7 +115,8 @@ class Attacked(jf.Algorithm):
     def _sent(self, key, data, message):
         def other(x):
             length = jnp.linalg.norm(x)
-            common, own = (jax.random.normal(k, x.shape, x.dtype) for k in (jax.random.key(7), key))
+            together = jax.random.fold_in(jax.random.key(7), data.team % self.attack.teams)
+            common, own = (jax.random.normal(k, x.shape, x.dtype) for k in (together, key))
             common, own = (y / jnp.linalg.norm(y) for y in (common, own))
             how = self.attack
             lie = how.own * x + length * (how.common * common + how.random * own)
