@@ -376,18 +376,14 @@ def omniscient(seed: int) -> list[dict[str, object]]:
     return found
 
 
-def known(
-    case: str, robust: aggregation.Robust, mean: float, spread: float, seed: int
-) -> float:
+def known(case: str, robust: aggregation.Robust, mean: float, spread: float, seed: int) -> float:
     """The error of the shared part, by thirty clients that know all honest messages."""
     made, key, problem = CASES[case], jax.random.key(seed), problem_of(case, seed)
     bad = np.isin(np.arange(CLIENTS), np.random.default_rng(seed).permutation(CLIENTS)[:30])
     attacked = Omniscient(robust, jnp.asarray(bad), jnp.float32(mean), jnp.float32(spread))
     start = None if made.start is None else jf.fit(made.start, problem.clients, rounds=1, key=key)
     try:
-        solution = jf.fit(
-            attacked, problem.clients, rounds=made.rounds, key=key, warm_start=start
-        )
+        solution = jf.fit(attacked, problem.clients, rounds=made.rounds, key=key, warm_start=start)
     except jf.DivergenceError:
         return np.inf
     return problem.error(solution.result.shared)
@@ -467,6 +463,9 @@ def sine(found: jax.Array, truth: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    arguments = choose({"attacks": attacks, "omniscient": omniscient, "rules": rules, "outliers": outliers}, __doc__)
+    arguments = choose(
+        {"attacks": attacks, "omniscient": omniscient, "rules": rules, "outliers": outliers},
+        __doc__,
+    )
     print(machine())
     print(table(arguments.part(arguments.seed)))

@@ -86,7 +86,9 @@ def test_the_biweight_has_the_smallest_bounded_loss():
         return shares @ (1 - left**3)
 
     wanted = minimize(loss, start, tol=1e-12).x
-    chex.assert_trees_all_close(aggregate(Biweight(steps=300, directions=0), rows, shares), wanted, atol=1e-5)
+    chex.assert_trees_all_close(
+        aggregate(Biweight(steps=300, directions=0), rows, shares), wanted, atol=1e-5
+    )
 
 
 def test_lies_no_longer_than_honest_differences_do_not_add_up():
