@@ -66,20 +66,21 @@ class Biweight(Rule):
     nearly the same, so that little is lost without any bad group. Tolerates any share of bad groups
     below one half.
 
-    Lies no longer than what honest groups differ by are not far. If those who tell them agree on
-    one, however, groups differ most in its direction, and there the median takes the place of the
-    weighted mean. In a direction of its own that costs a median's efficiency, and nothing in all
-    others.
+    Lies no longer than what honest groups differ by are not far. But if those who tell them agree,
+    groups differ more in the direction of the lie than chance makes them differ in any. There the
+    median takes the place of the weighted mean, if the two differ by more than that mean's standard
+    error. Where honest groups differ most in few directions, that costs some of the efficiency.
 
     Source: Beaton & Tukey (1974) for the weights; Maronna, Martin & Yohai (2006), Robust
     statistics, Section 5.5, for a redescending estimate from a robust start and scale; Lai, Rao &
     Vempala (2016), Agnostic estimation of mean and covariance, for medians along principal
-    directions and means along the others.
+    directions and means along the others; Johnstone (2001), On the distribution of the largest
+    eigenvalue in principal components analysis, for what chance makes of it.
     """
 
     cutoff: float = eqx.field(static=True, default=3.0)
     steps: int = eqx.field(static=True, default=8)
-    directions: int = eqx.field(static=True, default=1)  # in which the median is taken
+    directions: int = eqx.field(static=True, default=3)  # at most, in which the median is taken
 
     def __check_init__(self):
         check_positive("cutoff", self.cutoff, single=True)
@@ -101,13 +102,19 @@ class Biweight(Rule):
 
         center = jax.lax.scan(step, start, length=self.steps)[0]
         found, rest, counts = center, rows - center, weights(center)
-        for _ in range(min(self.directions, rows.shape[1])):
+        numbers = rows.shape[1]
+        # The largest share of the variance that one direction has by chance, if all have the same.
+        edge = (numbers**-0.5 + jnp.sum(counts**2) ** 0.5) ** 2
+        for _ in range(min(self.directions, numbers)):
             direction = _principal_direction(rest, counts)
             along = rest @ direction
             median = weighted_quantile(along[:, None], counts, 0.5)[0]
-            # Without lies it differs from the mean, here zero, by less than this.
-            noise = jnp.sum((counts * along) ** 2)
-            found += direction * median * jnp.maximum(0, 1 - ratio(noise, median**2))
+            share = ratio(counts @ along**2, counts @ jnp.sum(rest**2, axis=1))
+            noise = jnp.sum((counts * along) ** 2)  # the mean's variance
+            # Both from none to one without a jump.
+            by_variance = jnp.maximum(0, 1 - ratio(edge, share) ** 4)
+            by_distance = jnp.maximum(0, 1 - ratio(noise, median**2))
+            found += direction * median * by_variance * by_distance
             rest -= along[:, None] * direction
         return found
 

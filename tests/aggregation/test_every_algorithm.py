@@ -35,5 +35,5 @@ def test_without_trimming_the_result_is_that_of_the_mean(name, x64):
 @parametrized(REFUSED, ())
 def test_what_has_no_robust_form_is_refused(name):
     _, robust = runs(name)
-    with pytest.raises(ValueError, match="algorithm: wanted messages .* got Gather from"):
+    with pytest.raises(ValueError, match=r"algorithm: wanted messages .* got Gather from"):
         robust()
