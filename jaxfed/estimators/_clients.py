@@ -14,9 +14,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from jaxfed import aggregation
 from jaxfed._checks import check_flag, check_whole
 from jaxfed._names import caller
 from jaxfed.core.clients.clients import Clients
+from jaxfed.core.contract.algorithm import Algorithm
 from jaxfed.core.run.fit import fit
 from jaxfed.core.run.solution import Solution
 from jaxfed.estimators._arrays import checked, checked_samples
@@ -58,9 +60,11 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     - `noise_variance_`: variance in each direction outside of a client's components.
     - `n_iter_`: number of rounds.
     - `summary_`: a summary of the run.
+    - `far_groups_`: with `robust=True`, the labels of the clients that were far from the others.
     """
 
     rounds: int
+    robust: bool = False
     center: bool
     random_state: Any
     n_features_in_: int
@@ -98,6 +102,7 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         for name in ("rounds", *self._ranks()):
             check_whole(name, getattr(self, name))
         check_flag("center", self.center)
+        check_flag("robust", self.robust)
         self._n_features_out, least = self._sizes()
         X = checked_samples(self, X, reset=True, ensure_min_samples=2, ensure_min_features=least)
         if groups is None:
@@ -109,8 +114,18 @@ class ClientPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
         clients = Clients.from_samples(tables)
         key = jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))
-        run = partial(fit, clients=clients, rounds=int(self.rounds), key=key)
+        plain = partial(fit, clients=clients, rounds=int(self.rounds), key=key)
+
+        def run(algorithm: Algorithm, **options: Any) -> Solution:
+            if self.robust:
+                algorithm = aggregation.Robust(algorithm, groups=len(tables))
+            return plain(algorithm, **options)
+
+        if self.robust and len(tables) < 3:
+            raise ValueError(f"robust: wanted three clients or more, got {len(tables)}")
         shared, local, beside, solution = self._learned(run, tables)
+        if self.robust:
+            self.far_groups_ = self.groups_[aggregation.far_clients(solution, clients.ids)]
         # A basis is arbitrary: rotate to uncorrelated components in order of variance.
         shared = principal(shared, tables)
         local = np.stack([principal(v, [x]) for v, x in zip(local, tables, strict=True)])

@@ -37,6 +37,7 @@ class PersonalizedPCA(ClientPCA):
         rounds: int = 100,
         start: Literal["better", "local_first", "projector"] = "better",
         shrinkage: bool = False,
+        robust: bool = False,
         center: bool = True,
         random_state: Any = None,
     ):
@@ -50,11 +51,14 @@ class PersonalizedPCA(ClientPCA):
                 `"projector"` the opposite; `"better"` runs both and keeps the result that explains
                 more of the variance, or the larger shared part if there is no clear difference.
             shrinkage: remove the noise from the second moments first.
+            robust: aggregate what clients send by `jaxfed.aggregation.Robust`, each of at least
+                three clients by itself, so that a few faulty ones do little harm. The mean of all
+                samples is one of everybody's.
             center: whether the mean of all samples is subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.shared_rank, self.local_rank, self.rounds = shared_rank, local_rank, rounds
-        self.start, self.shrinkage = start, shrinkage
+        self.start, self.shrinkage, self.robust = start, shrinkage, robust
         self.center, self.random_state = center, random_state
 
     def _sizes(self):
@@ -142,6 +146,7 @@ class HierarchicalPCA(ClientPCA):
         noise_variance: float = 0.5,
         prior_variance: float | None = None,
         rounds: int = 30,
+        robust: bool = False,
         center: bool = True,
         random_state: Any = None,
     ):
@@ -153,11 +158,14 @@ class HierarchicalPCA(ClientPCA):
             prior_variance: variance of clients' components around the common ones; None to learn
                 it.
             rounds: number of rounds.
+            robust: aggregate what clients send by `jaxfed.aggregation.Robust`, each of at least
+                three clients by itself, so that a few faulty ones do little harm. The mean of all
+                samples is one of everybody's.
             center: whether the mean of all samples is subtracted.
             random_state: a seed or a `numpy.random.RandomState`.
         """
         self.n_components, self.noise_variance = n_components, noise_variance
-        self.prior_variance, self.rounds = prior_variance, rounds
+        self.prior_variance, self.rounds, self.robust = prior_variance, rounds, robust
         self.center, self.random_state = center, random_state
 
     def _sizes(self):
@@ -171,8 +179,8 @@ class HierarchicalPCA(ClientPCA):
         else:
             algorithm = pca.HierarchicalPCA(*settings, self.prior_variance, solver="eigenvectors")
         solution = run(algorithm)
-        learned: Any = getattr(solution.server, "prior_variance", self.prior_variance)
-        self.prior_variance_ = float(learned)
+        learned = solution.history.get("prior_variance", [self.prior_variance])
+        self.prior_variance_ = float(learned[-1])
         shared, local = map(_host, solution.result)
         return Learned(shared, local, False, solution)
 
